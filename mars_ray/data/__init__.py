@@ -1,0 +1,1 @@
+"""Training and evaluation data: records, chat formatting, packing and generated tasks."""

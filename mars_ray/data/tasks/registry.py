@@ -1,0 +1,43 @@
+"""The twelve task families by name: those easy to look ahead in first, then the hard ones."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from mars_ray.data.tasks import (
+    csv_to_json,
+    date_rewrite,
+    follow_links,
+    json_extract,
+    list_format,
+    message_fill,
+    rephrase,
+    sort_numbers,
+    sum_direct,
+    table_to_text,
+    unit_convert,
+    word_problem,
+)
+from mars_ray.data.tasks.family import Family
+
+_ORDERED = (
+    json_extract.FAMILY,
+    table_to_text.FAMILY,
+    csv_to_json.FAMILY,
+    list_format.FAMILY,
+    word_problem.FAMILY,
+    unit_convert.FAMILY,
+    date_rewrite.FAMILY,
+    message_fill.FAMILY,
+    sort_numbers.FAMILY,
+    sum_direct.FAMILY,
+    follow_links.FAMILY,
+    rephrase.FAMILY,
+)
+
+FAMILIES: Mapping[str, Family] = MappingProxyType({family.name: family for family in _ORDERED})
+"""All families by name; read-only, in a fixed order."""
+
+
+def verify(family: str, answer: str, text: str) -> bool:
+    """Whether `text` is right, judged by the family of that name; a wrong text is False, never an error."""
+    return FAMILIES[family].verify(answer, text)

@@ -1,0 +1,76 @@
+"""Every error a user may see, each saying what was wrong, which value, and what to do.
+
+MarsRayError
+├── InputError                what the user gave cannot be used           exit code 2
+│   ├── ConfigError           a setting is unknown, missing or out of range
+│   ├── DataError             a data file is missing, unreadable or not of the expected form
+│   │   ├── EmptyDataError    it holds no usable record
+│   │   └── BadRecordError    one record of it is not usable
+│   ├── ModelError            a model folder is missing or incomplete
+│   │   └── UnsafeModelError  it would need pickle or code of its own to load
+│   ├── OutputError           the output folder is in use or not writable
+│   └── ClusterError          the Ray cluster is smaller than what was asked for
+└── RunError                  the work started and could not be finished  exit code 1
+    ├── DivergedError         the loss is no longer a finite number
+    └── InterruptedRunError   stopped by the user, saved, can go on       exit code 130
+"""
+
+from typing import ClassVar
+
+
+class MarsRayError(Exception):
+    """Base of all errors meant for a user. The command line prints the message and exits with `exit_code`."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class InputError(MarsRayError):
+    """What the user gave cannot be used; nothing was started."""
+
+    exit_code = 2
+
+
+class ConfigError(InputError):
+    """A setting is unknown, missing or out of range."""
+
+
+class DataError(InputError):
+    """A data file is missing, unreadable or not of the expected form."""
+
+
+class EmptyDataError(DataError):
+    """A data file holds no usable record."""
+
+
+class BadRecordError(DataError):
+    """One record is not usable; the message names the reason."""
+
+
+class ModelError(InputError):
+    """A model folder is missing or incomplete."""
+
+
+class UnsafeModelError(ModelError):
+    """A model folder could only be loaded by running code that came with it."""
+
+
+class OutputError(InputError):
+    """The output folder is in use or not writable."""
+
+
+class ClusterError(InputError):
+    """The Ray cluster is smaller than what was asked for."""
+
+
+class RunError(MarsRayError):
+    """The work started and could not be finished."""
+
+
+class DivergedError(RunError):
+    """The training loss is no longer a finite number."""
+
+
+class InterruptedRunError(RunError):
+    """Stopped by the user; what was done is saved and the same command goes on."""
+
+    exit_code = 130

@@ -1,0 +1,1 @@
+"""The MARS method in plain torch: streams, visibility, loss, acceptance, and the slow reference decoder."""

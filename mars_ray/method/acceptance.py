@@ -1,0 +1,59 @@
+"""Confidence -> how many of the tokens proposed in one forward are kept.
+
+In:    logits, a metric, a threshold per row.
+Out:   confidences and accepted lengths.
+Never: a sequence, a cache, a network.
+
+Letters: R rows, W window (the autoregressive token and the masks behind it), V vocabulary.
+
+Source: arXiv 2604.07023, section 3.3 and its comparison of metrics.
+"""
+
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+
+class Metric(StrEnum):
+    """What is compared with the threshold."""
+
+    PROBABILITY = "probability"
+    """Probability of the most likely token, accepted when >= threshold."""
+    ENTROPY = "entropy"
+    """Entropy of the distribution in nats, accepted when <= threshold."""
+    MARGIN = "margin"
+    """Probability of the most likely token less that of the second, accepted when >= threshold."""
+
+
+def confidence(logits: Tensor, metric: Metric) -> Tensor:
+    """Reduce logits [..., V] to one confidence each, float32 [...]."""
+    log_p = logits.float().log_softmax(dim=-1)
+    match metric:
+        case Metric.PROBABILITY:
+            return log_p.amax(dim=-1).exp()
+        case Metric.ENTROPY:
+            # 0 * log 0 is 0 for an entropy and NaN for a float: banned tokens have a logit of -inf.
+            return torch.special.entr(log_p.exp()).sum(dim=-1)
+        case Metric.MARGIN:
+            first, second = log_p.topk(2, dim=-1).values.exp().unbind(dim=-1)
+            return first - second
+
+
+def drafts_nothing(threshold: float, metric: Metric) -> bool:
+    """Return whether the threshold asks for autoregressive decoding, in which no mask need be fed at all."""
+    return threshold <= 0 if metric is Metric.ENTROPY else threshold >= 1
+
+
+def accepted_lengths(confidence_RW: Tensor, threshold_R: Tensor, metric: Metric) -> Tensor:
+    """Return the tokens to keep per row, int64 [R], in 1..W.
+
+    Column 0 is the autoregressive token: always kept. A threshold that drafts nothing keeps only that one, however
+    confident the masks are; the first mask that does not pass ends the row.
+    """
+    drafted_RW, threshold_R1 = confidence_RW[:, 1:], threshold_R[:, None]
+    if metric is Metric.ENTROPY:
+        passes_RW = (drafted_RW <= threshold_R1) & (threshold_R1 > 0)
+    else:
+        passes_RW = (drafted_RW >= threshold_R1) & (threshold_R1 < 1)
+    return 1 + passes_RW.long().cumprod(dim=1).sum(dim=1)

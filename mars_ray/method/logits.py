@@ -1,0 +1,28 @@
+"""Logits at chosen positions only, from any unmodified HF decoder.
+
+A vocabulary of 152k makes the logits the largest tensor of a forward, and most of them are never read.
+The hidden states are picked where they enter the output embedding, so whatever an architecture does after it
+(scaling, soft-capping) still happens.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+
+def logits_at(network: PreTrainedModel, where_RS: Tensor, **inputs: Any) -> Tensor:
+    """Run one forward without a cache and return the logits where `where_RS` is True: [M, V], row-major order.
+
+    `inputs` go to the network unchanged (`input_ids`, `position_ids`, `attention_mask`).
+    """
+
+    def pick(_module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
+        return (args[0][where_RS][None],)
+
+    hook = network.get_output_embeddings().register_forward_pre_hook(pick)
+    try:
+        logits: Tensor = network(**inputs, use_cache=False).logits[0]
+    finally:
+        hook.remove()
+    return logits

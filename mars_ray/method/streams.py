@@ -1,0 +1,128 @@
+"""Packed examples -> the two streams of one MARS training forward.
+
+In:    rows of packed examples: tokens, which of them belong to a response, where each example starts.
+Out:   `[noisy | clean]` along the sequence, with everything the mask and the loss need to know of each slot.
+Never: decides who may attend to whom (`visibility`) or touches a network.
+
+Letters: R rows, T clean positions, N noisy positions, S = N + T slots, B block size.
+
+Source: arXiv 2604.07023, section 3. Two choices of ours, neither of which changes the loss at a mask:
+the noisy stream holds only the blocks that hold a response token (the others have no mask and are seen by
+nobody), and block boundaries may be shifted by a random phase per example, so that a decoder that stops
+anywhere has been trained there.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+IGNORE = -100
+"""Label of a slot that is not trained on; `torch.nn.functional.cross_entropy` skips it."""
+
+PADDING = -1
+"""Example number of a slot that holds no token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedRows:
+    """Examples laid end to end in rows of equal length."""
+
+    tokens_RT: Tensor
+    """int64 token ids; padding may hold any id."""
+    response_RT: Tensor
+    """bool, the token is part of a response: it is masked in the noisy stream and trained on."""
+    example_RT: Tensor
+    """int64, number of the example within the row, `PADDING` behind the last one."""
+    position_RT: Tensor
+    """int64, position within the example, from 0."""
+
+    def select(self, rows: list[int]) -> "PackedRows":
+        """Return some of the rows."""
+        return PackedRows(**{name: getattr(self, name)[rows] for name in self.__slots__})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streams:
+    """One training forward. Every tensor is [R, S], the N noisy slots first."""
+
+    tokens_RS: Tensor
+    position_RS: Tensor
+    """int64, the same for a token and for the mask in its place."""
+    example_RS: Tensor
+    block_RS: Tensor
+    """int64, number of the block within the example; compared only within one example."""
+    noisy_RS: Tensor
+    """bool, the slot belongs to the noisy stream."""
+    label_RS: Tensor
+    """int64, the token after this position where the loss counts it, else `IGNORE`."""
+
+    def to(self, device: torch.device | str) -> "Streams":
+        """Return the same streams on `device`."""
+        return Streams(**{name: getattr(self, name).to(device) for name in self.__slots__})
+
+
+def random_phases(rows: PackedRows, block: int, generator: torch.Generator) -> Tensor:
+    """Draw how far each example's first block is cut short: int64 [R, T] in 0..block-1, equal within an example."""
+    phase_RT = torch.randint(block, rows.tokens_RT.shape, generator=generator)
+    return phase_RT.gather(1, rows.example_RT.clamp(min=0))
+
+
+def clean_stream(rows: PackedRows) -> Streams:
+    """Build the forward of plain autoregressive fine-tuning: S = T and no slot is noisy."""
+    return Streams(
+        tokens_RS=rows.tokens_RT,
+        position_RS=rows.position_RT,
+        example_RS=rows.example_RT,
+        block_RS=torch.zeros_like(rows.position_RT),
+        noisy_RS=torch.zeros_like(rows.response_RT),
+        label_RS=_next_response_token(rows),
+    )
+
+
+def mars_streams(rows: PackedRows, *, block: int, mask_id: int, phase_RT: Tensor | int = 0) -> Streams:
+    """Build `[noisy | clean]` with blocks of `block` tokens.
+
+    `phase_RT` is 0 for absolute blocks (as the authors) or the result of `random_phases`. A mask is labelled with
+    the token after it; the first token of a response is predicted by a prompt token, which is no mask, so only
+    the clean stream trains it.
+    """
+    clean = clean_stream(rows)
+    block_RT = (rows.position_RT + phase_RT) // block
+    label_RT = torch.where(rows.response_RT, clean.label_RS, IGNORE)
+    tokens_RT = rows.tokens_RT.masked_fill(rows.response_RT, mask_id)
+    slot_RN, padding_RN = _blocks_with_a_response(rows, block_RT)
+
+    def both(noisy_RT: Tensor, clean_RT: Tensor, padding: int) -> Tensor:
+        return torch.cat([noisy_RT.gather(1, slot_RN).masked_fill(padding_RN, padding), clean_RT], dim=1)
+
+    return Streams(
+        tokens_RS=both(tokens_RT, rows.tokens_RT, mask_id),
+        position_RS=both(rows.position_RT, rows.position_RT, 0),
+        example_RS=both(rows.example_RT, rows.example_RT, PADDING),
+        block_RS=both(block_RT, block_RT, 0),
+        noisy_RS=torch.cat([torch.ones_like(padding_RN), clean.noisy_RS], dim=1),
+        label_RS=both(label_RT, clean.label_RS, IGNORE),
+    )
+
+
+def _next_response_token(rows: PackedRows) -> Tensor:
+    """Return int64 [R, T]: the token at t+1 where that is a response token of the same example, else `IGNORE`."""
+    label_RT = torch.full_like(rows.tokens_RT, IGNORE)
+    follows_RT = rows.response_RT[:, 1:] & (rows.example_RT[:, 1:] == rows.example_RT[:, :-1])
+    label_RT[:, :-1] = torch.where(follows_RT, rows.tokens_RT[:, 1:], IGNORE)
+    return label_RT
+
+
+def _blocks_with_a_response(rows: PackedRows, block_RT: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the positions whose block holds a response token, int64 [R, N], and which of the N are filling, bool."""
+    R, T = block_RT.shape
+    # Number the blocks of a row through all its examples: a new one starts where the block or the example changes.
+    starts_RT = torch.ones_like(rows.response_RT)
+    starts_RT[:, 1:] = (block_RT[:, 1:] != block_RT[:, :-1]) | (rows.example_RT[:, 1:] != rows.example_RT[:, :-1])
+    number_RT = starts_RT.long().cumsum(dim=1) - 1
+    responses_RT = torch.zeros(R, T, dtype=torch.long).scatter_add_(1, number_RT, rows.response_RT.long())
+    keep_RT = responses_RT.gather(1, number_RT) > 0
+    N = int(keep_RT.sum(dim=1).max())
+    slot_RN = torch.argsort((~keep_RT).to(torch.uint8), dim=1, stable=True)[:, :N]
+    return slot_RN, ~keep_RT.gather(1, slot_RN)

@@ -1,0 +1,72 @@
+"""Who may attend to whom in one MARS training forward: one predicate, two masks made from it.
+
+In:    `Streams`.
+Out:   a dense boolean mask for SDPA (any device), or a FlexAttention block mask (CUDA).
+Never: a second definition: both masks evaluate `may_attend`.
+
+Source: arXiv 2604.07023, section 3; the table is in its method section:
+clean sees clean causally; noisy sees its own block causally and the clean tokens of earlier blocks; clean never
+sees noisy; and, as examples are packed, nobody sees another example.
+"""
+
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+from mars_ray.method.streams import Streams
+
+
+def may_attend(
+    *,
+    same_example: Tensor,
+    causal: Tensor,
+    same_block: Tensor,
+    earlier_block: Tensor,
+    query_noisy: Tensor,
+    key_noisy: Tensor,
+) -> Tensor:
+    """Return whether a query may attend to a key; all arguments are boolean tensors that broadcast together.
+
+    `causal` is key position <= query position; `earlier_block` is key block < query block.
+    """
+    seen_by_clean = ~key_noisy & causal
+    seen_by_noisy = (key_noisy & same_block & causal) | (~key_noisy & earlier_block)
+    return same_example & ((query_noisy & seen_by_noisy) | (~query_noisy & seen_by_clean))
+
+
+def dense_mask(streams: Streams) -> Tensor:
+    """Return the mask for SDPA, bool [R, 1, S, S], True where attention is allowed.
+
+    A padding slot sees the padding before it, so no row of the mask is empty.
+    """
+
+    def query(field_RS: Tensor) -> Tensor:
+        return field_RS[:, None, :, None]
+
+    def key(field_RS: Tensor) -> Tensor:
+        return field_RS[:, None, None, :]
+
+    return may_attend(
+        same_example=query(streams.example_RS) == key(streams.example_RS),
+        causal=key(streams.position_RS) <= query(streams.position_RS),
+        same_block=query(streams.block_RS) == key(streams.block_RS),
+        earlier_block=key(streams.block_RS) < query(streams.block_RS),
+        query_noisy=query(streams.noisy_RS),
+        key_noisy=key(streams.noisy_RS),
+    )
+
+
+def flex_mask(streams: Streams) -> BlockMask:
+    """Return the same mask for FlexAttention, which skips the tiles nobody sees."""
+    R, S = streams.tokens_RS.shape
+
+    def mask_mod(row: Tensor, _head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return may_attend(
+            same_example=streams.example_RS[row, q] == streams.example_RS[row, k],
+            causal=streams.position_RS[row, k] <= streams.position_RS[row, q],
+            same_block=streams.block_RS[row, q] == streams.block_RS[row, k],
+            earlier_block=streams.block_RS[row, k] < streams.block_RS[row, q],
+            query_noisy=streams.noisy_RS[row, q],
+            key_noisy=streams.noisy_RS[row, k],
+        )
+
+    return create_block_mask(mask_mod, B=R, H=None, Q_LEN=S, KV_LEN=S, device=str(streams.tokens_RS.device))

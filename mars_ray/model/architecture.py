@@ -1,0 +1,73 @@
+"""From the text of a config.json to the configuration of a decoder transformers knows.
+
+In:    the JSON object.
+Out:   a configuration that names no code, no weight file and no kernel of its own.
+Never: runs remote code. Entries that would ask for it are left out, and a model that cannot exist without them is
+       refused.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import CONFIG_MAPPING, PretrainedConfig, __version__
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+)
+
+from mars_ray.errors import ModelError, UnsafeModelError
+
+SAME_AS = {"a2d-qwen2": "qwen2"}
+"""Model types that are a known network under another name. The MARS authors published plain Qwen2 as a2d-qwen2."""
+
+_LEFT_OUT = frozenset(
+    {
+        "auto_map",  # code in the folder
+        "architectures",  # written again from the class when saving
+        "model_type",  # belongs to the class
+        "transformers_weights",  # another weight file than the one that was checked
+        "attn_implementation",  # these four may name a kernel to fetch from a hub
+        "_attn_implementation",
+        "experts_implementation",
+        "kernel_config",
+        "fusion_config",  # rewrites layers
+        "distributed_config",
+    }
+)
+
+
+def decoder_config(raw: dict[str, Any], folder: Path) -> PretrainedConfig:
+    """Return the configuration in `raw`; `folder` is only named in errors."""
+    declared = raw.get("model_type")
+    if not isinstance(declared, str) or not declared:
+        raise ModelError(f"{folder}/config.json names no model_type. Give a folder saved by transformers.")
+    model_type = SAME_AS.get(declared, declared)
+    if model_type not in CONFIG_MAPPING:
+        if "auto_map" in raw:
+            raise UnsafeModelError(
+                f"{folder}: model type {declared!r} needs the code that came with it (auto_map in config.json), "
+                "and such code is never run. Give a model of a type that transformers has built in."
+            )
+        raise ModelError(f"{folder}: model type {declared!r} is not known to transformers {__version__}.")
+    if not _is_decoder(model_type):
+        raise ModelError(f"{folder}: model type {declared!r} is not a decoder. Give a causal language model.")
+    if raw.get("quantization_config"):
+        raise ModelError(f"{folder}: the weights are quantised. Give the model as it was before quantisation.")
+    fields = {name: value for name, value in raw.items() if name not in _LEFT_OUT}
+    try:
+        config = CONFIG_MAPPING[model_type].from_dict(fields)
+    # The values are a stranger's and each configuration class has its own ways to reject them.
+    except Exception as error:
+        raise ModelError(f"{folder}/config.json is not a valid {model_type} configuration: {error}") from error
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(f"{folder}: the model is an encoder-decoder, not a decoder. Give a causal language model.")
+    return config
+
+
+def _is_decoder(model_type: str) -> bool:
+    # transformers lets BERT and BART pose as causal models; what also has a masked or a
+    # sequence-to-sequence form was not trained left to right.
+    return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not (
+        model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES or model_type in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    )

@@ -1,0 +1,112 @@
+"""The card of a checkpoint, `mars.json`: how it was trained, and how fast and accurate it was at each threshold.
+
+In:    the fields below, or a folder that may hold a card.
+Out:   a frozen Card, or the file.
+Never: guesses; an unknown or missing field is an error, and a half-written card is never seen.
+"""
+
+import platform
+import uuid
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from mars_ray.errors import ModelError, OutputError
+
+CARD_FILE = "mars.json"
+
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Frozen(BaseModel):
+    # JSON has no NaN: a number that is not finite is refused here rather than written as null.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class FamilyPoint(_Frozen):
+    """One task family at one threshold."""
+
+    examples: Count
+    tokens_per_forward: float
+    accuracy: float
+
+
+class CalibrationPoint(_Frozen):
+    """All task families together at one threshold, and each of them alone."""
+
+    threshold: float
+    tokens_per_forward: float
+    accuracy: float
+    examples: Count
+    by_family: dict[str, FamilyPoint]
+
+
+class Card(_Frozen):
+    """What `mars.json` says. `block`, `phase` and `ar_weight` are null for a checkpoint trained with method "ar"."""
+
+    method: Literal["ar", "mars"]
+    block: Annotated[int, Field(ge=1)] | None
+    """Largest number of tokens one forward was trained to predict, the autoregressive one included."""
+    phase: Literal["absolute", "random"] | None
+    """Where blocks start: at multiples of `block`, or at an offset drawn per example."""
+    mask_token: str
+    mask_token_id: Count
+    ar_weight: float | None
+    data: str
+    examples: Count
+    tokens: Count
+    steps: Count
+    seed: int
+    versions: dict[str, str]
+    losses: dict[str, float]
+    calibration: tuple[CalibrationPoint, ...] = ()
+
+    @model_validator(mode="after")
+    def _mars_has_a_block(self) -> Self:
+        if self.method == "mars" and (self.block is None or self.phase is None or self.ar_weight is None):
+            raise ValueError('method "mars" needs block, phase and ar_weight')
+        return self
+
+
+def read_card(folder: Path) -> Card | None:
+    """Return the card in `folder`, None when there is no such file; an invalid one is a `ModelError`."""
+    path = folder / CARD_FILE
+    if not path.is_file():
+        return None
+    try:
+        return Card.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        reasons = "; ".join(
+            f"{'.'.join(map(str, problem['loc'])) or 'file'}: {problem['msg']}" for problem in error.errors()[:3]
+        )
+        raise ModelError(f"{path} is not a valid card: {reasons}. Restore the file or remove it.") from error
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error}.") from error
+
+
+def write_card(card: Card, folder: Path) -> None:
+    """Write `mars.json` into an existing folder; readers see the old card or the new one, nothing between."""
+    partial = folder / f".{CARD_FILE}.{uuid.uuid4().hex[:8]}.partial"
+    try:
+        partial.write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        partial.replace(folder / CARD_FILE)
+    except OSError as error:
+        raise OutputError(f"Cannot write {folder / CARD_FILE}: {error}.") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of what decides the numbers: torch, transformers, mars-ray and python."""
+    return {name: _installed(name) for name in ("torch", "transformers", "mars-ray")} | {
+        "python": platform.python_version()
+    }
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # a source tree on the path, never installed
+        return "not installed"

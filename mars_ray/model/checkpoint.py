@@ -1,0 +1,109 @@
+"""A checkpoint in memory, and the plain Hugging Face folder it comes from and goes to.
+
+In:    a folder with a decoder, its tokenizer and perhaps a card.
+Out:   a Checkpoint whose network and tokenizer share a mask token; or a folder any Hugging Face tool opens.
+Never: leaves a half-written folder, writes over another, changes the network it saves.
+"""
+
+import json
+import shutil
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from mars_ray.errors import ModelError, OutputError
+from mars_ray.model.card import Card, read_card, write_card
+from mars_ray.model.folder import check_folder
+from mars_ray.model.json_object import read_json_object
+from mars_ray.model.mask_token import ensure_mask_token
+from mars_ray.model.network import load_network
+from mars_ray.model.tokenizer import load_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A decoder, its tokenizer, the id of the mask token in both, and the card of the run that made it."""
+
+    network: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    mask_id: int
+    card: Card | None
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Ids that end a response: those of the generation config and the tokenizer's end of sequence."""
+        configured = self.network.generation_config.eos_token_id
+        ids = configured if isinstance(configured, list) else [configured]
+        return frozenset(number for number in (*ids, self.tokenizer.eos_token_id) if number is not None)
+
+
+def load_checkpoint(
+    folder: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    attention: str = "sdpa",
+) -> Checkpoint:
+    """Load `folder` in eval mode, without running code from it; the mask token is added when it has none."""
+    found = check_folder(folder)
+    card = read_card(folder)
+    tokenizer = load_tokenizer(folder, found.config, found.tokenizer_is_custom)
+    network = load_network(found, dtype, attention)
+    mask_id = ensure_mask_token(network, tokenizer)
+    if card is not None and card.mask_token_id != mask_id:
+        raise ModelError(
+            f"{folder}: mars.json says the mask token has id {card.mask_token_id}, the tokenizer says {mask_id}. "
+            "The card or the tokenizer belongs to another checkpoint."
+        )
+    return Checkpoint(network=network.to(device).eval(), tokenizer=tokenizer, mask_id=mask_id, card=card)
+
+
+def save_checkpoint(checkpoint: Checkpoint, folder: Path, *, dtype: torch.dtype | None = None) -> None:
+    """Write `checkpoint` to `folder`, which must be absent or empty; `dtype` casts the weights in the file only."""
+    folder = folder.absolute()
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise OutputError(f"{folder} is already in use. Give a new folder or remove this one.")
+        # Beside the target, so that the rename stays on one file system.
+        partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")
+        partial.mkdir(parents=True)
+        try:
+            _write(checkpoint, partial, dtype)
+            partial.replace(folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
+        raise OutputError(f"Cannot write the checkpoint to {folder}: {error}.") from error
+
+
+def _write(checkpoint: Checkpoint, folder: Path, dtype: torch.dtype | None) -> None:
+    network = checkpoint.network
+    state = None if dtype is None else _cast(network.state_dict(), dtype)
+    network.save_pretrained(folder, state_dict=state)
+    if dtype is not None:
+        _say_dtype(folder / "config.json", dtype)
+    checkpoint.tokenizer.save_pretrained(folder)
+    if checkpoint.card is not None:
+        write_card(checkpoint.card, folder)
+
+
+def _cast(state: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    # Tied tensors must stay one tensor, that is how transformers finds them when it saves.
+    cast_once: dict[tuple[int, torch.Size], torch.Tensor] = {}
+    result = {}
+    for name, tensor in state.items():
+        key = (tensor.data_ptr(), tensor.shape)
+        if key not in cast_once:
+            cast_once[key] = tensor.to(dtype) if tensor.is_floating_point() else tensor
+        result[name] = cast_once[key]
+    return result
+
+
+def _say_dtype(config_file: Path, dtype: torch.dtype) -> None:
+    # transformers writes the dtype of the network in memory, which is not the one in the file.
+    config = read_json_object(config_file) | {"dtype": str(dtype).removeprefix("torch.")}
+    config_file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

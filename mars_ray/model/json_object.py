@@ -1,0 +1,21 @@
+"""Read one JSON object from one file of a model folder.
+
+In: a path. Out: the object as a dict. Never: anything but a dict; whatever else is a `ModelError`.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mars_ray.errors import ModelError
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in `path`, or raise a `ModelError` that names the file and the reason."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} cannot be read as JSON: {error}. Download or save the model again.") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} holds a JSON {type(content).__name__}, expected an object.")
+    return content

@@ -1,0 +1,56 @@
+"""The mask token: one id that stands for "a token to come".
+
+In:    a network and its tokenizer.
+Out:   the id, known to both; they are changed in place when it was not.
+Never: changes the row of any other token, draws a random number that is kept.
+"""
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+MASK_TOKEN = "<|mask|>"
+
+# Matrix products are fastest when the vocabulary is a multiple of 8.
+_ROWS_MULTIPLE = 8
+
+
+def ensure_mask_token(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the id of the mask token, adding the token when the tokenizer has none.
+
+    A new token takes the next id. Most vocabularies leave rows of the embedding unused (Qwen2.5: 151,665 tokens,
+    151,936 rows), so it usually lives in a spare row; otherwise the network grows. Rows that are taken or grown start
+    as the mean of the rows of the other tokens.
+    """
+    known_ids = sorted(set(tokenizer.get_vocab().values()))
+    taken = tokenizer.mask_token is None and MASK_TOKEN not in tokenizer.get_vocab()
+    if tokenizer.mask_token is None:
+        tokenizer.add_special_tokens({"mask_token": MASK_TOKEN})
+    mask_id = int(tokenizer.mask_token_id)
+    rows = network.get_input_embeddings().weight.shape[0]
+    new_rows = [mask_id] if taken else []
+    if mask_id >= rows:
+        network.resize_token_embeddings(
+            max(tokenizer.get_vocab().values()) + 1, pad_to_multiple_of=_ROWS_MULTIPLE, mean_resizing=False
+        )
+        new_rows = list(range(rows, network.get_input_embeddings().weight.shape[0]))
+    if new_rows:
+        _set_to_mean(network, new_rows, [token_id for token_id in known_ids if token_id < rows])
+    return mask_id
+
+
+@torch.no_grad()
+def _set_to_mean(network: PreTrainedModel, new_rows: list[int], known_rows: list[int]) -> None:
+    for table in _tables(network):
+        table[new_rows] = table[known_rows].mean(dim=0, dtype=torch.float32).to(table.dtype)
+
+
+def _tables(network: PreTrainedModel) -> list[torch.Tensor]:
+    """Tensors with one row per token: the input embedding, and the output's weight and bias where they are its own."""
+    inputs = network.get_input_embeddings().weight
+    head = network.get_output_embeddings()
+    tables = [inputs]
+    if head is not None and head.weight.data_ptr() != inputs.data_ptr():
+        tables.append(head.weight)
+    if head is not None and getattr(head, "bias", None) is not None:
+        tables.append(head.bias)
+    return tables

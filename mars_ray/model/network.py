@@ -1,0 +1,47 @@
+"""Load the network of a checked model folder, every weight of it from the file.
+
+In:    a ModelFolder, a dtype, an attention implementation.
+Out:   the network on the CPU, in eval mode.
+Never: starts from random weights; a key the files lack is an error, where transformers only warns.
+"""
+
+import torch
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
+
+from mars_ray.errors import ModelError
+from mars_ray.model.folder import ModelFolder
+
+
+def load_network(found: ModelFolder, dtype: torch.dtype, attention: str) -> PreTrainedModel:
+    """Return the causal language model in `found`, or raise a `ModelError` with the reason."""
+    network_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(found.config)]
+    try:
+        network, report = network_class.from_pretrained(
+            str(found.path),
+            config=found.config,
+            dtype=dtype,
+            attn_implementation=attention,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    # The sizes are a stranger's: a network they do not fit fails in as many ways as there are layers.
+    except Exception as error:
+        raise ModelError(f"{found.path}: the weights cannot be loaded as {found.config.model_type}: {error}") from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ModelError(
+            f"{found.path} lacks {len(missing)} weights that config.json asks for: {', '.join(missing[:3])}. "
+            "Download or save the model again."
+        )
+    _untie_in_config_what_is_not_tied(network)
+    return network.eval()
+
+
+def _untie_in_config_what_is_not_tied(network: PreTrainedModel) -> None:
+    # A file with two different tables under a config that says "tied" loads untied, but the next resize would
+    # believe the config and overwrite the output table.
+    head = network.get_output_embeddings()
+    if head is not None and head.weight is not network.get_input_embeddings().weight:
+        network.config.tie_word_embeddings = False

@@ -1,0 +1,129 @@
+"""What a training run is: the YAML of `mars-ray train --config`, checked when it is read.
+
+Every key is known, every value in range, or `ConfigError` says which is not; nothing has started by then.
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from mars_ray.errors import ConfigError
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataSection(_Section):
+    """What is learnt."""
+
+    train: Path
+    """JSONL (plain or gz) or parquet with `messages`, or `prompt` and `response`."""
+    heldout: Path
+    """The same form; a few rows of it are measured while training runs."""
+    length: int = Field(512, ge=8)
+    """Tokens per packed row; no example is longer."""
+    overlong: Literal["drop", "truncate"] = "drop"
+    bad_records: Literal["error", "drop"] = "error"
+
+
+class ObjectiveSection(_Section):
+    """The training objective."""
+
+    kind: Literal["ar", "mars"]
+    block: int = Field(8, ge=2, le=64)
+    """Masks per block."""
+    phase: Literal["absolute", "random"] = "random"
+    """Blocks start at multiples of `block` (as the authors) or are shifted at random per example."""
+    ar_weight: float = Field(1.0, ge=0)
+
+
+class OptimizerSection(_Section):
+    """AdamW under a linear warm-up and a cosine to zero."""
+
+    learning_rate: float = Field(gt=0)
+    epochs: float = Field(gt=0)
+    batch_rows: int = Field(16, ge=1)
+    """Packed rows per optimizer step, over all workers."""
+    micro_rows: int = Field(16, ge=1)
+    """Packed rows per forward on one worker; the gradients of a step are accumulated."""
+    warmup: float = Field(0.03, ge=0, lt=1)
+    """Share of the steps."""
+    weight_decay: float = Field(0.01, ge=0)
+    clip_norm: float = Field(1.0, gt=0)
+
+
+class ComputeSection(_Section):
+    """Where it runs."""
+
+    workers: int = Field(1, ge=1)
+    cpus_per_worker: int = Field(1, ge=1)
+    """Logical CPUs and torch threads of each worker."""
+    gpu: bool = False
+    """One GPU for each worker."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16 is mixed precision: weights and optimizer stay float32."""
+    sharding: Literal["ddp", "fsdp"] = "ddp"
+    worker_restarts: int = Field(3, ge=0)
+    """How often dead workers are replaced before the run gives up."""
+
+
+class TrainConfig(_Section):
+    """One training run."""
+
+    model: str
+    """`bundled` or a model folder to start from."""
+    output: Path
+    """Run folder: packed data, checkpoints, metrics, and the finished model in `model/`."""
+    data: DataSection
+    objective: ObjectiveSection
+    optimizer: OptimizerSection
+    compute: ComputeSection = ComputeSection()
+    checkpoint_every: int = Field(200, ge=1)
+    """Steps."""
+    checkpoints_kept: int = Field(2, ge=1)
+    measure_every: int = Field(20, ge=1)
+    """Steps between two looks at the held-out rows."""
+    measure_rows: int = Field(16, ge=1)
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _rows_divide_evenly(self) -> "TrainConfig":
+        workers, batch_rows = self.compute.workers, self.optimizer.batch_rows
+        if batch_rows % workers:
+            raise ValueError(f"optimizer.batch_rows is {batch_rows}, which {workers} workers cannot share evenly")
+        if self.compute.sharding == "fsdp" and not self.compute.gpu:
+            raise ValueError("compute.sharding is fsdp, which needs compute.gpu: true")
+        return self
+
+
+def read_config(path: Path) -> TrainConfig:
+    """Read a YAML file. Raises `ConfigError` naming each wrong key or value."""
+    try:
+        fields = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"There is no config {path}. Give the YAML of a run, as in pipelines/.") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read as YAML: {error}") from None
+    if not isinstance(fields, dict):
+        raise ConfigError(f"{path} holds no settings. See pipelines/finetune.yaml for what a run needs.")
+    return parse_config(fields, str(path))
+
+
+def parse_config(fields: dict[str, Any], origin: str) -> TrainConfig:
+    """Check settings that came from `origin`. Raises `ConfigError` naming each wrong key or value."""
+    try:
+        return TrainConfig.model_validate(fields)
+    except ValidationError as error:
+        problems = [_problem(".".join(map(str, each["loc"])), each["msg"], each["input"]) for each in error.errors()]
+        raise ConfigError(f"{origin}: " + "; ".join(problems)) from None
+
+
+def _problem(where: str, message: str, value: object) -> str:
+    if message == "Extra inputs are not permitted":
+        return f"{where} is not a setting; check its spelling"
+    if message == "Field required":
+        return f"{where} is missing"
+    return f"{where} = {value!r}: {message}" if where else message.removeprefix("Value error, ")

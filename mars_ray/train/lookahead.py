@@ -1,0 +1,51 @@
+"""How far a model being trained can look ahead, from one forward over held-out rows.
+
+Teacher-forced: every block of the noisy stream is a place where a decoder could stand. So the figures are those of
+a decoder put there, before any of its own tokens could lead it astray.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from mars_ray.method.acceptance import Metric, confidence
+from mars_ray.method.loss import training_logits
+from mars_ray.method.streams import IGNORE, Streams
+
+
+@dataclass(frozen=True, slots=True)
+class Lookahead:
+    """Figures at one threshold."""
+
+    tokens_per_forward: float
+    """1 + the mean run of accepted masks, at most block - 1 of them."""
+    agreement: float | None
+    """Share of the accepted tokens that are what the clean stream gives there; None when none was accepted."""
+
+
+@torch.inference_mode()
+def look_ahead(network: PreTrainedModel, streams: Streams, *, block: int, threshold: float) -> Lookahead:
+    """Measure acceptance by probability at `threshold` on streams made with blocks of `block`."""
+    labelled_RS = streams.label_RS != IGNORE
+    logits_MV = training_logits(network, streams, labelled_RS)
+    token_M, confidence_M = logits_MV.argmax(dim=-1).tolist(), confidence(logits_MV, Metric.PROBABILITY).tolist()
+    row_M, slot_M = (index.tolist() for index in labelled_RS.nonzero(as_tuple=True))
+    clean_token: dict[tuple[int, int, int], int] = {}
+    masks: dict[tuple[int, int, int], list[tuple[int, int, float]]] = defaultdict(list)
+    fields = (streams.example_RS, streams.block_RS, streams.position_RS, streams.noisy_RS)
+    for row, slot, token, certainty in zip(row_M, slot_M, token_M, confidence_M, strict=True):
+        example, block_number, position, noisy = (int(field[row, slot]) for field in fields)
+        if noisy:
+            masks[row, example, block_number].append((position, token, certainty))
+        else:
+            clean_token[row, example, position] = token
+    accepted = agreeing = 0
+    for (row, example, _), drafts in masks.items():
+        for position, token, certainty in drafts[: block - 1]:
+            if certainty < threshold:
+                break
+            accepted += 1
+            agreeing += token == clean_token[row, example, position]
+    return Lookahead(1 + accepted / len(masks), agreeing / accepted if accepted else None)

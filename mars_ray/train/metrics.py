@@ -1,0 +1,106 @@
+"""The figures of a run, one JSON line a step, and their picture.
+
+The worker of rank 0 appends, the command line follows the file to show progress, and the plot is made from it: one
+record of a run, whoever reads it. A resumed run first drops the lines behind its checkpoint.
+"""
+
+import fcntl
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TextIO
+
+from matplotlib.figure import Figure
+
+METRICS_FILE = "metrics.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMetrics:
+    """One line of the file. Figures that a step did not measure are None."""
+
+    step: int
+    """Steps done, this one included."""
+    steps: int
+    """Steps of the whole run."""
+    mask_loss: float | None
+    ar_loss: float
+    learning_rate: float
+    grad_norm: float
+    tokens_per_s: float
+    heldout_tokens_per_forward: float | None
+    heldout_agreement: float | None
+
+
+class MetricsWriter:
+    """Appends to the metrics of a run that stands at `steps_done`.
+
+    One writer at a time: the worker of a killed driver lives on for seconds, and the next one waits for its end.
+    """
+
+    def __init__(self, folder: Path, steps_done: int) -> None:
+        self._file = (folder / METRICS_FILE).open("a+")
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        self._file.seek(0)
+        kept = [line for line in _complete(self._file) if json.loads(line)["step"] <= steps_done]
+        self._file.truncate(0)
+        self._file.writelines(kept)
+
+    def write(self, metrics: StepMetrics) -> None:
+        """Append one line; readers see it at once."""
+        self._file.write(json.dumps(asdict(metrics)) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_metrics(folder: Path) -> list[StepMetrics]:
+    """Return the figures of a run so far; a line that is still being written is left out."""
+    path = folder / METRICS_FILE
+    return [StepMetrics(**json.loads(line)) for line in _complete(path.open())] if path.is_file() else []
+
+
+def follow_metrics(folder: Path) -> Iterator[StepMetrics | None]:
+    """Yield figures as they are written, None when there is no new one. Ends never: the caller stops asking."""
+    path, position = folder / METRICS_FILE, 0
+    while True:
+        with path.open() if path.is_file() else io.StringIO() as file:
+            if position > file.seek(0, io.SEEK_END):
+                position = 0  # a resumed run has dropped lines
+            file.seek(position)
+            for line in _complete(file):
+                position += len(line)
+                yield StepMetrics(**json.loads(line))
+        yield None
+
+
+def plot_metrics(metrics: list[StepMetrics], path: Path) -> None:
+    """Draw losses, look-ahead, learning rate and gradient norm over the steps as a PNG."""
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    losses, lookahead, rate, norm = figure.subplots(2, 2, sharex=True).flat
+    steps = [each.step for each in metrics]
+    losses.plot(steps, [each.ar_loss for each in metrics], label="autoregressive")
+    losses.set(title="loss (nats a token)", yscale="log")
+    measured = [each for each in metrics if each.heldout_tokens_per_forward is not None]
+    if measured:
+        losses.plot(steps, [each.mask_loss for each in metrics], label="masks")
+        at = [each.step for each in measured]
+        lookahead.plot(at, [each.heldout_tokens_per_forward for each in measured], label="tokens per forward")
+        agreement = lookahead.twinx()
+        agreement.plot(at, [each.heldout_agreement for each in measured], color="tab:green", label="agreement with AR")
+        agreement.set_ylabel("agreement", color="tab:green")
+    losses.legend()
+    lookahead.set(title="held-out, threshold 0.95", ylabel="tokens per forward")
+    rate.plot(steps, [each.learning_rate for each in metrics])
+    rate.set(title="learning rate", xlabel="step")
+    norm.plot(steps, [each.grad_norm for each in metrics])
+    norm.set(title="gradient norm before clipping", xlabel="step", yscale="log")
+    figure.savefig(path, dpi=110)
+
+
+def _complete(file: TextIO) -> list[str]:
+    return [line for line in file if line.endswith("\n")]

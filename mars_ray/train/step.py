@@ -1,0 +1,61 @@
+"""One optimizer step: forward and backward over the micro-batches of a step, clip, update.
+
+The loss is divided by the labels of the whole step, over all micro-batches and workers, so it does not depend on how
+the rows were cut up.
+"""
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from mars_ray.errors import DivergedError
+from mars_ray.method.loss import TokenCounts
+from mars_ray.method.streams import Streams
+
+
+@dataclass(frozen=True, slots=True)
+class StepLosses:
+    """Means over the labels of the step, before the update."""
+
+    mask_loss: float | None
+    """None for the autoregressive objective, which has no mask."""
+    ar_loss: float
+    grad_norm: float
+    """Before clipping."""
+
+
+def train_step(
+    loss: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Sequence[Streams],
+    accelerator: Accelerator,
+    *,
+    ar_weight: float,
+    clip_norm: float,
+) -> StepLosses:
+    """Update the weights once. Raises `DivergedError`, with the weights untouched, when the loss is not finite."""
+    counts = [TokenCounts.of(streams) for streams in batches]
+    local = torch.tensor([sum(c.mask for c in counts), sum(c.ar for c in counts)], device=accelerator.device)
+    mask_total, ar_total = accelerator.reduce(local).clamp(min=1).tolist()
+    sums = torch.zeros(2, device=accelerator.device)
+    for number, streams in enumerate(batches, start=1):
+        last = number == len(batches)
+        with contextlib.nullcontext() if last else accelerator.no_sync(loss):
+            mask_sum, ar_sum = loss(streams.to(accelerator.device))
+            # Data parallelism averages the gradients of the workers; the totals already span them all.
+            share = accelerator.num_processes * (mask_sum / mask_total + ar_weight * ar_sum / ar_total)
+            accelerator.backward(share)
+        sums += torch.stack([mask_sum.detach(), ar_sum.detach()])
+    mask_sum, ar_sum = accelerator.reduce(sums).tolist()
+    norm = float(accelerator.clip_grad_norm_(loss.parameters(), clip_norm))
+    if not math.isfinite(mask_sum + ar_sum + norm):
+        raise DivergedError(f"mask loss {mask_sum / mask_total}, AR loss {ar_sum / ar_total}, gradient norm {norm}")
+    optimizer.step()
+    optimizer.zero_grad()
+    masks = any(count.mask for count in counts)
+    return StepLosses(mask_sum / mask_total if masks else None, ar_sum / ar_total, norm)

@@ -1,0 +1,149 @@
+"""Make the bundled model from nothing but this repository: `python pipelines/build_bundled_model.py`.
+
+Five steps, each skipped when its result is there, so a run that was stopped goes on with the same command:
+
+1. write training and held-out examples of the task families;
+2. train a tokenizer on them, start a small Qwen2 at random, and fine-tune it autoregressively (bundled_ar.yaml);
+3. fine-tune that with MARS (bundled_mars.yaml);
+4. measure both on held-out examples, the MARS model at every threshold of the card;
+5. write the model in bfloat16 with its card into mars_ray/assets/bundled.
+"""
+
+import json
+import shutil
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from itertools import islice
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers.utils import logging
+
+from mars_ray.data.tasks.family import TaskExample
+from mars_ray.data.tasks.split import mixture
+from mars_ray.evaluate.families import heldout_examples, measure
+from mars_ray.method.reference import DecodeOptions
+from mars_ray.model.card import CalibrationPoint
+from mars_ray.model.checkpoint import load_checkpoint, save_checkpoint
+from mars_ray.progress import ProgressLine
+from mars_ray.train.config import read_config
+from mars_ray.train.loop import model_folder
+from mars_ray.train.ray_trainer import train
+
+HERE = Path(__file__).parent
+WORK = Path("runs/bundled")
+ASSETS = HERE.parent / "mars_ray" / "assets"
+SEED = 2026
+TRAIN_EXAMPLES = 260_000
+HELDOUT_EXAMPLES = 2_000
+"""Looked at while training; the card is measured on others."""
+MEASURED_PER_FAMILY = 200
+THRESHOLDS = (1.0, 0.99, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
+VOCABULARY = 1024
+TOKENIZER_EXAMPLES = 20_000
+
+# A turn costs two tokens. `developer` is the newer name of `system`.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% set role = 'system' if message['role'] == 'developer' else message['role'] %}"
+    "{% if role not in ['system', 'user', 'assistant'] %}{{ raise_exception('unknown role ' + role) }}{% endif %}"
+    "{{ '<|' + role + '|>' + message['content'] + '<|end|>' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def main() -> None:
+    """Run the five steps."""
+    logging.disable_progress_bar()
+    WORK.mkdir(parents=True, exist_ok=True)
+    write_examples(WORK / "train.jsonl", islice(mixture("train", SEED), TRAIN_EXAMPLES))
+    write_examples(WORK / "heldout.jsonl", islice(mixture("heldout", SEED), HELDOUT_EXAMPLES))
+    make_start(WORK / "init")
+    ar, mars = (read_config(HERE / name) for name in ("bundled_ar.yaml", "bundled_mars.yaml"))
+    train(ar)
+    train(mars)
+    in_bfloat16 = WORK / "bundled"
+    if not in_bfloat16.exists():
+        save_checkpoint(load_checkpoint(model_folder(mars)), in_bfloat16, dtype=torch.bfloat16)
+    curve = [measured(in_bfloat16, threshold) for threshold in THRESHOLDS]
+    publish(in_bfloat16, curve, before=measured(model_folder(ar), 1.0))
+
+
+def write_examples(path: Path, examples: Iterable[TaskExample]) -> None:
+    """Write examples as JSONL, whole or not at all."""
+    if path.exists():
+        return
+    partial = path.with_suffix(".partial")
+    with partial.open("w") as file:
+        file.writelines(json.dumps(asdict(example)) + "\n" for example in examples)
+    partial.replace(path)
+
+
+def make_start(folder: Path) -> None:
+    """Write the tokenizer and a network with random weights."""
+    if folder.exists():
+        return
+    tokenizer = make_tokenizer()
+    torch.manual_seed(SEED)
+    network = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=VOCABULARY,
+            hidden_size=256,
+            intermediate_size=768,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=2048,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+    partial = folder.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    network.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    partial.replace(folder)
+
+
+def make_tokenizer() -> PreTrainedTokenizerBase:
+    """Train a byte-level BPE with Qwen's rules: every digit is a token. Rows stay spare for the mask token."""
+    special = ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
+    examples = islice(mixture("train", SEED), TOKENIZER_EXAMPLES)
+    texts = (text for example in examples for text in (example.prompt, example.response))
+    tokenizer: PreTrainedTokenizerBase = Qwen2Tokenizer().train_new_from_iterator(
+        texts, vocab_size=VOCABULARY - len(special) - 4, new_special_tokens=special, show_progress=False
+    )
+    tokenizer.eos_token, tokenizer.pad_token = "<|end|>", "<|endoftext|>"
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def measured(model: Path, threshold: float) -> CalibrationPoint:
+    """Measure one model at one threshold, or read what was measured before."""
+    path = WORK / "measured" / f"{model.parent.name}-{threshold}.json"
+    if path.exists():
+        return CalibrationPoint.model_validate_json(path.read_text())
+    judged = heldout_examples(MEASURED_PER_FAMILY, SEED)
+    with ProgressLine(f"measure {model} at {threshold}", total=len(judged)) as progress:
+        point = measure(load_checkpoint(model), judged, DecodeOptions(threshold=threshold), progress)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(point.model_dump_json(indent=2) + "\n")
+    return point
+
+
+def publish(model: Path, curve: list[CalibrationPoint], before: CalibrationPoint) -> None:
+    """Put the model with its calibration and its card in words into the assets."""
+    checkpoint = load_checkpoint(model, dtype=torch.bfloat16)
+    assert checkpoint.card is not None
+    card = checkpoint.card.model_copy(update={"calibration": tuple(curve)})
+    target = ASSETS / "bundled"
+    shutil.rmtree(target, ignore_errors=True)
+    save_checkpoint(replace(checkpoint, card=card), target)
+
+
+if __name__ == "__main__":
+    main()
