@@ -20,11 +20,12 @@ import torch
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers.utils import logging
 
+from bundled_card import card_text
 from mars_ray.data.tasks.family import TaskExample
 from mars_ray.data.tasks.split import mixture
 from mars_ray.evaluate.families import heldout_examples, measure
 from mars_ray.method.reference import DecodeOptions
-from mars_ray.model.card import CalibrationPoint
+from mars_ray.model.card import CalibrationPoint, read_card
 from mars_ray.model.checkpoint import load_checkpoint, save_checkpoint
 from mars_ray.progress import ProgressLine
 from mars_ray.train.config import read_config
@@ -39,6 +40,7 @@ TRAIN_EXAMPLES = 260_000
 HELDOUT_EXAMPLES = 2_000
 """Looked at while training; the card is measured on others."""
 MEASURED_PER_FAMILY = 200
+DEMO_PER_FAMILY = 20
 THRESHOLDS = (1.0, 0.99, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
 VOCABULARY = 1024
 TOKENIZER_EXAMPLES = 20_000
@@ -68,7 +70,7 @@ def main() -> None:
     if not in_bfloat16.exists():
         save_checkpoint(load_checkpoint(model_folder(mars)), in_bfloat16, dtype=torch.bfloat16)
     curve = [measured(in_bfloat16, threshold) for threshold in THRESHOLDS]
-    publish(in_bfloat16, curve, before=measured(model_folder(ar), 1.0))
+    publish(in_bfloat16, curve, model_folder(ar), before=measured(model_folder(ar), 1.0))
 
 
 def write_examples(path: Path, examples: Iterable[TaskExample]) -> None:
@@ -135,14 +137,28 @@ def measured(model: Path, threshold: float) -> CalibrationPoint:
     return point
 
 
-def publish(model: Path, curve: list[CalibrationPoint], before: CalibrationPoint) -> None:
-    """Put the model with its calibration and its card in words into the assets."""
-    checkpoint = load_checkpoint(model, dtype=torch.bfloat16)
-    assert checkpoint.card is not None
+def publish(model: Path, curve: list[CalibrationPoint], before_model: Path, before: CalibrationPoint) -> None:
+    """Put the calibrated model, its card in words, and the prompts of the demo into the assets."""
+    checkpoint, before_card = load_checkpoint(model, dtype=torch.bfloat16), read_card(before_model)
+    assert checkpoint.card is not None and before_card is not None  # the training runs wrote them
     card = checkpoint.card.model_copy(update={"calibration": tuple(curve)})
     target = ASSETS / "bundled"
     shutil.rmtree(target, ignore_errors=True)
     save_checkpoint(replace(checkpoint, card=card), target)
+    text = card_text(
+        card,
+        before_card,
+        before,
+        parameters=checkpoint.network.num_parameters(),
+        file_bytes=(target / "model.safetensors").stat().st_size,
+    )
+    (target / "README.md").write_text(text)
+    prompts = [
+        {"id": f"{each.family}-{number % DEMO_PER_FAMILY:02}"} | asdict(each)
+        for number, each in enumerate(heldout_examples(DEMO_PER_FAMILY, SEED + 1))
+    ]
+    lines = (json.dumps({name: row[name] for name in ("id", "family", "prompt", "answer")}) + "\n" for row in prompts)
+    (ASSETS / "prompts.jsonl").write_text("".join(lines))
 
 
 if __name__ == "__main__":

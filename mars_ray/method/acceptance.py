@@ -28,16 +28,17 @@ class Metric(StrEnum):
 
 def confidence(logits: Tensor, metric: Metric) -> Tensor:
     """Reduce logits [..., V] to one confidence each, float32 [...]."""
-    log_p = logits.float().log_softmax(dim=-1)
+    log_p: Tensor = logits.float().log_softmax(dim=-1)
     match metric:
         case Metric.PROBABILITY:
             return log_p.amax(dim=-1).exp()
         case Metric.ENTROPY:
             # 0 * log 0 is 0 for an entropy and NaN for a float: banned tokens have a logit of -inf.
-            return torch.special.entr(log_p.exp()).sum(dim=-1)
+            entropy: Tensor = torch.special.entr(log_p.exp())
+            return entropy.sum(dim=-1)
         case Metric.MARGIN:
-            first, second = log_p.topk(2, dim=-1).values.exp().unbind(dim=-1)
-            return first - second
+            best_two = log_p.topk(2, dim=-1).values.exp()
+            return best_two[..., 0] - best_two[..., 1]
 
 
 def drafts_nothing(threshold: float, metric: Metric) -> bool:

@@ -96,7 +96,7 @@ def _window_logits(network: PreTrainedModel, prefixes: list[list[int]], window: 
     last_R1 = torch.tensor([[len(prefix) - 1] for prefix in prefixes], device=device)
     slot_S = torch.arange(length, device=device)
     where_RS = (slot_S >= last_R1) & (slot_S < last_R1 + window)
-    logits_RWV = logits_at(network, where_RS, input_ids=ids_RS).unflatten(0, (len(prefixes), window))
+    logits_RWV = logits_at(network, where_RS, input_ids=ids_RS).view(len(prefixes), window, -1)
     logits_RWV[..., mask_id] = -torch.inf
     return logits_RWV
 

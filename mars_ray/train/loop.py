@@ -7,7 +7,7 @@ Never: imports Ray, decides where it runs.
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
@@ -76,15 +76,16 @@ class TrainingRun:
         """
         with self._store.latest() as folder:
             state = load_state(folder, self._accelerator) if folder else RunState()
-        writer = MetricsWriter(self._config.output, state.steps) if self._accelerator.is_main_process else None
+        main = self._accelerator.is_main_process
         losses: dict[str, float] = {}
-        while state.steps < self._steps and not self._asked_to_stop():
-            state, metrics = self._step(state)
-            losses = {"ar": metrics.ar_loss} | ({} if metrics.mask_loss is None else {"mask": metrics.mask_loss})
-            if writer:
-                writer.write(metrics)
-            if state.steps % self._config.checkpoint_every == 0 and state.steps < self._steps:
-                self._save(state)
+        with MetricsWriter(self._config.output, state.steps) if main else nullcontext() as writer:
+            while state.steps < self._steps and not self._asked_to_stop():
+                state, metrics = self._step(state)
+                losses = {"ar": metrics.ar_loss} | ({} if metrics.mask_loss is None else {"mask": metrics.mask_loss})
+                if writer:
+                    writer.write(metrics)
+                if state.steps % self._config.checkpoint_every == 0 and state.steps < self._steps:
+                    self._save(state)
         if state.steps < self._steps:
             self._save(state)
         else:

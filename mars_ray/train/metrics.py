@@ -35,7 +35,7 @@ class StepMetrics:
 
 
 class MetricsWriter:
-    """Appends to the metrics of a run that stands at `steps_done`.
+    """Appends to the metrics of a run that stands at `steps_done`; a context manager.
 
     One writer at a time: the worker of a killed driver lives on for seconds, and the next one waits for its end.
     """
@@ -53,15 +53,17 @@ class MetricsWriter:
         self._file.write(json.dumps(asdict(metrics)) + "\n")
         self._file.flush()
 
-    def close(self) -> None:
-        """Close the file."""
+    def __enter__(self) -> "MetricsWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
 
 def read_metrics(folder: Path) -> list[StepMetrics]:
     """Return the figures of a run so far; a line that is still being written is left out."""
-    path = folder / METRICS_FILE
-    return [StepMetrics(**json.loads(line)) for line in _complete(path.open())] if path.is_file() else []
+    with (folder / METRICS_FILE).open() as file:
+        return [StepMetrics(**json.loads(line)) for line in _complete(file)]
 
 
 def follow_metrics(folder: Path) -> Iterator[StepMetrics | None]:

@@ -2,9 +2,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model_samples import MakeFolder, tiny_network, tiny_tokenizer
 
 from mars_ray.model.card import CalibrationPoint, Card, FamilyPoint
+from model_samples import MakeFolder, tiny_network, tiny_tokenizer
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_samples import ARCHITECTURES, PROMPT, MakeFolder, edit_json, logits_of, tiny_network
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -12,6 +11,7 @@ from mars_ray.errors import ModelError, OutputError
 from mars_ray.model import checkpoint as checkpoint_module
 from mars_ray.model.card import Card
 from mars_ray.model.checkpoint import load_checkpoint, save_checkpoint
+from model_samples import ARCHITECTURES, PROMPT, MakeFolder, edit_json, logits_of, tiny_network
 
 every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
 tied_and_untied = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])

@@ -3,13 +3,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_samples import MakeFolder, edit_json
 from safetensors.torch import load_file, save_file
 from transformers import BartConfig, BertConfig, T5Config
 
 from mars_ray.errors import ModelError, UnsafeModelError
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.folder import check_folder
+from model_samples import MakeFolder, edit_json
 
 
 def test_a_sound_folder_is_described(make_model_folder: MakeFolder) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_samples import PROMPT, MakeFolder, edit_json, logits_of, tiny_network, tiny_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mars_ray.errors import UnsafeModelError
 from mars_ray.model.checkpoint import load_checkpoint, save_checkpoint
 from mars_ray.model.folder import check_folder
+from model_samples import PROMPT, MakeFolder, edit_json, logits_of, tiny_network, tiny_tokenizer
 
 AUTO_MAP = {"AutoConfig": "evil.EvilConfig", "AutoModelForCausalLM": "evil.EvilModel"}
 

@@ -1,9 +1,9 @@
 import pytest
 import torch
-from model_samples import ARCHITECTURES, logits_of, tiny_network, tiny_tokenizer
 from transformers import PhiConfig, PhiForCausalLM
 
 from mars_ray.model.mask_token import MASK_TOKEN, ensure_mask_token
+from model_samples import ARCHITECTURES, logits_of, tiny_network, tiny_tokenizer
 
 every_network = pytest.mark.parametrize(
     ("architecture", "tied"), [(name, tied) for name in ARCHITECTURES for tied in (True, False)]

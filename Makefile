@@ -1,0 +1,32 @@
+# Everything a clone needs: Python 3.11 or newer with pip, and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-slow check bundled-model clean
+
+demo: $(VENV)/.ready
+	$(BIN)/mars-ray demo
+
+test: check
+	$(BIN)/pytest
+
+test-slow: $(VENV)/.ready
+	$(BIN)/pytest -m slow
+
+check: $(VENV)/.ready
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+bundled-model: $(VENV)/.ready
+	$(BIN)/python pipelines/build_bundled_model.py
+
+clean:
+	rm -rf $(VENV) out
+
+# Made again when what it is made from changes; otherwise a second call takes no time.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --editable '.[dev]'
+	touch $@

@@ -1,0 +1,131 @@
+"""Answer a file of rows with Ray Data: read, decode in a pool of actors, write on the driver (shell)."""
+
+import math
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import ray.data
+import torch
+from ray.data import ActorPoolStrategy
+from ray.data.exceptions import ExecutionTimeoutError
+from ray.exceptions import RayError
+
+from mars_ray.batch.generator import BATCH_ROWS, Generator
+from mars_ray.batch.job import GenerateJob, GenerateReport
+from mars_ray.batch.outcomes import outcome_table
+from mars_ray.data.chat import ChatEncoder
+from mars_ray.data.ray_read import check_source, read_raw
+from mars_ray.errors import ClusterError, ConfigError, InputError, MarsRayError, RunError
+from mars_ray.method.reference import DecodeOptions
+from mars_ray.model.checkpoint import load_checkpoint
+from mars_ray.model.folder import check_folder
+from mars_ray.model.resolve import resolve_model
+from mars_ray.model.tokenizer import load_tokenizer
+from mars_ray.progress import ProgressLine
+from mars_ray.ray_cluster import cluster_cpus, connect
+
+ROWS_PER_BLOCK = 2 * BATCH_ROWS
+"""What one actor takes at a time: enough to sort by length, few enough to spread and to show progress."""
+
+NO_PROGRESS_S = 24 * 3600
+"""Ray gives up when no block is finished for so long. Its half an hour is too short for 64 rows of a 7B on CPUs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateOptions:
+    """What to answer, with what, and where to."""
+
+    input: Path
+    """JSONL (plain or gz) or parquet, with `prompt` or `messages`."""
+    output: Path
+    """A folder that is absent or empty."""
+    model: str = "bundled"
+    decode: DecodeOptions
+    workers: int = 1
+    """Actors that decode, each with its own copy of the model."""
+
+
+def generate(options: GenerateOptions) -> GenerateReport:
+    """Answer every row of the input; what cannot be answered goes to an errors file, and the others go on.
+
+    Raises an `InputError` before any work when something given is unusable, `InterruptedRunError` on Ctrl-C, and
+    `RunError` when the work cannot go on; the rows answered so far are written.
+    """
+    if options.workers < 1:
+        raise ConfigError(f"workers is {options.workers}; it must be at least 1.")
+    source, model = options.input.absolute(), resolve_model(options.model).absolute()  # workers have another folder
+    _check_model(model)
+    check_source(source)
+    job = GenerateJob(source, options.output, options.workers)
+    try:
+        connect()
+        outcomes = _answered(source, model, options)
+        with ProgressLine(f"generate {source.name}", total=None) as progress:
+            return job.collect(_with_our_errors(outcomes, options.output), progress)
+    except InputError:
+        job.discard()
+        raise
+
+
+def _check_model(folder: Path) -> None:
+    found = check_folder(folder)
+    ChatEncoder(load_tokenizer(folder, found.config, found.tokenizer_is_custom))
+
+
+def _answered(source: Path, model: Path, options: GenerateOptions) -> ray.data.Dataset:
+    cpus = cluster_cpus()
+    if options.workers > cpus:
+        raise ClusterError(
+            f"{options.workers} workers need as many CPUs, the cluster has {cpus:g}. "
+            "Lower workers or join a larger cluster with RAY_ADDRESS."
+        )
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False  # ours shows rows and tokens instead of blocks
+    context.execution_options.preserve_order = True  # the output is in the order of the input
+    context.execution_no_progress_timeout_s = NO_PROGRESS_S
+    # Together the actors leave one CPU to the tasks that read, or those would wait for ever.
+    cpus_each = min(1.0, math.floor(100 * (cpus - 1) / options.workers) / 100)
+    return read_raw(source, ROWS_PER_BLOCK).map_batches(
+        Decoder,
+        fn_constructor_kwargs={
+            "model": str(model),
+            "options": options.decode,
+            "threads": max(1, int(cpus // options.workers)),
+        },
+        compute=ActorPoolStrategy(size=options.workers),
+        num_cpus=cpus_each,
+        batch_format="pyarrow",
+    )
+
+
+class Decoder:
+    """One actor: loads the model once, then answers block after block."""
+
+    def __init__(self, model: str, options: DecodeOptions, threads: int) -> None:
+        torch.set_num_threads(min(threads, os.cpu_count() or 1))
+        self._generator = Generator(load_checkpoint(Path(model)), options)
+
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        """Raw rows in, outcomes out."""
+        started_s = time.monotonic()
+        outcomes = self._generator.run(batch["raw"].to_pylist())
+        return outcome_table(outcomes, time.monotonic() - started_s)
+
+
+def _with_our_errors(outcomes: ray.data.Dataset, output: Path) -> Iterator[pa.Table]:
+    """Iterate over the blocks; what Ray raises becomes the error of ours that caused it, or a `RunError`."""
+    try:
+        yield from outcomes.iter_batches(batch_size=None, batch_format="pyarrow")
+    except (RayError, ExecutionTimeoutError) as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, MarsRayError):
+            cause = getattr(cause, "cause", None) or cause.__cause__
+        if cause is not None:
+            raise cause from error
+        raise RunError(
+            f"The run failed: {str(error).strip().splitlines()[-1]}. The rows answered before are in {output}."
+        ) from error

@@ -1,0 +1,125 @@
+"""The command line: arguments -> config -> one call; nothing else.
+
+Results go to standard output, progress and errors to standard error. An error a user can mend is one line, and the
+exit code says which kind it was (see `errors`).
+"""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mars_ray.errors import MarsRayError
+
+app = typer.Typer(
+    help="Fine-tune instruction models to decode several tokens at a time, and use them, on Ray.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="End with one machine-readable line.")]
+Model = Annotated[str, typer.Option(help="'bundled' or a model folder.")]
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Option(help="YAML of the run; see pipelines/.")], as_json: Json = False
+) -> None:
+    """Fine-tune a model on Ray Train; the same command goes on with a run that was stopped."""
+    from mars_ray.train.config import read_config
+    from mars_ray.train.loop import model_folder
+    from mars_ray.train.ray_trainer import train as run
+
+    settings = read_config(config)
+    last = asdict(run(settings))
+    show("trained", last | {"model": str(model_folder(settings))}, as_json)
+
+
+@app.command()
+def prepare(
+    input_file: Annotated[Path, typer.Option("--input", help="JSONL (plain or gz) or parquet of conversations.")],
+    output: Annotated[Path, typer.Option(help="Folder for the packed rows.")],
+    model: Model = "bundled",
+    length: Annotated[int, typer.Option(min=8, help="Tokens per packed row.")] = 512,
+    overlong: Annotated[Literal["drop", "truncate"], typer.Option()] = "drop",
+    bad_records: Annotated[Literal["error", "drop"], typer.Option()] = "error",
+    as_json: Json = False,
+) -> None:
+    """Tokenise and pack training data, and report what became of it; `train` does this by itself."""
+    from mars_ray.data.ray_prepare import PrepareOptions
+    from mars_ray.data.ray_prepare import prepare as run
+    from mars_ray.model.resolve import resolve_model
+    from mars_ray.progress import ProgressLine
+    from mars_ray.ray_cluster import connect
+
+    options = PrepareOptions(length=length, overlong=overlong, bad_records=bad_records)
+    folder = resolve_model(model).absolute()
+    connect()
+    with ProgressLine(f"tokenise {input_file.name}", total=None) as progress:
+        report = run(input_file, output, folder, options, progress)
+    show("prepared", asdict(report), as_json)
+
+
+@app.command()
+def generate(
+    input_file: Annotated[
+        Path, typer.Option("--input", help="JSONL (plain or gz) or parquet with 'prompt' or 'messages'.")
+    ],
+    output: Annotated[Path, typer.Option(help="Folder for the rows; must be new or empty.")],
+    model: Model = "bundled",
+    threshold: Annotated[float, typer.Option(help="Confidence a token ahead needs; 1 is one token at a time.")] = 0.95,
+    max_tokens: Annotated[int, typer.Option(help="Tokens per row at most.")] = 256,
+    workers: Annotated[int, typer.Option(help="Processes that decode.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Generate a response for every row of a file with Ray Data."""
+    from mars_ray.batch.ray_generate import GenerateOptions
+    from mars_ray.batch.ray_generate import generate as run
+    from mars_ray.method.reference import DecodeOptions
+
+    decode = DecodeOptions(threshold=threshold, max_tokens=max_tokens)
+    report = run(GenerateOptions(input=input_file, output=output, model=model, decode=decode, workers=workers))
+    show("generated", asdict(report), as_json)
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option(help="Folder for the rows; made anew.")] = Path("out/demo"),
+    as_json: Json = False,
+) -> None:
+    """Generate a table of rows with the bundled model at threshold 1.0 and 0.95, and compare."""
+    from mars_ray.ray_demo import demo as run
+    from mars_ray.ray_demo import demo_json, show_demo
+
+    done = run(output)
+    show_demo(done, output)
+    if as_json:
+        print(demo_json(done))
+
+
+def show(title: str, figures: dict[str, Any], as_json: bool) -> None:
+    """Print figures as a table and, when asked, as one JSON line."""
+    table = Table(title=title, show_header=False)
+    for name, value in figures.items():
+        table.add_row(name.replace("_", " "), f"{value:,.4g}" if isinstance(value, float) else str(value))
+    Console().print(table)
+    if as_json:
+        print(json.dumps(figures))
+
+
+def main() -> None:
+    """Run the command line; a user's error is one line and an exit code."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        app()
+    except MarsRayError as error:
+        print(f"mars-ray: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,74 @@
+"""The first offline job: the bundled model over the bundled prompts, one token at a time and several (shell)."""
+
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.table import Table
+
+from mars_ray.batch.job import GenerateReport
+from mars_ray.batch.ray_generate import GenerateOptions, generate
+from mars_ray.data.tasks import verify
+from mars_ray.method.reference import DecodeOptions
+
+THRESHOLDS = (1.0, 0.95)
+SHOWN_ROWS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoRow:
+    """What one threshold gave."""
+
+    threshold: float
+    accuracy: float
+    """Share of the rows that the exact verifier of their family accepts."""
+    report: GenerateReport
+
+
+def demo(output: Path) -> list[DemoRow]:
+    """Generate every bundled prompt at each threshold into `output/threshold-<t>`, replacing what lies there."""
+    prompts = Path(str(files("mars_ray") / "assets" / "prompts.jsonl"))
+    expected = {row["id"]: row for row in map(json.loads, prompts.read_text().splitlines())}
+    done = []
+    for threshold in THRESHOLDS:
+        folder = output / f"threshold-{threshold}"
+        shutil.rmtree(folder, ignore_errors=True)
+        decode = DecodeOptions(threshold=threshold, max_tokens=128)
+        report = generate(GenerateOptions(input=prompts, output=folder, decode=decode))
+        rows = pq.read_table(folder, columns=["id", "text"]).to_pylist()
+        right = sum(verify(expected[row["id"]]["family"], expected[row["id"]]["answer"], row["text"]) for row in rows)
+        done.append(DemoRow(threshold=threshold, accuracy=right / len(expected), report=report))
+    return done
+
+
+def show_demo(done: list[DemoRow], output: Path) -> None:
+    """Print the comparison and a few of the generated rows."""
+    table = Table(title="The bundled model on this machine, reference decoder without a cache")
+    for column in ("threshold", "rows", "tokens/s", "tokens per forward", "exact match"):
+        table.add_column(column, justify="right")
+    for row in done:
+        report = row.report
+        table.add_row(
+            f"{row.threshold}",
+            f"{report.rows}",
+            f"{report.tokens_per_s:,.0f}",
+            f"{report.tokens_per_forward:.2f}",
+            f"{row.accuracy:.1%}",
+        )
+    console = Console()
+    console.print(table)
+    generated = pq.read_table(output / f"threshold-{THRESHOLDS[-1]}").to_pylist()
+    for each in generated[:: max(1, len(generated) // SHOWN_ROWS)][:SHOWN_ROWS]:
+        console.print(f"\n[bold]{each['id']}[/bold]  {each['tokens']} tokens in {each['forwards']} forwards")
+        console.print(each["prompt"], style="dim", markup=False, highlight=False)
+        console.print(each["text"], markup=False, highlight=False)
+    console.print(f"\nAll rows: {output}", highlight=False)
+
+
+def demo_json(done: list[DemoRow]) -> str:
+    """Return the comparison as one line."""
+    return json.dumps([asdict(row) for row in done])
