@@ -36,7 +36,7 @@ HERE = Path(__file__).parent
 WORK = Path("runs/bundled")
 ASSETS = HERE.parent / "mars_ray" / "assets"
 SEED = 2026
-TRAIN_EXAMPLES = 260_000
+TRAIN_EXAMPLES = 230_000
 HELDOUT_EXAMPLES = 2_000
 """Looked at while training; the card is measured on others."""
 MEASURED_PER_FAMILY = 200

@@ -6,24 +6,36 @@ Never: truncates, packs, or guesses a template.
 
 The turns are found in the rendered text: what the template adds for an assistant turn, up to and including the
 first end-of-sequence token, is the response. The whole conversation is tokenised once, so that the ids are those a
-model sees, whatever merges across a boundary.
+model sees, whatever merges across a boundary; a token that begins before the turn is not of the response.
+
+Text in a message that spells a special token becomes that token, as everywhere in transformers. It cannot move a
+mark, since marks are places in the text; only a response that spells the end-of-sequence token ends there.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transformers import PreTrainedTokenizerBase
+import numpy as np
+from numpy.typing import NDArray
+from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from mars_ray.data.records import Message, Record
 from mars_ray.errors import BadRecordError, ModelError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """One tokenised conversation; both lists have one entry per token."""
+    """One tokenised conversation; both arrays have one entry per token."""
 
-    tokens: list[int]
-    response: list[bool]
+    tokens: NDArray[np.int32]
+    response: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    text: str
+    turns: list[tuple[int, int]]
+    """Start and end character of each assistant turn."""
 
 
 class ChatEncoder:
@@ -40,21 +52,15 @@ class ChatEncoder:
         return ids
 
     def encode(self, records: Sequence[Record]) -> list[Encoded | BadRecordError]:
-        """Encode each record; one that the template cannot render comes back as the error instead."""
-        spans: list[list[tuple[int, int]] | BadRecordError] = []
-        texts: list[str] = []
-        for record in records:
-            try:
-                spans.append(self._response_spans(record.messages))
-                texts.append(self._render(record.messages))
-            except BadRecordError as error:
-                spans.append(error)
-                texts.append("")
-        batch = self._tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
-        return [
-            span if isinstance(span, BadRecordError) else self._mark(ids, offsets, span)
-            for span, ids, offsets in zip(spans, batch["input_ids"], batch["offset_mapping"], strict=True)
-        ]
+        """Encode each record; one that the template cannot render comes back as the error instead.
+
+        Raises `ModelError` for a tokenizer that cannot say where in the text a token is.
+        """
+        if not self._tokenizer.is_fast:
+            raise ModelError("The tokenizer has no tokenizer.json, and only such a one can mark the responses.")
+        rendered = [self._rendered(record.messages) for record in records]
+        encoded = iter(self._tokenised([each for each in rendered if isinstance(each, _Rendered)]))
+        return [each if isinstance(each, BadRecordError) else next(encoded) for each in rendered]
 
     def _render(self, messages: Sequence[Message], answering: bool = False) -> str:
         try:
@@ -65,29 +71,48 @@ class ChatEncoder:
             raise BadRecordError(f"the chat template refuses it: {error}") from error
         return text
 
-    def _response_spans(self, messages: Sequence[Message]) -> list[tuple[int, int]]:
-        """Return start and end character of each assistant turn in the rendered text."""
-        whole = self._render(messages)
-        spans = []
-        for turn, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            before = self._render(messages[:turn], answering=True)
-            after = self._render(messages[: turn + 1])
-            if not (whole.startswith(after) and after.startswith(before)):
-                raise BadRecordError(f"the chat template rewrites earlier turns, so turn {turn} cannot be located")
-            spans.append((len(before), len(after)))
-        return spans
+    def _rendered(self, messages: Sequence[Message]) -> _Rendered | BadRecordError:
+        try:
+            whole = self._render(messages)
+            turns = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
+            return _Rendered(whole, [self._turn(messages, turn, whole) for turn in turns])
+        except BadRecordError as error:
+            return error
 
-    def _mark(self, ids: list[int], offsets: list[tuple[int, int]], spans: list[tuple[int, int]]) -> Encoded:
-        response = [False] * len(ids)
-        token = 0
-        for start, end in spans:
-            while token < len(ids) and offsets[token][0] < start:
-                token += 1
-            while token < len(ids) and offsets[token][0] < end:
-                response[token] = True
-                token += 1
-                if ids[token - 1] == self._tokenizer.eos_token_id:
-                    break
-        return Encoded(ids, response)
+    def _turn(self, messages: Sequence[Message], turn: int, whole: str) -> tuple[int, int]:
+        if turn == 0:
+            raise BadRecordError("its first message is the assistant's, which answers nothing")
+        before = self._render(messages[:turn], answering=True)
+        after = whole if turn + 1 == len(messages) else self._render(messages[: turn + 1])
+        if not (whole.startswith(after) and after.startswith(before)):
+            raise BadRecordError(f"the chat template rewrites earlier turns, so message {turn} cannot be located")
+        return len(before), len(after)
+
+    def _tokenised(self, rendered: list[_Rendered]) -> list[Encoded | BadRecordError]:
+        if not rendered:
+            return []
+        batch = self._tokenizer([each.text for each in rendered], add_special_tokens=False, return_attention_mask=False)
+        return [self._encoded(batch, row, each.turns) for row, each in enumerate(rendered)]
+
+    def _encoded(self, batch: BatchEncoding, row: int, turns: list[tuple[int, int]]) -> Encoded | BadRecordError:
+        ids, eos = batch["input_ids"][row], self._tokenizer.eos_token_id
+        response = np.zeros(len(ids), dtype=np.bool_)
+        for start, end in turns:
+            first = _first_token(batch, row, start, end)
+            stop = ids.index(eos, first) if eos in ids[first:] else len(ids)
+            if stop == len(ids) or batch.token_to_chars(row, stop).start >= end:
+                return BadRecordError(
+                    f"the chat template ends a turn without the end-of-sequence token {self._tokenizer.eos_token!r}, so "
+                    "the model would not learn to stop; correct eos_token in the tokenizer_config.json of the model"
+                )
+            response[first : stop + 1] = True
+        return Encoded(np.array(ids, dtype=np.int32), response)
+
+
+def _first_token(batch: BatchEncoding, row: int, start: int, end: int) -> int:
+    """Return the first token that begins at or behind the character `start`."""
+    for char in range(start, end):  # there are tokenizers with characters that no token claims, such as spaces
+        token: int | None = batch.char_to_token(row, char)
+        if token is not None:
+            return token if batch.token_to_chars(row, token).start >= start else token + 1
+    return len(batch["input_ids"][row])

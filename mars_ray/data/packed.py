@@ -5,9 +5,11 @@ without walking lists. `packed.json` appears last: a folder that has it is compl
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import TracebackType
 
 import numpy as np
 import pyarrow as pa
@@ -15,9 +17,10 @@ import pyarrow.parquet as pq
 import torch
 
 from mars_ray.data.packing import Row
-from mars_ray.errors import DataError, EmptyDataError
+from mars_ray.errors import DataError, EmptyDataError, OutputError
 from mars_ray.method.streams import PADDING, PackedRows
 
+ROWS_FILE, REPORT_FILE = "rows.parquet", "packed.json"
 ROWS_PER_GROUP = 1024
 
 
@@ -41,20 +44,35 @@ class PackReport:
 
 
 class PackedWriter:
-    """Writes rows as they come."""
+    """Writes rows as they come; use as a context manager. Raises `OutputError` where the folder cannot be written.
+
+    Rows of an earlier attempt are written over, and a report there goes first, so that it never stands beside rows
+    it does not describe.
+    """
 
     def __init__(self, folder: Path, length: int) -> None:
-        self._path, self._length = folder / "rows.parquet", length
-        self._schema = pa.schema(
-            {
-                "tokens": pa.list_(pa.int32(), length),
-                "response": pa.list_(pa.bool_(), length),
-                "example": pa.list_(pa.int16(), length),
-            }
-        )
-        self._writer = pq.ParquetWriter(self._path, self._schema, compression="zstd")
+        self._folder, self._length = folder, length
+        self._types = {
+            "tokens": pa.int32(),
+            "response": pa.bool_(),
+            "example": pa.int16() if length <= 1 << 15 else pa.int32(),  # a row has no more examples than tokens
+        }
+        with _writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / REPORT_FILE).unlink(missing_ok=True)
+            schema = pa.schema({name: pa.list_(kind, length) for name, kind in self._types.items()})
+            self._writer = pq.ParquetWriter(folder / ROWS_FILE, schema, compression="zstd")
         self._waiting: list[Row] = []
         self.rows = 0
+
+    def __enter__(self) -> "PackedWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(OSError):  # after a failed write; `finish` has closed it otherwise
+            self._writer.close()
 
     def write(self, rows: Iterable[Row]) -> None:
         """Add rows; they reach the disk in groups."""
@@ -64,42 +82,72 @@ class PackedWriter:
             if len(self._waiting) == ROWS_PER_GROUP:
                 self._flush()
 
-    def close(self, report: PackReport) -> None:
+    def finish(self, report: PackReport) -> None:
         """Write what is left, then the report that marks the folder complete."""
         self._flush()
-        self._writer.close()
-        self._path.with_name("packed.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
+        with _writing(self._folder):
+            self._writer.close()
+            partial = self._folder / f"{REPORT_FILE}.partial"
+            partial.write_text(json.dumps(asdict(report), indent=2) + "\n")
+            partial.replace(self._folder / REPORT_FILE)
 
     def _flush(self) -> None:
+        shape = (len(self._waiting), self._length)
+        tokens, response = np.zeros(shape, dtype=np.int32), np.zeros(shape, dtype=np.bool_)
+        example = np.full(shape, PADDING, dtype=self._types["example"].to_pandas_dtype())
+        for r, row in enumerate(self._waiting):
+            start = 0
+            for e, encoded in enumerate(row.examples):
+                place = (r, slice(start, start + len(encoded.tokens)))
+                tokens[place], response[place], example[place] = encoded.tokens, encoded.response, e
+                start += len(encoded.tokens)
         columns = {
-            "tokens": [row.tokens + [0] * (self._length - len(row.tokens)) for row in self._waiting],
-            "response": [row.response + [False] * (self._length - len(row.tokens)) for row in self._waiting],
-            "example": [row.example + [PADDING] * (self._length - len(row.tokens)) for row in self._waiting],
+            name: pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), self._length)
+            for name, values in (("tokens", tokens), ("response", response), ("example", example))
         }
-        self._writer.write_table(pa.table(columns, schema=self._schema))
+        with _writing(self._folder):
+            self._writer.write_table(pa.table(columns))
         self._waiting = []
 
 
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"{folder} cannot be written: {error}. Free space there or choose another output.") from error
+
+
 def read_report(folder: Path) -> PackReport | None:
-    """Return the report of a complete folder, None where there is none yet."""
-    path = folder / "packed.json"
-    return PackReport(**json.loads(path.read_text())) if path.is_file() else None
+    """Return the report of a complete folder, None where there is none yet. Raises `DataError` for a damaged one."""
+    path = folder / REPORT_FILE
+    if not path.is_file():
+        return None
+    try:
+        return PackReport(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(
+            f"{path} is not a report of this version ({error}); remove {folder} and prepare again."
+        ) from error
 
 
 class PackedData:
-    """Random access to packed rows. Raises `DataError` for a folder that is none, `EmptyDataError` for no rows."""
+    """Random access to packed rows. Raises `DataError` for a folder that is none, `EmptyDataError` for no rows.
+
+    All rows are held in memory, at 4 + 1 + 2 bytes a slot: a billion tokens take 7 GB in each worker of a node.
+    """
 
     def __init__(self, folder: Path) -> None:
         report = read_report(folder)
         if report is None:
-            raise DataError(f"{folder} holds no packed data (no packed.json); make it with `mars-ray prepare`.")
-        self.report = report
-        table = pq.read_table(folder / "rows.parquet", memory_map=True)
-        if not len(table):
+            raise DataError(f"{folder} holds no packed data (no {REPORT_FILE}); make it with `mars-ray prepare`.")
+        if not report.rows:
             raise EmptyDataError(f"{folder} holds no packed row.")
-        self._tokens, self._response, self._example = (
-            np.asarray(table[name].combine_chunks().flatten()).reshape(len(table), -1) for name in table.column_names
-        )
+        self.report = report
+        try:
+            self._tokens, self._response, self._example = _load(folder / ROWS_FILE, report)
+        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+            raise DataError(f"{folder} is damaged ({error}); remove it and prepare again.") from error
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -117,3 +165,21 @@ class PackedData:
         return PackedRows(
             tokens_RT=tokens.long(), response_RT=response, example_RT=example, position_RT=slot_RT - start_RT
         )
+
+
+def _load(path: Path, report: PackReport) -> list[np.ndarray]:
+    """Read tokens, response and example as [rows, length], with no second copy of more than a group of rows."""
+    with pq.ParquetFile(path) as file:
+        if file.metadata.num_rows != report.rows:
+            raise ValueError(f"{path.name} has {file.metadata.num_rows} rows, {REPORT_FILE} says {report.rows}")
+        kinds = {name: file.schema_arrow.field(name).type.value_type for name in ("tokens", "response", "example")}
+        arrays = {
+            name: np.empty((report.rows, report.length), dtype=kind.to_pandas_dtype()) for name, kind in kinds.items()
+        }
+        start = 0
+        for batch in file.iter_batches(batch_size=ROWS_PER_GROUP):
+            for name, array in arrays.items():
+                values = batch.column(name).flatten().to_numpy(zero_copy_only=False)
+                array[start : start + len(batch)] = values.reshape(len(batch), report.length)
+            start += len(batch)
+        return list(arrays.values())

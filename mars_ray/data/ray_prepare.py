@@ -1,25 +1,29 @@
 """Records -> packed rows: read and tokenised by Ray Data, packed in order as they arrive (shell)."""
 
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pyarrow as pa
-import ray.data
+from ray.exceptions import RayError
 
 from mars_ray.data.chat import ChatEncoder, Encoded
 from mars_ray.data.packed import PackedWriter, PackReport
 from mars_ray.data.packing import Packer
-from mars_ray.data.ray_read import read_raw
+from mars_ray.data.ray_read import check_source, read_raw
 from mars_ray.data.records import Record, parse_record
-from mars_ray.errors import BadRecordError, EmptyDataError
+from mars_ray.errors import BadRecordError, EmptyDataError, MarsRayError, RunError
 from mars_ray.model.folder import check_folder
 from mars_ray.model.tokenizer import load_tokenizer
 from mars_ray.progress import ProgressLine
 
 ROWS_PER_BLOCK = 1024
+"""Records of one tokenising task: some tenths of a second of work, against milliseconds of Ray's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,55 +40,68 @@ def prepare(source: Path, folder: Path, model: Path, options: PrepareOptions, pr
     """Tokenise `source` with the tokenizer of `model` and write packed rows into `folder`.
 
     Raises `DataError` for an unreadable source or, unless they are dropped, its first bad record; `EmptyDataError`
-    when nothing is left to learn from.
+    when nothing is left to learn from; `ModelError` when `model` cannot tokenise, and `RunError` when workers die.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    packer, writer = Packer(options.length, options.overlong), PackedWriter(folder, options.length)
     started_s = time.monotonic()
+    check_source(source)
+    _encoder(str(model.absolute()))
     records = bad = 0
-    for batch in _tokenised(source, model).iter_batches(batch_size=ROWS_PER_BLOCK, batch_format="pyarrow"):
-        for row in batch.to_pylist():
-            records += 1
-            if not row["problem"]:
-                writer.write(packer.add(Encoded(row["tokens"], row["response"])))
-            elif options.bad_records == "drop":
-                bad += 1
-            else:
-                raise BadRecordError(
-                    f"{source}, record {records}: {row['problem']}. Mend the record, or set bad_records: drop."
-                )
-        progress.update(records, {"tokens": packer.tokens})
-    writer.write(packer.finish())
-    if not packer.response_tokens:
-        raise EmptyDataError(
-            f"{source} holds nothing to learn from: {records} records, {packer.dropped} of them too long."
+    packer = Packer(options.length, options.overlong)
+    with PackedWriter(folder, options.length) as writer:
+        for outcomes in _tokenised(source, model.absolute()):
+            for outcome in outcomes:
+                records += 1
+                if isinstance(outcome, Encoded):
+                    writer.write(packer.add(outcome))
+                elif options.bad_records == "drop":
+                    bad += 1
+                else:
+                    raise BadRecordError(
+                        f"{source}, record {records}: {outcome}. Mend the record, or set bad_records: drop."
+                    )
+            progress.update(records, {"tokens": packer.tokens})
+        writer.write(packer.finish())
+        if not packer.response_tokens:
+            raise EmptyDataError(
+                f"{source} holds nothing to learn from: {records} records, {bad} of them bad and {packer.dropped} "
+                f"longer than {options.length} tokens."
+            )
+        seconds = time.monotonic() - started_s
+        report = PackReport(
+            records=records,
+            bad_records=bad,
+            dropped_overlong=packer.dropped,
+            truncated=packer.truncated,
+            examples=packer.examples,
+            tokens=packer.tokens,
+            response_tokens=packer.response_tokens,
+            rows=writer.rows,
+            length=options.length,
+            fill=packer.tokens / (writer.rows * options.length),
+            seconds=seconds,
+            tokens_per_s=packer.tokens / seconds,
         )
-    seconds = time.monotonic() - started_s
-    report = PackReport(
-        records=records,
-        bad_records=bad,
-        dropped_overlong=packer.dropped,
-        truncated=packer.truncated,
-        examples=packer.examples,
-        tokens=packer.tokens,
-        response_tokens=packer.response_tokens,
-        rows=writer.rows,
-        length=options.length,
-        fill=packer.tokens / (writer.rows * options.length),
-        seconds=seconds,
-        tokens_per_s=packer.tokens / seconds,
-    )
-    writer.close(report)
+        writer.finish(report)
     return report
 
 
-def _tokenised(source: Path, model: Path) -> ray.data.Dataset:
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False  # ours shows records and tokens instead of blocks
-    context.execution_options.preserve_order = True  # the same records give the same rows
-    return read_raw(source, ROWS_PER_BLOCK).map_batches(
+def _tokenised(source: Path, model: Path) -> Iterator[list[Encoded | str]]:
+    """Yield block after block what became of each record: an example, or why there is none."""
+    dataset = read_raw(source, ROWS_PER_BLOCK).map_batches(
         _tokenise, fn_kwargs={"model": str(model)}, batch_format="pyarrow"
     )
+    dataset.context.enable_progress_bars = False  # ours shows records and tokens instead of blocks
+    dataset.context.execution_options.preserve_order = True  # the same records give the same rows
+    try:
+        for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
+            yield _outcomes(batch)
+    except RayError as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, MarsRayError):
+            cause = getattr(cause, "cause", None) or cause.__cause__
+        if cause is not None:
+            raise cause from error
+        raise RunError(f"{source} could not be tokenised: {str(error).strip().splitlines()[-1]}") from error
 
 
 @lru_cache(maxsize=1)
@@ -98,12 +115,12 @@ def _tokenise(batch: pa.Table, model: str) -> pa.Table:
     parsed = [_parse(raw) for raw in batch["raw"].to_pylist()]
     encoded = iter(_encoder(model).encode([record for record in parsed if isinstance(record, Record)]))
     outcomes = [next(encoded) if isinstance(record, Record) else record for record in parsed]
-    nothing = Encoded([], [])
+    nothing = Encoded(np.array([], dtype=np.int32), np.array([], dtype=np.bool_))
     kept = [outcome if isinstance(outcome, Encoded) else nothing for outcome in outcomes]
     return pa.table(
         {
-            "tokens": pa.array([each.tokens for each in kept], pa.list_(pa.int32())),
-            "response": pa.array([each.response for each in kept], pa.list_(pa.bool_())),
+            "tokens": _lists([each.tokens for each in kept]),
+            "response": _lists([each.response for each in kept]),
             "problem": ["" if isinstance(outcome, Encoded) else str(outcome) for outcome in outcomes],
         }
     )
@@ -114,3 +131,21 @@ def _parse(raw: bytes) -> Record | BadRecordError:
         return parse_record(raw)
     except BadRecordError as error:
         return error
+
+
+def _outcomes(batch: pa.Table) -> list[Encoded | str]:
+    """Undo what `_tokenise` did to pass Ray."""
+    pairs = zip(_arrays(batch["tokens"]), _arrays(batch["response"]), batch["problem"].to_pylist(), strict=True)
+    return [problem or Encoded(tokens, response) for tokens, response, problem in pairs]
+
+
+def _lists(arrays: Sequence[np.ndarray]) -> pa.LargeListArray:
+    ends = np.cumsum([0, *map(len, arrays)])
+    return pa.LargeListArray.from_arrays(ends, pa.array(np.concatenate(arrays)))
+
+
+def _arrays(column: pa.ChunkedArray) -> Iterator[np.ndarray]:
+    for lists in column.chunks:
+        values = lists.values.to_numpy(zero_copy_only=False)
+        # Copied, or an example that waits in an open row would keep its whole block in Ray's memory.
+        yield from (values[start:end].copy() for start, end in pairwise(lists.offsets.to_pylist()))

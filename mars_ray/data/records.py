@@ -7,6 +7,7 @@ Never: reads files, knows a tokenizer.
 
 import json
 from dataclasses import dataclass
+from reprlib import repr as shortened
 from typing import Any
 
 from mars_ray.errors import BadRecordError
@@ -15,6 +16,9 @@ Message = dict[str, str]
 """`role` and `content`, as chat templates take them."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+
+UNSUPPORTED = ("tool_calls", "function_call")
+"""Parts of a message that a template would render. Leaving them out unsaid would teach half an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,8 @@ class Record:
 
 def parse_record(raw: bytes) -> Record:
     """Parse one record. Raises `BadRecordError` with the reason."""
-    fields = parse_object(raw)
+    # A field that is null is a field that is not there: parquet has every column in every record.
+    fields = {name: value for name, value in parse_object(raw).items() if value is not None}
     if "messages" in fields:
         messages = parse_messages(fields["messages"])
     elif "prompt" in fields:
@@ -35,17 +40,18 @@ def parse_record(raw: bytes) -> Record:
             {"role": "assistant", "content": _text(fields, "response")},
         )
     else:
-        raise BadRecordError(f"it has neither 'messages' nor 'prompt' and 'response', only {sorted(fields)}")
+        raise BadRecordError(f"it has neither 'messages' nor 'prompt' and 'response', only {shortened(sorted(fields))}")
     if not any(message["role"] == "assistant" and message["content"].strip() for message in messages):
         raise BadRecordError("it has no response: there is nothing to learn from it")
     return Record(messages)
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
-    """Parse the UTF-8 JSON text of an object. Raises `BadRecordError`."""
+    """Parse the UTF-8 JSON text of an object, with or without a byte-order mark. Raises `BadRecordError`."""
     try:
-        fields = json.loads(raw)
-    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested without end
+        # Decoded here, because json.loads would also take UTF-16 and lone surrogates.
+        fields = json.loads(raw.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested without end
         raise BadRecordError(f"it is not JSON ({error}): {raw[:60]!r}") from None
     if not isinstance(fields, dict):
         raise BadRecordError(f"it is not a JSON object but {raw[:60]!r}")
@@ -56,22 +62,36 @@ def parse_messages(value: object) -> tuple[Message, ...]:
     """Check a list of messages. Raises `BadRecordError` naming the first bad one."""
     if not isinstance(value, list) or not value:
         raise BadRecordError(f"'messages' must be a list with at least one message, not {_shown(value)}")
-    for number, message in enumerate(value):
-        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
-            raise BadRecordError(f"message {number} needs a 'role' and a text 'content', not {_shown(message)}")
-        if message.get("role") not in ROLES:
-            raise BadRecordError(f"message {number} has the role {message.get('role')!r}; known are {', '.join(ROLES)}")
-    return tuple({"role": message["role"], "content": message["content"]} for message in value)
+    return tuple(_message(f"message {number}", message) for number, message in enumerate(value))
+
+
+def _message(name: str, value: object) -> Message:
+    if not isinstance(value, dict) or not isinstance(value.get("content"), str):
+        raise BadRecordError(f"{name} needs a 'role' and a text 'content', not {_shown(value)}")
+    if value.get("role") not in ROLES:
+        raise BadRecordError(f"{name} has the role {shortened(value.get('role'))}; known are {', '.join(ROLES)}")
+    for part in UNSUPPORTED:
+        if value.get(part):
+            raise BadRecordError(f"{name} has {part!r}, which mars-ray does not support")
+    return {"role": value["role"], "content": _unicode(name, value["content"])}
 
 
 def _text(fields: dict[str, Any], name: str) -> str:
-    if fields.get(name) is None:
+    if name not in fields:
         raise BadRecordError(f"it has no {name!r}")
     if not isinstance(fields[name], str):
         raise BadRecordError(f"{name!r} must be text, not {_shown(fields[name])}")
-    text: str = fields[name]
+    return _unicode(repr(name), fields[name])
+
+
+def _unicode(name: str, text: str) -> str:
+    """Return `text` unless it holds half of a surrogate pair, which JSON can spell and no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRecordError(f"{name} holds {text[error.start]!a}, which is no character") from None
     return text
 
 
 def _shown(value: object) -> str:
-    return f"{type(value).__name__} {str(value)[:40]!r}"
+    return f"{type(value).__name__} {shortened(value)}"

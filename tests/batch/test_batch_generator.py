@@ -93,9 +93,9 @@ def test_rows_that_are_none_do_not_disturb_the_others(checkpoint: Checkpoint) ->
     assert outcomes[1].row == "{oops \ufffd"
 
 
-def test_a_row_that_makes_decoding_fail_fails_alone(checkpoint: Checkpoint, model_folder: Path) -> None:
-    network = FailingNetwork.from_pretrained(model_folder)
-    network.resize_token_embeddings(checkpoint.network.get_input_embeddings().num_embeddings)
+def test_a_row_that_makes_decoding_fail_fails_alone(checkpoint: Checkpoint) -> None:
+    network = FailingNetwork(checkpoint.network.config)
+    network.load_state_dict(checkpoint.network.state_dict())
     network.poison_id = checkpoint.tokenizer.convert_tokens_to_ids(POISON)
     raws = rows("one", "two", f"bad {POISON}", "four")
     outcomes = Generator(replace(checkpoint, network=network.eval()), OPTIONS).run(raws)

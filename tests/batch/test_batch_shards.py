@@ -128,7 +128,7 @@ def test_interrupted_a_job_keeps_what_it_has_and_says_how_to_start_again(tmp_pat
         yield outcome_table([*answers(0, 3), REJECTED], 1.0)
         raise KeyboardInterrupt
 
-    with job_progress() as progress, pytest.raises(InterruptedRunError, match="after 4 rows.*empty this one"):
+    with job_progress() as progress, pytest.raises(InterruptedRunError, match=r"after 4 rows.*empty this one"):
         GenerateJob(tmp_path / "in", tmp_path / "out", 1).collect(tables(), progress)
     assert ids_in(tmp_path / "out") == ["0", "1", "2"]
     assert names_in(tmp_path / "out") == ["errors.jsonl", "part-00000.parquet"]

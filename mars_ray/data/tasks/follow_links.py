@@ -27,4 +27,4 @@ def _make(rng: random.Random) -> TaskExample:
     return TaskExample(family="follow_links", prompt=prompt, response=response, answer=response)
 
 
-FAMILY = Family(name="follow_links", kind="hard", weight=1.5, make=_make, verify=same_text)
+FAMILY = Family(name="follow_links", kind="hard", weight=0.75, make=_make, verify=same_text)

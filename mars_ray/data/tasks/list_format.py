@@ -23,4 +23,4 @@ def _make(rng: random.Random) -> TaskExample:
     return TaskExample(family="list_format", prompt=prompt, response=response, answer=response)
 
 
-FAMILY = Family(name="list_format", kind="easy", weight=1.0, make=_make, verify=same_text)
+FAMILY = Family(name="list_format", kind="easy", weight=2.0, make=_make, verify=same_text)

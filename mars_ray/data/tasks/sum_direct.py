@@ -37,4 +37,4 @@ def _make(rng: random.Random) -> TaskExample:
     return TaskExample(family="sum_direct", prompt=prompt, response=response, answer=response)
 
 
-FAMILY = Family(name="sum_direct", kind="hard", weight=1.5, make=_make, verify=same_text)
+FAMILY = Family(name="sum_direct", kind="hard", weight=2.0, make=_make, verify=same_text)

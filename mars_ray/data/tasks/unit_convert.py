@@ -54,4 +54,4 @@ def _make(rng: random.Random) -> TaskExample:
     return TaskExample(family="unit_convert", prompt=prompt, response=response, answer=response)
 
 
-FAMILY = Family(name="unit_convert", kind="easy", weight=1.0, make=_make, verify=same_text)
+FAMILY = Family(name="unit_convert", kind="easy", weight=1.5, make=_make, verify=same_text)

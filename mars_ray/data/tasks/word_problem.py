@@ -45,9 +45,9 @@ def _numbers(rng: random.Random, operators: str) -> tuple[int, int, int]:
     if operators[0] == "*":
         x, y = rng.randint(2, 9), rng.randint(2, 9)
     else:
-        x, y = rng.randint(20, 60), rng.randint(2, 19)
+        x, y = rng.randint(20, 80), rng.randint(2, 9)
     first = _apply(x, operators[0], y)
-    z = rng.randint(1, first - 1) if operators[1] == "-" else rng.randint(2, min(19, 99 - first))
+    z = rng.randint(2, min(9, first - 1))
     return x, y, z
 
 
@@ -77,4 +77,4 @@ def _is_true_step(line: str) -> bool:
     return _apply(int(left), operator, int(right)) == int(result)
 
 
-FAMILY = Family(name="word_problem", kind="easy", weight=1.5, make=_make, verify=_verify)
+FAMILY = Family(name="word_problem", kind="easy", weight=2.0, make=_make, verify=_verify)

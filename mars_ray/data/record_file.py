@@ -1,0 +1,93 @@
+"""A file of records -> the JSON text of each, in order.
+
+In:    JSONL (plain or gz) or parquet.
+Out:   JSON texts as bytes; blank lines are left out. What is not JSON comes out as it is: whoever parses it says so.
+Never: parses a record, holds more than a chunk of the file, knows Ray.
+
+A line ends at a line feed and nowhere else: other characters that Unicode calls line ends may stand in JSON strings.
+"""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mars_ray.errors import DataError
+
+JSONL = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json.gz")
+PARQUET = ".parquet"
+
+RECORD_BYTES_MAX = 64 << 20
+"""A longer line is no record but a file of another kind, and would be read into memory whole."""
+
+
+def check_source(path: Path) -> None:
+    """Raise `DataError` when `path` is missing, of another kind, or damaged.
+
+    What is compressed is read to its end, many times faster than it is tokenised: half a download is found now and
+    not after hours of work.
+    """
+    if path.is_dir():
+        raise DataError(f"{path} is a folder. Give a .jsonl, .jsonl.gz or .parquet file.")
+    if not path.exists():
+        raise DataError(f"There is no file {path}. Give a .jsonl, .jsonl.gz or .parquet file.")
+    if not path.name.endswith((*JSONL, PARQUET)):
+        raise DataError(f"{path} is neither JSONL nor parquet. Give a .jsonl, .jsonl.gz or .parquet file.")
+    with _damage_named(path):
+        if path.suffix == PARQUET:
+            with pq.ParquetFile(path) as file:
+                for _ in file.iter_batches():
+                    pass
+        else:
+            with _open_lines(path) as lines:
+                while lines.read(1 << 20) and path.suffix == ".gz":
+                    pass
+
+
+def read_records(path: Path, chunk_records: int) -> Iterator[list[bytes]]:
+    """Yield the records in chunks, the last of which may be shorter. Raises `DataError` where the file is damaged."""
+    records = _parquet_records(path, chunk_records) if path.suffix == PARQUET else _lines(path)
+    with _damage_named(path):
+        while chunk := list(islice(records, chunk_records)):
+            yield chunk
+
+
+def _open_lines(path: Path) -> gzip.GzipFile | BufferedReader:
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with _open_lines(path) as file:
+        while line := file.readline(RECORD_BYTES_MAX + 1):
+            if len(line) > RECORD_BYTES_MAX:
+                raise DataError(f"{path} has a line of over {RECORD_BYTES_MAX >> 20} MiB: it is not one record a line.")
+            if stripped := line.strip():
+                yield stripped
+
+
+def _parquet_records(path: Path, batch_records: int) -> Iterator[bytes]:
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=batch_records):
+            for row in batch.to_pylist():
+                yield json.dumps(row, default=_as_text).encode()
+
+
+def _as_text(value: object) -> str:
+    # Some writers leave text unmarked, as bytes. What is not UTF-8 becomes lone surrogates, which records refuse.
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    # Arrow raises ValueError and OverflowError for a value that Python has no form for.
+    except (OSError, EOFError, zlib.error, pa.ArrowException, ValueError, OverflowError) as error:
+        raise DataError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error

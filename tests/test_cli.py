@@ -1,0 +1,59 @@
+"""What a user gets wrong ends in one line on standard error and exit code 2, before any work."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def mars_ray(*arguments: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-c", "from mars_ray.cli import main; main()"]
+    return subprocess.run([*program, *arguments], capture_output=True, text=True)
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a"}\n')
+    return path
+
+
+def generate(rows: Path, **changes: str) -> subprocess.CompletedProcess[str]:
+    given = {"input": str(rows), "output": str(rows.parent / "out")} | changes
+    return mars_ray("generate", *(word for name, value in given.items() for word in (f"--{name}", value)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"input": "nowhere.jsonl"}, "There is no file"),
+        ({"input": "pyproject.toml"}, "neither JSONL nor parquet"),
+        ({"model": "bundeld"}, "unknown model 'bundeld'"),
+        ({"threshold": "1.5"}, "threshold is 1.5"),
+        ({"max-tokens": "0"}, "max_tokens is 0"),
+        ({"workers": "0"}, "workers is 0"),
+        ({"output": "mars_ray"}, "already in use"),
+    ],
+)
+def test_a_job_that_cannot_start_says_why_in_one_line(rows: Path, changes: dict[str, str], message: str) -> None:
+    done = generate(rows, **changes)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (rows.parent / "out").exists()
+
+
+def test_a_misspelt_setting_of_a_training_run_is_named(tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text("modle: bundled\n")
+    done = mars_ray("train", "--config", str(config))
+    assert done.returncode == 2
+    assert "modle is not a setting" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_misspelt_option_is_named() -> None:
+    done = mars_ray("generate", "--inptu", "x")
+    assert done.returncode == 2
+    assert "--inptu" in done.stderr
