@@ -33,12 +33,12 @@ def train(
 ) -> None:
     """Fine-tune a model on Ray Train; the same command goes on with a run that was stopped."""
     from mars_ray.train.config import read_config
-    from mars_ray.train.loop import model_folder
     from mars_ray.train.ray_trainer import train as run
+    from mars_ray.train.run_folder import RunFolder
 
     settings = read_config(config)
     last = asdict(run(settings))
-    show("trained", last | {"model": str(model_folder(settings))}, as_json)
+    show("trained", last | {"model": str(RunFolder(settings.output).model)}, as_json)
 
 
 @app.command()

@@ -29,8 +29,8 @@ from mars_ray.model.card import CalibrationPoint, read_card
 from mars_ray.model.checkpoint import load_checkpoint, save_checkpoint
 from mars_ray.progress import ProgressLine
 from mars_ray.train.config import read_config
-from mars_ray.train.loop import model_folder
 from mars_ray.train.ray_trainer import train
+from mars_ray.train.run_folder import RunFolder
 
 HERE = Path(__file__).parent
 WORK = Path("runs/bundled")
@@ -66,11 +66,12 @@ def main() -> None:
     ar, mars = (read_config(HERE / name) for name in ("bundled_ar.yaml", "bundled_mars.yaml"))
     train(ar)
     train(mars)
+    ar_model, mars_model = RunFolder(ar.output).model, RunFolder(mars.output).model
     in_bfloat16 = WORK / "bundled"
     if not in_bfloat16.exists():
-        save_checkpoint(load_checkpoint(model_folder(mars)), in_bfloat16, dtype=torch.bfloat16)
+        save_checkpoint(load_checkpoint(mars_model), in_bfloat16, dtype=torch.bfloat16)
     curve = [measured(in_bfloat16, threshold) for threshold in THRESHOLDS]
-    publish(in_bfloat16, curve, model_folder(ar), before=measured(model_folder(ar), 1.0))
+    publish(in_bfloat16, curve, ar_model, before=measured(ar_model, 1.0))
 
 
 def write_examples(path: Path, examples: Iterable[TaskExample]) -> None:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from mars_ray.batch.outcomes import read_outcomes
 from mars_ray.batch.shards import ShardWriter
-from mars_ray.errors import EmptyDataError, InterruptedRunError
+from mars_ray.errors import InterruptedRunError
 from mars_ray.progress import ProgressLine
 
 
@@ -40,21 +40,17 @@ class GenerateReport:
 
 
 class GenerateJob:
-    """Collects the outcomes of one input; `workers` share the decoding."""
+    """Collects the outcomes that `workers` make; the output folder is made, or refused, at once."""
 
-    def __init__(self, source: Path, output: Path, workers: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._source, self._output, self._workers, self._clock = source, output, workers, clock
+    def __init__(self, output: Path, workers: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._output, self._workers, self._clock = output, workers, clock
         self._started_s = clock()
         self._writer = ShardWriter(output)
         self._rows = self._errors = self._tokens = self._forwards = 0
         self._worker_seconds = 0.0
 
     def collect(self, tables: Iterable[pa.Table], progress: ProgressLine) -> GenerateReport:
-        """Write every table as it comes.
-
-        Raises `EmptyDataError` when none holds a row, `InterruptedRunError` on Ctrl-C. Whatever the error, what came
-        before it is written.
-        """
+        """Write each table as it comes. Ctrl-C raises `InterruptedRunError`; what came before an error is kept."""
         try:
             for table in tables:
                 self._add(table)
@@ -66,8 +62,6 @@ class GenerateJob:
             ) from None
         finally:
             self._writer.flush()
-        if not self._rows + self._errors:
-            raise EmptyDataError(f"{self._source} holds no rows.")
         report = self._report()
         self._writer.close(asdict(report))
         return report

@@ -5,6 +5,8 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,8 +20,9 @@ from mars_ray.batch.generator import BATCH_ROWS, Generator
 from mars_ray.batch.job import GenerateJob, GenerateReport
 from mars_ray.batch.outcomes import outcome_table
 from mars_ray.data.chat import ChatEncoder
-from mars_ray.data.ray_read import check_source, read_raw
-from mars_ray.errors import ClusterError, ConfigError, InputError, MarsRayError, RunError
+from mars_ray.data.ray_read import read_raw
+from mars_ray.data.record_file import check_source, read_records
+from mars_ray.errors import ClusterError, ConfigError, EmptyDataError, InputError, MarsRayError, RunError
 from mars_ray.method.reference import DecodeOptions
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.folder import check_folder
@@ -60,10 +63,12 @@ def generate(options: GenerateOptions) -> GenerateReport:
     source, model = options.input.absolute(), resolve_model(options.model).absolute()  # workers have another folder
     _check_model(model)
     check_source(source)
-    job = GenerateJob(source, options.output, options.workers)
+    actors = _useful_actors(source, options.workers)
+    job = GenerateJob(options.output, actors)
     try:
         connect()
-        outcomes = _answered(source, model, options)
+        _check_cluster(options.workers)
+        outcomes = _answered(source, model, options.decode, actors)
         with ProgressLine(f"generate {source.name}", total=None) as progress:
             return job.collect(_with_our_errors(outcomes, options.output), progress)
     except InputError:
@@ -76,43 +81,56 @@ def _check_model(folder: Path) -> None:
     ChatEncoder(load_tokenizer(folder, found.config, found.tokenizer_is_custom))
 
 
-def _answered(source: Path, model: Path, options: GenerateOptions) -> ray.data.Dataset:
+def _useful_actors(source: Path, workers: int) -> int:
+    """Return how many workers will have something to do: a block each, or they would load the model for nothing."""
+    blocks = sum(1 for _ in islice(read_records(source, ROWS_PER_BLOCK), workers))
+    if not blocks:
+        raise EmptyDataError(f"{source} holds no rows.")
+    return blocks
+
+
+def _check_cluster(workers: int) -> None:
     cpus = cluster_cpus()
-    if options.workers > cpus:
+    if workers > cpus:
         raise ClusterError(
-            f"{options.workers} workers need as many CPUs, the cluster has {cpus:g}. "
+            f"{workers} workers need as many CPUs, the cluster has {cpus:g}. "
             "Lower workers or join a larger cluster with RAY_ADDRESS."
         )
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False  # ours shows rows and tokens instead of blocks
-    context.execution_options.preserve_order = True  # the output is in the order of the input
-    context.execution_no_progress_timeout_s = NO_PROGRESS_S
-    # Together the actors leave one CPU to the tasks that read, or those would wait for ever.
-    cpus_each = min(1.0, math.floor(100 * (cpus - 1) / options.workers) / 100)
-    return read_raw(source, ROWS_PER_BLOCK).map_batches(
+
+
+def _answered(source: Path, model: Path, decode: DecodeOptions, actors: int) -> ray.data.Dataset:
+    cpus = cluster_cpus()
+    outcomes = read_raw(source, ROWS_PER_BLOCK).map_batches(
         Decoder,
-        fn_constructor_kwargs={
-            "model": str(model),
-            "options": options.decode,
-            "threads": max(1, int(cpus // options.workers)),
-        },
-        compute=ActorPoolStrategy(size=options.workers),
-        num_cpus=cpus_each,
+        fn_constructor_kwargs={"model": model, "options": decode, "threads": max(1, int(cpus // actors))},
+        compute=ActorPoolStrategy(size=actors),
+        # Together the actors leave one CPU to the task that reads, or it would wait for ever.
+        num_cpus=min(1.0, math.floor(100 * (cpus - 1) / actors) / 100),
         batch_format="pyarrow",
     )
+    outcomes.context.enable_progress_bars = False  # ours shows rows and tokens instead of blocks
+    outcomes.context.execution_options.preserve_order = True  # the output is in the order of the input
+    outcomes.context.execution_no_progress_timeout_s = NO_PROGRESS_S
+    return outcomes
 
 
 class Decoder:
     """One actor: loads the model once, then answers block after block."""
 
-    def __init__(self, model: str, options: DecodeOptions, threads: int) -> None:
-        torch.set_num_threads(min(threads, os.cpu_count() or 1))
-        self._generator = Generator(load_checkpoint(Path(model)), options)
+    def __init__(self, model: Path, options: DecodeOptions, threads: int) -> None:
+        self._model, self._options, self._threads = model, options, threads
+
+    @cached_property
+    def _generator(self) -> Generator:
+        # Made by the first block: what a call raises comes to the driver whole, of a constructor's error only the text.
+        torch.set_num_threads(min(self._threads, os.cpu_count() or 1))
+        return Generator(load_checkpoint(self._model), self._options)
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         """Raw rows in, outcomes out."""
+        generator = self._generator
         started_s = time.monotonic()
-        outcomes = self._generator.run(batch["raw"].to_pylist())
+        outcomes = generator.run(batch["raw"].to_pylist())
         return outcome_table(outcomes, time.monotonic() - started_s)
 
 

@@ -8,6 +8,7 @@ Never: reads files, knows a tokenizer.
 import hashlib
 import json
 from dataclasses import dataclass
+from reprlib import repr as shortened
 from typing import Any
 
 from mars_ray.data.records import Message, parse_messages, parse_object
@@ -54,7 +55,7 @@ def _given_id(fields: dict[str, Any]) -> str | None:
     value = fields.get("id")
     if value is None or (isinstance(value, str | int) and not isinstance(value, bool)):
         return None if value in (None, "") else str(value)
-    raise BadRecordError(f"'id' must be text or an integer, not {type(value).__name__} {str(value)[:40]!r}")
+    raise BadRecordError(f"'id' must be text or an integer, not {type(value).__name__} {shortened(value)}")
 
 
 def _content_hash(fields: dict[str, Any]) -> str:
@@ -66,13 +67,13 @@ def _messages(fields: dict[str, Any]) -> tuple[Message, ...]:
     # Columns of parquet exist in every row: one that is null is one that is not there.
     prompt = fields.get("prompt")
     if prompt is not None and not isinstance(prompt, str):
-        raise BadRecordError(f"'prompt' must be text, not {type(prompt).__name__} {str(prompt)[:40]!r}")
+        raise BadRecordError(f"'prompt' must be text, not {type(prompt).__name__} {shortened(prompt)}")
     if fields.get("messages") is not None:
         messages = parse_messages(fields["messages"])
     elif prompt is not None:
         messages = ({"role": "user", "content": prompt},)
     else:
-        raise BadRecordError(f"it has neither 'prompt' nor 'messages', only {sorted(fields)}"[:200])
+        raise BadRecordError(f"it has neither 'prompt' nor 'messages', only {shortened(sorted(fields))}")
     if messages[-1]["role"] == "assistant":
         raise BadRecordError("its last message is the assistant's: there is nothing left to answer")
     if not messages[-1]["content"].strip():

@@ -102,8 +102,8 @@ class ChatEncoder:
             stop = ids.index(eos, first) if eos in ids[first:] else len(ids)
             if stop == len(ids) or batch.token_to_chars(row, stop).start >= end:
                 return BadRecordError(
-                    f"the chat template ends a turn without the end-of-sequence token {self._tokenizer.eos_token!r}, so "
-                    "the model would not learn to stop; correct eos_token in the tokenizer_config.json of the model"
+                    f"the chat template ends a turn without the end-of-sequence token {self._tokenizer.eos_token!r}: "
+                    "the model would not learn to stop, so correct eos_token in its tokenizer_config.json"
                 )
             response[first : stop + 1] = True
         return Encoded(np.array(ids, dtype=np.int32), response)
@@ -111,8 +111,13 @@ class ChatEncoder:
 
 def _first_token(batch: BatchEncoding, row: int, start: int, end: int) -> int:
     """Return the first token that begins at or behind the character `start`."""
-    for char in range(start, end):  # there are tokenizers with characters that no token claims, such as spaces
-        token: int | None = batch.char_to_token(row, char)
-        if token is not None:
-            return token if batch.token_to_chars(row, token).start >= start else token + 1
-    return len(batch["input_ids"][row])
+    # Some tokenizers leave spaces out of what a token spans, so that no token claims such a character.
+    claimed = (batch.char_to_token(row, char) for char in range(start, end))
+    token: int | None = next((each for each in claimed if each is not None), None)
+    if token is None:
+        return len(batch["input_ids"][row])
+    if batch.token_to_chars(row, token).start < start:
+        return token + 1
+    while token and batch.token_to_chars(row, token - 1).start > start:
+        token -= 1
+    return token

@@ -71,7 +71,7 @@ class PackedWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with suppress(OSError):  # after a failed write; `finish` has closed it otherwise
+        with suppress(OSError):  # after a failed write; `close` has done it otherwise
             self._writer.close()
 
     def write(self, rows: Iterable[Row]) -> None:
@@ -82,7 +82,7 @@ class PackedWriter:
             if len(self._waiting) == ROWS_PER_GROUP:
                 self._flush()
 
-    def finish(self, report: PackReport) -> None:
+    def close(self, report: PackReport) -> None:
         """Write what is left, then the report that marks the folder complete."""
         self._flush()
         with _writing(self._folder):

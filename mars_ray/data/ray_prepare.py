@@ -81,7 +81,7 @@ def prepare(source: Path, folder: Path, model: Path, options: PrepareOptions, pr
             seconds=seconds,
             tokens_per_s=packer.tokens / seconds,
         )
-        writer.finish(report)
+        writer.close(report)
     return report
 
 

@@ -12,6 +12,7 @@ nobody), and block boundaries may be shifted by a random phase per example, so t
 anywhere has been trained there.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -80,18 +81,21 @@ def clean_stream(rows: PackedRows) -> Streams:
     )
 
 
-def mars_streams(rows: PackedRows, *, block: int, mask_id: int, phase_RT: Tensor | int = 0) -> Streams:
+def mars_streams(
+    rows: PackedRows, *, block: int, mask_id: int, phase_RT: Tensor | int = 0, multiple_of: int = 1
+) -> Streams:
     """Build `[noisy | clean]` with blocks of `block` tokens.
 
     `phase_RT` is 0 for absolute blocks (as the authors) or the result of `random_phases`. A mask is labelled with
     the token after it; the first token of a response is predicted by a prompt token, which is no mask, so only
-    the clean stream trains it.
+    the clean stream trains it. N is rounded up to a multiple of `multiple_of`, or to T, with padding: kernels
+    compiled for a shape then meet few shapes.
     """
     clean = clean_stream(rows)
     block_RT = (rows.position_RT + phase_RT) // block
     label_RT = torch.where(rows.response_RT, clean.label_RS, IGNORE)
     tokens_RT = rows.tokens_RT.masked_fill(rows.response_RT, mask_id)
-    slot_RN, padding_RN = _blocks_with_a_response(rows, block_RT)
+    slot_RN, padding_RN = _blocks_with_a_response(rows, block_RT, multiple_of)
 
     def both(noisy_RT: Tensor, clean_RT: Tensor, padding: int) -> Tensor:
         return torch.cat([noisy_RT.gather(1, slot_RN).masked_fill(padding_RN, padding), clean_RT], dim=1)
@@ -114,7 +118,7 @@ def _next_response_token(rows: PackedRows) -> Tensor:
     return label_RT
 
 
-def _blocks_with_a_response(rows: PackedRows, block_RT: Tensor) -> tuple[Tensor, Tensor]:
+def _blocks_with_a_response(rows: PackedRows, block_RT: Tensor, multiple_of: int) -> tuple[Tensor, Tensor]:
     """Return the positions whose block holds a response token, int64 [R, N], and which of the N are filling, bool."""
     R, T = block_RT.shape
     # Number the blocks of a row through all its examples: a new one starts where the block or the example changes.
@@ -123,6 +127,6 @@ def _blocks_with_a_response(rows: PackedRows, block_RT: Tensor) -> tuple[Tensor,
     number_RT = starts_RT.long().cumsum(dim=1) - 1
     responses_RT = torch.zeros(R, T, dtype=torch.long).scatter_add_(1, number_RT, rows.response_RT.long())
     keep_RT = responses_RT.gather(1, number_RT) > 0
-    N = int(keep_RT.sum(dim=1).max())
+    N = min(T, math.ceil(int(keep_RT.sum(dim=1).max()) / multiple_of) * multiple_of)
     slot_RN = torch.argsort((~keep_RT).to(torch.uint8), dim=1, stable=True)[:, :N]
     return slot_RN, ~keep_RT.gather(1, slot_RN)

@@ -26,12 +26,13 @@ from mars_ray.train.checkpoint import RunState, load_state, save_state
 from mars_ray.train.config import TrainConfig
 from mars_ray.train.lookahead import Lookahead, look_ahead
 from mars_ray.train.metrics import MetricsWriter, StepMetrics
+from mars_ray.train.run_folder import RunFolder
 from mars_ray.train.schedule import generator_for, learning_rate, row_numbers, step_count
 from mars_ray.train.step import train_step
 
 LOOKAHEAD_THRESHOLD = 0.95
-STOP_FILE = "STOP"
-"""A file of this name in the run folder asks the run to save and stop after the current step."""
+FLEX_TILE = 128
+"""FlexAttention is compiled for a shape and works in tiles of 128 slots."""
 
 
 class CheckpointStore(Protocol):
@@ -44,20 +45,16 @@ class CheckpointStore(Protocol):
         """Call `write` with an empty folder and keep what it wrote, all workers' parts as one state, or nothing."""
 
 
-def model_folder(config: TrainConfig) -> Path:
-    """Return where the finished model of a run lies."""
-    return config.output / "model"
-
-
 class TrainingRun:
     """One worker's side of a run."""
 
     def __init__(self, config: TrainConfig, accelerator: Accelerator, store: CheckpointStore) -> None:
         self._config, self._accelerator, self._store = config, accelerator, store
-        self._data = PackedData(config.output / "data" / "train")
-        self._heldout = PackedData(config.output / "data" / "heldout")
-        flex = accelerator.device.type == "cuda"
-        self._checkpoint = load_checkpoint(resolve_model(config.model), attention="flex_attention" if flex else "sdpa")
+        self._folder = RunFolder(config.output)
+        self._data, self._heldout = PackedData(self._folder.train_data), PackedData(self._folder.heldout_data)
+        self._flex = accelerator.device.type == "cuda"
+        attention = "flex_attention" if self._flex else "sdpa"
+        self._checkpoint = load_checkpoint(resolve_model(config.model), attention=attention)
         optimizer = config.optimizer
         self._steps = step_count(len(self._data), epochs=optimizer.epochs, batch_rows=optimizer.batch_rows)
         adamw = torch.optim.AdamW(
@@ -78,7 +75,7 @@ class TrainingRun:
             state = load_state(folder, self._accelerator) if folder else RunState()
         main = self._accelerator.is_main_process
         losses: dict[str, float] = {}
-        with MetricsWriter(self._config.output, state.steps) if main else nullcontext() as writer:
+        with MetricsWriter(self._folder.path, state.steps) if main else nullcontext() as writer:
             while state.steps < self._steps and not self._asked_to_stop():
                 state, metrics = self._step(state)
                 losses = {"ar": metrics.ar_loss} | ({} if metrics.mask_loss is None else {"mask": metrics.mask_loss})
@@ -149,7 +146,13 @@ class TrainingRun:
         objective = self._config.objective
         if objective.kind == "ar":
             return clean_stream(rows)
-        return mars_streams(rows, block=objective.block, mask_id=self._checkpoint.mask_id, phase_RT=phase_RT)
+        return mars_streams(
+            rows,
+            block=objective.block,
+            mask_id=self._checkpoint.mask_id,
+            phase_RT=phase_RT,
+            multiple_of=FLEX_TILE if self._flex else 1,
+        )
 
     def _look_ahead(self) -> Lookahead | None:
         """Measure the held-out rows; every worker does, since a sharded network needs them all for a forward."""
@@ -167,7 +170,7 @@ class TrainingRun:
             )
 
     def _asked_to_stop(self) -> bool:
-        asked = torch.tensor(int((self._config.output / STOP_FILE).exists()), device=self._accelerator.device)
+        asked = torch.tensor(int(self._folder.asked_to_stop()), device=self._accelerator.device)
         return bool(self._accelerator.reduce(asked))  # all workers stop at the same step, or none
 
     def _save(self, state: RunState) -> None:
@@ -197,4 +200,4 @@ class TrainingRun:
         network = self._checkpoint.network
         network.load_state_dict({name.removeprefix("network."): tensor for name, tensor in weights.items()})
         finished = Checkpoint(network, self._checkpoint.tokenizer, self._checkpoint.mask_id, card)
-        save_checkpoint(finished, model_folder(config))
+        save_checkpoint(finished, self._folder.model)

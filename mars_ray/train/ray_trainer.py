@@ -4,8 +4,6 @@ Ray Train restarts dead workers and decides which checkpoint counts; running the
 there. `fit` runs in a thread: the main thread shows progress and turns Ctrl-C into a request to save and stop.
 """
 
-import fcntl
-import json
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -19,20 +17,17 @@ from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from ray.train import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
-from mars_ray import errors
 from mars_ray.data.packed import read_report
 from mars_ray.data.ray_prepare import PrepareOptions, prepare
-from mars_ray.errors import ClusterError, ConfigError, InterruptedRunError, MarsRayError, OutputError, RunError
+from mars_ray.errors import ClusterError, InterruptedRunError, MarsRayError, RunError
 from mars_ray.model.resolve import resolve_model
 from mars_ray.progress import ProgressLine
 from mars_ray.ray_cluster import connect
 from mars_ray.train.config import TrainConfig, parse_config
-from mars_ray.train.loop import STOP_FILE, TrainingRun, model_folder
+from mars_ray.train.loop import TrainingRun
 from mars_ray.train.metrics import StepMetrics, follow_metrics, plot_metrics, read_metrics
+from mars_ray.train.run_folder import RunFolder
 
-SETTINGS_FILE = "settings.json"
-ERROR_FILE = "error.json"
-"""Why the workers of the last attempt gave up, when it was no accident."""
 POLL_S = 0.5
 
 
@@ -46,31 +41,29 @@ def train(config: TrainConfig) -> StepMetrics:
     # Workers have another working folder.
     absolute = {"model": str(resolve_model(config.model).absolute()), "output": config.output.absolute()}
     config = config.model_copy(update=absolute)
-    config.output.mkdir(parents=True, exist_ok=True)
-    with _only_driver(config.output):
-        _check_settings(config)
-        if not model_folder(config).exists():
+    folder = RunFolder(config.output)
+    with folder.only_driver():
+        folder.check_settings(config)
+        if not folder.model.exists():
             connect()
             _check_cluster(config)
-            prepare_data(config)
-            _fit(config)
-        metrics = read_metrics(config.output)
-        plot_metrics(metrics, config.output / "metrics.png")
+            _prepare_data(config, folder)
+            _fit(config, folder)
+        metrics = read_metrics(folder.path)
+        plot_metrics(metrics, folder.picture)
         return metrics[-1]
 
 
-def prepare_data(config: TrainConfig) -> None:
-    """Tokenise and pack what `config` names, unless that is done."""
+def _prepare_data(config: TrainConfig, folder: RunFolder) -> None:
     data = config.data
     options = PrepareOptions(length=data.length, overlong=data.overlong, bad_records=data.bad_records)
-    for source, name in ((data.heldout, "heldout"), (data.train, "train")):
-        folder = config.output / "data" / name
-        if read_report(folder) is None:
+    for source, packed in ((data.heldout, folder.heldout_data), (data.train, folder.train_data)):
+        if read_report(packed) is None:
             with ProgressLine(f"tokenise {source.name}", total=None) as progress:
-                prepare(source, folder, Path(config.model), options, progress)
+                prepare(source, packed, Path(config.model), options, progress)
 
 
-def _fit(config: TrainConfig) -> None:
+def _fit(config: TrainConfig, folder: RunFolder) -> None:
     outcome: list[ray.train.Result | BaseException] = []
 
     def fit() -> None:
@@ -79,28 +72,24 @@ def _fit(config: TrainConfig) -> None:
         except BaseException as error:
             outcome.append(error)
 
-    stop, error_file = config.output / STOP_FILE, config.output / ERROR_FILE
-    stop.unlink(missing_ok=True)
-    error_file.unlink(missing_ok=True)
+    folder.begin_attempt()
     thread = threading.Thread(target=fit, daemon=True)
-    with _sigint(stop.touch), ProgressLine("train", total=None) as progress:
+    with _sigint(folder.ask_to_stop), ProgressLine("train", total=None) as progress:
         thread.start()
-        _show_progress(config.output, progress, thread)
+        _show_progress(folder.path, progress, thread)
     result = outcome[0]
     if isinstance(result, ray.train.TrainingFailedError):
         raise RunError(
-            f"The run failed: {_last_line(str(result))}. Its state is saved in {config.output}; mend the cause and run "
-            "the same command to go on."
+            f"The run failed: {str(result).strip().splitlines()[-1]}. Its state is saved in {folder.path}; mend the "
+            "cause and run the same command to go on."
         ) from result
     if isinstance(result, BaseException):
         raise result
-    if error_file.exists():
-        error = json.loads(error_file.read_text())
-        raise getattr(errors, error["kind"])(error["message"])
-    if not model_folder(config).exists():
-        done = read_metrics(config.output)[-1]
+    folder.raise_reason()
+    if not folder.model.exists():
+        steps = len(read_metrics(folder.path))
         raise InterruptedRunError(
-            f"Stopped at step {done.step} of {done.steps}, saved in {config.output}. Run the same command to go on."
+            f"Stopped after {steps} steps, saved in {folder.path}. Run the same command to go on."
         )
 
 
@@ -135,8 +124,7 @@ def _worker(fields: dict[str, object]) -> None:
         TrainingRun(config, accelerator, RayCheckpointStore()).run()
     except MarsRayError as error:
         # Trying again would end the same way, so it must not look like a worker's death to Ray.
-        report = {"kind": type(error).__name__, "message": str(error)}
-        (config.output / ERROR_FILE).write_text(json.dumps(report))
+        RunFolder(config.output).give_up(error)
 
 
 class RayCheckpointStore:
@@ -170,31 +158,6 @@ def _check_cluster(config: TrainConfig) -> None:
             )
 
 
-def _check_settings(config: TrainConfig) -> None:
-    """Refuse to go on with other settings than the run began with; nothing in its checkpoints would tell."""
-    path, settings = config.output / SETTINGS_FILE, config.model_dump_json(indent=2) + "\n"
-    if not path.exists():
-        path.write_text(settings)
-    elif path.read_text() != settings:
-        began = dict(zip(path.read_text().splitlines(), settings.splitlines(), strict=False))
-        was, now = next((old.strip(" ,"), new.strip(" ,")) for old, new in began.items() if old != new)
-        raise ConfigError(
-            f"{config.output} holds a run with other settings: {was} there, {now} now. Choose another output folder."
-        )
-
-
-@contextmanager
-def _only_driver(folder: Path) -> Iterator[None]:
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise OutputError(
-                f"Another process is training in {folder}. Wait for it, or choose another output."
-            ) from None
-        yield
-
-
 @contextmanager
 def _sigint(handle: Callable[[], None]) -> Iterator[None]:
     """Call `handle` on the first Ctrl-C; a second one ends the process as usual."""
@@ -211,22 +174,14 @@ def _sigint(handle: Callable[[], None]) -> Iterator[None]:
 
 
 def _show_progress(folder: Path, progress: ProgressLine, thread: threading.Thread) -> None:
-    figures = follow_metrics(folder)
+    steps = follow_metrics(folder)
+    figures: dict[str, str] = {}
     while thread.is_alive():
         thread.join(POLL_S)
-        latest = None
-        while (step := next(figures)) is not None:
-            latest = step
-        if latest is not None:
-            progress.update(latest.step, _figures(latest), total=latest.steps)
-
-
-def _figures(step: StepMetrics) -> dict[str, str]:
-    figures = {"ar": f"{step.ar_loss:.3f}", "tokens/s": f"{step.tokens_per_s:.0f}"}
-    if step.mask_loss is not None:
-        figures["masks"] = f"{step.mask_loss:.3f}"
-    return figures
-
-
-def _last_line(text: str) -> str:
-    return text.strip().splitlines()[-1]
+        while (step := next(steps)) is not None:
+            figures |= {"ar": f"{step.ar_loss:.3f}", "tokens/s": f"{step.tokens_per_s:.0f}"}
+            if step.mask_loss is not None:
+                figures["masks"] = f"{step.mask_loss:.3f}"
+            if step.heldout_tokens_per_forward is not None:
+                figures["held-out tokens/forward"] = f"{step.heldout_tokens_per_forward:.2f}"
+            progress.update(step.step, figures, total=step.steps)

@@ -24,7 +24,7 @@ DECODE = DecodeOptions(threshold=0.5, block=4, max_tokens=5)
 # In UTF-8, å, 全 and the rest hold bytes or are characters that end a line in other alphabets.
 GOOD = [{"id": f"row-{number}", "prompt": f"å 全 \x0b \u2028 {number}"} for number in range(150)]
 BAD = {
-    b'{"id": "json", "prompt": ': (None, "not JSON"),
+    b'{"id": "json", "prompt":': (None, "not JSON"),
     b'{"id": "utf8", "prompt": "\xff"}': (None, "not JSON"),
     b'{"id": "none"}': ("none", "neither 'prompt' nor 'messages'"),
     b'{"id": 12, "prompt": 3}': ("12", "must be text, not int"),
@@ -94,21 +94,6 @@ def test_parquet_is_answered_by_two_workers_in_order(cluster: None, model_folder
     assert (report.rows, report.errors) == (151, 2)
 
 
-def test_an_input_without_rows_is_refused_and_leaves_nothing(cluster: None, model_folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "blank.jsonl").write_text("\n\n")
-    pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), tmp_path / "empty.parquet")
-    for name in ("blank.jsonl", "empty.parquet"):
-        with pytest.raises(EmptyDataError, match=f"{name} holds no rows"):
-            generate(options(tmp_path / name, tmp_path / "out", model_folder))
-        assert not (tmp_path / "out").exists()
-
-
-def test_an_input_that_breaks_off_is_refused_by_name(cluster: None, model_folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(mixed_lines())[:-20])
-    with pytest.raises(DataError, match=r"rows.jsonl.gz cannot be read to its end"):
-        generate(options(tmp_path / "rows.jsonl.gz", tmp_path / "out", model_folder))
-
-
 def test_more_workers_than_cpus_are_refused(cluster: None, model_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "x"}')
     with pytest.raises(ClusterError, match="3 workers need as many CPUs, the cluster has 2"):
@@ -127,6 +112,7 @@ def test_what_only_loading_the_model_shows_is_said_in_its_words(
     (broken / "mars.json").write_text("{}")
     with pytest.raises(ModelError, match=r"mars\.json"):
         generate(options(tmp_path / "rows.jsonl", tmp_path / "out", broken))
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_is_wrong_with_the_arguments_is_said_before_ray_starts(model_folder: Path, tmp_path: Path) -> None:
@@ -135,12 +121,18 @@ def test_what_is_wrong_with_the_arguments_is_said_before_ray_starts(model_folder
     (tmp_path / "rows.csv").touch()
     (tmp_path / "bad.parquet").write_text("no parquet")
     (tmp_path / "bad.jsonl.gz").write_text("no gzip")
+    (tmp_path / "half.jsonl.gz").write_bytes(gzip.compress(mixed_lines())[:-20])
+    (tmp_path / "blank.jsonl").write_text("\n\n")
+    pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), tmp_path / "empty.parquet")
     cases: list[tuple[GenerateOptions, type[InputError], str]] = [
         (options(tmp_path / "none.jsonl", output, model_folder), DataError, "no file .*none.jsonl"),
-        (options(tmp_path, output, model_folder), DataError, "no file"),
+        (options(tmp_path, output, model_folder), DataError, "is a folder"),
         (options(tmp_path / "rows.csv", output, model_folder), DataError, "neither JSONL nor parquet"),
         (options(tmp_path / "bad.parquet", output, model_folder), DataError, "bad.parquet cannot be read"),
         (options(tmp_path / "bad.jsonl.gz", output, model_folder), DataError, "bad.jsonl.gz cannot be read"),
+        (options(tmp_path / "half.jsonl.gz", output, model_folder), DataError, "half.jsonl.gz cannot be read"),
+        (options(tmp_path / "blank.jsonl", output, model_folder), EmptyDataError, "blank.jsonl holds no rows"),
+        (options(tmp_path / "empty.parquet", output, model_folder), EmptyDataError, "empty.parquet holds no rows"),
         (options(rows, output, tmp_path / "tiny"), ModelError, "unknown model"),
         (options(rows, output, tmp_path), ModelError, "no config.json"),
         (options(rows, tmp_path, model_folder), OutputError, "already in use"),

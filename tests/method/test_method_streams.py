@@ -2,11 +2,12 @@
 
 from itertools import product
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_mask
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from mars_ray.method.loss import StreamLoss, TokenCounts, training_logits
 from mars_ray.method.streams import (
@@ -19,7 +20,7 @@ from mars_ray.method.streams import (
     random_phases,
 )
 from mars_ray.method.visibility import dense_mask, flex_mask
-from samples import MASK_ID, packed
+from samples import MASK_ID, VOCABULARY, packed
 
 examples = st.lists(st.booleans(), min_size=1, max_size=14)
 rows = st.lists(st.lists(examples, min_size=1, max_size=3), min_size=1, max_size=2)
@@ -69,13 +70,13 @@ def test_the_dense_mask_equals_the_table_of_the_paper(layout: list, block: int, 
         assert bool(mask[r, 0, q, k]) == may_attend_by_hand(streams, r, q, k)
 
 
-@given(layout=rows, block=blocks, seed=st.integers(0, 99))
+@given(layout=rows, block=blocks, seed=st.integers(0, 99), multiple_of=st.sampled_from([1, 4]))
 def test_leaving_out_blocks_without_a_response_leaves_the_loss_as_it_is(
-    network: PreTrainedModel, layout: list, block: int, seed: int
+    network: PreTrainedModel, layout: list, block: int, seed: int, multiple_of: int
 ) -> None:
     packed_rows = packed(layout)
     phase_RT = phases(packed_rows, block, seed)
-    short = mars_streams(packed_rows, block=block, mask_id=MASK_ID, phase_RT=phase_RT)
+    short = mars_streams(packed_rows, block=block, mask_id=MASK_ID, phase_RT=phase_RT, multiple_of=multiple_of)
     whole = whole_noisy_stream(packed_rows, block, phase_RT)
     assert short.tokens_RS.shape[1] <= whole.tokens_RS.shape[1]
     assert TokenCounts.of(short) == TokenCounts.of(whole)
@@ -175,3 +176,20 @@ def test_the_flex_mask_evaluates_to_the_dense_one(layout: list, block: int, seed
     R, S = streams.tokens_RS.shape
     flex = create_mask(flex_mask(streams).mask_mod, R, 1, S, S, device="cpu")
     assert torch.equal(flex, dense_mask(streams))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")
+@torch.no_grad()
+def test_flex_attention_gives_the_logits_of_dense_attention() -> None:
+    shape = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "initializer_range": 0.5}
+    dense, flex = (
+        Qwen2ForCausalLM(Qwen2Config(**shape, **heads, attn_implementation=attention)).eval()
+        for attention in ("sdpa", "flex_attention")
+    )
+    flex.load_state_dict(dense.state_dict())
+    packed_rows = packed([[[False] * 5 + [True] * 60, [False] * 3 + [True] * 40], [[True] * 100]])
+    streams = mars_streams(packed_rows, block=4, mask_id=MASK_ID, multiple_of=128)
+    everywhere = torch.ones_like(streams.noisy_RS)
+    expected = training_logits(dense, streams, everywhere)
+    torch.testing.assert_close(training_logits(flex, streams, everywhere), expected, rtol=1e-3, atol=1e-3)

@@ -15,15 +15,16 @@ from mars_ray.errors import DivergedError
 from mars_ray.model.card import read_card
 from mars_ray.train.checkpoint import RunState
 from mars_ray.train.config import TrainConfig
-from mars_ray.train.loop import STOP_FILE, TrainingRun, model_folder
+from mars_ray.train.loop import TrainingRun
 from mars_ray.train.metrics import StepMetrics, follow_metrics, plot_metrics, read_metrics
+from mars_ray.train.run_folder import RunFolder
 from train_samples import MakeConfig, pack
 
 
 class FolderStore:
     """Keeps every state in a numbered folder; `dies_after` states it takes the process with it."""
 
-    def __init__(self, folder: Path, dies_after: int = 1000, stops: Path | None = None) -> None:
+    def __init__(self, folder: Path, dies_after: int = 1000, stops: RunFolder | None = None) -> None:
         self._folder, self._dies_after, self._stops = folder, dies_after, stops
         folder.mkdir(exist_ok=True)
 
@@ -37,7 +38,7 @@ class FolderStore:
         folder.mkdir()
         write(folder)
         if self._stops:
-            self._stops.touch()
+            self._stops.ask_to_stop()
         if number == self._dies_after:
             raise KilledError
 
@@ -52,7 +53,7 @@ def run(config: TrainConfig, store: FolderStore) -> RunState:
 
 
 def weights(config: TrainConfig) -> dict[str, torch.Tensor]:
-    return load_file(model_folder(config) / "model.safetensors")
+    return load_file(RunFolder(config.output).model / "model.safetensors")
 
 
 @pytest.fixture(params=["ar", "mars"])
@@ -74,9 +75,9 @@ def test_a_run_learns_and_leaves_a_plain_model_folder(config: TrainConfig, tmp_p
     metrics = read_metrics(config.output)
     assert [each.step for each in metrics] == list(range(1, state.steps + 1))
     assert metrics[-1].ar_loss < 0.8 * metrics[0].ar_loss
-    network = AutoModelForCausalLM.from_pretrained(model_folder(config))
+    network = AutoModelForCausalLM.from_pretrained(RunFolder(config.output).model)
     assert torch.isfinite(network(input_ids=torch.tensor([[1, 2, 3]])).logits).all()
-    card = read_card(model_folder(config))
+    card = read_card(RunFolder(config.output).model)
     assert card is not None
     assert (card.method, card.steps, card.tokens) == (config.objective.kind, state.steps, state.tokens)
 
@@ -98,10 +99,10 @@ def test_a_killed_run_ends_with_the_weights_of_a_whole_one_bit_for_bit(
 def test_a_run_asked_to_stop_saves_and_goes_on_later(config: TrainConfig, start_model: Path, tmp_path: Path) -> None:
     run(config, FolderStore(tmp_path / "states"))
     cut = again(config, "cut", start_model)
-    stopped = run(cut, FolderStore(tmp_path / "cut-states", stops=cut.output / STOP_FILE))
+    stopped = run(cut, FolderStore(tmp_path / "cut-states", stops=RunFolder(cut.output)))
     assert stopped.steps == 5
-    assert not model_folder(cut).exists()
-    (cut.output / STOP_FILE).unlink()
+    assert not RunFolder(cut.output).model.exists()
+    RunFolder(cut.output).begin_attempt()
     run(cut, FolderStore(tmp_path / "cut-states"))
     assert all(torch.equal(weights(config)[name], tensor) for name, tensor in weights(cut).items())
 

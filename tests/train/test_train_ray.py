@@ -14,8 +14,8 @@ import yaml
 from safetensors.torch import load_file
 
 from mars_ray.train.config import TrainConfig
-from mars_ray.train.loop import model_folder
 from mars_ray.train.metrics import METRICS_FILE, follow_metrics, read_metrics
+from mars_ray.train.run_folder import RunFolder
 from train_samples import MakeConfig
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
@@ -78,7 +78,7 @@ def test_however_it_is_interrupted_a_run_ends_with_the_same_weights(make_config:
     command.wait_for_step(steps // 5)
     os.kill(writer_of(cut.output / METRICS_FILE), signal.SIGKILL)
     command.wait_for_step(steps // 5 + 12)  # the workers are back
-    command.process.send_signal(signal.SIGINT)
+    os.killpg(command.process.pid, signal.SIGINT)  # to the whole group, as a terminal does
     code, _, err = command.finish()
     assert code == 130
     assert "Run the same command to go on" in err
@@ -87,14 +87,14 @@ def test_however_it_is_interrupted_a_run_ends_with_the_same_weights(make_config:
     command.wait_for_step(steps * 3 // 5)
     command.process.kill()
     command.finish()
-    assert not model_folder(cut).exists()
+    assert not RunFolder(cut.output).model.exists()
 
     code, out, _ = Command(cut, tmp_path).finish()
     assert code == 0
     assert json.loads(out.splitlines()[-1])["step"] == steps
     assert [each.step for each in read_metrics(cut.output)] == list(range(1, steps + 1))
     assert (cut.output / "metrics.png").stat().st_size > 10_000
-    one, other = (load_file(model_folder(config) / "model.safetensors") for config in (whole, cut))
+    one, other = (load_file(RunFolder(config.output).model / "model.safetensors") for config in (whole, cut))
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 

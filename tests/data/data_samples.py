@@ -1,0 +1,59 @@
+"""A small real tokenizer with a chat template, and examples made by hand."""
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import TokenizersBackend
+
+from mars_ray.data.chat import Encoded
+from mars_ray.data.records import Message
+
+ROLE_TOKENS = ["<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
+SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *ROLE_TOKENS]
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+ROLES_ARE_TOKENS = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|im_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@cache
+def _trained(trims_spaces: bool) -> str:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=trims_spaces)
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["one two three\n\nfour  five\n\nassistant user ééé"] * 9, trainer)
+    return tokenizer.to_str()
+
+
+def make_tokenizer(
+    template: str | None = CHATML, *, eos: str | None = "<|im_end|>", trims_spaces: bool = False
+) -> TokenizersBackend:
+    tokenizer = TokenizersBackend(
+        tokenizer_object=Tokenizer.from_str(_trained(trims_spaces)), eos_token=eos, pad_token="<|endoftext|>"
+    )
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def turns(*contents: str) -> tuple[Message, ...]:
+    """User and assistant speak in turns."""
+    return tuple({"role": ("user", "assistant")[n % 2], "content": content} for n, content in enumerate(contents))
+
+
+def example(tokens: Sequence[int], prompt: int = 0) -> Encoded:
+    """An example whose first `prompt` tokens are no response."""
+    return Encoded(np.array(tokens, dtype=np.int32), np.arange(len(tokens)) >= prompt)

@@ -1,0 +1,94 @@
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mars_ray.data.records import Record, parse_messages, parse_object, parse_record
+from mars_ray.errors import BadRecordError
+
+SAID = {"role": "assistant", "content": "b"}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["messages", "prompt", "response", "role", "content"]), inner)
+    ),
+    max_leaves=12,
+)
+
+
+def raw(**fields: Any) -> bytes:
+    return json.dumps(fields).encode()
+
+
+def test_a_prompt_and_a_response_are_a_conversation_of_two_turns() -> None:
+    assert parse_record(raw(prompt="a", response="b", source="x")) == Record(({"role": "user", "content": "a"}, SAID))
+
+
+def test_messages_keep_role_and_content_and_nothing_else() -> None:
+    messages = [{"role": "user", "content": "a", "name": "x"}, SAID | {"tool_calls": None}]
+    assert parse_record(raw(messages=messages)) == parse_record(raw(prompt="a", response="b"))
+
+
+def test_a_column_that_is_null_counts_as_absent() -> None:
+    assert parse_record(raw(messages=None, prompt="a", response="b")) == parse_record(raw(prompt="a", response="b"))
+
+
+def test_a_byte_order_mark_is_no_part_of_the_record() -> None:
+    assert parse_record(b"\xef\xbb\xbf" + raw(prompt="a", response="b")) == parse_record(raw(prompt="a", response="b"))
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (b"{", "it is not JSON"),
+        (b"\xff\xfe{\x00}\x00", "it is not JSON"),
+        ('{"prompt": "a", "response": "é"}'.encode("latin-1"), "it is not JSON"),
+        (raw(prompt="a", response="b").decode().encode("utf-16"), "it is not JSON"),
+        (b"[" * 100_000, "it is not JSON"),
+        (b'{"n": ' + b"9" * 5000 + b"}", "it is not JSON"),
+        (b'["a"]', "it is not a JSON object"),
+        (raw(text="a"), "neither 'messages' nor 'prompt' and 'response', only ['text']"),
+        (raw(messages=None), "neither 'messages'"),
+        (raw(prompt="a"), "it has no 'response'"),
+        (raw(prompt="a", response=None), "it has no 'response'"),
+        (raw(prompt=["a"], response="b"), "'prompt' must be text, not list"),
+        (raw(prompt="a", response=" \n"), "it has no response"),
+        (raw(messages=[{"role": "user", "content": "a"}]), "it has no response"),
+        (raw(messages=[]), "at least one message"),
+        (raw(messages="a"), "at least one message"),
+        (raw(messages=[SAID, "a"]), "message 1 needs a 'role'"),
+        (raw(messages=[{"role": "assistant", "content": [{"type": "text"}]}]), "message 0 needs a 'role'"),
+        (raw(messages=[{"role": "assistant", "content": None}]), "message 0 needs a 'role'"),
+        (raw(messages=[{"role": "bot" * 99, "content": "a"}]), "message 0 has the role"),
+        (raw(messages=[{"role": ["user"], "content": "a"}]), "message 0 has the role ['user']"),
+        (raw(messages=[SAID | {"tool_calls": [{"name": "f"}]}]), "message 0 has 'tool_calls'"),
+        (rb'{"prompt": "a\ud800", "response": "b"}', r"'prompt' holds '\ud800', which is no character"),
+        (rb'{"messages": [{"role": "assistant", "content": "\udc00"}]}', "message 0 holds"),
+    ],
+)
+def test_a_bad_record_says_what_is_wrong_in_one_short_line(bad: bytes, reason: str) -> None:
+    with pytest.raises(BadRecordError, match=re.escape(reason)) as caught:
+        parse_record(bad)
+    assert len(str(caught.value)) < 400
+    assert "\n" not in str(caught.value)
+
+
+@given(st.binary() | JSON.map(lambda value: json.dumps(value).encode()))
+def test_whatever_the_bytes_are_a_record_or_a_bad_record_comes_out(data: bytes) -> None:
+    for parse in (parse_record, lambda data: parse_messages(parse_object(data).get("messages"))):
+        try:
+            parsed = parse(data)
+        except BadRecordError:
+            continue
+        for message in parsed.messages if isinstance(parsed, Record) else parsed:
+            message["content"].encode()
+
+
+@pytest.mark.parametrize("depth", range(850, 1000, 10))
+def test_nesting_near_the_limit_of_python_is_a_bad_record_too(depth: int) -> None:
+    with pytest.raises(BadRecordError):
+        parse_record(b'{"messages": ' + b"[" * depth + b"]" * depth + b"}")
