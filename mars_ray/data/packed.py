@@ -52,16 +52,10 @@ class PackedWriter:
 
     def __init__(self, folder: Path, length: int) -> None:
         self._folder, self._length = folder, length
-        self._types = {
-            "tokens": pa.int32(),
-            "response": pa.bool_(),
-            "example": pa.int16() if length <= 1 << 15 else pa.int32(),  # a row has no more examples than tokens
-        }
         with _writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / REPORT_FILE).unlink(missing_ok=True)
-            schema = pa.schema({name: pa.list_(kind, length) for name, kind in self._types.items()})
-            self._writer = pq.ParquetWriter(folder / ROWS_FILE, schema, compression="zstd")
+            self._writer = pq.ParquetWriter(folder / ROWS_FILE, _schema(length), compression="zstd")
         self._waiting: list[Row] = []
         self.rows = 0
 
@@ -93,21 +87,29 @@ class PackedWriter:
 
     def _flush(self) -> None:
         shape = (len(self._waiting), self._length)
-        tokens, response = np.zeros(shape, dtype=np.int32), np.zeros(shape, dtype=np.bool_)
-        example = np.full(shape, PADDING, dtype=self._types["example"].to_pandas_dtype())
+        tokens, response, example = arrays = _empty(shape)
+        tokens[:], response[:], example[:] = 0, False, PADDING
         for r, row in enumerate(self._waiting):
             start = 0
             for e, encoded in enumerate(row.examples):
                 place = (r, slice(start, start + len(encoded.tokens)))
                 tokens[place], response[place], example[place] = encoded.tokens, encoded.response, e
                 start += len(encoded.tokens)
-        columns = {
-            name: pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), self._length)
-            for name, values in (("tokens", tokens), ("response", response), ("example", example))
-        }
+        columns = [pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), self._length) for array in arrays]
         with _writing(self._folder):
-            self._writer.write_table(pa.table(columns))
+            self._writer.write_table(pa.table(columns, schema=_schema(self._length)))
         self._waiting = []
+
+
+def _schema(length: int) -> pa.Schema:
+    number = pa.int16() if length <= 1 << 15 else pa.int32()  # a row has no more examples than tokens
+    kinds = {"tokens": pa.int32(), "response": pa.bool_(), "example": number}
+    return pa.schema({name: pa.list_(kind, length) for name, kind in kinds.items()})
+
+
+def _empty(shape: tuple[int, int]) -> list[np.ndarray]:
+    """Return an array [rows, length] for each column, of any content."""
+    return [np.empty(shape, dtype=kind.value_type.to_pandas_dtype()) for kind in _schema(shape[1]).types]
 
 
 @contextmanager
@@ -146,8 +148,8 @@ class PackedData:
         self.report = report
         try:
             self._tokens, self._response, self._example = _load(folder / ROWS_FILE, report)
-        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-            raise DataError(f"{folder} is damaged ({error}); remove it and prepare again.") from error
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise DataError(f"{folder} is damaged ({_first_line(error)}); remove it and prepare again.") from error
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -167,19 +169,22 @@ class PackedData:
         )
 
 
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
 def _load(path: Path, report: PackReport) -> list[np.ndarray]:
     """Read tokens, response and example as [rows, length], with no second copy of more than a group of rows."""
     with pq.ParquetFile(path) as file:
         if file.metadata.num_rows != report.rows:
             raise ValueError(f"{path.name} has {file.metadata.num_rows} rows, {REPORT_FILE} says {report.rows}")
-        kinds = {name: file.schema_arrow.field(name).type.value_type for name in ("tokens", "response", "example")}
-        arrays = {
-            name: np.empty((report.rows, report.length), dtype=kind.to_pandas_dtype()) for name, kind in kinds.items()
-        }
+        if not file.schema_arrow.equals(_schema(report.length)):
+            raise ValueError(f"{path.name} has other columns than rows of {report.length} tokens")
+        arrays = _empty((report.rows, report.length))
         start = 0
         for batch in file.iter_batches(batch_size=ROWS_PER_GROUP):
-            for name, array in arrays.items():
-                values = batch.column(name).flatten().to_numpy(zero_copy_only=False)
+            for array, column in zip(arrays, batch.columns, strict=True):
+                values = column.flatten().to_numpy(zero_copy_only=False)
                 array[start : start + len(batch)] = values.reshape(len(batch), report.length)
             start += len(batch)
-        return list(arrays.values())
+        return arrays
