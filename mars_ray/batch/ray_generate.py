@@ -22,8 +22,9 @@ from mars_ray.batch.outcomes import outcome_table
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.ray_read import read_raw
 from mars_ray.data.record_file import check_source, read_records
-from mars_ray.errors import ClusterError, ConfigError, EmptyDataError, InputError, MarsRayError, RunError
+from mars_ray.errors import ClusterError, ConfigError, EmptyDataError, MarsRayError, RunError
 from mars_ray.method.reference import DecodeOptions
+from mars_ray.model.card import read_card
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.folder import check_folder
 from mars_ray.model.resolve import resolve_model
@@ -70,14 +71,15 @@ def generate(options: GenerateOptions) -> GenerateReport:
         _check_cluster(options.workers)
         outcomes = _answered(source, model, options.decode, actors)
         with ProgressLine(f"generate {source.name}", total=None) as progress:
-            return job.collect(_with_our_errors(outcomes, options.output), progress)
-    except InputError:
+            return job.collect(_blocks(outcomes, options.output), progress)
+    except MarsRayError:
         job.discard()
         raise
 
 
 def _check_model(folder: Path) -> None:
     found = check_folder(folder)
+    read_card(folder)
     ChatEncoder(load_tokenizer(folder, found.config, found.tokenizer_is_custom))
 
 
@@ -122,7 +124,7 @@ class Decoder:
 
     @cached_property
     def _generator(self) -> Generator:
-        # Made by the first block: what a call raises comes to the driver whole, of a constructor's error only the text.
+        # Made by the first block: when a constructor fails, Ray starts the actor again and again.
         torch.set_num_threads(min(self._threads, os.cpu_count() or 1))
         return Generator(load_checkpoint(self._model), self._options)
 
@@ -134,16 +136,10 @@ class Decoder:
         return outcome_table(outcomes, time.monotonic() - started_s)
 
 
-def _with_our_errors(outcomes: ray.data.Dataset, output: Path) -> Iterator[pa.Table]:
-    """Iterate over the blocks; what Ray raises becomes the error of ours that caused it, or a `RunError`."""
+def _blocks(outcomes: ray.data.Dataset, output: Path) -> Iterator[pa.Table]:
     try:
         yield from outcomes.iter_batches(batch_size=None, batch_format="pyarrow")
     except (RayError, ExecutionTimeoutError) as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, MarsRayError):
-            cause = getattr(cause, "cause", None) or cause.__cause__
-        if cause is not None:
-            raise cause from error
-        raise RunError(
-            f"The run failed: {str(error).strip().splitlines()[-1]}. The rows answered before are in {output}."
-        ) from error
+        # Of what a worker raised only the text comes here; its last line is the message.
+        reason = str(error).strip().splitlines()[-1].removesuffix(".")
+        raise RunError(f"The run failed: {reason}. The rows answered before it are in {output}.") from error

@@ -15,9 +15,10 @@ from ray.exceptions import RayError
 from mars_ray.data.chat import ChatEncoder, Encoded
 from mars_ray.data.packed import PackedWriter, PackReport
 from mars_ray.data.packing import Packer
-from mars_ray.data.ray_read import check_source, read_raw
+from mars_ray.data.ray_read import our_error, read_raw
+from mars_ray.data.record_file import check_source
 from mars_ray.data.records import Record, parse_record
-from mars_ray.errors import BadRecordError, EmptyDataError, MarsRayError, RunError
+from mars_ray.errors import BadRecordError, EmptyDataError, RunError
 from mars_ray.model.folder import check_folder
 from mars_ray.model.tokenizer import load_tokenizer
 from mars_ray.progress import ProgressLine
@@ -96,12 +97,8 @@ def _tokenised(source: Path, model: Path) -> Iterator[list[Encoded | str]]:
         for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
             yield _outcomes(batch)
     except RayError as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, MarsRayError):
-            cause = getattr(cause, "cause", None) or cause.__cause__
-        if cause is not None:
-            raise cause from error
-        raise RunError(f"{source} could not be tokenised: {str(error).strip().splitlines()[-1]}") from error
+        ours = our_error(error)
+        raise ours or RunError(f"{source} could not be tokenised: {str(error).strip().splitlines()[-1]}") from error
 
 
 @lru_cache(maxsize=1)

@@ -10,10 +10,10 @@ from ray.data import Datasource
 from ray.data.block import BlockMetadata
 from ray.data.context import DataContext
 from ray.data.datasource import ReadTask
+from ray.exceptions import RayError
 
-from mars_ray.data.record_file import check_source, read_records
-
-__all__ = ["check_source", "read_raw"]
+from mars_ray.data.record_file import read_records
+from mars_ray.errors import MarsRayError
 
 CHUNK_RECORDS = 1024
 
@@ -22,11 +22,23 @@ def read_raw(path: Path, rows_per_block: int) -> ray.data.Dataset:
     """Read JSONL (plain or gz) or parquet as a binary column `raw`: the JSON text of one record, blank lines left out.
 
     A record that is not JSON stays in the column: whoever parses it says so, and the other records go on. A file that
-    cannot be read fails in a worker, so look with `check_source` first.
+    cannot be read fails in a worker, so look with `record_file.check_source` first.
     """
     # A read followed by a repartition is what Ray keeps as tasks of their own. After a map, it would fuse the
     # repartition with the maps on both of its sides, and one task would do the work of all.
-    return ray.data.read_datasource(_RecordFile(path.absolute())).repartition(target_num_rows_per_block=rows_per_block)
+    # One block asked for is none that Ray would split first.
+    file = ray.data.read_datasource(_RecordFile(path.absolute()), override_num_blocks=1)
+    return file.repartition(target_num_rows_per_block=rows_per_block)
+
+
+def our_error(error: RayError) -> MarsRayError | None:
+    """Return the error of ours that made a worker fail, None when it was another."""
+    cause: BaseException | None = error
+    # What Ray raises has our class as well as its own, and a stack of the worker for its message.
+    while isinstance(cause, RayError) or not (cause is None or isinstance(cause, MarsRayError)):
+        cause = getattr(cause, "cause", None) or cause.__cause__
+    # Ray writes advice on retries below the message.
+    return None if cause is None else type(cause)(str(cause).partition("\n")[0])
 
 
 class _RecordFile(Datasource):  # type: ignore[misc]  # Ray is untyped to us

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -15,12 +16,37 @@ import ray
 from mars_ray.batch.generator import Generator
 from mars_ray.batch.outcomes import OUTPUT_SCHEMA
 from mars_ray.batch.ray_generate import GenerateOptions, generate
-from mars_ray.errors import ClusterError, ConfigError, DataError, EmptyDataError, InputError, ModelError, OutputError
+from mars_ray.errors import (
+    ClusterError,
+    ConfigError,
+    DataError,
+    EmptyDataError,
+    InputError,
+    ModelError,
+    OutputError,
+    RunError,
+)
 from mars_ray.method.reference import DecodeOptions
+from mars_ray.model.card import Card, write_card
 from mars_ray.model.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.ray
 DECODE = DecodeOptions(threshold=0.5, block=4, max_tokens=5)
+CARD = Card(
+    method="mars",
+    block=4,
+    phase="absolute",
+    mask_token="<|mask|>",
+    mask_token_id=5,
+    ar_weight=1.0,
+    data="none",
+    examples=1,
+    tokens=1,
+    steps=1,
+    seed=1,
+    versions={},
+    losses={},
+)
 # In UTF-8, å, 全 and the rest hold bytes or are characters that end a line in other alphabets.
 GOOD = [{"id": f"row-{number}", "prompt": f"å 全 \x0b \u2028 {number}"} for number in range(150)]
 BAD = {
@@ -101,16 +127,13 @@ def test_more_workers_than_cpus_are_refused(cluster: None, model_folder: Path, t
     assert not (tmp_path / "out").exists()
 
 
-def test_what_only_loading_the_model_shows_is_said_in_its_words(
+def test_what_only_a_worker_finds_is_said_in_its_words_and_leaves_nothing(
     cluster: None, model_folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "x"}')
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    for path in model_folder.iterdir():
-        (broken / path.name).write_bytes(path.read_bytes())
-    (broken / "mars.json").write_text("{}")
-    with pytest.raises(ModelError, match=r"mars\.json"):
+    broken = shutil.copytree(model_folder, tmp_path / "broken")
+    write_card(CARD, broken)
+    with pytest.raises(RunError, match=r"has id 5, the tokenizer says 260.*belongs to another checkpoint"):
         generate(options(tmp_path / "rows.jsonl", tmp_path / "out", broken))
     assert not (tmp_path / "out").exists()
 
@@ -124,6 +147,8 @@ def test_what_is_wrong_with_the_arguments_is_said_before_ray_starts(model_folder
     (tmp_path / "half.jsonl.gz").write_bytes(gzip.compress(mixed_lines())[:-20])
     (tmp_path / "blank.jsonl").write_text("\n\n")
     pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), tmp_path / "empty.parquet")
+    broken = shutil.copytree(model_folder, tmp_path / "broken")
+    (broken / "mars.json").write_text("{}")
     cases: list[tuple[GenerateOptions, type[InputError], str]] = [
         (options(tmp_path / "none.jsonl", output, model_folder), DataError, "no file .*none.jsonl"),
         (options(tmp_path, output, model_folder), DataError, "is a folder"),
@@ -135,6 +160,7 @@ def test_what_is_wrong_with_the_arguments_is_said_before_ray_starts(model_folder
         (options(tmp_path / "empty.parquet", output, model_folder), EmptyDataError, "empty.parquet holds no rows"),
         (options(rows, output, tmp_path / "tiny"), ModelError, "unknown model"),
         (options(rows, output, tmp_path), ModelError, "no config.json"),
+        (options(rows, output, broken), ModelError, "not a valid card"),
         (options(rows, tmp_path, model_folder), OutputError, "already in use"),
         (options(rows, output, model_folder, workers=0), ConfigError, "workers is 0"),
     ]

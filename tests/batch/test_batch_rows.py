@@ -67,7 +67,7 @@ def test_without_an_id_the_same_content_has_the_same_id() -> None:
         (b"[1]", "not a JSON object"),
         (raw(text="x"), "neither 'prompt' nor 'messages'"),
         (raw(prompt=None), "neither 'prompt' nor 'messages'"),
-        (raw(prompt=3), "'prompt' must be text, not int '3'"),
+        (raw(prompt=3), "'prompt' must be text, not int 3"),
         (raw(prompt=" \n"), "prompt is empty"),
         (raw(messages=[]), "at least one message"),
         (raw(messages=[USER, ASSISTANT]), "nothing left to answer"),

@@ -35,7 +35,7 @@ def _trained(trims_spaces: bool) -> str:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(["one two three\n\nfour  five\n\nassistant user ééé"] * 9, trainer)
+    tokenizer.train_from_iterator(["one two three\n\n\nfour  five\n\nassistant user ééé"] * 9, trainer)
     return tokenizer.to_str()
 
 

@@ -145,7 +145,12 @@ def test_a_turn_that_only_the_next_one_ends_is_refused() -> None:
     between = (
         "{% for m in messages %}{{ m['content'] + ('' if m['role'] == 'assistant' else '<|im_end|>') }}{% endfor %}"
     )
-    assert "without the end-of-sequence token" in refused(turns("one", "two", "three", "four"), make_tokenizer(between))
+    assert "without the end-of-sequence token" in refused(turns("one", "two", "three"), make_tokenizer(between))
+
+
+def test_a_template_that_leaves_the_answers_out_is_refused() -> None:
+    template = "{% for m in messages if m['role'] == 'user' %}{{ m['content'] + '<|im_end|>' }}{% endfor %}"
+    assert "without the end-of-sequence token" in refused(turns("one", "two"), make_tokenizer(template))
 
 
 def test_a_conversation_that_the_assistant_begins_is_a_bad_record() -> None:

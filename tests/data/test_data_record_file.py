@@ -104,14 +104,17 @@ def parquet_bytes() -> bytes:
     return bytes(sink.getvalue())
 
 
+MEGABYTES = gzip.compress(lines(RECORDS * 300))
 DAMAGED = {
-    "half.jsonl.gz": gzip.compress(lines(RECORDS))[:-40],
-    "no_trailer.jsonl.gz": gzip.compress(lines(RECORDS))[:-8],
-    "flipped.jsonl.gz": gzip.compress(lines(RECORDS))[:-8] + bytes(8),
+    "half.jsonl.gz": MEGABYTES[:-40],
+    "no_trailer.jsonl.gz": MEGABYTES[:-8],
+    "sum.jsonl.gz": MEGABYTES[:-8] + bytes(8),
+    "middle.jsonl.gz": MEGABYTES[:500] + b"\xff" * 99 + MEGABYTES[599:],
     "plain.jsonl.gz": lines(RECORDS),
     "text.parquet": lines(RECORDS),
     "empty.parquet": b"",
     "half.parquet": parquet_bytes()[:-40],
+    "header.parquet": b"PAR1" + bytes(36) + parquet_bytes()[40:],
     "page.parquet": parquet_bytes()[:20000] + bytes(2000) + parquet_bytes()[22000:],
 }
 

@@ -63,7 +63,7 @@ def test_a_byte_order_mark_is_no_part_of_the_record() -> None:
         (raw(messages=[SAID, "a"]), "message 1 needs a 'role'"),
         (raw(messages=[{"role": "assistant", "content": [{"type": "text"}]}]), "message 0 needs a 'role'"),
         (raw(messages=[{"role": "assistant", "content": None}]), "message 0 needs a 'role'"),
-        (raw(messages=[{"role": "bot" * 99, "content": "a"}]), "message 0 has the role"),
+        (raw(messages=[{"role": "bot" * 999, "content": "a"}]), "message 0 has the role"),
         (raw(messages=[{"role": ["user"], "content": "a"}]), "message 0 has the role ['user']"),
         (raw(messages=[SAID | {"tool_calls": [{"name": "f"}]}]), "message 0 has 'tool_calls'"),
         (rb'{"prompt": "a\ud800", "response": "b"}', r"'prompt' holds '\ud800', which is no character"),

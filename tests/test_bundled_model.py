@@ -1,0 +1,73 @@
+"""What the card of the bundled model promises."""
+
+import json
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from mars_ray.data.tasks import FAMILIES
+from mars_ray.data.tasks.split import split_of
+from mars_ray.evaluate.families import heldout_examples, measure
+from mars_ray.method.reference import DecodeOptions
+from mars_ray.model.card import CalibrationPoint, read_card
+from mars_ray.model.checkpoint import load_checkpoint
+from mars_ray.model.resolve import resolve_model
+from mars_ray.progress import ProgressLine
+
+FOLDER = resolve_model("bundled")
+CARD = read_card(FOLDER)
+assert CARD is not None
+CURVE = {point.threshold: point for point in CARD.calibration}
+
+
+def test_it_is_small_and_opens_with_plain_transformers() -> None:
+    network = AutoModelForCausalLM.from_pretrained(FOLDER)
+    assert network.num_parameters() <= 8e6
+    assert (FOLDER / "model.safetensors").stat().st_size <= 16e6
+    assert AutoTokenizer.from_pretrained(FOLDER).mask_token_id == CARD.mask_token_id
+
+
+def test_the_card_has_the_whole_curve_of_at_least_200_examples_of_each_family() -> None:
+    assert sorted(CURVE) == [0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0]
+    for point in CURVE.values():
+        assert list(point.by_family) == list(FAMILIES)
+        assert all(family.examples >= 200 for family in point.by_family.values())
+
+
+def test_one_token_at_a_time_it_is_accurate_in_every_family() -> None:
+    assert CURVE[1.0].accuracy >= 0.93
+    assert min(family.accuracy for family in CURVE[1.0].by_family.values()) >= 0.80
+
+
+def test_at_the_default_threshold_it_is_three_times_as_fast_for_at_most_a_point() -> None:
+    assert CURVE[0.95].tokens_per_forward >= 3.0
+    assert CURVE[0.95].accuracy >= CURVE[1.0].accuracy - 0.01
+
+
+def test_there_is_a_trade_off_worth_controlling() -> None:
+    at_default = [family.tokens_per_forward for family in CURVE[0.95].by_family.values()]
+    assert max(at_default) >= 3 * min(at_default)
+    assert CURVE[0.5].accuracy <= CURVE[1.0].accuracy - 0.05
+
+
+def test_the_card_in_words_has_the_figures_of_the_card() -> None:
+    text = (FOLDER / "README.md").read_text()
+    for threshold, point in CURVE.items():
+        assert f"| {threshold:g} | {point.tokens_per_forward:.2f} | {point.accuracy:.1%} |" in text
+
+
+@pytest.mark.parametrize("threshold", [1.0, 0.95])
+def test_the_figures_hold_on_other_examples(threshold: float) -> None:
+    judged = heldout_examples(5, seed=99)
+    with ProgressLine("measure", total=len(judged)) as progress:
+        point: CalibrationPoint = measure(load_checkpoint(FOLDER), judged, DecodeOptions(threshold=threshold), progress)
+    # 60 examples at 95 %: the standard error is 3 points.
+    assert point.accuracy >= CURVE[threshold].accuracy - 0.1
+    assert point.tokens_per_forward == pytest.approx(CURVE[threshold].tokens_per_forward, rel=0.15)
+
+
+def test_the_prompts_of_the_demo_are_held_out_and_have_ids_of_their_own() -> None:
+    rows = [json.loads(line) for line in (FOLDER.parent / "prompts.jsonl").read_text().splitlines()]
+    assert len(rows) >= 200
+    assert len({row["id"] for row in rows}) == len(rows)
+    assert {split_of(row["prompt"]) for row in rows} == {"heldout"}

@@ -1,0 +1,24 @@
+"""`mars-ray demo`, as `make demo` runs it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+
+@pytest.mark.ray
+def test_the_demo_is_faster_at_a_lower_threshold_and_as_accurate(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", "from mars_ray.cli import main; main()", "demo", "--json"]
+    done = subprocess.run([*program, "--output", str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    whole, ahead = json.loads(done.stdout.splitlines()[-1])
+    assert (whole["threshold"], ahead["threshold"]) == (1.0, 0.95)
+    for each in (whole, ahead):
+        assert (each["report"]["rows"], each["report"]["errors"]) == (240, 0)
+        assert pq.read_table(tmp_path / f"threshold-{each['threshold']}").num_rows == 240
+    assert whole["report"]["tokens_per_forward"] == 1.0
+    assert ahead["report"]["tokens_per_forward"] >= 2.7
+    assert ahead["accuracy"] >= whole["accuracy"] - 0.03
