@@ -109,7 +109,7 @@ DAMAGED = {
     "half.jsonl.gz": MEGABYTES[:-40],
     "no_trailer.jsonl.gz": MEGABYTES[:-8],
     "sum.jsonl.gz": MEGABYTES[:-8] + bytes(8),
-    "middle.jsonl.gz": MEGABYTES[:500] + b"\xff" * 99 + MEGABYTES[599:],
+    "middle.jsonl.gz": MEGABYTES[:10] + b"\xff" * 99 + MEGABYTES[109:],
     "plain.jsonl.gz": lines(RECORDS),
     "text.parquet": lines(RECORDS),
     "empty.parquet": b"",

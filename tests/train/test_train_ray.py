@@ -1,5 +1,6 @@
 """Training through the real command on a real Ray cluster: killed, interrupted, and told the wrong thing."""
 
+import contextlib
 import json
 import os
 import signal
@@ -41,7 +42,10 @@ class Command:
         """Return once a figure of that step or a later one was written."""
         while self.process.poll() is None:
             seen = next(self._metrics)
-            if seen is not None and seen.step >= step:
+            if seen is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(timeout=0.02)
+            elif seen.step >= step:
                 return
         raise AssertionError(f"ended before step {step}: {self.process.communicate()[1]}")
 
