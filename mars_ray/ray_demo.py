@@ -5,6 +5,7 @@ import shutil
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 from rich.console import Console
@@ -39,7 +40,7 @@ def demo(output: Path) -> list[DemoRow]:
         shutil.rmtree(folder, ignore_errors=True)
         decode = DecodeOptions(threshold=threshold, max_tokens=128)
         report = generate(GenerateOptions(input=prompts, output=folder, decode=decode))
-        rows = pq.read_table(folder, columns=["id", "text"]).to_pylist()
+        rows = read_rows(folder)
         right = sum(verify(expected[row["id"]]["family"], expected[row["id"]]["answer"], row["text"]) for row in rows)
         done.append(DemoRow(threshold=threshold, accuracy=right / len(expected), report=report))
     return done
@@ -61,12 +62,18 @@ def show_demo(done: list[DemoRow], output: Path) -> None:
         )
     console = Console()
     console.print(table)
-    generated = pq.read_table(output / f"threshold-{THRESHOLDS[-1]}").to_pylist()
+    generated = read_rows(output / f"threshold-{THRESHOLDS[-1]}")
     for each in generated[:: max(1, len(generated) // SHOWN_ROWS)][:SHOWN_ROWS]:
         console.print(f"\n[bold]{each['id']}[/bold]  {each['tokens']} tokens in {each['forwards']} forwards")
         console.print(each["prompt"], style="dim", markup=False, highlight=False)
         console.print(each["text"], markup=False, highlight=False)
     console.print(f"\nAll rows: {output}", highlight=False)
+
+
+def read_rows(folder: Path) -> list[dict[str, Any]]:
+    """Return what a job wrote into its output folder."""
+    rows: list[dict[str, Any]] = pq.read_table(sorted(folder.glob("part-*.parquet"))).to_pylist()
+    return rows
 
 
 def demo_json(done: list[DemoRow]) -> str:
