@@ -140,6 +140,8 @@ def _blocks(outcomes: ray.data.Dataset, output: Path) -> Iterator[pa.Table]:
     try:
         yield from outcomes.iter_batches(batch_size=None, batch_format="pyarrow")
     except (RayError, ExecutionTimeoutError) as error:
-        # Of what a worker raised only the text comes here; its last line is the message.
-        reason = str(error).strip().splitlines()[-1].removesuffix(".")
+        # Of what a worker raised only the text comes here, with the worker's stack above and advice of Ray's below.
+        lines = str(error).strip().splitlines()
+        ours = [line.partition(": ")[2] for line in lines if line.startswith("mars_ray.errors.")]
+        reason = (ours or lines)[-1].removesuffix(".")
         raise RunError(f"The run failed: {reason}. The rows answered before it are in {output}.") from error

@@ -5,12 +5,10 @@ record of a run, whoever reads it. A resumed run first drops the lines behind it
 """
 
 import fcntl
-import io
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TextIO
 
 from matplotlib.figure import Figure
 
@@ -41,16 +39,15 @@ class MetricsWriter:
     """
 
     def __init__(self, folder: Path, steps_done: int) -> None:
-        self._file = (folder / METRICS_FILE).open("a+")
+        self._file = (folder / METRICS_FILE).open("a+b")
         fcntl.flock(self._file, fcntl.LOCK_EX)
         self._file.seek(0)
-        kept = [line for line in _complete(self._file) if json.loads(line)["step"] <= steps_done]
-        self._file.truncate(0)
-        self._file.writelines(kept)
+        kept = [line for line in _complete(self._file.read()) if json.loads(line)["step"] <= steps_done]
+        self._file.truncate(sum(map(len, kept)))  # lines stand in the order of steps, so those kept come first
 
     def write(self, metrics: StepMetrics) -> None:
         """Append one line; readers see it at once."""
-        self._file.write(json.dumps(asdict(metrics)) + "\n")
+        self._file.write(json.dumps(asdict(metrics)).encode() + b"\n")
         self._file.flush()
 
     def __enter__(self) -> "MetricsWriter":
@@ -62,21 +59,22 @@ class MetricsWriter:
 
 def read_metrics(folder: Path) -> list[StepMetrics]:
     """Return the figures of a run so far; a line that is still being written is left out."""
-    with (folder / METRICS_FILE).open() as file:
-        return [StepMetrics(**json.loads(line)) for line in _complete(file)]
+    return [StepMetrics(**json.loads(line)) for line in _complete((folder / METRICS_FILE).read_bytes())]
 
 
 def follow_metrics(folder: Path) -> Iterator[StepMetrics | None]:
-    """Yield figures as they are written, None when there is no new one. Ends never: the caller stops asking."""
+    """Yield figures as they are written, None when there is no new one. Ends never: the caller stops asking.
+
+    A resumed run drops lines; where the place reached is no longer the end of one, the reading starts over.
+    """
     path, position = folder / METRICS_FILE, 0
     while True:
-        with path.open() if path.is_file() else io.StringIO() as file:
-            if position > file.seek(0, io.SEEK_END):
-                position = 0  # a resumed run has dropped lines
-            file.seek(position)
-            for line in _complete(file):
-                position += len(line)
-                yield StepMetrics(**json.loads(line))
+        content = path.read_bytes() if path.is_file() else b""
+        if content[:position][-1:] != b"\n" or position > len(content):
+            position = 0
+        for line in _complete(content[position:]):
+            position += len(line)
+            yield StepMetrics(**json.loads(line))
         yield None
 
 
@@ -104,5 +102,5 @@ def plot_metrics(metrics: list[StepMetrics], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def _complete(file: TextIO) -> list[str]:
-    return [line for line in file if line.endswith("\n")]
+def _complete(content: bytes) -> list[bytes]:
+    return [line for line in content.splitlines(keepends=True) if line.endswith(b"\n")]

@@ -140,6 +140,16 @@ def test_a_follower_sees_each_step_once_and_a_resumed_run_from_its_beginning(tmp
     assert resumed.step == 7
 
 
+def test_a_follower_starts_over_where_dropped_lines_have_grown_again_past_its_place(tmp_path: Path) -> None:
+    path, follower = tmp_path / "metrics.jsonl", follow_metrics(tmp_path)
+    line = dict.fromkeys(StepMetrics.__slots__, 0.0)
+    path.write_text(json.dumps(line | {"step": 1}) + "\n")
+    assert next(follower) is not None
+    assert next(follower) is None
+    path.write_text("".join(json.dumps(line | {"step": step, "ar_loss": 0.123}) + "\n" for step in (1, 2)))
+    assert [each.step for each in (next(follower), next(follower)) if each] == [1, 2]
+
+
 def test_the_figures_become_a_picture(config: TrainConfig, tmp_path: Path) -> None:
     run(config, FolderStore(tmp_path / "states"))
     plot_metrics(read_metrics(config.output), tmp_path / "metrics.png")
