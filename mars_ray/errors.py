@@ -9,9 +9,14 @@ MarsRayError
 │   ├── ModelError            a model folder is missing or incomplete
 │   │   └── UnsafeModelError  it would need pickle or code of its own to load
 │   ├── OutputError           the output folder is in use or not writable
-│   └── ClusterError          the Ray cluster is smaller than what was asked for
+│   ├── ClusterError          the Ray cluster is smaller than what was asked for
+│   └── RequestError          a request to the engine is not usable
+│       └── PromptTooLongError  its prompt does not fit the model
 └── RunError                  the work started and could not be finished  exit code 1
     ├── DivergedError         the loss is no longer a finite number
+    ├── QueueFullError        the engine has as many requests as it takes
+    ├── StepError             the network failed on a request while it ran
+    ├── SlowReaderError       the reader of a stream stopped taking chunks
     └── InterruptedRunError   stopped by the user, saved, can go on       exit code 130
 """
 
@@ -62,12 +67,32 @@ class ClusterError(InputError):
     """The Ray cluster is smaller than what was asked for."""
 
 
+class RequestError(InputError):
+    """A request to the engine is not usable: a value is unknown, out of range or beyond a limit."""
+
+
+class PromptTooLongError(RequestError):
+    """The prompt leaves no room for an answer in the context of the model."""
+
+
 class RunError(MarsRayError):
     """The work started and could not be finished."""
 
 
 class DivergedError(RunError):
     """The training loss is no longer a finite number."""
+
+
+class QueueFullError(RunError):
+    """The engine has as many requests as it takes; the same request may be accepted later."""
+
+
+class StepError(RunError):
+    """The network, or what works on its output, failed on this request while it ran."""
+
+
+class SlowReaderError(RunError):
+    """The reader of a stream stopped taking chunks, and the request was cancelled to free its place."""
 
 
 class InterruptedRunError(RunError):

@@ -18,8 +18,10 @@ BELOW = {
     "ray_cluster": {"errors"},
     "data": {"errors", "progress", "method", "model"},
     "train": {"errors", "progress", "ray_cluster", "method", "model", "data"},
-    "batch": {"errors", "progress", "ray_cluster", "method", "model", "data"},
+    "engine": {"errors", "method", "model"},
+    "batch": {"errors", "progress", "ray_cluster", "method", "model", "data", "engine"},
     "evaluate": {"errors", "progress", "method", "model", "data"},
+    "bench": {"errors", "progress", "method", "model", "data", "engine"},
 }
 """What the files of a part may import besides their own."""
 

@@ -46,6 +46,11 @@ def drafts_nothing(threshold: float, metric: Metric) -> bool:
     return threshold <= 0 if metric is Metric.ENTROPY else threshold >= 1
 
 
+def passes(certainty: float, threshold: float, metric: Metric) -> bool:
+    """Return whether one confidence passes a threshold that drafts at all."""
+    return certainty <= threshold if metric is Metric.ENTROPY else certainty >= threshold
+
+
 def accepted_lengths(confidence_RW: Tensor, threshold_R: Tensor, metric: Metric) -> Tensor:
     """Return the tokens to keep per row, int64 [R], in 1..W.
 

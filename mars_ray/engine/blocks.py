@@ -1,0 +1,67 @@
+"""How many masks are worth their positions in the next step.
+
+In:    the live profile, the step-time model, the running sequences.
+Out:   a block for each sequence.
+Never: touches a request that fixes its block, or its seed: what comes out in threshold mode depends on the block.
+
+A small batch leaves the processor idle while weights are read, so masks are nearly free; a large one pays for each
+position. The block with the most expected tokens per second lies between 1, which is autoregressive decoding, and the
+block the model was trained for. Where few masks are fed, one sequence now and then gets all, so that profile and
+step time go on learning.
+"""
+
+from collections import Counter
+
+import numpy as np
+
+from mars_ray.engine.profile import Profile
+from mars_ray.engine.sequence import Sequence
+from mars_ray.engine.step_time import StepTimeFit, best_block
+
+CHOOSE_EVERY = 16
+PROBE_EVERY = 16
+LEARN_FORWARDS = 64
+"""Before so many observed forwards, and before step times are fitted, every mask is fed."""
+
+
+class BlockChoice:
+    """Chooses between 1 and `block`."""
+
+    def __init__(self, profile: Profile, step_time: StepTimeFit, block: int) -> None:
+        self._profile, self._step_time, self._full = profile, step_time, block
+        self._chosen = block
+        self._probe: Sequence | None = None
+        self._steps = 0
+        self._chosen_for: tuple[int, float] | None = None
+
+    @property
+    def chosen(self) -> int:
+        """The block of a sequence that fixes nothing."""
+        return self._chosen
+
+    def next_step(self, running: list[Sequence], threshold: float, kv_tokens: int) -> None:
+        """Choose for the next step, where the engine's own threshold is `threshold`."""
+        self._steps += 1
+        situation = (len(running), threshold)
+        if self._steps % CHOOSE_EVERY == 0 or situation != self._chosen_for:
+            self._chosen_for = situation
+            self._chosen = self._choose(running, threshold, kv_tokens)
+        probes = self._chosen < self._full and running and self._steps % PROBE_EVERY == 0
+        self._probe = running[self._steps // PROBE_EVERY % len(running)] if probes else None
+
+    def block(self, sequence: Sequence) -> int:
+        """Return the block of a sequence whose request names none."""
+        fixed = sequence.request.sampling.seed is not None or sequence is self._probe
+        return self._full if fixed else self._chosen
+
+    def _choose(self, running: list[Sequence], threshold: float, kv_tokens: int) -> int:
+        model = self._step_time.model
+        if model is None or self._profile.forwards < LEARN_FORWARDS:
+            return self._full
+        thresholds = Counter(
+            each.request.decode.threshold_now(threshold) for each in running if each.request.decode.drafts(threshold)
+        )
+        if not thresholds:
+            return self._chosen
+        gained_K = np.sum([count * self._profile.survival(value) for value, count in thresholds.items()], axis=0)
+        return best_block(model, gained_K, rows=len(running), drafting=thresholds.total(), kv_tokens=kv_tokens)

@@ -1,0 +1,86 @@
+"""What a walk gave -> the state of the sequence, the text that leaves, the figures of the profile.
+
+In:    a feed, its walk.
+Out:   an advanced sequence and what it emits; nothing of it is ever taken back.
+Never: chooses a token.
+"""
+
+from dataclasses import dataclass
+
+from mars_ray.engine.chunk import FinishReason
+from mars_ray.engine.profile import Profile
+from mars_ray.engine.request import Mode
+from mars_ray.engine.runner import Window
+from mars_ray.engine.scheduler import Feed
+from mars_ray.engine.sequence import Sequence
+from mars_ray.engine.walk import Walk
+from mars_ray.method.acceptance import Metric
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """What a sequence says after a step: text, tokens and reason end at the same token."""
+
+    tokens: tuple[int, ...]
+    text: str
+    reason: FinishReason | None
+    """Set once the sequence has ended."""
+
+
+def picks_of(feed: Feed, where: slice) -> slice:
+    """Return the picks behind the last token, the drafts and the masks; those before them are audited ones."""
+    return slice(where.stop - feed.drafts - feed.masks - 1, where.stop) if feed.complete else where
+
+
+def advance(sequence: Sequence, walked: Walk) -> Emitted:
+    """Commit a walk, and end the sequence where it ends."""
+    if sequence.request.decode.mode is Mode.EXACT:
+        gained, sequence.drafts = walked.kept, walked.drafted
+    else:
+        gained = walked.kept + walked.drafted
+    sequence.looked_ahead = walked.confidences
+    # Everything fed is cached now, and of the drafts those that were right; masks and wrong drafts are written over.
+    sequence.cached = len(sequence.tokens) + walked.agreed
+    sequence.forwards += 1
+    emitted = _emit(sequence, gained)
+    sequence.tokens += emitted.tokens
+    sequence.cached = min(sequence.cached, len(sequence.tokens))
+    return emitted
+
+
+def _emit(sequence: Sequence, gained: list[int]) -> Emitted:
+    """Find where `gained` ends, at a stop token, a stop string or the limit, and the text up to there."""
+    sampling, number, text = sequence.request.sampling, sequence.generated, ""
+    for count, token in enumerate(gained, start=1):
+        if token in sequence.stop_ids:
+            return Emitted(tuple(gained[:count]), text + sequence.text.finish(), "stop")
+        text += sequence.text.push(token, may_stop=number + count > sampling.min_tokens)
+        if sequence.text.stopped:
+            return Emitted(tuple(gained[:count]), text, "stop")
+        if number + count == sequence.limit:
+            return Emitted(tuple(gained[:count]), text + sequence.text.finish(), "length")
+    return Emitted(tuple(gained), text, None)
+
+
+def record(profile: Profile, feed: Feed, where: slice, walked: Walk, window: Window) -> None:
+    """Tell the profile what the masks would have given at every threshold, and which looks ahead were right.
+
+    Called before the sequence advances.
+    """
+    sequence, picks = feed.sequence, picks_of(feed, where)
+    decode, sampling = sequence.request.decode, sequence.request.sampling
+    if decode.metric is not Metric.PROBABILITY:
+        return
+    if feed.masks and walked.agreed == feed.drafts:  # or what stands at the masks is void
+        sure = window.confidences[picks.stop - feed.masks : picks.stop]
+        tokens = window.tokens[picks.start + feed.drafts : picks.stop]
+        if not sequence.stop_ids.isdisjoint(tokens):
+            sure = sure[: next(number for number, token in enumerate(tokens) if token in sequence.stop_ids)]
+        profile.observe(feed.masks, sure)
+    ahead = sequence.looked_ahead
+    if decode.mode is Mode.EXACT:
+        if ahead:
+            profile.audit(ahead, [True] * walked.agreed + [False])
+    elif ahead and sampling.temperature == 0 and picks.start - where.start >= len(ahead):
+        said = window.tokens[picks.start - len(ahead) : picks.start]
+        profile.audit(ahead, [now == then for now, then in zip(said, sequence.tokens[-len(ahead) :], strict=True)])

@@ -1,0 +1,283 @@
+"""The decode engine: requests in, chunks of tokens out, one step at a time.
+
+In:    requests, cancellations, a threshold that may change between steps.
+Out:   for every sequence chunks of tokens and text, the last of which says how it ended.
+Never: runs by itself (see `async_engine`), takes a token back, stops because of one request.
+
+A step is: plan, pack, run, walk. A sequence feeds the tokens it has not fed yet, behind them its unverified drafts,
+behind them masks; the logits at the last token are autoregressive, those at the masks look ahead.
+"""
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mars_ray.engine.blocks import BlockChoice
+from mars_ray.engine.chunk import Chunk, Finished, FinishReason, TokenLogprobs
+from mars_ray.engine.commit import advance, picks_of, record
+from mars_ray.engine.detokenize import TextStream
+from mars_ray.engine.kv_cache import SlotKVCache
+from mars_ray.engine.kv_rows import KVRows
+from mars_ray.engine.limits import resolve_limits
+from mars_ray.engine.packer import pack
+from mars_ray.engine.profile import Profile
+from mars_ray.engine.proposals import Proposals, logprobs_of, propose_all
+from mars_ray.engine.request import Request
+from mars_ray.engine.runner import Runner, Window
+from mars_ray.engine.scheduler import Feed, Scheduler
+from mars_ray.engine.sequence import Sequence
+from mars_ray.engine.step_time import StepTimeFit
+from mars_ray.engine.walk import walk
+from mars_ray.errors import ConfigError, MarsRayError, RequestError, StepError
+from mars_ray.model.checkpoint import Checkpoint
+
+BLOCK_WITHOUT_CARD = 8
+"""Block of a checkpoint whose card does not say what it was trained for."""
+
+AUDIT_EVERY = 16
+"""Every so many steps the tokens accepted at masks are compared with what the model says one forward later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Sizes and defaults of one engine; None derives a value from the model and the free memory."""
+
+    rows: int | None = None
+    """Sequences that run at a time."""
+    kv_tokens: int | None = None
+    """Positions the cache holds."""
+    queue: int = 1024
+    """Sequences that may wait."""
+    request_tokens: int = 65536
+    """Tokens one request may generate, all of its sequences together."""
+    prefill_tokens: int = 512
+    """Prompt tokens read per step."""
+    threshold: float = 0.95
+    """Of requests that name none; may be changed while running."""
+    compiled: bool = True
+    """Compile the decoding step in the background where a compiler is present."""
+
+
+class Engine:
+    """Decodes with the network of `checkpoint`, whose attention it replaces. Not thread-safe.
+
+    Raises `ModelError` for a network it cannot run and `ConfigError` for sizes it cannot have.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        options: EngineOptions = EngineOptions(),
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        new_seed: Callable[[], int] | None = None,
+    ) -> None:
+        network = checkpoint.network
+        self._checkpoint, self._clock = checkpoint, clock
+        self._new_seed = new_seed or (lambda: random.getrandbits(62))
+        if options.prefill_tokens < 1:
+            raise ConfigError(f"prefill_tokens is {options.prefill_tokens}; it must be at least 1.")
+        self.limits = resolve_limits(
+            network.config,
+            network.dtype,
+            network.device,
+            rows=options.rows,
+            kv_tokens=options.kv_tokens,
+            queue=options.queue,
+            request_tokens=options.request_tokens,
+        )
+        limits = self.limits
+        self._rows = KVRows(tokens=limits.kv_tokens, rows_max=limits.rows, longest=limits.positions)
+        self._cache = SlotKVCache(network.config, network.dtype, network.device)
+        self._runner = Runner(network, self._cache, mask_id=checkpoint.mask_id, compiled=options.compiled)
+        self._scheduler = Scheduler(self._rows, queue_max=options.queue, prefill_tokens=options.prefill_tokens)
+        self._requests: dict[str, list[Sequence]] = {}
+        self._cancelled: list[Chunk] = []
+        self._ended: list[Sequence] = []
+        card = checkpoint.card
+        self.block = (card and card.block) or BLOCK_WITHOUT_CARD
+        """Tokens proposed per forward at most, where a request does not say."""
+        self.threshold = options.threshold
+        self.profile = Profile(self.block)
+        self.step_time = StepTimeFit()
+        self._blocks = BlockChoice(self.profile, self.step_time, self.block)
+        self._steps = self._kv_tokens = 0
+
+    @property
+    def threshold(self) -> float:
+        """The probability a token ahead needs, for requests that name no threshold; may be set between steps."""
+        return self._threshold
+
+    @threshold.setter
+    def threshold(self, value: float) -> None:
+        if not 0 <= value <= 1:
+            raise ConfigError(f"threshold is {value}; it must be from 0 to 1.")
+        self._threshold = value
+
+    @property
+    def running(self) -> int:
+        """Sequences that have a row."""
+        return len(self._scheduler.running)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences in the queue."""
+        return len(self._scheduler.waiting)
+
+    @property
+    def preemptions(self) -> int:
+        """Sequences that gave their row back so far, to be computed again."""
+        return self._scheduler.preemptions
+
+    @property
+    def kv_use(self) -> float:
+        """Share of the cache's positions that running sequences fill."""
+        return self._rows.used_tokens / self.limits.kv_tokens
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step has something to do or to tell."""
+        return bool(self._requests or self._cancelled)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises `RequestError` when it cannot be served, `QueueFullError` when not now."""
+        self.limits.check(request)
+        if request.id in self._requests:
+            raise RequestError(f"a request with the id {request.id!r} is already here; ids must differ.")
+        sampling = request.sampling
+        seed = self._new_seed() if sampling.seed is None else sampling.seed
+        sequences = [
+            Sequence(
+                request=request,
+                index=index,
+                seed=(seed + index) % 2**64,
+                limit=min(sampling.max_tokens, self.limits.positions - len(request.prompt)),
+                stop_ids=sampling.stop_ids | (frozenset() if sampling.ignore_eos else self._checkpoint.stop_ids),
+                text=TextStream(self._checkpoint.tokenizer, sampling.stop),
+                tokens=list(request.prompt),
+            )
+            for index in range(sampling.n)
+        ]
+        self._scheduler.add(sequences)
+        self._requests[request.id] = sequences
+
+    def cancel(self, request_id: str) -> None:
+        """End a request at once; unknown ids are let pass, for a request may have ended in the meantime."""
+        for sequence in list(self._requests.get(request_id, ())):
+            self._cancelled.append(self._last(sequence, "cancelled"))
+        self._release_ended()
+
+    def step(self) -> list[Chunk]:
+        """Run one forward and return what it gave to whom; also the last chunks of what was cancelled before."""
+        started_s = self._clock()
+        chunks, self._cancelled = self._cancelled, []
+        self._blocks.next_step(self._scheduler.running, self._threshold, self._kv_tokens)
+        feeds = self._scheduler.plan(self._masks_for)
+        self._apply_cache_operations()
+        if feeds:
+            self._steps += 1
+            chunks += self._run(feeds, audit=self._steps % AUDIT_EVERY == 0)
+            self._release_ended()
+            if all(feed.decodes for feed in feeds):
+                positions = sum(feed.length for feed in feeds)
+                self.step_time.observe(positions, self._kv_tokens, self._clock() - started_s)
+        return chunks
+
+    def wait_until_compiled(self) -> None:
+        """Wait until what can be compiled is; without it the first steps are eager."""
+        self._runner.wait_until_compiled()
+
+    def close(self) -> None:
+        """Stop compiling. Requests still here get no further chunk."""
+        self._runner.close()
+
+    def _masks_for(self, sequence: Sequence) -> int:
+        decode = sequence.request.decode
+        if not decode.drafts(self._threshold):
+            return 0
+        block = decode.block or self._blocks.block(sequence)
+        return max(0, min(block, sequence.limit - sequence.generated - len(sequence.drafts)) - 1)
+
+    def _apply_cache_operations(self) -> None:
+        if self._rows.operations:
+            self._cache.apply(self._rows.operations)
+            self._rows.operations.clear()
+
+    def _release_ended(self) -> None:
+        """Free the rows of sequences that ended, once every sequence of the step has noted what is in its own."""
+        for sequence in self._ended:
+            self._scheduler.remove(sequence)
+        self._ended.clear()
+
+    def _run(self, feeds: list[Feed], audit: bool) -> list[Chunk]:
+        """Run one forward over `feeds` and commit what it gave; where it fails, find those it fails for."""
+        mask_id, device = self._checkpoint.mask_id, self._checkpoint.network.device
+        try:
+            packed, slices = pack(feeds, self._rows.active, mask_id=mask_id, audit=audit, device=device)
+            window = self._runner.run(packed)
+            proposed = propose_all(feeds, [picks_of(*each) for each in zip(feeds, slices, strict=True)], window)
+        except Exception as error:  # memory, or the model's own code: the others must go on
+            if len(feeds) == 1:
+                return [self._fail(feeds[0].sequence, error)]
+            # A forward changes nothing but keys and values, which the next one writes again.
+            return [chunk for feed in feeds for chunk in self._run([feed], audit)]
+        self._kv_tokens = packed.kv_tokens
+        chunks = []
+        for feed, where, proposals in zip(feeds, slices, proposed, strict=True):
+            try:
+                if chunk := self._commit(feed, where, proposals, window):
+                    chunks.append(chunk)
+            except Exception as error:  # what works on one sequence alone fails it alone
+                chunks.append(self._fail(feed.sequence, error))
+        return chunks
+
+    def _commit(self, feed: Feed, where: slice, proposals: Proposals, window: Window) -> Chunk | None:
+        """Advance one sequence by what the forward gave; None while its prompt is being read."""
+        sequence = feed.sequence
+        if not feed.complete:
+            sequence.cached += feed.count
+            return None
+        decode = sequence.request.decode
+        threshold = decode.threshold_now(self._threshold)
+        room = sequence.limit - sequence.generated
+        walked = walk(proposals, sequence.drafts, threshold, decode.metric, sequence.stop_ids, room)
+        record(self.profile, feed, where, walked, window)
+        emitted = advance(sequence, walked)
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if (count := sequence.request.sampling.logprobs) is not None:
+            logprobs = logprobs_of(emitted.tokens, picks_of(feed, where).start, count, window)
+        return Chunk(
+            request_id=sequence.request.id,
+            index=sequence.index,
+            tokens=emitted.tokens,
+            text=emitted.text,
+            logprobs=logprobs,
+            threshold=threshold if decode.drafts(self._threshold) else 1.0,
+            masks=feed.masks,
+            finished=emitted.reason and self._finish(sequence, emitted.reason),
+        )
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, error: MarsRayError | None = None) -> Finished:
+        self._ended.append(sequence)
+        siblings = self._requests[sequence.request.id]
+        siblings.remove(sequence)
+        if not siblings:
+            del self._requests[sequence.request.id]
+        return Finished(
+            reason=reason,
+            prompt_tokens=sequence.prompt_length,
+            cached_tokens=sequence.prefix_hit,
+            tokens=sequence.generated,
+            forwards=sequence.forwards,
+            error=error,
+        )
+
+    def _fail(self, sequence: Sequence, error: Exception) -> Chunk:
+        reason = f"decoding failed: {type(error).__name__}: {error}".rstrip(". ")
+        return self._last(sequence, "error", StepError(f"{reason}. The engine serves other requests."))
+
+    def _last(self, sequence: Sequence, reason: FinishReason, error: MarsRayError | None = None) -> Chunk:
+        """Return the chunk of a sequence that ends between its tokens."""
+        finished = self._finish(sequence, reason, error)
+        return Chunk(sequence.request.id, sequence.index, tokens=(), text=sequence.text.finish(), finished=finished)

@@ -1,0 +1,84 @@
+"""The logits of a forward -> what each sequence is offered, position by position.
+
+In:    feeds, where in the window the logits of each are.
+Out:   for each feed its proposals in order, lazily where a choice depends on the one before.
+Never: accepts anything; the walk does.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import repeat
+
+import torch
+
+from mars_ray.engine.choose import constrain, is_plain, is_sequential, positions_of, propose
+from mars_ray.engine.chunk import TokenLogprobs
+from mars_ray.engine.runner import Window
+from mars_ray.engine.scheduler import Feed
+from mars_ray.engine.sequence import Sequence
+from mars_ray.engine.walk import Proposal
+
+Proposals = Iterable[Proposal | tuple[int, float, bool]]
+
+
+@torch.inference_mode()
+def propose_all(feeds: list[Feed], picks: list[slice], window: Window) -> list[Proposals]:
+    """Return the proposals of every feed; `picks` are the positions behind its last token, drafts and masks."""
+    proposed: list[Proposals] = []
+    together: list[int] = []
+    for number, (feed, where) in enumerate(zip(feeds, picks, strict=True)):
+        if not feed.complete:
+            proposed.append(())
+        elif is_plain(feed.sequence):
+            proposed.append(zip(window.tokens[where], window.confidences[where], repeat(True)))
+        elif is_sequential(feed.sequence.request.sampling):
+            proposed.append(_one_by_one(feed.sequence, where, window))
+        else:
+            proposed.append(())
+            together.append(number)
+    if together:
+        _propose_together([(feeds[number].sequence, picks[number]) for number in together], together, window, proposed)
+    return proposed
+
+
+def _propose_together(
+    wanted: list[tuple[Sequence, slice]], numbers: list[int], window: Window, proposed: list[Proposals]
+) -> None:
+    """Choose at all positions of several sequences in one go."""
+    picks = [pick for _, where in wanted for pick in range(where.start, where.stop)]
+    logits_MV = window.logits_MV[picks]
+    positions = []
+    start = 0
+    for sequence, where in wanted:
+        count = where.stop - where.start
+        constrain(logits_MV[start : start + count], sequence, ahead=0)
+        positions += positions_of(sequence, count)
+        start += count
+    coming = iter(propose(logits_MV, [window.tokens[pick] for pick in picks], positions))
+    for number, (_, where) in zip(numbers, wanted, strict=True):
+        proposed[number] = [next(coming) for _ in range(where.start, where.stop)]
+
+
+def _one_by_one(sequence: Sequence, where: slice, window: Window) -> Iterator[Proposal]:
+    """Choose at one position after the other: the walk asks for the next only if it kept the one before."""
+    accepted: list[int] = []
+    for position, pick in zip(
+        positions_of(sequence, where.stop - where.start), range(where.start, where.stop), strict=True
+    ):
+        with torch.inference_mode():
+            logits_1V = window.logits_MV[pick : pick + 1].clone()
+            constrain(logits_1V, sequence, len(accepted), accepted)
+            proposal = propose(logits_1V, window.tokens[pick : pick + 1], [position])[0]
+        accepted.append(proposal.token)
+        yield proposal
+
+
+@torch.inference_mode()
+def logprobs_of(tokens: tuple[int, ...], first: int, count: int, window: Window) -> tuple[TokenLogprobs, ...]:
+    """Return the log-probabilities of `tokens`, chosen at the picks from `first` on, and of the `count` best."""
+    log_p_TV = window.logits_MV[first : first + len(tokens)].log_softmax(dim=-1)
+    chosen_T = log_p_TV.gather(1, torch.tensor(tokens, device=log_p_TV.device)[:, None]).squeeze(1)
+    best, ids = log_p_TV.topk(count, dim=-1)
+    return tuple(
+        TokenLogprobs(chosen, tuple(zip(top_ids, top, strict=True)))
+        for chosen, top_ids, top in zip(chosen_T.tolist(), ids.tolist(), best.tolist(), strict=True)
+    )

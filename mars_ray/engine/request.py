@@ -1,0 +1,166 @@
+"""What a caller asks of the engine: a prompt, how to choose tokens, how far to look ahead, when to stop.
+
+In:    values from anywhere.
+Out:   frozen requests whose every value is in range.
+Never: knows a model; what depends on one is checked by `limits`.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from mars_ray.errors import RequestError
+from mars_ray.method.acceptance import Metric, drafts_nothing
+
+DRAFT_THRESHOLD = 0.7
+"""Threshold of a request in exact mode that names none: it costs no quality there, only positions."""
+
+STOP_STRINGS_MAX = 16
+STOP_CHARACTERS_MAX = 256
+TOP_LOGPROBS_MAX = 20
+N_MAX = 64
+
+
+class Mode(StrEnum):
+    """How the tokens of a sequence are made."""
+
+    AR = "ar"
+    """One per forward."""
+    THRESHOLD = "threshold"
+    """Those whose confidence passes the threshold (arXiv 2604.07023, section 3.3)."""
+    EXACT = "exact"
+    """As in threshold mode, but each is compared with the autoregressive choice before it leaves the engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How each token is chosen and when a sequence ends. Raises `RequestError` for values out of range."""
+
+    max_tokens: int = 256
+    """Tokens generated at most; fewer where the context of the model ends."""
+    min_tokens: int = 0
+    """No stop token is chosen, and no stop string looked for, before so many tokens."""
+    temperature: float = 0.0
+    """0 takes the most likely token."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps all."""
+    min_p: float = 0.0
+    """Tokens less likely than this share of the most likely one are left out."""
+    seed: int | None = None
+    """The same seed gives the same draws; without one the engine picks one."""
+    n: int = 1
+    """Sequences generated for the prompt; the k-th draws as a request with seed + k would."""
+    stop: tuple[str, ...] = ()
+    """The text ends before the first of these; the tokens end with the one that completed it."""
+    stop_ids: frozenset[int] = frozenset()
+    """Token ids that end the sequence besides the model's own; the id is its last token and adds no text."""
+    ignore_eos: bool = False
+    """The model's own stop tokens do not end the sequence."""
+    logprobs: int | None = None
+    """Log-probabilities of the chosen token and so many of the most likely ones; None for none at all."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of every token generated before."""
+    frequency_penalty: float = 0.0
+    """Subtracted for each time a token was generated before."""
+    repetition_penalty: float = 1.0
+    """Divides the positive, multiplies the negative logits of tokens in prompt or output (arXiv 1909.05858)."""
+
+    def __post_init__(self) -> None:
+        _check_whole("max_tokens", self.max_tokens, 1)
+        _check_whole("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _check_number("temperature", self.temperature, 0, 100)
+        _check_number("top_p", self.top_p, 0, 1, above=True)
+        _check_whole("top_k", self.top_k, 0)
+        _check_number("min_p", self.min_p, 0, 1)
+        if self.seed is not None:
+            _check_whole("seed", self.seed, 0, 2**63 - 1)
+        _check_whole("n", self.n, 1, N_MAX)
+        if self.logprobs is not None:
+            _check_whole("logprobs", self.logprobs, 0, TOP_LOGPROBS_MAX)
+        _check_number("presence_penalty", self.presence_penalty, -2, 2)
+        _check_number("frequency_penalty", self.frequency_penalty, -2, 2)
+        _check_number("repetition_penalty", self.repetition_penalty, 0, 100, above=True)
+        _check_stops(self.stop)
+        if not isinstance(self.stop_ids, frozenset):
+            raise RequestError(f"stop_ids is {type(self.stop_ids).__name__}; it must be a frozenset of token ids.")
+        for number in self.stop_ids:
+            _check_whole("a stop id", number, 0)
+        for token, bias in self.logit_bias.items():
+            _check_whole("a token of logit_bias", token, 0)
+            _check_number(f"logit_bias of token {token}", bias, -100, 100)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeParams:
+    """How far to look ahead. Raises `RequestError` for values out of range."""
+
+    mode: Mode = Mode.THRESHOLD
+    threshold: float | None = None
+    """0..1 for probability and margin (1 drafts nothing), nats for entropy (0 drafts nothing). None follows the
+    engine's own threshold, which may change between steps, and `DRAFT_THRESHOLD` in exact mode."""
+    metric: Metric = Metric.PROBABILITY
+    block: int | None = None
+    """Tokens proposed per forward: the autoregressive one and block - 1 masks. None lets the engine choose for
+    each step what the batch pays for, up to the block the model was trained with."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in tuple(Mode):
+            raise RequestError(f"mode is {self.mode!r}; choose one of {', '.join(Mode)}.")
+        if self.metric not in tuple(Metric):
+            raise RequestError(f"metric is {self.metric!r}; choose one of {', '.join(Metric)}.")
+        if self.threshold is not None:
+            _check_number("threshold", self.threshold, 0, math.inf if self.metric is Metric.ENTROPY else 1)
+        elif self.metric is not Metric.PROBABILITY:
+            raise RequestError(f"metric {self.metric.value} needs a threshold: the engine's own is a probability.")
+        if self.block is not None:
+            _check_whole("block", self.block, 1, 64)
+
+    def threshold_now(self, engine_threshold: float) -> float:
+        """Return the threshold in force, where the engine's own is `engine_threshold`."""
+        if self.threshold is not None:
+            return self.threshold
+        return DRAFT_THRESHOLD if self.mode is Mode.EXACT else engine_threshold
+
+    def drafts(self, engine_threshold: float) -> bool:
+        """Return whether masks are worth feeding at all."""
+        return self.mode is not Mode.AR and not drafts_nothing(self.threshold_now(engine_threshold), self.metric)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One prompt to continue."""
+
+    id: str
+    prompt: tuple[int, ...]
+    """Token ids."""
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    decode: DecodeParams = field(default_factory=DecodeParams)
+
+
+def _check_whole(name: str, value: object, low: int, high: int | None = None) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or value < low or (high is not None and value > high):  # type: ignore[operator]
+        limits = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise RequestError(f"{name} is {value!r}; it must be a whole number, {limits}.")
+
+
+def _check_number(name: str, value: object, low: float, high: float, *, above: bool = False) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not low <= value <= high or (above and value == low) or math.isinf(value):  # type: ignore[operator, arg-type]
+        start = "above" if above else "from"
+        raise RequestError(f"{name} is {value!r}; it must be a number {start} {low} to {high}.")
+
+
+def _check_stops(stops: object) -> None:
+    if not isinstance(stops, tuple) or not all(isinstance(stop, str) for stop in stops):
+        raise RequestError(f"stop is {stops!r}; it must be a tuple of strings.")
+    if len(stops) > STOP_STRINGS_MAX:
+        raise RequestError(f"there are {len(stops)} stop strings; at most {STOP_STRINGS_MAX} are allowed.")
+    for stop in stops:
+        if not 1 <= len(stop) <= STOP_CHARACTERS_MAX:
+            raise RequestError(
+                f"a stop string has {len(stop)} characters; it must have from 1 to {STOP_CHARACTERS_MAX}."
+            )

@@ -1,0 +1,142 @@
+"""Plan one engine step: who is fed what.
+
+In:    waiting and running sequences, the rows of the cache, how many masks each wants.
+Out:   a feed for every sequence that takes part in the step.
+Never: touches a tensor, reads a logit.
+
+First come, first served. Sequences that decode are fed in every step; prompts share `prefill_tokens` a step, oldest
+first, so a long prompt cannot hold the others up. When the cache is too small for all to grow, the youngest gives its
+row back and waits at the head of the queue, to be computed again.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mars_ray.engine.kv_rows import KVRows
+from mars_ray.engine.sequence import Sequence
+from mars_ray.errors import QueueFullError
+
+DECODE_TOKENS = 16
+"""A sequence with no more tokens to feed than this is decoding; one with more is reading its prompt."""
+
+WORTH_WAITING_TOKENS = 32
+"""A prompt waits for a neighbour that is just now computing at least so many more tokens of its prefix."""
+
+
+@dataclass(slots=True)
+class Feed:
+    """What one sequence feeds: `count` of its tokens from `cached` on, then its drafts, then masks."""
+
+    sequence: Sequence
+    count: int
+    drafts: int = 0
+    masks: int = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last token is among them, so that there are logits to read."""
+        return self.count == self.sequence.pending
+
+    @property
+    def length(self) -> int:
+        """Positions fed."""
+        return self.count + self.drafts + self.masks
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it is as short as the feeds of decoding sequences are."""
+        return self.count <= DECODE_TOKENS
+
+
+class Scheduler:
+    """Owns the queue and the running set. `masks_for(sequence)` says how many masks it wants in the next step."""
+
+    def __init__(self, rows: KVRows, *, queue_max: int, prefill_tokens: int) -> None:
+        self._rows, self._queue_max, self._prefill_tokens = rows, queue_max, prefill_tokens
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        """In order of admission."""
+        self.preemptions = 0
+
+    def add(self, sequences: list[Sequence]) -> None:
+        """Queue all of `sequences`. Raises `QueueFullError` when there is no place for all of them."""
+        if len(self.waiting) + len(sequences) > self._queue_max:
+            raise QueueFullError(
+                f"{len(self.waiting)} sequences wait and {self._queue_max} may: there is no place for "
+                f"{len(sequences)} more. Try again later."
+            )
+        self.waiting.extend(sequences)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence that ended; its row is free at once."""
+        if sequence.row is None:
+            self.waiting.remove(sequence)
+        else:
+            self.running.remove(sequence)
+            self._rows.release(sequence)
+
+    def plan(self, masks_for: Callable[[Sequence], int]) -> list[Feed]:
+        """Return the feeds of the next step, those of decoding sequences first; empty when there is nothing to do."""
+        self._reserve(masks_for)
+        budget = self._prefill_tokens
+        feeds: list[Feed] = []
+        prefills: list[Feed] = []
+        for sequence in self.running:
+            if sequence.pending <= DECODE_TOKENS:
+                feeds.append(_feed(sequence, sequence.pending, masks_for))
+            elif budget > 0:
+                prefills.append(_feed(sequence, min(sequence.pending, budget), masks_for))
+                budget -= prefills[-1].count
+        while budget > 0 and self._admit(masks_for):
+            sequence = self.running[-1]
+            prefills.append(_feed(sequence, min(sequence.pending, budget), masks_for))
+            budget -= prefills[-1].count
+        return feeds + prefills
+
+    def _reserve(self, masks_for: Callable[[Sequence], int]) -> None:
+        """Make the rows wide enough for this step, and preempt the youngest while there are too few such rows."""
+        while self.running:
+            length = max(_reach(sequence, masks_for) for sequence in self.running)
+            if length <= self._rows.width or len(self.running) <= self._rows.rows_at(length):
+                self._rows.widen(length)
+                return
+            self._preempt(self.running[-1])
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._rows.release(sequence)
+        # Its row may serve others before it runs again; whatever is left of it then is found as a shared prefix.
+        sequence.cached = 0
+        self.waiting.appendleft(sequence)
+        self.preemptions += 1
+
+    def _admit(self, masks_for: Callable[[Sequence], int]) -> bool:
+        """Start the oldest waiting sequence, if there is a row for it."""
+        if not self.waiting:
+            return False
+        head = self.waiting[0]
+        length = max(_reach(sequence, masks_for) for sequence in (*self.running, head))
+        if len(self.running) >= self._rows.rows_at(length):
+            return False
+        if len(self.running) == self._rows.rows:
+            self._rows.narrow(length)
+        self._rows.widen(length)
+        held, soon = self._rows.shared(head.tokens)
+        if soon - held >= WORTH_WAITING_TOKENS:
+            return False
+        self.waiting.popleft()
+        self._rows.acquire(head)
+        head.prefix_hit = max(head.prefix_hit, min(head.cached, head.prompt_length))
+        self.running.append(head)
+        return True
+
+
+def _reach(sequence: Sequence, masks_for: Callable[[Sequence], int]) -> int:
+    return len(sequence.tokens) + len(sequence.drafts) + masks_for(sequence)
+
+
+def _feed(sequence: Sequence, count: int, masks_for: Callable[[Sequence], int]) -> Feed:
+    if count < sequence.pending:
+        return Feed(sequence, count)
+    return Feed(sequence, count, len(sequence.drafts), masks_for(sequence))
