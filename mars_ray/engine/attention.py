@@ -34,9 +34,8 @@ class Rectangle:
     """0 where the position may attend to the column, -inf elsewhere, in the dtype of the queries."""
 
 
-def visible(where_RP: Tensor, position_N: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
-    """Causal attention over the first `columns` of a row: [R, P, C], to be added to the scores."""
-    column_C = torch.arange(columns, device=position_N.device)
+def visible(where_RP: Tensor, position_N: Tensor, column_C: Tensor, dtype: torch.dtype) -> Tensor:
+    """Causal attention over the columns 0..C-1 of a row: [R, P, C], to be added to the scores."""
     unseen_RPC = column_C > position_N[where_RP][..., None]
     return torch.zeros_like(unseen_RPC, dtype=dtype).masked_fill_(unseen_RPC, -torch.inf)
 

@@ -59,9 +59,9 @@ class SlotKVCache:
         """Make the rows so many and so wide; what fits of the first rows stays."""
         count, heads, size = self._shape
         old = self.layers
-        # A second row is kept even where one would do: a compiled step takes any number of rows but 0 and 1.
-        # Zeros, for what a filler position reads must be a number.
-        shape = (max(rows, 2), heads, width, size)
+        # A second row and one more column than asked for: a compiled step takes any number of rows but 1, and reads
+        # a part of a row, never a whole one. Zeros, for what a filler position reads must be a number.
+        shape = (max(rows, 2), heads, width + 1, size)
         self.layers = []
         for layer in range(count):
             keys, values = (torch.zeros(shape, dtype=self._dtype, device=self._device) for _ in range(2))

@@ -14,29 +14,42 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mars_ray.engine.attention import Rectangle, visible
 from mars_ray.engine.scheduler import Feed
 
 Indices = NDArray[np.int64]
 
 
 @dataclass(slots=True)
+class Prompts:
+    """The rows that read a prompt, in a rectangle of their own."""
+
+    where_LQ: Tensor
+    row_L: Tensor
+    column_C: Tensor
+
+    def rectangle(self, position_N: Tensor, dtype: torch.dtype) -> Rectangle:
+        """Return the layout for attention."""
+        return Rectangle(self.where_LQ, visible(self.where_LQ, position_N, self.column_C, dtype))
+
+
+@dataclass(slots=True)
 class Packed:
-    """What a forward takes. The tensors of the prompts are None when no prompt is read."""
+    """What a forward takes."""
 
     id_N: Tensor
     row_N: Tensor
     position_N: Tensor
     back_N: Tensor
     where_RP: Tensor
-    columns: int
+    column_C: Tensor
     pick_M: Tensor
-    prompt_where_LQ: Tensor | None
-    prompt_row_L: Tensor | None
-    prompt_columns: int
+    prompts: Prompts | None
     kv_tokens: int
     """Tokens attended to, summed over the sequences."""
 
 
+@torch.inference_mode()
 def pack(
     feeds: list[Feed], rows: int, *, mask_id: int, audit: bool, device: torch.device
 ) -> tuple[Packed, list[slice]]:
@@ -70,24 +83,23 @@ def pack(
     offset_N = np.arange(len(ids)) - np.repeat(start_F, length_F)
     decoding = sum(feed.decodes for feed in feeds)  # they stand first
     where_RP, back_N = _layout(row_F[:decoding], start_F[:decoding], length_F[:decoding], rows)
-    prompts: tuple[Tensor | None, Tensor | None, int] = (None, None, 0)
+    prompts = None
     if decoding < len(feeds):
         place_L = np.arange(len(feeds) - decoding)
         where_LQ, behind_N = _layout(place_L, start_F[decoding:], length_F[decoding:], len(place_L))
         back_N = np.concatenate([back_N, where_RP.size + behind_N])
         reach = int((cached_F + length_F)[decoding:].max())
-        prompts = (_tensor(where_LQ, device), _tensor(row_F[decoding:], device), reach)
+        prompts = Prompts(*(_tensor(each, device) for each in (where_LQ, row_F[decoding:], np.arange(reach))))
+    reach = int((cached_F + length_F)[:decoding].max(initial=2))
     packed = Packed(
         id_N=_tensor(np.array(ids), device),
         row_N=_tensor(np.repeat(row_F, length_F), device),
         position_N=_tensor(np.repeat(cached_F, length_F) + offset_N, device),
         back_N=_tensor(back_N, device),
         where_RP=_tensor(where_RP, device),
-        columns=int((cached_F + length_F)[:decoding].max(initial=2)),
+        column_C=_tensor(np.arange(reach), device),
         pick_M=_tensor(np.array(picks), device),
-        prompt_where_LQ=prompts[0],
-        prompt_row_L=prompts[1],
-        prompt_columns=prompts[2],
+        prompts=prompts,
         kv_tokens=int((cached_F + length_F).sum()),
     )
     return packed, slices
