@@ -173,13 +173,16 @@ class Engine:
         started_s = self._clock()
         chunks, self._cancelled = self._cancelled, []
         self._blocks.next_step(self._scheduler.running, self._threshold, self._kv_tokens)
-        feeds = self._scheduler.plan(self._masks_for)
-        self._apply_cache_operations()
+        try:
+            feeds = self._scheduler.plan(self._masks_for)
+            self._apply_cache_operations()
+        except Exception as error:  # memory for a wider cache: which request it was for cannot be told
+            return chunks + self._start_over(error)
         if feeds:
             self._steps += 1
             chunks += self._run(feeds, audit=self._steps % AUDIT_EVERY == 0)
             self._release_ended()
-            if all(feed.decodes for feed in feeds):
+            if all(feed.short for feed in feeds):
                 positions = sum(feed.length for feed in feeds)
                 self.step_time.observe(positions, self._kv_tokens, self._clock() - started_s)
         return chunks
@@ -209,6 +212,15 @@ class Engine:
         for sequence in self._ended:
             self._scheduler.remove(sequence)
         self._ended.clear()
+
+    def _start_over(self, error: Exception) -> list[Chunk]:
+        """Fail what is running and begin with an empty cache; what waits is served from there."""
+        chunks = [self._fail(sequence, error) for sequence in self._scheduler.running]
+        self._release_ended()
+        self._rows.clear()
+        self._cache.resize(0, 0)
+        self._apply_cache_operations()
+        return chunks
 
     def _run(self, feeds: list[Feed], audit: bool) -> list[Chunk]:
         """Run one forward over `feeds` and commit what it gave; where it fails, find those it fails for."""

@@ -79,11 +79,17 @@ class KVRows:
     def __init__(self, *, tokens: int, rows_max: int, longest: int) -> None:
         assert tokens >= longest, "one sequence of full length must fit"
         self._tokens, self._rows_max, self._longest = tokens, rows_max, longest
+        self._clock = 0
+        self.active = 0
+        self.operations: list[CacheOp] = []
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all content. No row may be active."""
+        assert self.active == 0, "a row in use cannot be cleared"
         self.width = self._width_for(1)
         self._rows = [_Row() for _ in range(self.rows_at(self.width))]
-        self.active = 0
-        self.operations: list[CacheOp] = [Resize(len(self._rows), self.width)]
-        self._clock = 0
+        self.operations[:] = [Resize(len(self._rows), self.width)]
 
     @property
     def rows(self) -> int:

@@ -55,7 +55,7 @@ def pack(
 ) -> tuple[Packed, list[slice]]:
     """Lay out `feeds`; `rows` is the number of active rows.
 
-    Logits are read from the last token on, or, to `audit`, from every token of a decoding sequence; the slices say
+    Logits are read from the last token on, or, to `audit`, from every token of a short feed; the slices say
     where in M those of each feed are. They are empty for a part of a prompt.
     """
     ids: list[int] = []
@@ -65,32 +65,32 @@ def pack(
         sequence, start = feed.sequence, len(ids)
         ids += sequence.tokens[sequence.cached : sequence.cached + feed.count]
         if feed.complete:
-            first = start if audit and feed.decodes else len(ids) - 1
+            first = start if audit and feed.short else len(ids) - 1
             ids += sequence.drafts
             ids += [mask_id] * feed.masks
             slices.append(slice(len(picks), len(picks) + len(ids) - first))
             picks += range(first, len(ids))
         else:
             slices.append(slice(len(picks), len(picks)))
-    if len(picks) < 2 and len(ids) > 1:
-        # A compiled step takes any number of picks but 1, unless it has but one position.
-        picks = (picks or [len(ids) - 1]) * 2
+    if len(picks) < 2:
+        # Some logits are always read. A compiled step takes any number of them but 1, unless it has but one position.
+        picks = (picks or [len(ids) - 1]) * min(2, len(ids))
 
     length_F = np.array([feed.length for feed in feeds])
     row_F = np.array([feed.sequence.row for feed in feeds])
     cached_F = np.array([feed.sequence.cached for feed in feeds])
     start_F = np.cumsum(length_F) - length_F
     offset_N = np.arange(len(ids)) - np.repeat(start_F, length_F)
-    decoding = sum(feed.decodes for feed in feeds)  # they stand first
-    where_RP, back_N = _layout(row_F[:decoding], start_F[:decoding], length_F[:decoding], rows)
+    short = sum(feed.short for feed in feeds)  # they stand first
+    where_RP, back_N = _layout(row_F[:short], start_F[:short], length_F[:short], rows)
     prompts = None
-    if decoding < len(feeds):
-        place_L = np.arange(len(feeds) - decoding)
-        where_LQ, behind_N = _layout(place_L, start_F[decoding:], length_F[decoding:], len(place_L))
+    if short < len(feeds):
+        place_L = np.arange(len(feeds) - short)
+        where_LQ, behind_N = _layout(place_L, start_F[short:], length_F[short:], len(place_L))
         back_N = np.concatenate([back_N, where_RP.size + behind_N])
-        reach = int((cached_F + length_F)[decoding:].max())
-        prompts = Prompts(*(_tensor(each, device) for each in (where_LQ, row_F[decoding:], np.arange(reach))))
-    reach = int((cached_F + length_F)[:decoding].max(initial=2))
+        reach = int((cached_F + length_F)[short:].max())
+        prompts = Prompts(*(_tensor(each, device) for each in (where_LQ, row_F[short:], np.arange(reach))))
+    reach = int((cached_F + length_F)[:short].max(initial=2))
     packed = Packed(
         id_N=_tensor(np.array(ids), device),
         row_N=_tensor(np.repeat(row_F, length_F), device),

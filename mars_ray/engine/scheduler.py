@@ -44,8 +44,8 @@ class Feed:
         return self.count + self.drafts + self.masks
 
     @property
-    def decodes(self) -> bool:
-        """Whether it is as short as the feeds of decoding sequences are."""
+    def short(self) -> bool:
+        """Whether it is no longer than the feeds of decoding sequences are."""
         return self.count <= DECODE_TOKENS
 
 
@@ -77,22 +77,21 @@ class Scheduler:
             self._rows.release(sequence)
 
     def plan(self, masks_for: Callable[[Sequence], int]) -> list[Feed]:
-        """Return the feeds of the next step, those of decoding sequences first; empty when there is nothing to do."""
+        """Return the feeds of the next step, short ones first; empty when there is nothing to do."""
         self._reserve(masks_for)
         budget = self._prefill_tokens
         feeds: list[Feed] = []
-        prefills: list[Feed] = []
         for sequence in self.running:
             if sequence.pending <= DECODE_TOKENS:
                 feeds.append(_feed(sequence, sequence.pending, masks_for))
             elif budget > 0:
-                prefills.append(_feed(sequence, min(sequence.pending, budget), masks_for))
-                budget -= prefills[-1].count
+                feeds.append(_feed(sequence, min(sequence.pending, budget), masks_for))
+                budget -= feeds[-1].count
         while budget > 0 and self._admit(masks_for):
             sequence = self.running[-1]
-            prefills.append(_feed(sequence, min(sequence.pending, budget), masks_for))
-            budget -= prefills[-1].count
-        return feeds + prefills
+            feeds.append(_feed(sequence, min(sequence.pending, budget), masks_for))
+            budget -= feeds[-1].count
+        return sorted(feeds, key=lambda feed: not feed.short)
 
     def _reserve(self, masks_for: Callable[[Sequence], int]) -> None:
         """Make the rows wide enough for this step, and preempt the youngest while there are too few such rows."""

@@ -74,7 +74,7 @@ def decode(
     while running:
         prefixes = [[*prompts[row], *results[row].tokens] for row in running]
         left = max(options.max_tokens - len(results[row].tokens) for row in running)
-        logits_RWV = _window_logits(network, prefixes, min(options.window, left), mask_id)
+        logits_RWV = window_logits(network, prefixes, min(options.window, left), mask_id)
         token_RW = logits_RWV.argmax(dim=-1)
         confidence_RW = confidence(logits_RWV, options.metric)
         threshold_R = torch.full((len(running),), options.threshold, device=token_RW.device)
@@ -87,7 +87,7 @@ def decode(
     return results
 
 
-def _window_logits(network: PreTrainedModel, prefixes: list[list[int]], window: int, mask_id: int) -> Tensor:
+def window_logits(network: PreTrainedModel, prefixes: list[list[int]], window: int, mask_id: int) -> Tensor:
     """Return the logits after each prefix and at the window - 1 masks behind it: [R, W, V]."""
     device = network.device
     # Attention is causal, so what stands to the right of a row's window (filling, up to the longest) is never seen.

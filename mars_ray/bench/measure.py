@@ -1,0 +1,75 @@
+"""Run candidates in turns, so that what else the machine does falls on all of them alike.
+
+In:    candidates: functions that do the whole work once and say what it took.
+Out:   their samples, round by round; medians and spreads.
+Never: compares numbers of different rounds.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from mars_ray.progress import ProgressLine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """The work done once."""
+
+    tokens: int
+    seconds: float
+    forwards: int
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of finished answers per second."""
+        return self.tokens / self.seconds
+
+    @property
+    def step_ms(self) -> float:
+        """Mean time of one forward and what belongs to it."""
+        return 1000 * self.seconds / self.forwards
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Repeated measurements of one figure."""
+
+    median: float
+    min: float
+    max: float
+
+
+def interleaved(
+    candidates: Mapping[str, Callable[[], Sample]], repeats: int, progress: ProgressLine
+) -> dict[str, list[Sample]]:
+    """Run every candidate once per round and return `repeats` samples of each; a round before them warms up.
+
+    Round r begins with candidate r mod n, so none always runs on the heels of the same other.
+    """
+    names = list(candidates)
+    samples: dict[str, list[Sample]] = {name: [] for name in names}
+    total = (repeats + 1) * len(names)
+    for turn in range(total):
+        number, place = divmod(turn, len(names))
+        name = names[(number + place) % len(names)]
+        sample = candidates[name]()
+        if number > 0:
+            samples[name].append(sample)
+        progress.update(turn + 1, {"round": f"{number}/{repeats}", name: f"{sample.tokens_per_s:.0f} tokens/s"})
+    return samples
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Return the median and the range of at least one value."""
+    return Spread(median(values), min(values), max(values))
+
+
+def throughput(samples: Sequence[Sample]) -> Spread:
+    """Return the spread of the tokens per second."""
+    return spread([sample.tokens_per_s for sample in samples])
+
+
+def speedup(samples: Sequence[Sample], baseline: Sequence[Sample]) -> Spread:
+    """Return the spread of the ratios of tokens per second, each of one round."""
+    return spread([one.tokens_per_s / other.tokens_per_s for one, other in zip(samples, baseline, strict=True)])

@@ -1,0 +1,182 @@
+"""The same requests through transformers itself: static batches, and its continuous batching.
+
+In:    a network, requests with the length of each answer, how many may run at once.
+Out:   the answers and the seconds they took, or why it does not run here.
+Never: drafts, decodes other than greedily, leaves the network changed.
+
+Setting up (paged cache, graphs, threads) is not timed: a server does that once.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
+
+NO_STOP = -1
+"""An id no token has. None would mean "as in the generation config of the model"."""
+PAGE_TOKENS = 256
+"""The default of transformers."""
+SILENCE_S_MAX = 120.0
+"""No step takes as long; a batch that says nothing for this long is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRun:
+    """What a peer did with the requests, in their order."""
+
+    outputs: list[list[int]]
+    seconds: float
+    forwards: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all answers; what was generated behind the end of one does not count."""
+        return sum(map(len, self.outputs))
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """Why a peer does not run."""
+
+    reason: str
+
+
+def generate_static(
+    network: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    lengths: Sequence[int],
+    batch: int,
+    *,
+    stop_ids: frozenset[int],
+    clock: Callable[[], float] = time.perf_counter,
+) -> PeerRun:
+    """Run `generate` on `batch` requests after another, each batch until its longest answer is done.
+
+    Without stop ids every row runs to the longest length of its batch, as random weights never stop by themselves.
+    """
+    outputs: list[list[int]] = []
+    with _quiet(), _counted(network) as forwards:
+        started_s = clock()
+        for start in range(0, len(prompts), batch):
+            rows, room = prompts[start : start + batch], max(lengths[start : start + batch])
+            width = max(map(len, rows))
+            ids_RS = torch.tensor([[0] * (width - len(row)) + [*row] for row in rows], device=network.device)
+            real_RS = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=network.device)
+            generated_RS = network.generate(
+                ids_RS, attention_mask=real_RS, generation_config=_greedy(room, stop_ids), use_cache=True
+            )
+            outputs += generated_RS[:, width:].tolist()
+        seconds = clock() - started_s
+    cut = [_cut(output, length, stop_ids) for output, length in zip(outputs, lengths, strict=True)]
+    return PeerRun(cut, seconds, len(forwards))
+
+
+def generate_continuous(
+    network: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    lengths: Sequence[int],
+    batch: int,
+    *,
+    stop_ids: frozenset[int],
+    clock: Callable[[], float] = time.perf_counter,
+) -> PeerRun | Unavailable:
+    """Run the continuous batching of transformers, `batch` requests at once; each leaves when its answer is done.
+
+    This is what `generate_batch` does, by way of its manager, which takes a length per request.
+    """
+    attention = network.config._attn_implementation
+    try:
+        with (
+            _quiet(),
+            _counted(network) as forwards,
+            network.continuous_batching_context_manager(
+                generation_config=_greedy(max(lengths), stop_ids),
+                continuous_batching_config=_continuous(network, prompts, lengths, batch),
+            ) as manager,
+        ):
+            forwards.clear()
+            started_s = clock()
+            # One id per request, in order: the manager names requests, and would name them anew.
+            for number, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+                manager.add_request([*prompt], request_id=str(number), max_new_tokens=length)
+            outputs = _collect(manager, len(prompts))
+            seconds = clock() - started_s
+            steps = len(forwards)
+    # It is a moving target of its own, with its own needs of memory and attention kernels.
+    except Exception as error:
+        return Unavailable(f"continuous batching of transformers: {type(error).__name__}: {error}")
+    finally:
+        if network.config._attn_implementation != attention:
+            network.set_attn_implementation(attention)
+    cut = [_cut(output, length, stop_ids) for output, length in zip(outputs, lengths, strict=True)]
+    return PeerRun(cut, seconds, steps)
+
+
+def _continuous(
+    network: PreTrainedModel, prompts: Sequence[Sequence[int]], lengths: Sequence[int], batch: int
+) -> ContinuousBatchingConfig:
+    longest = max(len(prompt) + length for prompt, length in zip(prompts, lengths, strict=True))
+    return ContinuousBatchingConfig(
+        max_requests_per_batch=batch,
+        page_size=PAGE_TOKENS,
+        # Left to itself it takes most of the memory. Twice the need, since it admits nobody to the last 15 percent.
+        num_blocks=2 * batch * -(-longest // PAGE_TOKENS),
+        max_batch_tokens=batch * max(map(len, prompts)),
+        allow_block_sharing=False,
+        auto_switch_to_flash=network.device.type == "cuda",
+        seed=0,
+    )
+
+
+def _collect(manager: Any, requests: int) -> list[list[int]]:
+    outputs: dict[int, list[int]] = {}
+    while len(outputs) < requests:
+        result = manager.get_result(timeout=SILENCE_S_MAX)
+        if result is None:
+            fatal = manager.background_thread_status.fatal_error
+            raise RuntimeError(fatal or f"no answer for {SILENCE_S_MAX:.0f} s")
+        if result.error is not None:
+            raise RuntimeError(result.error)
+        outputs[int(result.request_id)] = result.generated_tokens
+    return [outputs[number] for number in range(requests)]
+
+
+def _greedy(room: int, stop_ids: frozenset[int]) -> GenerationConfig:
+    return GenerationConfig(
+        do_sample=False, max_new_tokens=room, eos_token_id=sorted(stop_ids) or NO_STOP, pad_token_id=0
+    )
+
+
+def _cut(output: list[int], length: int, stop_ids: frozenset[int]) -> list[int]:
+    """Return the answer without what stands behind its stop token or its length."""
+    ends = next((count for count, token in enumerate(output, start=1) if token in stop_ids), len(output))
+    return output[: min(ends, length)]
+
+
+@contextmanager
+def _counted(network: PreTrainedModel) -> Iterator[list[None]]:
+    """Yield a list that grows by one with every forward."""
+    forwards: list[None] = []
+    hook = network.register_forward_pre_hook(lambda _module, _args: forwards.append(None))
+    try:
+        yield forwards
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in ("transformers", "ContinuousBatchingLogger")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,158 @@
+"""The batch decoder of the paper, with its block-level key-value cache: the peer the engine is measured against.
+
+In:    a static batch of prompts, decode options, the size of a cache block.
+Out:   finished sequences.
+Never: lets a row run ahead of the batch; that is the cost measured here.
+
+All rows fill one block of `cache_block` tokens together (arXiv 2604.07023, section 3.3). A step forwards the last
+token before the block, which predicts its first, and the block: what a row has filled, then masks. The cache is cropped
+back after it. A row whose block is full idles until the slowest row's is; a finished row idles to the end.
+
+Two liberties, both in the paper's favour: masks behind the furthest window are not forwarded, for attention is
+causal and nobody reads there; and the prompt, or a full block, enters the cache with the first step of the next
+block instead of by a forward of its own.
+
+Slots: prompts are padded on the left to one length, so position t of every row's output is in the same slot.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+
+from mars_ray.errors import ConfigError
+from mars_ray.method.acceptance import accepted_lengths, confidence
+from mars_ray.method.reference import Decoded, DecodeOptions
+
+
+class Replay(Protocol):
+    """Proposals of one row recorded earlier, to stand in for those of a network with random weights."""
+
+    def proposals(self, generated: int, window: int) -> tuple[list[int], list[float]]:
+        """Return `window` tokens and their confidences, as proposed once `generated` tokens stand."""
+
+
+@torch.inference_mode()
+def decode_block_cache(
+    network: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    options: DecodeOptions,
+    *,
+    mask_id: int,
+    cache_block: int,
+    script: Sequence[Replay] | None = None,
+) -> list[Decoded]:
+    """Decode a static batch greedily; a row's `forwards` are the steps it did not idle in.
+
+    A row's window ends where its block ends, so with a threshold below 1 its tokens may differ from the reference's.
+    The mask token is never generated unless `script`, one entry per prompt, says so. Prompts must not be empty.
+    """
+    if cache_block < 1:
+        raise ConfigError(f"cache_block is {cache_block}; it must be at least 1.")
+    results = [Decoded() for _ in prompts]
+    if not prompts:
+        return results
+    batch = _StaticBatch(network, prompts, options.max_tokens, mask_id)
+    for start in range(0, options.max_tokens, cache_block):
+        full = min(start + cache_block, options.max_tokens)
+        while rows := [row for row, each in enumerate(results) if _can_grow(each, full)]:
+            # The token before the block predicts its first: it is forwarded with every step, out of the cache.
+            batch.crop(start - 1)
+            _step(batch, rows, results, full, options, script)
+        batch.crop(start)
+        if all(each.finish_reason == "stop" for each in results):
+            break
+    return results
+
+
+def _can_grow(result: Decoded, full: int) -> bool:
+    return result.finish_reason != "stop" and len(result.tokens) < full
+
+
+def _step(
+    batch: "_StaticBatch",
+    rows: list[int],
+    results: list[Decoded],
+    full: int,
+    options: DecodeOptions,
+    script: Sequence[Replay] | None,
+) -> None:
+    """Run one forward and extend `rows`, none of them beyond `full` tokens."""
+    generated = [len(results[row].tokens) for row in rows]
+    window = min(options.window, full - min(generated))
+    logits_RWV = batch.window_logits(rows, generated, window, full)
+    token_RW, confidence_RW = logits_RWV.argmax(dim=-1), confidence(logits_RWV, options.metric)
+    if script is not None:
+        proposed = [script[row].proposals(number, window) for row, number in zip(rows, generated, strict=True)]
+        token_RW = torch.tensor([tokens for tokens, _ in proposed])
+        confidence_RW = torch.tensor([confidences for _, confidences in proposed])
+    threshold_R = torch.full((len(rows),), options.threshold, device=confidence_RW.device)
+    kept_R = accepted_lengths(confidence_RW, threshold_R, options.metric)
+    for row, tokens, confidences, kept in zip(
+        rows, token_RW.tolist(), confidence_RW.tolist(), kept_R.tolist(), strict=True
+    ):
+        result = results[row]
+        kept = min(kept, full - len(result.tokens))
+        stops = (count for count, token in enumerate(tokens[:kept], start=1) if token in options.stop_ids)
+        ends = next(stops, None)
+        if ends is not None:
+            kept, result.finish_reason = ends, "stop"
+        batch.write(row, len(result.tokens), tokens[:kept])
+        result.tokens += tokens[:kept]
+        result.confidences += confidences[:kept]
+        result.forwards += 1
+
+
+class _StaticBatch:
+    """The slots of the batch and the cache of the first of them."""
+
+    def __init__(self, network: PreTrainedModel, prompts: Sequence[Sequence[int]], room: int, mask_id: int) -> None:
+        self._network, self._mask_id = network, mask_id
+        self._prompt = max(map(len, prompts))
+        padding = [self._prompt - len(prompt) for prompt in prompts]
+        self._ids_RS = torch.tensor(
+            [[mask_id] * pad + [*prompt] + [mask_id] * room for pad, prompt in zip(padding, prompts, strict=True)],
+            device=network.device,
+        )
+        padding_R1 = torch.tensor(padding, device=network.device)[:, None]
+        position_RS = torch.arange(self._ids_RS.shape[1], device=network.device) - padding_R1
+        self._real_RS, self._position_RS = (position_RS >= 0).long(), position_RS.clamp(min=0)
+        self._cache = DynamicCache()
+
+    def write(self, row: int, generated: int, tokens: list[int]) -> None:
+        start = self._prompt + generated
+        self._ids_RS[row, start : start + len(tokens)] = torch.tensor(tokens, device=self._ids_RS.device)
+
+    def crop(self, generated: int) -> None:
+        """Keep no more than the prompt and `generated` tokens; -1 leaves out the last token of the prompt."""
+        self._cache.crop(min(0, self._prompt + generated - self._cache.get_seq_length()))
+
+    def window_logits(self, rows: list[int], generated: list[int], window: int, full: int) -> Tensor:
+        """Forward all rows, idle ones too; return the logits of the windows of `rows`: [R, W, V]."""
+        cached = self._cache.get_seq_length()
+        # The token in slot t predicts the one in slot t + 1, so the last slot of a block is never asked.
+        end = self._prompt - 1 + min(max(generated) + window, full)
+        first_R1 = torch.tensor(generated, device=self._ids_RS.device)[:, None] + self._prompt - 1 - cached
+        place_RW = (first_R1 + torch.arange(window, device=first_R1.device)).clamp(max=end - 1 - cached)
+        row_R1 = torch.tensor(rows, device=first_R1.device)[:, None]
+
+        def pick(_module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
+            return (args[0][row_R1, place_RW],)
+
+        hook = self._network.get_output_embeddings().register_forward_pre_hook(pick)
+        try:
+            logits_RWV: Tensor = self._network(
+                input_ids=self._ids_RS[:, cached:end],
+                attention_mask=self._real_RS[:, :end],
+                position_ids=self._position_RS[:, cached:end],
+                past_key_values=self._cache,
+                use_cache=True,
+            ).logits
+        finally:
+            hook.remove()
+        # Converted once: the CPU searches float32 four times as fast as bfloat16.
+        logits_RWV = logits_RWV.float()
+        logits_RWV[..., self._mask_id] = -torch.inf
+        return logits_RWV

@@ -1,0 +1,52 @@
+"""The bundled model: one network for engines, which replace its attention, and one for the oracle."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from mars_ray.data.chat import ChatEncoder
+from mars_ray.engine.engine import Engine, EngineOptions
+from mars_ray.evaluate.families import heldout_examples
+from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
+from mars_ray.model.resolve import resolve_model
+
+MakeEngine = Callable[..., Engine]
+
+
+class Prompts(list[tuple[int, ...]]):
+    """Prompts that a failing test does not print."""
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} prompts>"
+
+
+@pytest.fixture(scope="session")
+def bundled() -> Checkpoint:
+    return load_checkpoint(resolve_model("bundled"))
+
+
+@pytest.fixture(scope="session")
+def oracle() -> Checkpoint:
+    return load_checkpoint(resolve_model("bundled"))
+
+
+@pytest.fixture
+def make_engine(bundled: Checkpoint) -> MakeEngine:
+    def make(**options: object) -> Engine:
+        return Engine(bundled, EngineOptions(**({"compiled": False} | options)), new_seed=lambda: 0)  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def prompts(bundled: Checkpoint) -> Prompts:
+    """504 held-out prompts, 42 of each family, one family after the other."""
+    encoder = ChatEncoder(bundled.tokenizer)
+    examples = heldout_examples(42, seed=11)
+    return Prompts(tuple(encoder.prompt([{"role": "user", "content": each.prompt}])) for each in examples)
+
+
+@pytest.fixture(autouse=True)
+def _two_threads() -> None:
+    torch.set_num_threads(2)

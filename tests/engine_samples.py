@@ -1,0 +1,65 @@
+"""Run an engine to its end and collect what it said."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from mars_ray.engine.chunk import Chunk, Finished, TokenLogprobs
+from mars_ray.engine.engine import Engine
+from mars_ray.engine.request import DecodeParams, Request, SamplingParams
+
+STEPS_MAX = 20_000
+
+
+@dataclass
+class Output:
+    """Everything said about one sequence."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    endings: list[Finished] = field(default_factory=list)
+
+    @property
+    def finished(self) -> Finished:
+        assert len(self.endings) == 1, "a sequence ends exactly once"
+        return self.endings[0]
+
+
+def request(number: object, prompt: Iterable[int], decode: DecodeParams | None = None, **sampling: object) -> Request:
+    return Request(
+        id=str(number),
+        prompt=tuple(prompt),
+        sampling=SamplingParams(**sampling),  # type: ignore[arg-type]
+        decode=decode or DecodeParams(),
+    )
+
+
+def collect(outputs: dict[tuple[str, int], Output], chunks: Iterable[Chunk]) -> None:
+    for chunk in chunks:
+        output = outputs.setdefault((chunk.request_id, chunk.index), Output())
+        assert not output.endings, "nothing follows the last chunk"
+        output.tokens += chunk.tokens
+        output.text += chunk.text
+        output.logprobs += chunk.logprobs
+        output.chunks.append(chunk)
+        if chunk.finished:
+            output.endings.append(chunk.finished)
+
+
+def run(
+    engine: Engine, requests: Iterable[Request], before_step: Callable[[int], None] = lambda _: None
+) -> dict[str, Output]:
+    """Add all requests at once and step until all have ended; outputs by id, those of n > 1 as "id/index"."""
+    requests = list(requests)
+    for each in requests:
+        engine.add(each)
+    outputs: dict[tuple[str, int], Output] = {}
+    for number in range(STEPS_MAX):
+        if not engine.busy:
+            break
+        before_step(number)
+        collect(outputs, engine.step())
+    assert not engine.busy, "every request ends"
+    several = {each.id for each in requests if each.sampling.n > 1}
+    return {f"{name}/{index}" if name in several else name: each for (name, index), each in outputs.items()}
