@@ -40,6 +40,19 @@ def visible(where_RP: Tensor, position_N: Tensor, column_C: Tensor, dtype: torch
     return torch.zeros_like(unseen_RPC, dtype=dtype).masked_fill_(unseen_RPC, -torch.inf)
 
 
+@dataclass(slots=True)
+class Prompts:
+    """The rows that read a prompt, in a rectangle of their own."""
+
+    where_LQ: Tensor
+    row_L: Tensor
+    column_C: Tensor
+
+    def rectangle(self, position_N: Tensor, dtype: torch.dtype) -> Rectangle:
+        """Return the layout for attention."""
+        return Rectangle(self.where_LQ, visible(self.where_LQ, position_N, self.column_C, dtype))
+
+
 def attend(
     module: nn.Module,
     query_1HND: Tensor,

@@ -14,23 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mars_ray.engine.attention import Rectangle, visible
+from mars_ray.engine.attention import Prompts
 from mars_ray.engine.scheduler import Feed
 
 Indices = NDArray[np.int64]
-
-
-@dataclass(slots=True)
-class Prompts:
-    """The rows that read a prompt, in a rectangle of their own."""
-
-    where_LQ: Tensor
-    row_L: Tensor
-    column_C: Tensor
-
-    def rectangle(self, position_N: Tensor, dtype: torch.dtype) -> Rectangle:
-        """Return the layout for attention."""
-        return Rectangle(self.where_LQ, visible(self.where_LQ, position_N, self.column_C, dtype))
 
 
 @dataclass(slots=True)
