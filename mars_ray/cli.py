@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from mars_ray.engine.mode import Mode
 from mars_ray.errors import MarsRayError
 
 app = typer.Typer(
@@ -74,6 +75,15 @@ def generate(
     output: Annotated[Path, typer.Option(help="Folder for the rows; must be new or empty.")],
     model: Model = "bundled",
     threshold: Annotated[float, typer.Option(help="Confidence a token ahead needs; 1 is one token at a time.")] = 0.95,
+    mode: Annotated[
+        Mode,
+        typer.Option(help="'exact' compares every token ahead with 'ar', one token at a time, and gives the same."),
+    ] = Mode.THRESHOLD,
+    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.0,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="The same seed gives the same rows; without one, how far to look ahead follows the load."),
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens per row at most.")] = 256,
     workers: Annotated[int, typer.Option(help="Processes that decode.")] = 1,
     as_json: Json = False,
@@ -81,10 +91,17 @@ def generate(
     """Generate a response for every row of a file with Ray Data."""
     from mars_ray.batch.ray_generate import GenerateOptions
     from mars_ray.batch.ray_generate import generate as run
-    from mars_ray.method.reference import DecodeOptions
+    from mars_ray.engine.request import DecodeParams, SamplingParams
 
-    decode = DecodeOptions(threshold=threshold, max_tokens=max_tokens)
-    report = run(GenerateOptions(input=input_file, output=output, model=model, decode=decode, workers=workers))
+    options = GenerateOptions(
+        input=input_file,
+        output=output,
+        model=model,
+        sampling=SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens),
+        decode=DecodeParams(mode=mode, threshold=threshold),
+        workers=workers,
+    )
+    report = run(options)
     show("generated", asdict(report), as_json)
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from mars_ray.batch.job import GenerateReport
 from mars_ray.batch.ray_generate import GenerateOptions, generate
 from mars_ray.data.tasks import verify
-from mars_ray.method.reference import DecodeOptions
+from mars_ray.engine.request import DecodeParams, SamplingParams
 
 THRESHOLDS = (1.0, 0.95)
 SHOWN_ROWS = 4
@@ -38,8 +38,8 @@ def demo(output: Path) -> list[DemoRow]:
     for threshold in THRESHOLDS:
         folder = output / f"threshold-{threshold}"
         shutil.rmtree(folder, ignore_errors=True)
-        decode = DecodeOptions(threshold=threshold, max_tokens=128)
-        report = generate(GenerateOptions(input=prompts, output=folder, decode=decode))
+        decode, sampling = DecodeParams(threshold=threshold), SamplingParams(max_tokens=128)
+        report = generate(GenerateOptions(input=prompts, output=folder, sampling=sampling, decode=decode))
         rows = read_rows(folder)
         right = sum(verify(expected[row["id"]]["family"], expected[row["id"]]["answer"], row["text"]) for row in rows)
         done.append(DemoRow(threshold=threshold, accuracy=right / len(expected), report=report))
@@ -48,7 +48,7 @@ def demo(output: Path) -> list[DemoRow]:
 
 def show_demo(done: list[DemoRow], output: Path) -> None:
     """Print the comparison and a few of the generated rows."""
-    table = Table(title="The bundled model on this machine, reference decoder without a cache")
+    table = Table(title="The bundled model on this machine")
     for column in ("threshold", "rows", "tokens/s", "tokens per forward", "exact match"):
         table.add_column(column, justify="right")
     for row in done:

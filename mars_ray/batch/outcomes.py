@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mars_ray.method.reference import FinishReason
+from mars_ray.engine.chunk import FinishReason
 
 OUTPUT_SCHEMA = pa.schema(
     [

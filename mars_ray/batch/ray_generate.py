@@ -16,14 +16,15 @@ from ray.data import ActorPoolStrategy
 from ray.data.exceptions import ExecutionTimeoutError
 from ray.exceptions import RayError
 
-from mars_ray.batch.generator import BATCH_ROWS, Generator
+from mars_ray.batch.generator import Generator
 from mars_ray.batch.job import GenerateJob, GenerateReport
 from mars_ray.batch.outcomes import outcome_table
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.ray_read import read_raw
 from mars_ray.data.record_file import check_source, read_records
+from mars_ray.engine.engine import EngineOptions
+from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import ClusterError, ConfigError, EmptyDataError, MarsRayError, RunError
-from mars_ray.method.reference import DecodeOptions
 from mars_ray.model.card import read_card
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.folder import check_folder
@@ -32,11 +33,12 @@ from mars_ray.model.tokenizer import load_tokenizer
 from mars_ray.progress import ProgressLine
 from mars_ray.ray_cluster import cluster_cpus, connect
 
-ROWS_PER_BLOCK = 2 * BATCH_ROWS
-"""What one actor takes at a time: enough to sort by length, few enough to spread and to show progress."""
+ROWS_PER_BLOCK = 128
+"""What one actor takes at a time: several times what it decodes together, for its batch runs empty at the end of a
+block, and few enough to spread and to show progress."""
 
 NO_PROGRESS_S = 24 * 3600
-"""Ray gives up when no block is finished for so long. Its half an hour is too short for 64 rows of a 7B on CPUs."""
+"""Ray gives up when no block is finished for so long. Its half an hour is too short for 128 rows of a 7B on CPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,8 @@ class GenerateOptions:
     output: Path
     """A folder that is absent or empty."""
     model: str = "bundled"
-    decode: DecodeOptions
+    sampling: SamplingParams
+    decode: DecodeParams
     workers: int = 1
     """Actors that decode, each with its own copy of the model."""
 
@@ -69,7 +72,7 @@ def generate(options: GenerateOptions) -> GenerateReport:
     try:
         connect()
         _check_cluster(options.workers)
-        outcomes = _answered(source, model, options.decode, actors)
+        outcomes = _answered(source, model, options, actors)
         with ProgressLine(f"generate {source.name}", total=None) as progress:
             return job.collect(_blocks(outcomes, options.output), progress)
     except MarsRayError:
@@ -100,11 +103,16 @@ def _check_cluster(workers: int) -> None:
         )
 
 
-def _answered(source: Path, model: Path, decode: DecodeOptions, actors: int) -> ray.data.Dataset:
+def _answered(source: Path, model: Path, options: GenerateOptions, actors: int) -> ray.data.Dataset:
     cpus = cluster_cpus()
     outcomes = read_raw(source, ROWS_PER_BLOCK).map_batches(
         Decoder,
-        fn_constructor_kwargs={"model": model, "options": decode, "threads": max(1, int(cpus // actors))},
+        fn_constructor_kwargs={
+            "model": model,
+            "sampling": options.sampling,
+            "decode": options.decode,
+            "threads": max(1, int(cpus // actors)),
+        },
         compute=ActorPoolStrategy(size=actors),
         # Together the actors leave one CPU to the task that reads, or it would wait for ever.
         num_cpus=min(1.0, math.floor(100 * (cpus - 1) / actors) / 100),
@@ -119,14 +127,14 @@ def _answered(source: Path, model: Path, decode: DecodeOptions, actors: int) -> 
 class Decoder:
     """One actor: loads the model once, then answers block after block."""
 
-    def __init__(self, model: Path, options: DecodeOptions, threads: int) -> None:
-        self._model, self._options, self._threads = model, options, threads
+    def __init__(self, model: Path, sampling: SamplingParams, decode: DecodeParams, threads: int) -> None:
+        self._model, self._sampling, self._decode, self._threads = model, sampling, decode, threads
 
     @cached_property
     def _generator(self) -> Generator:
         # Made by the first block: when a constructor fails, Ray starts the actor again and again.
         torch.set_num_threads(min(self._threads, os.cpu_count() or 1))
-        return Generator(load_checkpoint(self._model), self._options)
+        return Generator(load_checkpoint(self._model), self._sampling, self._decode, EngineOptions())
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         """Raw rows in, outcomes out."""

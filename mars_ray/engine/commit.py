@@ -8,8 +8,8 @@ Never: chooses a token.
 from dataclasses import dataclass
 
 from mars_ray.engine.chunk import FinishReason
+from mars_ray.engine.mode import Mode
 from mars_ray.engine.profile import Profile
-from mars_ray.engine.request import Mode
 from mars_ray.engine.runner import Window
 from mars_ray.engine.scheduler import Feed
 from mars_ray.engine.sequence import Sequence

@@ -38,6 +38,9 @@ log = logging.getLogger(__name__)
 CACHE = Path(".cache/mars-ray/compiled")
 """Below the home of the user. What is in it is run: it must be no one else's."""
 
+COMPILE_AFTER_STEPS = 500
+"""Compiling takes minutes of processor time: an engine that lives for less than so many steps is better without."""
+
 VARIANTS = ((1, 1), (1, 6), (5, 6), (5, 1))
 """Rows and positions of the examples, in the order in which they are most missed."""
 
@@ -50,22 +53,28 @@ class CompiledSteps:
         self._folder = (cache or Path.home() / CACHE) / _key(network, mask_id)
         self._ready: dict[tuple[bool, bool], Forward] = {}
         self._child: subprocess.Popen[str] | None = None
-        self._closed = threading.Event()
+        self._wanted, self._closed = threading.Event(), threading.Event()
+        self._steps = 0
         self._thread = threading.Thread(target=self._warm, args=(mask_id,), name="compiled", daemon=True)
         self._thread.start()
 
     def get(self, where_RP: Tensor) -> Forward | None:
-        """Return the variant for these rows and positions, if it is ready."""
+        """Return the variant for these rows and positions, if it is ready. Called once a step."""
+        self._steps += 1
+        if self._steps == COMPILE_AFTER_STEPS:
+            self._wanted.set()
         rows, positions = where_RP.shape
         return self._ready.get((rows > 1, positions > 1))
 
     def wait(self) -> None:
         """Wait for all variants."""
+        self._wanted.set()
         self._thread.join()
 
     def close(self) -> None:
         """Compile no further variant."""
         self._closed.set()
+        self._wanted.set()
         if self._child:
             self._child.kill()
         self._thread.join()
@@ -73,7 +82,7 @@ class CompiledSteps:
     def _warm(self, mask_id: int) -> None:
         try:
             missing = [variant for variant in VARIANTS if not self._load(*variant)]
-            if missing and not self._closed.is_set():
+            if missing and self._wanted.wait() and not self._closed.is_set():
                 self._compile(missing, mask_id)
         except Exception as error:  # no compiler, or one that cannot: eager is always right
             if not self._closed.is_set():
@@ -85,6 +94,7 @@ class CompiledSteps:
         given = [str(mask_id), str(self._network.dtype).removeprefix("torch."), self._network.device.type]
         self._child = subprocess.Popen(
             [sys.executable, "-m", __name__, str(self._folder), *given, str(torch.get_num_threads())],
+            stdin=subprocess.PIPE,  # closed when this process ends, however it ends
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -204,10 +214,16 @@ def main() -> None:
     """Compile in a process of its own, with what is left of the processor."""
     folder, mask_id, dtype, device, threads = sys.argv[1:]
     os.nice(10)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     warnings.simplefilter("ignore")
     torch.set_num_threads(int(threads))
     for rows, positions in compile_variants(Path(folder), int(mask_id), getattr(torch, dtype), device):
         print(_name(rows, positions), flush=True)
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ Never: knows a model; what depends on one is checked by `limits`.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
+from mars_ray.engine.mode import Mode
 from mars_ray.errors import RequestError
 from mars_ray.method.acceptance import Metric, drafts_nothing
 
@@ -20,17 +20,6 @@ STOP_STRINGS_MAX = 16
 STOP_CHARACTERS_MAX = 256
 TOP_LOGPROBS_MAX = 20
 N_MAX = 64
-
-
-class Mode(StrEnum):
-    """How the tokens of a sequence are made."""
-
-    AR = "ar"
-    """One per forward."""
-    THRESHOLD = "threshold"
-    """Those whose confidence passes the threshold (arXiv 2604.07023, section 3.3)."""
-    EXACT = "exact"
-    """As in threshold mode, but each is compared with the autoregressive choice before it leaves the engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

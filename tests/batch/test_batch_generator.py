@@ -1,6 +1,7 @@
 """Many rows at once give what each gives alone, whatever the others are."""
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ import pytest
 import torch
 from transformers import Qwen2ForCausalLM
 
-from mars_ray.batch.generator import BATCH_ROWS, Generator
+from mars_ray.batch.generator import Generator
 from mars_ray.batch.outcomes import Generated, Rejected, outcome_table, read_outcomes
 from mars_ray.data.chat import ChatEncoder
+from mars_ray.engine.engine import EngineOptions
+from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import ModelError
 from mars_ray.method.reference import DecodeOptions, decode
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
@@ -31,13 +34,20 @@ class FailingNetwork(Qwen2ForCausalLM):
         return super().forward(input_ids=input_ids, **inputs)
 
 
+def generator_of(checkpoint: Checkpoint) -> Generator:
+    """A generator with a network of its own: the engine replaces its attention."""
+    own = replace(checkpoint, network=deepcopy(checkpoint.network))
+    sampling, decoding = SamplingParams(max_tokens=6), DecodeParams(threshold=0.5, block=4)
+    return Generator(own, sampling, decoding, EngineOptions(rows=8, compiled=False))
+
+
 def rows(*prompts: str) -> list[bytes]:
     return [json.dumps({"id": f"row-{number}", "prompt": prompt}).encode() for number, prompt in enumerate(prompts)]
 
 
 def test_rows_come_back_in_order_as_if_each_were_alone(checkpoint: Checkpoint) -> None:
-    generator = Generator(checkpoint, OPTIONS)
-    raws = rows(*("abc" * (7 * number % 13 + 1) for number in range(BATCH_ROWS + 8)))
+    generator = generator_of(checkpoint)
+    raws = rows(*("abc" * (7 * number % 13 + 1) for number in range(40)))
     together = generator.run(raws)
     assert [outcome.id for outcome in together] == [f"row-{number}" for number in range(len(raws))]
     assert together == [outcome for raw in raws for outcome in generator.run([raw])]
@@ -45,7 +55,7 @@ def test_rows_come_back_in_order_as_if_each_were_alone(checkpoint: Checkpoint) -
 
 def test_a_row_is_what_the_decoder_gives_for_its_conversation(checkpoint: Checkpoint) -> None:
     conversation = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
-    (generated,) = Generator(checkpoint, OPTIONS).run([json.dumps({"id": 1, "messages": conversation}).encode()])
+    (generated,) = generator_of(checkpoint).run([json.dumps({"id": 1, "messages": conversation}).encode()])
     prompt = ChatEncoder(checkpoint.tokenizer).prompt(conversation)
     options = replace(OPTIONS, stop_ids=checkpoint.stop_ids)
     (decoded,) = decode(checkpoint.network, [prompt], options, mask_id=checkpoint.mask_id)
@@ -66,24 +76,24 @@ def test_a_stop_token_counts_and_is_not_in_the_text(model_folder: Path) -> None:
     stop = whole.tokens[2]
     place = whole.tokens.index(stop)
     checkpoint.network.generation_config.eos_token_id = stop
-    (generated,) = Generator(checkpoint, OPTIONS).run(rows("abc"))
+    (generated,) = generator_of(checkpoint).run(rows("abc"))
     assert isinstance(generated, Generated)
     assert (generated.tokens, generated.finish_reason) == (place + 1, "stop")
     assert generated.text == checkpoint.tokenizer.decode(whole.tokens[:place], skip_special_tokens=True)
 
 
-def test_a_prompt_that_leaves_no_room_is_refused_with_the_figures(checkpoint: Checkpoint) -> None:
-    # Three tokens of the template, and 6 to come: 119 of the 128 positions are left.
-    fits, too_long = Generator(checkpoint, OPTIONS).run(rows("x" * 119, "x" * 120))
-    assert isinstance(fits, Generated)
+def test_an_answer_ends_with_the_context_and_a_prompt_that_leaves_no_room_is_refused(checkpoint: Checkpoint) -> None:
+    # Three tokens of the template: 125 of the 128 positions are left.
+    short, too_long = generator_of(checkpoint).run(rows("x" * 123, "x" * 125))
+    assert isinstance(short, Generated)
+    assert (short.tokens, short.finish_reason) == (2, "length")
     assert isinstance(too_long, Rejected)
     assert too_long.id == "row-1"
-    assert "123 prompt tokens and up to 6 new ones are 129, the model has 128" in too_long.reason
-    assert "shorten the prompt or lower max-tokens" in too_long.reason
+    assert "the prompt has 128 tokens and a sequence may have 128" in too_long.reason
 
 
 def test_rows_that_are_none_do_not_disturb_the_others(checkpoint: Checkpoint) -> None:
-    generator = Generator(checkpoint, OPTIONS)
+    generator = generator_of(checkpoint)
     first, last = rows("one", "two")
     outcomes = generator.run([first, b"{oops \xff", b'{"id": 5, "prompt": 1}', last])
     assert [outcomes[0], outcomes[3]] == generator.run([first, last])
@@ -98,22 +108,22 @@ def test_a_row_that_makes_decoding_fail_fails_alone(checkpoint: Checkpoint) -> N
     network.load_state_dict(checkpoint.network.state_dict())
     network.poison_id = checkpoint.tokenizer.convert_tokens_to_ids(POISON)
     raws = rows("one", "two", f"bad {POISON}", "four")
-    outcomes = Generator(replace(checkpoint, network=network.eval()), OPTIONS).run(raws)
-    healthy = Generator(checkpoint, OPTIONS).run(raws)
+    outcomes = generator_of(replace(checkpoint, network=network.eval())).run(raws)
+    healthy = generator_of(checkpoint).run(raws)
     assert [outcomes[0], outcomes[1], outcomes[3]] == [healthy[0], healthy[1], healthy[3]]
     assert isinstance(outcomes[2], Rejected)
-    assert outcomes[2].reason == "decoding it failed: RuntimeError: it tastes bad"
+    assert outcomes[2].reason == "decoding failed: RuntimeError: it tastes bad. The engine serves other requests."
 
 
 def test_no_rows_give_no_outcomes(checkpoint: Checkpoint) -> None:
-    assert Generator(checkpoint, OPTIONS).run([]) == []
+    assert generator_of(checkpoint).run([]) == []
 
 
 def test_a_model_without_chat_template_is_refused(model_folder: Path) -> None:
     checkpoint = load_checkpoint(model_folder)
     checkpoint.tokenizer.chat_template = None
     with pytest.raises(ModelError, match="no chat template"):
-        Generator(checkpoint, OPTIONS)
+        generator_of(checkpoint)
 
 
 def test_outcomes_survive_their_table() -> None:

@@ -16,6 +16,8 @@ import ray
 from mars_ray.batch.generator import Generator
 from mars_ray.batch.outcomes import OUTPUT_SCHEMA
 from mars_ray.batch.ray_generate import GenerateOptions, generate
+from mars_ray.engine.engine import EngineOptions
+from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import (
     ClusterError,
     ConfigError,
@@ -26,12 +28,12 @@ from mars_ray.errors import (
     OutputError,
     RunError,
 )
-from mars_ray.method.reference import DecodeOptions
 from mars_ray.model.card import Card, write_card
 from mars_ray.model.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.ray
-DECODE = DecodeOptions(threshold=0.5, block=4, max_tokens=5)
+DECODE = DecodeParams(threshold=0.5, block=4)
+SAMPLING = SamplingParams(max_tokens=5)
 CARD = Card(
     method="mars",
     block=4,
@@ -54,7 +56,7 @@ BAD = {
     b'{"id": "utf8", "prompt": "\xff"}': (None, "not JSON"),
     b'{"id": "none"}': ("none", "neither 'prompt' nor 'messages'"),
     b'{"id": 12, "prompt": 3}': ("12", "must be text, not int"),
-    b'{"id": "long", "prompt": "' + b"x" * 130 + b'"}': ("long", "133 prompt tokens"),
+    b'{"id": "long", "prompt": "' + b"x" * 130 + b'"}': ("long", "the prompt has 133 tokens"),
 }
 
 
@@ -81,17 +83,20 @@ def errors_in(folder: Path) -> list[dict[str, Any]]:
 
 
 def options(source: Path, output: Path, model: Path, **changes: Any) -> GenerateOptions:
-    return GenerateOptions(**({"input": source, "output": output, "model": str(model), "decode": DECODE} | changes))
+    given = {"input": source, "output": output, "model": str(model), "sampling": SAMPLING, "decode": DECODE}
+    return GenerateOptions(**(given | changes))
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
 def test_of_a_mixed_file_good_rows_are_answered_and_bad_ones_explained(
-    cluster: None, checkpoint: Checkpoint, model_folder: Path, tmp_path: Path, name: str
+    cluster: None, model_folder: Path, tmp_path: Path, name: str
 ) -> None:
     source, output = tmp_path / name, tmp_path / "out"
     source.write_bytes(gzip.compress(mixed_lines()) if name.endswith("gz") else mixed_lines())
     report = generate(options(source, output, model_folder))
-    expected = Generator(checkpoint, DECODE).run([json.dumps(row).encode() for row in GOOD])
+    expected = Generator(checkpoint, SAMPLING, DECODE, EngineOptions(compiled=False)).run(
+        [json.dumps(row).encode() for row in GOOD]
+    )
     assert answered(output) == [asdict(outcome) for outcome in expected]
     errors = errors_in(output)
     assert [error["id"] for error in errors] == [given for given, _ in BAD.values()]
