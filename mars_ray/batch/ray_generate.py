@@ -1,7 +1,6 @@
 """Answer a file of rows with Ray Data: read, decode in a pool of actors, write on the driver (shell)."""
 
 import math
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -111,7 +110,6 @@ def _answered(source: Path, model: Path, options: GenerateOptions, actors: int) 
             "model": model,
             "sampling": options.sampling,
             "decode": options.decode,
-            "threads": max(1, int(cpus // actors)),
         },
         compute=ActorPoolStrategy(size=actors),
         # Together the actors leave one CPU to the task that reads, or it would wait for ever.
@@ -127,13 +125,13 @@ def _answered(source: Path, model: Path, options: GenerateOptions, actors: int) 
 class Decoder:
     """One actor: loads the model once, then answers block after block."""
 
-    def __init__(self, model: Path, sampling: SamplingParams, decode: DecodeParams, threads: int) -> None:
-        self._model, self._sampling, self._decode, self._threads = model, sampling, decode, threads
+    def __init__(self, model: Path, sampling: SamplingParams, decode: DecodeParams) -> None:
+        self._model, self._sampling, self._decode = model, sampling, decode
 
     @cached_property
     def _generator(self) -> Generator:
         # Made by the first block: when a constructor fails, Ray starts the actor again and again.
-        torch.set_num_threads(min(self._threads, os.cpu_count() or 1))
+        torch.set_num_threads(1)  # more workers use more cores; threads of one step spend their time waiting
         return Generator(load_checkpoint(self._model), self._sampling, self._decode, EngineOptions())
 
     def __call__(self, batch: pa.Table) -> pa.Table:

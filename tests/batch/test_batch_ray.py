@@ -29,7 +29,7 @@ from mars_ray.errors import (
     RunError,
 )
 from mars_ray.model.card import Card, write_card
-from mars_ray.model.checkpoint import Checkpoint
+from mars_ray.model.checkpoint import load_checkpoint
 
 pytestmark = pytest.mark.ray
 DECODE = DecodeParams(threshold=0.5, block=4)
@@ -94,9 +94,8 @@ def test_of_a_mixed_file_good_rows_are_answered_and_bad_ones_explained(
     source, output = tmp_path / name, tmp_path / "out"
     source.write_bytes(gzip.compress(mixed_lines()) if name.endswith("gz") else mixed_lines())
     report = generate(options(source, output, model_folder))
-    expected = Generator(checkpoint, SAMPLING, DECODE, EngineOptions(compiled=False)).run(
-        [json.dumps(row).encode() for row in GOOD]
-    )
+    generator = Generator(load_checkpoint(model_folder), SAMPLING, DECODE, EngineOptions(compiled=False))
+    expected = generator.run([json.dumps(row).encode() for row in GOOD])
     assert answered(output) == [asdict(outcome) for outcome in expected]
     errors = errors_in(output)
     assert [error["id"] for error in errors] == [given for given, _ in BAD.values()]
