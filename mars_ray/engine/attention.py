@@ -30,14 +30,17 @@ class Rectangle:
 
     where_RP: Tensor
     """Which of the N positions stands here; fillers name any."""
-    visible_RPC: Tensor
-    """0 where the position may attend to the column, -inf elsewhere, in the dtype of the queries."""
+    position_RP: Tensor
+    column_C: Tensor
+    """The columns of the cache that are read."""
+    visible: Tensor
+    """[R, 1, G * P, C]: 0 where a position may attend to a column, -inf elsewhere, in the dtype of the queries."""
 
 
-def visible(where_RP: Tensor, position_N: Tensor, column_C: Tensor, dtype: torch.dtype) -> Tensor:
-    """Causal attention over the columns 0..C-1 of a row: [R, P, C], to be added to the scores."""
-    unseen_RPC = column_C > position_N[where_RP][..., None]
-    return torch.zeros_like(unseen_RPC, dtype=dtype).masked_fill_(unseen_RPC, -torch.inf)
+def rectangle(where_RP: Tensor, position_N: Tensor, column_C: Tensor, groups: int, dtype: torch.dtype) -> Rectangle:
+    """Lay out causal attention over the columns 0..C-1 of each row, the same in all layers of a step."""
+    position_RP = position_N[where_RP]
+    return Rectangle(where_RP, position_RP, column_C, _hidden(column_C > position_RP[..., None], groups, dtype))
 
 
 @dataclass(slots=True)
@@ -47,10 +50,6 @@ class Prompts:
     where_LQ: Tensor
     row_L: Tensor
     column_C: Tensor
-
-    def rectangle(self, position_N: Tensor, dtype: torch.dtype) -> Rectangle:
-        """Return the layout for attention."""
-        return Rectangle(self.where_LQ, visible(self.where_LQ, position_N, self.column_C, dtype))
 
 
 def attend(
@@ -80,42 +79,45 @@ def attend(
     values[row_N, :, position_N] = value_1KND[0].transpose(0, 1)
     query_NHD = query_1HND[0].transpose(0, 1)
     rows = decoding.where_RP.shape[0]
-    parts = [_attend(query_NHD, keys[:rows], values[:rows], decoding, position_N, scaling, sliding_window)]
+    out_NHD = _attend(query_NHD, keys[:rows], values[:rows], decoding, scaling, sliding_window)
     if prompts is not None:
-        columns = prompts.visible_RPC.shape[-1]
+        columns = prompts.column_C.shape[0]
         read = (keys[prompt_row_L, :, :columns], values[prompt_row_L, :, :columns])
-        parts.append(_attend(query_NHD, *read, prompts, position_N, scaling, sliding_window))
-    return torch.cat(parts)[back_N][None], None
+        out_NHD = torch.cat([out_NHD, _attend(query_NHD, *read, prompts, scaling, sliding_window)])
+    elif rows == 1:
+        return out_NHD[None], None  # one row alone is laid out as it is packed
+    return out_NHD[back_N][None], None
 
 
 def _attend(
-    query_NHD: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    rectangle: Rectangle,
-    position_N: Tensor,
-    scaling: float,
-    sliding_window: int | None,
+    query_NHD: Tensor, keys: Tensor, values: Tensor, within: Rectangle, scaling: float, sliding_window: int | None
 ) -> Tensor:
     """Attend in one rectangle: [R * P, H, D]."""
-    where_RP, visible_RPC = rectangle.where_RP, rectangle.visible_RPC
-    (rows, positions), columns, heads = where_RP.shape, visible_RPC.shape[-1], keys.shape[1]
+    (rows, positions), columns = within.where_RP.shape, within.column_C.shape[0]
+    heads, size = keys.shape[1], query_NHD.shape[2]
+    groups = query_NHD.shape[1] // heads
+    visible = within.visible
     if sliding_window is not None:
-        column_C = torch.arange(columns, device=where_RP.device)
-        outside_RPC = column_C <= position_N[where_RP][..., None] - sliding_window
-        visible_RPC = visible_RPC.masked_fill(outside_RPC, -torch.inf)
-    groups, size = query_NHD.shape[1] // heads, query_NHD.shape[2]
+        outside_RPC = within.column_C <= within.position_RP[..., None] - sliding_window
+        visible = visible + _hidden(outside_RPC, groups, visible.dtype)
     # Query heads that share a key head become positions of it, or the keys would be copied for each of them.
-    query = query_NHD[where_RP].view(rows, positions, heads, groups, size).permute(0, 2, 3, 1, 4)
+    query = query_NHD[within.where_RP].view(rows, positions, heads, groups, size).permute(0, 2, 3, 1, 4)
     out = nn.functional.scaled_dot_product_attention(
         query.reshape(rows, heads, groups * positions, size),
         keys[:, :, :columns],
         values[:, :, :columns],
-        attn_mask=visible_RPC[:, None, None].expand(-1, -1, groups, -1, -1).reshape(rows, 1, -1, columns),
+        attn_mask=visible,
         scale=scaling,
     )
     by_position = out.view(rows, heads, groups, positions, size).permute(0, 3, 1, 2, 4)
     return by_position.reshape(rows * positions, heads * groups, size)
+
+
+def _hidden(hidden_RPC: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+    """Return what is added to the scores, once for each of the query heads that share a key head."""
+    rows, positions, columns = hidden_RPC.shape
+    added_RPC = torch.zeros_like(hidden_RPC, dtype=dtype).masked_fill_(hidden_RPC, -torch.inf)
+    return added_RPC[:, None, None].expand(-1, -1, groups, -1, -1).reshape(rows, 1, groups * positions, columns)
 
 
 AttentionInterface.register(ATTENTION, attend)

@@ -20,7 +20,7 @@ from mars_ray.engine.detokenize import TextStream
 from mars_ray.engine.kv_cache import SlotKVCache
 from mars_ray.engine.kv_rows import KVRows
 from mars_ray.engine.limits import resolve_limits
-from mars_ray.engine.packer import pack
+from mars_ray.engine.packer import Packer
 from mars_ray.engine.profile import Profile
 from mars_ray.engine.proposals import Proposals, logprobs_of, propose_all
 from mars_ray.engine.request import Request
@@ -90,6 +90,7 @@ class Engine:
         limits = self.limits
         self._rows = KVRows(tokens=limits.kv_tokens, rows_max=limits.rows, longest=limits.positions)
         self._cache = SlotKVCache(network.config, network.dtype, network.device)
+        self._packer = Packer(checkpoint.mask_id, limits.positions, network.device)
         self._runner = Runner(network, self._cache, mask_id=checkpoint.mask_id, compiled=options.compiled)
         self._scheduler = Scheduler(self._rows, queue_max=options.queue, prefill_tokens=options.prefill_tokens)
         self._requests: dict[str, list[Sequence]] = {}
@@ -187,6 +188,12 @@ class Engine:
                 self.step_time.observe(positions, self._kv_tokens, self._clock() - started_s)
         return chunks
 
+    def clear_cache(self) -> None:
+        """Forget what ended sequences left behind. Raises `ConfigError` while sequences run."""
+        if self.running:
+            raise ConfigError(f"{self.running} sequences run; the cache can be cleared between them only.")
+        self._rows.clear()
+
     def wait_until_compiled(self) -> None:
         """Wait until what can be compiled is; without it the first steps are eager."""
         self._runner.wait_until_compiled()
@@ -217,16 +224,14 @@ class Engine:
         """Fail what is running and begin with an empty cache; what waits is served from there."""
         chunks = [self._fail(sequence, error) for sequence in self._scheduler.running]
         self._release_ended()
-        self._rows.clear()
+        self.clear_cache()
         self._cache.resize(0, 0)
-        self._apply_cache_operations()
         return chunks
 
     def _run(self, feeds: list[Feed], audit: bool) -> list[Chunk]:
         """Run one forward over `feeds` and commit what it gave; where it fails, find those it fails for."""
-        mask_id, device = self._checkpoint.mask_id, self._checkpoint.network.device
         try:
-            packed, slices = pack(feeds, self._rows.active, mask_id=mask_id, audit=audit, device=device)
+            packed, slices = self._packer.pack(feeds, self._rows.active, audit=audit)
             window = self._runner.run(packed)
             proposed = propose_all(feeds, [picks_of(*each) for each in zip(feeds, slices, strict=True)], window)
         except Exception as error:  # memory, or the model's own code: the others must go on

@@ -11,13 +11,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mars_ray.engine.attention import Layers, Prompts, Rectangle, visible
+from mars_ray.engine.attention import Layers, Prompts, rectangle
+from mars_ray.engine.kv_cache import kv_shape
 
 Forward = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
 def forward_of(network: PreTrainedModel, mask_id: int) -> Forward:
     """Return the forward of `network` as a function of tensors: tokens [M], their probabilities [M], logits [M, V]."""
+
+    text = network.config.get_text_config()
+    groups = text.num_attention_heads // kv_shape(text)[1]
 
     def forward(
         layers: Layers,
@@ -39,8 +43,8 @@ def forward_of(network: PreTrainedModel, mask_id: int) -> Forward:
             row_N=row_N,
             position_N=position_N,
             back_N=back_N,
-            decoding=Rectangle(where_RP, visible(where_RP, position_N, column_C, network.dtype)),
-            prompts=prompts and prompts.rectangle(position_N, network.dtype),
+            decoding=rectangle(where_RP, position_N, column_C, groups, network.dtype),
+            prompts=prompts and rectangle(prompts.where_LQ, position_N, prompts.column_C, groups, network.dtype),
             prompt_row_L=prompts and prompts.row_L,
         ).logits
         logits_MV = logits[0].float()

@@ -9,15 +9,11 @@ Letters as in `attention`, and M positions whose logits are read.
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mars_ray.engine.attention import Prompts
 from mars_ray.engine.scheduler import Feed
-
-Indices = NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -28,81 +24,97 @@ class Packed:
     row_N: Tensor
     position_N: Tensor
     back_N: Tensor
+    pick_M: Tensor
     where_RP: Tensor
     column_C: Tensor
-    pick_M: Tensor
     prompts: Prompts | None
     kv_tokens: int
     """Tokens attended to, summed over the sequences."""
 
 
-@torch.inference_mode()
-def pack(
-    feeds: list[Feed], rows: int, *, mask_id: int, audit: bool, device: torch.device
-) -> tuple[Packed, list[slice]]:
-    """Lay out `feeds`; `rows` is the number of active rows.
+class Packer:
+    """Packs for a network with the mask token `mask_id`, on `device`, for sequences up to `longest` tokens."""
 
-    Logits are read from the last token on, or, to `audit`, from every token of a short feed; the slices say
-    where in M those of each feed are. They are empty for a part of a prompt.
+    def __init__(self, mask_id: int, longest: int, device: torch.device) -> None:
+        self._mask_id, self._device = mask_id, device
+        with torch.inference_mode():
+            self._columns = torch.arange(longest, device=device)
+
+    @torch.inference_mode()
+    def pack(self, feeds: list[Feed], rows: int, *, audit: bool) -> tuple[Packed, list[slice]]:
+        """Lay out `feeds`, the short ones first; `rows` is the number of active rows.
+
+        Logits are read from the last token on, or, to `audit`, from every token of a short feed; the slices say where
+        in M those of each feed are. They are empty for a part of a prompt.
+        """
+        ids: list[int] = []
+        row_of: list[int] = []
+        positions: list[int] = []
+        picks: list[int] = []
+        slices: list[slice] = []
+        reaches: list[int] = []
+        for feed in feeds:
+            sequence, start, picked = feed.sequence, len(ids), len(picks)
+            cached = sequence.cached
+            ids += sequence.tokens[cached : cached + feed.count]
+            if feed.complete:
+                first = start if audit and feed.short else len(ids) - 1
+                ids += sequence.drafts
+                ids += [self._mask_id] * feed.masks
+                picks += range(first, len(ids))
+            length = len(ids) - start
+            row_of += [sequence.row or 0] * length
+            positions += range(cached, cached + length)
+            reaches.append(cached + length)
+            slices.append(slice(picked, len(picks)))
+        if len(picks) < 2:
+            # Some logits are always read. A compiled step takes any number but 1, unless it has but one position.
+            picks = (picks or [len(ids) - 1]) * min(2, len(ids))
+
+        short = sum(feed.short for feed in feeds)
+        width, cells, back = _layout(feeds[:short], [feed.sequence.row or 0 for feed in feeds[:short]], rows, 0, 0)
+        prompts = None
+        if short < len(feeds):
+            count = len(feeds) - short
+            longest, prompt_cells, behind = _layout(feeds[short:], list(range(count)), count, len(back), len(cells))
+            back += behind
+            prompt_where, which = self._tensors(prompt_cells, [feed.sequence.row or 0 for feed in feeds[short:]])
+            prompts = Prompts(prompt_where.view(count, longest), which, self._columns[: max(reaches[short:])])
+        id_N, row_N, position_N, back_N, pick_M, where = self._tensors(ids, row_of, positions, back, picks, cells)
+        packed = Packed(
+            id_N=id_N,
+            row_N=row_N,
+            position_N=position_N,
+            back_N=back_N,
+            pick_M=pick_M,
+            where_RP=where.view(rows, width),
+            column_C=self._columns[: max(reaches[:short], default=2)],
+            prompts=prompts,
+            kv_tokens=sum(reaches),
+        )
+        return packed, slices
+
+    def _tensors(self, *lists: list[int]) -> tuple[Tensor, ...]:
+        """Return one tensor for each list, all of them parts of one that is copied to the device at once."""
+        together = torch.tensor([each for part in lists for each in part], device=self._device)
+        parts: tuple[Tensor, ...] = torch.split(together, [len(part) for part in lists])
+        return parts
+
+
+def _layout(
+    feeds: list[Feed], place_F: list[int], rows: int, start: int, begin: int
+) -> tuple[int, list[int], list[int]]:
+    """Lay out the packed positions from `start` on in a rectangle of `rows` rows, feed f in the row `place_F[f]`.
+
+    Returns its width; which packed position stands where in it, fillers naming position 0, which exists and what
+    attention makes of which is not read there; and where each packed position stands, counted from `begin`.
     """
-    ids: list[int] = []
-    picks: list[int] = []
-    slices: list[slice] = []
-    for feed in feeds:
-        sequence, start = feed.sequence, len(ids)
-        ids += sequence.tokens[sequence.cached : sequence.cached + feed.count]
-        if feed.complete:
-            first = start if audit and feed.short else len(ids) - 1
-            ids += sequence.drafts
-            ids += [mask_id] * feed.masks
-            slices.append(slice(len(picks), len(picks) + len(ids) - first))
-            picks += range(first, len(ids))
-        else:
-            slices.append(slice(len(picks), len(picks)))
-    if len(picks) < 2:
-        # Some logits are always read. A compiled step takes any number of them but 1, unless it has but one position.
-        picks = (picks or [len(ids) - 1]) * min(2, len(ids))
-
-    length_F = np.array([feed.length for feed in feeds])
-    row_F = np.array([feed.sequence.row for feed in feeds])
-    cached_F = np.array([feed.sequence.cached for feed in feeds])
-    start_F = np.cumsum(length_F) - length_F
-    offset_N = np.arange(len(ids)) - np.repeat(start_F, length_F)
-    short = sum(feed.short for feed in feeds)  # they stand first
-    where_RP, back_N = _layout(row_F[:short], start_F[:short], length_F[:short], rows)
-    prompts = None
-    if short < len(feeds):
-        place_L = np.arange(len(feeds) - short)
-        where_LQ, behind_N = _layout(place_L, start_F[short:], length_F[short:], len(place_L))
-        back_N = np.concatenate([back_N, where_RP.size + behind_N])
-        reach = int((cached_F + length_F)[short:].max())
-        prompts = Prompts(*(_tensor(each, device) for each in (where_LQ, row_F[short:], np.arange(reach))))
-    reach = int((cached_F + length_F)[:short].max(initial=2))
-    packed = Packed(
-        id_N=_tensor(np.array(ids), device),
-        row_N=_tensor(np.repeat(row_F, length_F), device),
-        position_N=_tensor(np.repeat(cached_F, length_F) + offset_N, device),
-        back_N=_tensor(back_N, device),
-        where_RP=_tensor(where_RP, device),
-        column_C=_tensor(np.arange(reach), device),
-        pick_M=_tensor(np.array(picks), device),
-        prompts=prompts,
-        kv_tokens=int((cached_F + length_F).sum()),
-    )
-    return packed, slices
-
-
-def _layout(row_F: Indices, start_F: Indices, length_F: Indices, rows: int) -> tuple[Indices, Indices]:
-    """Return which packed position stands where in a rectangle, and where in it each packed position stands.
-
-    Fillers name a position that exists; what attention makes of them is not read.
-    """
-    width = int(length_F.max(initial=1))
-    where_RP = np.zeros((rows, width), dtype=np.int64)
-    where_RP[row_F] = start_F[:, None] + np.minimum(np.arange(width), length_F[:, None] - 1)
-    offset_N = np.arange(length_F.sum()) - np.repeat(np.cumsum(length_F) - length_F, length_F)
-    return where_RP, np.repeat(row_F * width, length_F) + offset_N
-
-
-def _tensor(values: Indices, device: torch.device) -> Tensor:
-    return torch.from_numpy(values).to(device, non_blocking=True)
+    width = max((feed.length for feed in feeds), default=1)
+    where = [0] * (rows * width)
+    back: list[int] = []
+    for feed, place in zip(feeds, place_F, strict=True):
+        cell, length = place * width, feed.length
+        where[cell : cell + length] = range(start, start + length)
+        back += range(begin + cell, begin + cell + length)
+        start += length
+    return width, where, back

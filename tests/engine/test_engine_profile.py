@@ -1,0 +1,166 @@
+"""The live profile against plain loops over everything that was observed."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mars_ray.engine.profile import FOLD_FORWARDS, GRID, HALF_LIFE, Profile
+
+BLOCK = 5
+FORWARDS = st.lists(
+    st.integers(0, 7).flatmap(
+        lambda looked: st.tuples(
+            st.just(looked), st.lists(st.one_of(st.floats(0, 1), st.sampled_from(GRID)), max_size=looked)
+        )
+    ),
+    min_size=1,
+    max_size=20,
+)
+AUDITS = st.lists(
+    st.tuples(st.lists(st.floats(0, 1), min_size=1, max_size=4), st.lists(st.booleans(), min_size=1, max_size=4)),
+    min_size=1,
+    max_size=10,
+)
+
+
+def filled(forwards: list[tuple[int, list[float]]]) -> Profile:
+    profile = Profile(BLOCK)
+    for looked, confidences in forwards:
+        profile.observe(looked, list(confidences))
+    profile.points()  # folds
+    return profile
+
+
+def survival_by_hand(forwards: list[tuple[int, list[float]]], threshold: float) -> list[float]:
+    """Of the forwards that looked at a mask, the share that accepts it and all before it."""
+    shares = []
+    for mask in range(BLOCK - 1):
+        looked = [sure for count, sure in forwards if count > mask]
+        accepted = [
+            len(sure) > mask and threshold < 1 and all(each >= threshold for each in sure[: mask + 1])
+            for sure in looked
+        ]
+        shares.append(sum(accepted) / len(looked) if looked else 0.0)
+    return shares
+
+
+@given(FORWARDS, st.sampled_from(GRID))
+def test_at_the_thresholds_of_the_grid_survival_is_what_loops_count(
+    forwards: list[tuple[int, list[float]]], threshold: float
+) -> None:
+    profile = filled(forwards)
+    assert profile.survival(threshold).tolist() == pytest.approx(survival_by_hand(forwards, threshold), abs=1e-6)
+    wanted = 1 + sum(survival_by_hand(forwards, threshold))
+    assert profile.tokens_per_forward(threshold) == pytest.approx(wanted, abs=1e-6)
+
+
+@given(FORWARDS, st.integers(0, len(GRID) - 2), st.floats(0, 1))
+def test_between_the_thresholds_of_the_grid_survival_is_a_straight_line(
+    forwards: list[tuple[int, list[float]]], number: int, share: float
+) -> None:
+    profile = filled(forwards)
+    high, low = GRID[number], GRID[number + 1]
+    above, below = profile.survival(high), profile.survival(low)
+    assert profile.survival(high - share * (high - low)) == pytest.approx(above + share * (below - above), abs=1e-6)
+
+
+@given(FORWARDS, st.floats(0, 1.2), st.floats(0, 1.2))
+def test_survival_never_grows_with_the_threshold_nor_from_mask_to_mask_of_full_looks(
+    forwards: list[tuple[int, list[float]]], one: float, other: float
+) -> None:
+    profile = filled([(BLOCK - 1, confidences) for _, confidences in forwards])
+    low, high = sorted((one, other))
+    assert (profile.survival(low) >= profile.survival(high) - 1e-9).all()
+    assert (np.diff(profile.survival(low)) <= 1e-9).all()
+
+
+@pytest.mark.parametrize("threshold", [1.0, 1.5])
+def test_a_threshold_that_drafts_nothing_gives_one_token_however_sure_the_masks_were(threshold: float) -> None:
+    profile = filled([(4, [1.0] * 4)] * 10)
+    assert profile.survival(threshold).tolist() == [0.0] * 4
+    assert profile.tokens_per_forward(threshold) == 1
+
+
+def test_masks_that_are_certain_fade_out_towards_a_threshold_of_one() -> None:
+    profile = filled([(4, [1.0] * 4)])
+    assert profile.survival(0.995) == pytest.approx([0.5] * 4)
+
+
+def test_below_the_grid_survival_is_that_of_its_lowest_threshold() -> None:
+    profile = filled([(4, [0.31, 0.31, 0.1, 0.1])])
+    assert profile.survival(0.0).tolist() == profile.survival(GRID[-1]).tolist() == [1, 1, 0, 0]
+
+
+def test_a_sequence_that_would_have_ended_accepts_nothing_behind_its_end() -> None:
+    profile = filled([(4, [0.9, 0.9])])
+    assert profile.survival(0.5).tolist() == [1, 1, 0, 0]
+
+
+def test_a_profile_without_masks_or_without_forwards_gives_one_token() -> None:
+    alone = Profile(1)
+    alone.observe(0, [])
+    assert alone.tokens_per_forward(0.5) == Profile(BLOCK).tokens_per_forward(0.5) == 1
+    assert {point.agreement for point in Profile(BLOCK).points()} == {None, 1.0}
+
+
+@given(FORWARDS, AUDITS)
+@settings(max_examples=60)
+def test_agreement_and_audited_tokens_are_what_loops_count(
+    forwards: list[tuple[int, list[float]]], audits: list[tuple[list[float], list[bool]]]
+) -> None:
+    profile = filled(forwards)
+    for confidences, right in audits:
+        profile.audit(confidences, right)
+    judged = [pair for confidences, right in audits for pair in zip(confidences, right, strict=False)]
+    for point in profile.points():
+        accepted = [right for sure, right in judged if sure >= point.threshold]
+        assert point.audited == pytest.approx(len(accepted))
+        if point.threshold < 1 and accepted:
+            # The first token of each forward is autoregressive, so right; of the others so many are.
+            ahead = point.tokens_per_forward - 1
+            wanted = (1 + ahead * sum(accepted) / len(accepted)) / (1 + ahead)
+            assert point.agreement == pytest.approx(wanted)
+        else:
+            assert point.agreement == (1.0 if point.threshold == 1 else None)
+
+
+@pytest.mark.parametrize(("confidences", "right"), [([], []), ([0.9], []), ([], [True])])
+def test_an_audit_of_nothing_counts_nothing(confidences: list[float], right: list[bool]) -> None:
+    profile = Profile(BLOCK)
+    profile.audit(confidences, right)
+    assert {point.audited for point in profile.points()} == {0.0}
+
+
+@given(FORWARDS, st.sets(st.integers(0, 19)))
+@settings(max_examples=50)
+def test_it_does_not_matter_when_observations_are_folded(
+    forwards: list[tuple[int, list[float]]], folds: set[int]
+) -> None:
+    often = Profile(BLOCK)
+    for number, (looked, confidences) in enumerate(forwards):
+        often.observe(looked, list(confidences))
+        if number in folds:
+            often.tokens_per_forward(0.5)
+    at_once = filled(forwards)
+    decay = 1 - 0.5 ** (len(forwards) / HALF_LIFE)
+    for threshold in (0.99, 0.9, 0.5, 0.3):
+        assert often.tokens_per_forward(threshold) == pytest.approx(
+            at_once.tokens_per_forward(threshold), abs=4 * decay
+        )
+
+
+def test_observations_are_folded_by_themselves_after_a_while() -> None:
+    profile = Profile(BLOCK)
+    for _ in range(FOLD_FORWARDS):
+        assert profile.forwards == 0
+        profile.observe(4, [0.9] * 4)
+    assert profile.forwards == FOLD_FORWARDS
+
+
+def test_old_observations_fade_by_half_in_a_half_life() -> None:
+    profile = Profile(BLOCK)
+    for confidence in (0.0, 0.9):
+        for _ in range(HALF_LIFE):
+            profile.observe(1, [confidence])
+    assert profile.survival(0.5)[0] == pytest.approx(2 / 3, abs=0.01)

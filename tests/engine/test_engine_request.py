@@ -1,0 +1,178 @@
+"""What a request may ask for, and that it says what is wrong otherwise."""
+
+import math
+import pickle
+
+import pytest
+
+from mars_ray.engine.mode import Mode
+from mars_ray.engine.request import DRAFT_THRESHOLD, DecodeParams, Request, SamplingParams
+from mars_ray.errors import RequestError
+from mars_ray.method.acceptance import Metric
+
+NAN, INF = math.nan, math.inf
+
+WRONG_WHOLE_NUMBERS = {
+    "max_tokens": (0, -1, True, 1.0, "9", None, NAN, INF, [1]),
+    "min_tokens": (-1, 257, True, 0.0, "0", None, NAN, INF),
+    "top_k": (-1, True, 5.0, "5", None, NAN, INF),
+    "seed": (-1, 2**63, True, 1.0, "1", NAN),
+    "n": (0, -1, 65, True, 1.0, "1", None),
+    "logprobs": (-1, 21, True, 1.0, "1", NAN),
+}
+WRONG_NUMBERS = {
+    "temperature": (-0.1, 100.1, True, NAN, INF, -INF, "1", None, [1.0]),
+    "top_p": (0, 0.0, -0.1, 1.1, True, NAN, INF, "1", None),
+    "min_p": (-0.1, 1.1, True, NAN, INF, "0", None),
+    "presence_penalty": (-2.1, 2.1, True, NAN, INF, -INF, "0", None),
+    "frequency_penalty": (-2.1, 2.1, True, NAN, INF, -INF, "0", None),
+    "repetition_penalty": (0, 0.0, -1, 100.1, True, NAN, INF, "1", None),
+}
+WRONG = [
+    (name, value) for table in (WRONG_WHOLE_NUMBERS, WRONG_NUMBERS) for name, many in table.items() for value in many
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_a_number_out_of_range_or_of_another_type_is_refused_by_name_and_value(name: str, value: object) -> None:
+    with pytest.raises(RequestError) as refused:
+        SamplingParams(**{name: value})
+    assert name in str(refused.value)
+    assert repr(value) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["word", ["word"], ("word", 1), (b"word",), None, ("",), ("x" * 257,), ("x",) * 17, {"word"}]
+)
+def test_stop_strings_of_another_form_are_refused(wrong: object) -> None:
+    with pytest.raises(RequestError, match="stop"):
+        SamplingParams(stop=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [{4}, [4], (4,), 4, None, frozenset({-1}), frozenset({True}), frozenset({"4"})])
+def test_stop_ids_of_another_form_are_refused(wrong: object) -> None:
+    with pytest.raises(RequestError, match=r"stop[_ ]id"):
+        SamplingParams(stop_ids=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{-1: 1.0}, {True: 1.0}, {"4": 1.0}, {4: 101}, {4: -101}, {4: NAN}, {4: INF}, {4: True}, {4: "1"}, {4: None}],
+)
+def test_a_bias_out_of_range_is_refused(wrong: object) -> None:
+    with pytest.raises(RequestError, match="logit_bias"):
+        SamplingParams(logit_bias=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [[(4, 1.0)], ((4, 1.0),), 4, None, "4"])
+def test_a_bias_that_is_no_mapping_is_refused(wrong: object) -> None:
+    with pytest.raises(RequestError, match="logit_bias"):
+        SamplingParams(logit_bias=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", ["no", 1, None])
+def test_ignore_eos_is_a_truth_value(wrong: object) -> None:
+    with pytest.raises(RequestError, match="ignore_eos"):
+        SamplingParams(ignore_eos=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("mode", "fast"),
+        ("mode", None),
+        ("metric", "certainty"),
+        ("metric", 1),
+        *(("threshold", value) for value in (-0.1, 1.1, True, NAN, INF, "0.9", [0.9])),
+        *(("block", value) for value in (0, -1, 65, True, 4.0, "4", NAN)),
+    ],
+)
+def test_decoding_out_of_range_is_refused_by_name_and_value(name: str, value: object) -> None:
+    with pytest.raises(RequestError) as refused:
+        DecodeParams(**{name: value})  # type: ignore[arg-type]
+    assert name in str(refused.value)
+    assert repr(value) in str(refused.value)
+
+
+@pytest.mark.parametrize("value", [-0.1, NAN, INF, True, "1", pytest.param(10**400, id="huge")])
+def test_an_entropy_threshold_is_a_finite_number_of_nats(value: object) -> None:
+    with pytest.raises(RequestError, match="threshold"):
+        DecodeParams(metric=Metric.ENTROPY, threshold=value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("metric", [Metric.ENTROPY, Metric.MARGIN])
+def test_a_metric_other_than_the_probability_needs_a_threshold_of_its_own(metric: Metric) -> None:
+    with pytest.raises(RequestError, match=metric.value):
+        DecodeParams(metric=metric)
+
+
+@pytest.mark.parametrize(
+    ("given", "member"),
+    [
+        ({"mode": "ar"}, {"mode": Mode.AR}),
+        ({"mode": "exact"}, {"mode": Mode.EXACT}),
+        ({"metric": "entropy", "threshold": 0.0}, {"metric": Metric.ENTROPY, "threshold": 0.0}),
+    ],
+)
+def test_the_name_of_a_mode_or_metric_means_its_member_or_is_refused(
+    given: dict[str, object], member: dict[str, object]
+) -> None:
+    meant = DecodeParams(**member)  # type: ignore[arg-type]
+    try:
+        named = DecodeParams(**given)  # type: ignore[arg-type]
+    except RequestError:
+        return
+    assert named.drafts(0.9) == meant.drafts(0.9)
+    assert named.threshold_now(0.9) == meant.threshold_now(0.9)
+
+
+def test_the_edges_of_every_range_are_inside() -> None:
+    SamplingParams(max_tokens=1, min_tokens=1, temperature=100, top_p=1, top_k=10**9, min_p=1, seed=2**63 - 1, n=64)
+    SamplingParams(min_tokens=0, temperature=0, top_p=1e-9, top_k=0, min_p=0, seed=0, n=1, logprobs=0)
+    SamplingParams(logprobs=20, presence_penalty=-2, frequency_penalty=2, repetition_penalty=100)
+    SamplingParams(stop=("x" * 256,) * 16, stop_ids=frozenset({0}), logit_bias={0: -100, 1: 100})
+    DecodeParams(threshold=0, block=1)
+    DecodeParams(threshold=1, block=64)
+    DecodeParams(metric=Metric.ENTROPY, threshold=1e6)
+
+
+def test_the_defaults_are_a_greedy_request_that_follows_the_engine() -> None:
+    request = Request(id="a", prompt=(1, 2))
+    assert request.sampling == SamplingParams()
+    assert request.sampling.temperature == 0
+    assert request.decode.threshold_now(0.42) == 0.42
+
+
+def test_a_request_survives_pickling() -> None:
+    sampling = SamplingParams(stop=("\n",), stop_ids=frozenset({4}), logit_bias={7: 1.5}, seed=3, logprobs=2)
+    request = Request(id="a", prompt=(1, 2), sampling=sampling, decode=DecodeParams(mode=Mode.EXACT, block=4))
+    assert pickle.loads(pickle.dumps(request)) == request
+
+
+@pytest.mark.parametrize(
+    ("decode", "threshold", "drafts"),
+    [
+        (DecodeParams(), 0.9, True),
+        (DecodeParams(threshold=0.5), 0.5, True),
+        (DecodeParams(threshold=1), 1, False),
+        (DecodeParams(mode=Mode.AR), 0.9, False),
+        (DecodeParams(mode=Mode.AR, threshold=0.5), 0.5, False),
+        (DecodeParams(mode=Mode.EXACT), DRAFT_THRESHOLD, True),
+        (DecodeParams(mode=Mode.EXACT, threshold=0.3), 0.3, True),
+        (DecodeParams(mode=Mode.EXACT, threshold=1), 1, False),
+        (DecodeParams(metric=Metric.ENTROPY, threshold=0), 0, False),
+        (DecodeParams(metric=Metric.ENTROPY, threshold=2.5), 2.5, True),
+        (DecodeParams(metric=Metric.MARGIN, threshold=0.4), 0.4, True),
+        (DecodeParams(metric=Metric.MARGIN, threshold=1), 1, False),
+    ],
+)
+def test_the_threshold_in_force_says_whether_masks_are_fed(
+    decode: DecodeParams, threshold: float, drafts: bool
+) -> None:
+    assert decode.threshold_now(0.9) == threshold
+    assert decode.drafts(0.9) is drafts
+
+
+def test_an_engine_threshold_of_one_feeds_no_masks_except_in_exact_mode() -> None:
+    assert not DecodeParams().drafts(1.0)
+    assert DecodeParams(mode=Mode.EXACT).drafts(1.0)
