@@ -107,8 +107,10 @@ def draw(logits_MV: Tensor, sampling_M: List[SamplingParams], uniform_M: List[fl
 
 
 def probabilities(logits_DV: Tensor, sampling_D: List[SamplingParams]) -> Tensor:
-    """Return the distributions drawn from, not normalised: temperature, then top-k, top-p and min-p."""
-    temperature_D1 = torch.tensor([[each.temperature] for each in sampling_D], device=logits_DV.device)
+    """Return the distributions drawn from, float64, not normalised: temperature, then top-k, top-p and min-p."""
+    # In float32 the smallest temperatures and shares that a request may ask for are 0.
+    logits_DV = logits_DV.double()
+    temperature_D1 = _column(logits_DV, [each.temperature for each in sampling_D])
     # The most likely token at 0 first, or a tiny temperature would overflow.
     p_DV = ((logits_DV - logits_DV.amax(dim=-1, keepdim=True)) / temperature_D1).softmax(dim=-1)
     size = p_DV.shape[-1]
@@ -119,21 +121,24 @@ def probabilities(logits_DV: Tensor, sampling_D: List[SamplingParams]) -> Tensor
             if k < size:
                 p_DV[row].masked_fill_(p_DV[row] < ranked_DK[row, k - 1], 0)
     if any(each.top_p < 1 for each in sampling_D):
-        top_p_D1 = torch.tensor([[each.top_p] for each in sampling_D], device=p_DV.device)
+        top_p_D1 = _column(p_DV, [each.top_p for each in sampling_D])
         ranked_DV = p_DV.sort(dim=-1, descending=True).values
         before_DV = ranked_DV.cumsum(dim=-1) - ranked_DV
         within_DV = before_DV < top_p_D1 * ranked_DV.sum(dim=-1, keepdim=True)
         least_D1 = ranked_DV.masked_fill(~within_DV, torch.inf).amin(dim=-1, keepdim=True)
         p_DV = p_DV.masked_fill((p_DV < least_D1) & (top_p_D1 < 1), 0)
     if any(each.min_p > 0 for each in sampling_D):
-        min_p_D1 = torch.tensor([[each.min_p] for each in sampling_D], device=p_DV.device)
+        min_p_D1 = _column(p_DV, [each.min_p for each in sampling_D])
         p_DV = p_DV.masked_fill(p_DV < min_p_D1 * p_DV.amax(dim=-1, keepdim=True), 0)
     return p_DV
 
 
+def _column(like: Tensor, values: list[float]) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+
+
 def _invert(p_DV: Tensor, u_D: Tensor) -> Tensor:
     """Return the token at which the cumulative distribution passes u, the most likely token taken first."""
-    p_DV = p_DV.double()
     best_D1 = p_DV.argmax(dim=-1, keepdim=True)
     point_D1 = u_D[:, None] * p_DV.sum(dim=-1, keepdim=True)
     p_best_D1 = p_DV.gather(1, best_D1)

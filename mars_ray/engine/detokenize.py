@@ -24,11 +24,13 @@ class TextStream:
         """Characters the decoder has given."""
         self._held = ""
         """The end of them, as far as it may become a stop string."""
+        self._may_stop = True
         self.stopped = False
 
     def push(self, token: int, *, may_stop: bool = True) -> str:
         """Return the text that `token` settles. `stopped` then says whether a stop string is complete."""
         self._tokens.append(token)
+        self._may_stop = may_stop
         return self._settle(self._decoder.step(self._tokenizer.backend_tokenizer, token) or "", may_stop)
 
     def finish(self) -> str:
@@ -37,7 +39,9 @@ class TextStream:
             return ""
         # Bytes that never became a character are decoded as the replacement character, as for the whole at once.
         whole: str = self._tokenizer.decode(self._tokens, skip_special_tokens=True)
-        return self._settle(whole[self._settled :], may_stop=False)
+        text = self._settle(whole[self._settled :], may_stop=self._may_stop)
+        text, self._held = text + self._held, ""
+        return text
 
     def _settle(self, text: str, may_stop: bool) -> str:
         self._settled += len(text)

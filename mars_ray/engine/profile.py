@@ -121,6 +121,6 @@ class Profile:
             grid_G1 = np.array(GRID)[:, None]
             for confidences, right in audits:
                 judged = min(len(confidences), len(right))
-                counts_GJ = np.array(confidences[:judged]) >= grid_G1
+                counts_GJ = np.array(confidences[:judged], dtype=float) >= grid_G1
                 self._audited_G += counts_GJ.sum(axis=1)
-                self._agreed_G += (counts_GJ & np.array(right[:judged])).sum(axis=1)
+                self._agreed_G += (counts_GJ & np.array(right[:judged], dtype=bool)).sum(axis=1)

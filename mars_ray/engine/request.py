@@ -5,7 +5,6 @@ Out:   frozen requests whose every value is in range.
 Never: knows a model; what depends on one is checked by `limits`.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -20,6 +19,8 @@ STOP_STRINGS_MAX = 16
 STOP_CHARACTERS_MAX = 256
 TOP_LOGPROBS_MAX = 20
 N_MAX = 64
+NATS_MAX = 1e6
+"""Far above the entropy of any vocabulary: such a threshold accepts everything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +72,16 @@ class SamplingParams:
             _check_whole("logprobs", self.logprobs, 0, TOP_LOGPROBS_MAX)
         _check_number("presence_penalty", self.presence_penalty, -2, 2)
         _check_number("frequency_penalty", self.frequency_penalty, -2, 2)
-        _check_number("repetition_penalty", self.repetition_penalty, 0, 100, above=True)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.01, 100)
+        if not isinstance(self.ignore_eos, bool):
+            raise RequestError(f"ignore_eos is {self.ignore_eos!r}; it must be true or false.")
         _check_stops(self.stop)
         if not isinstance(self.stop_ids, frozenset):
             raise RequestError(f"stop_ids is {type(self.stop_ids).__name__}; it must be a frozenset of token ids.")
         for number in self.stop_ids:
             _check_whole("a stop id", number, 0)
+        if not isinstance(self.logit_bias, Mapping):
+            raise RequestError(f"logit_bias is {self.logit_bias!r}; it must map token ids to numbers.")
         for token, bias in self.logit_bias.items():
             _check_whole("a token of logit_bias", token, 0)
             _check_number(f"logit_bias of token {token}", bias, -100, 100)
@@ -96,12 +101,12 @@ class DecodeParams:
     each step what the batch pays for, up to the block the model was trained with."""
 
     def __post_init__(self) -> None:
-        if self.mode not in tuple(Mode):
+        if not isinstance(self.mode, Mode):
             raise RequestError(f"mode is {self.mode!r}; choose one of {', '.join(Mode)}.")
-        if self.metric not in tuple(Metric):
+        if not isinstance(self.metric, Metric):
             raise RequestError(f"metric is {self.metric!r}; choose one of {', '.join(Metric)}.")
         if self.threshold is not None:
-            _check_number("threshold", self.threshold, 0, math.inf if self.metric is Metric.ENTROPY else 1)
+            _check_number("threshold", self.threshold, 0, NATS_MAX if self.metric is Metric.ENTROPY else 1)
         elif self.metric is not Metric.PROBABILITY:
             raise RequestError(f"metric {self.metric.value} needs a threshold: the engine's own is a probability.")
         if self.block is not None:
@@ -138,7 +143,7 @@ def _check_whole(name: str, value: object, low: int, high: int | None = None) ->
 
 def _check_number(name: str, value: object, low: float, high: float, *, above: bool = False) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not low <= value <= high or (above and value == low) or math.isinf(value):  # type: ignore[operator, arg-type]
+    if not number or not low <= value <= high or (above and value == low):  # type: ignore[operator]
         start = "above" if above else "from"
         raise RequestError(f"{name} is {value!r}; it must be a number {start} {low} to {high}.")
 

@@ -15,6 +15,8 @@ from scipy.optimize import nnls
 STEPS_KEPT = 256
 FIT_EVERY = 32
 FIRST_FIT = 16
+CLOCK_S = 1e-7
+"""No step is shorter, however coarse the clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class StepTimeFit:
 def fit(steps_S3: NDArray[np.float64]) -> StepTime:
     """Fit positions, kv_tokens, seconds. No part comes out negative: more work never takes less time."""
     work_S3 = np.column_stack([np.ones(len(steps_S3)), steps_S3[:, :2]])
-    seconds_S = steps_S3[:, 2]
+    seconds_S = steps_S3[:, 2].clip(min=CLOCK_S)
     # Relative errors: a slow step must not outweigh many fast ones. A pause of the machine is no property of a step.
     usual_S = seconds_S <= 3 * np.median(seconds_S)
     work_S3, seconds_S = work_S3[usual_S], seconds_S[usual_S]
