@@ -104,7 +104,8 @@ def test_max_tokens_ends_in_mid_chunk_at_exactly_so_many(
 
 def test_a_sequence_ends_with_the_context_of_the_model(make_engine: MakeEngine, prompts: list[tuple[int, ...]]) -> None:
     engine = make_engine(kv_tokens=80)
-    output = alone(engine, prompts[0][:30] + prompts[1][:30], max_tokens=500, ignore_eos=True)
+    prompt = (prompts[0] * 3)[:60]
+    output = alone(engine, prompt, max_tokens=500, ignore_eos=True)
     assert len(output.tokens) == 20
     assert output.finished.reason == "length"
 
@@ -165,10 +166,10 @@ def test_penalties_and_bias_inside_a_chunk_give_what_one_token_at_a_time_gives(
 
 def test_a_penalty_counts_the_tokens_of_its_own_chunk(make_engine: MakeEngine, prompts: list[tuple[int, ...]]) -> None:
     free = alone(make_engine(), prompts[10], max_tokens=24, ignore_eos=True)
-    kept = alone(
-        make_engine(), prompts[10], max_tokens=24, ignore_eos=True, presence_penalty=2.0, frequency_penalty=2.0
-    )
-    assert max(Counter(kept.tokens).values()) < max(Counter(free.tokens).values())
+    kept = alone(make_engine(), prompts[10], max_tokens=24, ignore_eos=True, repetition_penalty=100.0)
+    assert len(set(free.tokens)) < len(free.tokens)
+    assert len(set(kept.tokens)) == len(kept.tokens)
+    assert max(len(chunk.tokens) for chunk in kept.chunks) > 1
 
 
 @pytest.mark.parametrize(
@@ -189,9 +190,9 @@ def test_the_same_seed_gives_the_same_output_whatever_else_is_in_the_batch(
 def test_n_sequences_draw_as_requests_with_consecutive_seeds_do(
     make_engine: MakeEngine, prompts: list[tuple[int, ...]]
 ) -> None:
-    together = run(make_engine(), [request("a", prompts[200], n=3, seed=7, temperature=1.0, max_tokens=24)])
+    together = run(make_engine(), [request("a", prompts[200], n=3, seed=7, temperature=4.0, max_tokens=24)])
     for index in range(3):
-        single = alone(make_engine(), prompts[200], DecodeParams(), seed=7 + index, temperature=1.0, max_tokens=24)
+        single = alone(make_engine(), prompts[200], DecodeParams(), seed=7 + index, temperature=4.0, max_tokens=24)
         assert together[f"a/{index}"].tokens == single.tokens
     assert len({tuple(each.tokens) for each in together.values()}) > 1
 
@@ -205,7 +206,7 @@ def test_sampling_in_exact_mode_draws_from_the_distribution_of_autoregressive_sa
         decode = DecodeParams(mode=mode, threshold=0.0, block=8)
         requests = [
             request(
-                n, prompts[430], decode, max_tokens=4, ignore_eos=True, temperature=2.0, top_k=5, seed=first_seed + n
+                n, prompts[430], decode, max_tokens=4, ignore_eos=True, temperature=6.0, top_k=5, seed=first_seed + n
             )
             for n in range(600)
         ]
@@ -283,7 +284,7 @@ def test_bad_requests_are_refused_before_any_work(make_engine: MakeEngine) -> No
         engine.add(request(6, [5]))
     with pytest.raises(QueueFullError, match="1 sequences wait and 4 may"):
         engine.add(request(7, [5], n=4))
-    with pytest.raises(ConfigError, match="threshold is 1.5"):
+    with pytest.raises(ConfigError, match="threshold is"):
         engine.threshold = 1.5
 
 
