@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mars_ray.engine.mode import Mode
-from mars_ray.errors import MarsRayError
+from mars_ray.errors import ConfigError, MarsRayError, OutputError
 
 app = typer.Typer(
     help="Fine-tune instruction models to decode several tokens at a time, and use them, on Ray.",
@@ -23,6 +23,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+bench = typer.Typer(help="Measure this machine; nothing is claimed that was not measured.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
 
 Json = Annotated[bool, typer.Option("--json", help="End with one machine-readable line.")]
 Model = Annotated[str, typer.Option(help="'bundled' or a model folder.")]
@@ -118,6 +121,54 @@ def demo(
     show_demo(done, output)
     if as_json:
         print(demo_json(done))
+
+
+@bench.command("decode")
+def bench_decode(
+    model: Annotated[
+        str, typer.Option(help="'bundled', a folder, or a shape with random weights: 'shape:100m'.")
+    ] = "bundled",
+    batch: Annotated[str, typer.Option(help="Requests decoded together, separated by commas.")] = "1,4,16,32",
+    requests: Annotated[int, typer.Option(help="Requests per measurement.")] = 48,
+    repeats: Annotated[int, typer.Option(help="Measurements of everyone.")] = 5,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write every sample here.")] = None,
+) -> None:
+    """Compare the engine with transformers and the decoders of the paper, in turns, on the same requests."""
+    from mars_ray.bench.decode import bench_decode as run
+    from mars_ray.bench.decode import report
+
+    results = run(model, _numbers(batch), requests, repeats)
+    command = f"mars-ray bench decode --model {model} --batch {batch} --requests {requests} --repeats {repeats}"
+    _write_json(json_file, report(model, results, command))
+
+
+@bench.command("floor")
+def bench_floor(
+    model: Annotated[str, typer.Option(help="'bundled', a folder, or a shape with random weights.")] = "bundled",
+    batch: Annotated[str, typer.Option(help="Rows of a step, separated by commas.")] = "1,4,16,32",
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
+) -> None:
+    """Compare a step of the engine with the bytes it must move and the operations it must do."""
+    from mars_ray.bench.floor_report import bench_floor as run
+
+    _write_json(json_file, run(model, _numbers(batch)))
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--batch is {text!r}; give whole numbers separated by commas, such as 1,4,16.") from None
+
+
+def _write_json(path: Path | None, figures: dict[str, Any]) -> None:
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(figures, indent=1) + "\n")
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror}.") from error
 
 
 def show(title: str, figures: dict[str, Any], as_json: bool) -> None:

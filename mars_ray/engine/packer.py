@@ -44,6 +44,8 @@ class Packer:
     def pack(self, feeds: list[Feed], rows: int, *, audit: bool) -> tuple[Packed, list[slice]]:
         """Lay out `feeds`, the short ones first; `rows` is the number of active rows.
 
+        Prompts get a rectangle of their own where they would stretch that of the short feeds.
+
         Logits are read from the last token on, or, to `audit`, from every token of a short feed; the slices say where
         in M those of each feed are. They are empty for a part of a prompt.
         """
@@ -71,7 +73,7 @@ class Packer:
             # Some logits are always read. A compiled step takes any number but 1, unless it has but one position.
             picks = (picks or [len(ids) - 1]) * min(2, len(ids))
 
-        short = sum(feed.short for feed in feeds)
+        short = _in_one_rectangle(feeds, rows)
         width, cells, back = _layout(feeds[:short], [feed.sequence.row or 0 for feed in feeds[:short]], rows, 0, 0)
         prompts = None
         if short < len(feeds):
@@ -99,6 +101,14 @@ class Packer:
         together = torch.tensor([each for part in lists for each in part], device=self._device)
         parts: tuple[Tensor, ...] = torch.split(together, [len(part) for part in lists])
         return parts
+
+
+def _in_one_rectangle(feeds: list[Feed], rows: int) -> int:
+    """Return how many of the feeds share the first rectangle: the short ones, or all when that wastes little of it."""
+    lengths = [feed.length for feed in feeds]
+    if 2 * sum(lengths) >= rows * max(lengths):
+        return len(feeds)
+    return sum(feed.short for feed in feeds)
 
 
 def _layout(
