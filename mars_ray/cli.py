@@ -28,6 +28,7 @@ bench = typer.Typer(help="Measure this machine; nothing is claimed that was not 
 app.add_typer(bench, name="bench")
 
 Json = Annotated[bool, typer.Option("--json", help="End with one machine-readable line.")]
+Dtype = Annotated[str, typer.Option(help="'float32' or 'bfloat16'.")]
 Model = Annotated[str, typer.Option(help="'bundled' or a model folder.")]
 
 
@@ -129,6 +130,7 @@ def bench_decode(
         str, typer.Option(help="'bundled', a folder, or a shape with random weights: 'shape:100m'.")
     ] = "bundled",
     batch: Annotated[str, typer.Option(help="Requests decoded together, separated by commas.")] = "1,4,16,32",
+    dtype: Dtype = "float32",
     requests: Annotated[int, typer.Option(help="Requests per measurement.")] = 48,
     repeats: Annotated[int, typer.Option(help="Measurements of everyone.")] = 5,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write every sample here.")] = None,
@@ -137,21 +139,23 @@ def bench_decode(
     from mars_ray.bench.decode import bench_decode as run
     from mars_ray.bench.decode import report
 
-    results = run(model, _numbers(batch), requests, repeats)
-    command = f"mars-ray bench decode --model {model} --batch {batch} --requests {requests} --repeats {repeats}"
-    _write_json(json_file, report(model, results, command))
+    results = run(model, _numbers(batch), requests, repeats, dtype)
+    command = f"mars-ray bench decode --model {model} --batch {batch} --dtype {dtype}"
+    command += f" --requests {requests} --repeats {repeats}"
+    _write_json(json_file, report(model, dtype, results, command))
 
 
 @bench.command("floor")
 def bench_floor(
     model: Annotated[str, typer.Option(help="'bundled', a folder, or a shape with random weights.")] = "bundled",
     batch: Annotated[str, typer.Option(help="Rows of a step, separated by commas.")] = "1,4,16,32",
+    dtype: Dtype = "float32",
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
 ) -> None:
     """Compare a step of the engine with the bytes it must move and the operations it must do."""
     from mars_ray.bench.floor_report import bench_floor as run
 
-    _write_json(json_file, run(model, _numbers(batch)))
+    _write_json(json_file, run(model, _numbers(batch), dtype))
 
 
 def _numbers(text: str) -> list[int]:

@@ -21,6 +21,7 @@ from mars_ray.bench.workload import Workload, bundled_workload
 from mars_ray.engine.engine import Engine, EngineOptions
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
+from mars_ray.errors import ConfigError
 from mars_ray.method.block_cache import decode_block_cache
 from mars_ray.method.reference import Decoded, DecodeOptions, decode
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
@@ -50,19 +51,24 @@ class Subject:
         return frozenset() if self.scripts else self.checkpoint.stop_ids
 
 
-def subject(name: str, requests: int, seed: int = 0) -> Subject:
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def subject(name: str, requests: int, dtype: str, seed: int = 0) -> Subject:
     """Return the bundled model, a shape, or the model in a folder. Raises an `InputError` for others."""
+    if dtype not in DTYPES:
+        raise ConfigError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}.")
     bundled = load_checkpoint(resolve_model("bundled"))
-    workload = bundled_workload(bundled, requests, seed)
     if not name.startswith(PREFIX):
-        checkpoint = bundled if name == "bundled" else load_checkpoint(resolve_model(name))
-        return Subject(
-            name, checkpoint, workload if name == "bundled" else bundled_workload(checkpoint, requests, seed), None
-        )
+        checkpoint = load_checkpoint(resolve_model(name), dtype=DTYPES[dtype])
+        return Subject(name, checkpoint, bundled_workload(checkpoint, requests, seed), None)
+    workload = bundled_workload(bundled, requests, seed)
     assert bundled.card is not None and bundled.card.block is not None
     scripts = record(bundled, workload.prompts, workload.lengths, bundled.card.block)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return Subject(name, replace(bundled, network=resolve_shape(name, device=device)), workload, scripts)
+    return Subject(
+        name, replace(bundled, network=resolve_shape(name, dtype=DTYPES[dtype], device=device)), workload, scripts
+    )
 
 
 def contenders(on: Subject, batch: int) -> tuple[dict[str, Contender], dict[str, str]]:

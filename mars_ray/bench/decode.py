@@ -49,13 +49,13 @@ class BatchResult:
     ratios: list[Ratio]
 
 
-def bench_decode(name: str, batches: Sequence[int], requests: int, repeats: int) -> list[BatchResult]:
+def bench_decode(name: str, batches: Sequence[int], requests: int, repeats: int, dtype: str) -> list[BatchResult]:
     """Measure and print. Raises an `InputError` for a model or a number that cannot be used."""
     for what, value in (*(("batch", batch) for batch in batches), ("requests", requests), ("repeats", repeats)):
         if value < 1:
             raise ConfigError(f"{what} is {value}; it must be at least 1.")
     torch.set_num_threads(1)
-    on = subject(name, requests)
+    on = subject(name, requests, dtype)
     results = []
     for batch in batches:
         candidates, absent = contenders(on, batch)
@@ -128,7 +128,7 @@ def show(on: Subject, result: BatchResult) -> None:
     console.print(compared)
 
 
-def report(name: str, results: Sequence[BatchResult], command: str) -> dict[str, Any]:
+def report(name: str, dtype: str, results: Sequence[BatchResult], command: str) -> dict[str, Any]:
     """Return everything measured, ready for JSON."""
     batches = [
         {
@@ -146,4 +146,4 @@ def report(name: str, results: Sequence[BatchResult], command: str) -> dict[str,
         }
         for result in results
     ]
-    return {"command": command, "machine": machine(), "model": name, "threads": 1, "batches": batches}
+    return {"command": command, "machine": machine(), "model": name, "dtype": dtype, "threads": 1, "batches": batches}

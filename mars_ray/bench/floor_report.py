@@ -29,12 +29,12 @@ STEPS = 20
 BLOCK = 8
 
 
-def bench_floor(name: str, batches: Sequence[int]) -> dict[str, Any]:
+def bench_floor(name: str, batches: Sequence[int], dtype: str) -> dict[str, Any]:
     """Measure and print; returns what is printed, ready for JSON."""
     if min(batches, default=0) < 1:
         raise ConfigError(f"batch is {min(batches, default=0)}; it must be at least 1.")
     torch.set_num_threads(1)
-    on = subject(name, requests=1)
+    on = subject(name, 1, dtype)
     network = on.checkpoint.network
     # The floor is that of the plain network: the engine gets the copy.
     floors = {
@@ -45,7 +45,9 @@ def bench_floor(name: str, batches: Sequence[int]) -> dict[str, Any]:
     engine = Engine(replace(on.checkpoint), EngineOptions(rows=max(batches)))
     engine.wait_until_compiled()
     rows = []
-    table = Table(title=f"{name}: a step of the engine and its floor, {CONTEXT} tokens cached, one thread, in ms")
+    table = Table(
+        title=f"{name}, {dtype}: a step of the engine and its floor, {CONTEXT} tokens cached, one thread, in ms"
+    )
     for column in ("rows", "positions a row", "memory", "arithmetic", "floor", "engine", "floor / engine"):
         table.add_column(column, justify="right")
     for (batch, block), floor in floors.items():
@@ -62,7 +64,7 @@ def bench_floor(name: str, batches: Sequence[int]) -> dict[str, Any]:
         rows.append(row)
         table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values()))
     Console().print(table)
-    return {"machine": machine(), "model": name, "threads": 1, "context": CONTEXT, "steps": rows}
+    return {"machine": machine(), "model": name, "dtype": dtype, "threads": 1, "context": CONTEXT, "steps": rows}
 
 
 def _step_seconds(engine: Engine, batch: int, block: int) -> float:

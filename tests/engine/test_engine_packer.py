@@ -121,12 +121,24 @@ def test_one_position_of_a_prompt_alone_still_reads_logits_by_whole_numbers() ->
     assert slices == [slice(0, 0)]
 
 
-def test_a_step_of_prompts_alone_leaves_the_decoding_rectangle_to_fillers() -> None:
-    packed, _ = PACKER.pack([feed(1, 0, 30), feed(0, 4, 20)], 2, audit=False)
-    assert packed.where_RP.tolist() == [[0], [0]]
+def test_prompts_that_would_stretch_the_rectangle_of_the_short_feeds_get_their_own() -> None:
+    packed, _ = PACKER.pack([feed(0, 9, 1), feed(2, 9, 2), feed(3, 0, 30), feed(1, 4, 20)], 4, audit=False)
+    assert packed.where_RP.shape == (4, 2)
     assert packed.prompts is not None
-    assert packed.prompts.row_L.tolist() == [1, 0]
+    assert packed.prompts.row_L.tolist() == [3, 1]
     assert packed.prompts.where_LQ.shape == (2, 30)
+
+
+def test_prompts_alone_are_read_in_one_rectangle() -> None:
+    packed, _ = PACKER.pack([feed(1, 0, 30), feed(0, 4, 20)], 2, audit=False)
+    assert packed.prompts is None
+    assert packed.where_RP.shape == (2, 30)
+
+
+def test_prompts_of_some_rows_leave_the_rectangle_of_the_others_to_fillers() -> None:
+    packed, _ = PACKER.pack([feed(1, 0, 30)], 8, audit=False)
+    assert packed.where_RP.tolist() == [[0]] * 8
+    assert packed.prompts is not None
 
 
 @pytest.mark.parametrize("length", [1, 9])
