@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow check bundled-model clean
+.PHONY: demo test test-slow check bench-decode bench-floor bundled-model clean
 
 demo: $(VENV)/.ready
 	$(BIN)/mars-ray demo
@@ -18,6 +18,12 @@ check: $(VENV)/.ready
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
+
+bench-decode: $(VENV)/.ready
+	$(BIN)/mars-ray bench decode --json benchmarks/results/$(shell date +%F)-decode-bundled.json
+
+bench-floor: $(VENV)/.ready
+	$(BIN)/mars-ray bench floor --json benchmarks/results/$(shell date +%F)-floor-bundled.json
 
 bundled-model: $(VENV)/.ready
 	$(BIN)/python pipelines/build_bundled_model.py

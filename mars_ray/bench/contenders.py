@@ -18,6 +18,7 @@ from mars_ray.bench.script import Script, record
 from mars_ray.bench.shapes import PREFIX, resolve_shape
 from mars_ray.bench.transformers_peers import PeerRun, Unavailable, generate_continuous, generate_static
 from mars_ray.bench.workload import Workload, bundled_workload
+from mars_ray.engine.chunk import Finished
 from mars_ray.engine.engine import Engine, EngineOptions
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
@@ -111,9 +112,17 @@ def _engine(on: Subject, batch: int, decoding: DecodeParams, compiled: bool = Tr
         for number, (prompt, length) in enumerate(zip(on.workload.prompts, on.workload.lengths, strict=True)):
             sampling = SamplingParams(max_tokens=length, ignore_eos=on.scripts is not None)
             engine.add(Request(id=str(number), prompt=prompt, sampling=sampling, decode=decoding))
-        ended = []
+        ended: list[Finished] = []
+        begun: set[str] = set()
+        tokens, forwards, decoding_s = 0, 0, 0.0
         while engine.busy:
-            ended += [chunk.finished for chunk in engine.step() if chunk.finished]
+            step_s = time.perf_counter()
+            chunks = engine.step()
+            step_s = time.perf_counter() - step_s
+            ended += [chunk.finished for chunk in chunks if chunk.finished]
+            if batch == 1 and chunks and chunks[0].request_id in begun:
+                tokens, forwards, decoding_s = tokens + len(chunks[0].tokens), forwards + 1, decoding_s + step_s
+            begun.update(chunk.request_id for chunk in chunks)
         seconds = time.perf_counter() - started_s
         errors = [each.error for each in ended if each.error]
         if errors:
@@ -122,6 +131,7 @@ def _engine(on: Subject, batch: int, decoding: DecodeParams, compiled: bool = Tr
             tokens=sum(each.tokens for each in ended),
             seconds=seconds,
             forwards=sum(each.forwards for each in ended),
+            decoding=Sample(tokens=tokens, seconds=decoding_s, forwards=forwards) if forwards else None,
         )
 
     return run

@@ -87,11 +87,16 @@ def ratios(on: Subject, batch: int, samples: Mapping[str, list[Sample]]) -> list
         (OURS, best): {4: 1.2, 16: 1.5}.get(batch),
         (OURS, "generate"): None,
     }
-    return [
+    found = [
         Ratio(one=one, other=other, times=speedup(samples[one], samples[other]), asked=least)
         for (one, other), least in asked.items()
         if one in samples and other in samples
     ]
+    ahead, plain = ([each.decoding for each in samples[name] if each.decoding] for name in (OURS, "ar"))
+    if ahead and plain:
+        least = alone * tokens_per_forward(ahead)
+        found.append(Ratio(one=f"{OURS}, decoding", other="ar, decoding", times=speedup(ahead, plain), asked=least))
+    return found
 
 
 def show(on: Subject, result: BatchResult) -> None:

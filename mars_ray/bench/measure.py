@@ -19,6 +19,8 @@ class Sample:
     tokens: int
     seconds: float
     forwards: int
+    decoding: "Sample | None" = None
+    """The part behind the first chunk of each answer, where it can be told: without reading prompts."""
 
     @property
     def tokens_per_s(self) -> float:
