@@ -78,9 +78,7 @@ class AsyncEngine:
         self._closed = True
         self._commands.put(None)
         await asyncio.to_thread(self._thread.join)
-        for stream in self._streams.values():
-            stream.fail(StepError("The engine was closed before the request ended."))
-        self._streams.clear()
+        self._fail_all(StepError("The engine was closed before the request ended."))
 
     def _start(self, engine: Engine, stream: "_Stream") -> None:
         engine.add(stream.request)
@@ -100,9 +98,21 @@ class AsyncEngine:
                     self._engine.close()
                     return
                 command()
-            chunks = self._engine.step()
-            if chunks:
+            try:
+                chunks = self._engine.step()
+            except Exception as error:  # a bug of ours; those who wait must hear of it all the same
+                log.exception("a step failed as a whole")
+                for request_id in list(self._streams):
+                    self._engine.cancel(request_id)
+                self._loop.call_soon_threadsafe(self._fail_all, StepError(f"decoding failed: {error!r}."))
+            else:
                 self._loop.call_soon_threadsafe(self._deliver, chunks)
+
+    def _fail_all(self, error: StepError) -> None:
+        """Run on the event loop."""
+        for stream in self._streams.values():
+            stream.fail(error)
+        self._streams.clear()
 
     def _deliver(self, chunks: list[Chunk]) -> None:
         """Run on the event loop."""

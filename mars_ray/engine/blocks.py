@@ -17,6 +17,7 @@ import numpy as np
 from mars_ray.engine.profile import Profile
 from mars_ray.engine.sequence import Sequence
 from mars_ray.engine.step_time import StepTimeFit, best_block
+from mars_ray.method.acceptance import Metric
 
 CHOOSE_EVERY = 16
 PROBE_EVERY = 16
@@ -51,17 +52,26 @@ class BlockChoice:
 
     def block(self, sequence: Sequence) -> int:
         """Return the block of a sequence whose request names none."""
-        fixed = sequence.request.sampling.seed is not None or sequence is self._probe
-        return self._full if fixed else self._chosen
+        return self._chosen if _adapts(sequence) and sequence is not self._probe else self._full
 
     def _choose(self, running: list[Sequence], threshold: float, kv_tokens: int) -> int:
         model = self._step_time.model
         if model is None or self._profile.forwards < LEARN_FORWARDS:
             return self._full
         thresholds = Counter(
-            each.request.decode.threshold_now(threshold) for each in running if each.request.decode.drafts(threshold)
+            each.request.decode.threshold_now(threshold)
+            for each in running
+            if _adapts(each) and each.request.decode.drafts(threshold)
         )
         if not thresholds:
             return self._chosen
         gained_K = np.sum([count * self._profile.survival(value) for value, count in thresholds.items()], axis=0)
         return best_block(model, gained_K, rows=len(running), drafting=thresholds.total(), kv_tokens=kv_tokens)
+
+
+def _adapts(sequence: Sequence) -> bool:
+    """Return whether nothing fixes the block; the profile knows thresholds on the probability only."""
+    request = sequence.request
+    return (
+        request.sampling.seed is None and request.decode.block is None and request.decode.metric is Metric.PROBABILITY
+    )

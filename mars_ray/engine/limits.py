@@ -60,6 +60,9 @@ class Limits:
             raise RequestError(f"n is {sampling.n} and {self.queue} sequences may wait. Lower n.")
 
     def _check_tokens(self, name: str, tokens: tuple[int, ...]) -> None:
+        strange = [token for token in tokens if type(token) is not int]
+        if strange:
+            raise RequestError(f"{name} holds {strange[0]!r}; token ids are whole numbers.")
         if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocabulary:
             wrong = next(token for token in tokens if not 0 <= token < self.vocabulary)
             raise RequestError(f"{name} holds token {wrong}; the vocabulary has ids from 0 to {self.vocabulary - 1}.")

@@ -6,6 +6,7 @@ Never: knows a sequence.
 """
 
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,7 +42,9 @@ class StepTimeFit:
         self._steps.append((positions, kv_tokens, seconds))
         self._new += 1
         if self._new >= (FIT_EVERY if self.model else FIRST_FIT):
-            self._new, self.model = 0, fit(np.array(self._steps))
+            self._new = 0
+            with suppress(RuntimeError):  # the solver gave up; the former fit serves on
+                self.model = fit(np.array(self._steps))
 
 
 def fit(steps_S3: NDArray[np.float64]) -> StepTime:

@@ -138,3 +138,23 @@ def test_closing_ends_open_streams_and_refuses_new_ones(
             await read(front, request("b", prompts[0]))
 
     in_loop(test)
+
+
+def test_a_step_that_fails_as_a_whole_ends_all_streams_and_the_next_request_is_served(
+    make_engine: MakeEngine, prompts: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with serving(make_engine) as front:
+            streams = [front.generate(request(n, prompts[n], max_tokens=1500, ignore_eos=True)) for n in range(2)]
+            for stream in streams:
+                await anext(stream)
+            broken = await front.call(lambda engine: engine._blocks)
+            await front.call(lambda engine: setattr(engine, "_blocks", None))
+            for stream in streams:
+                with pytest.raises(StepError, match="decoding failed"):
+                    async for _ in stream:
+                        pass
+            await front.call(lambda engine: setattr(engine, "_blocks", broken))
+            assert (await read(front, request("next", prompts[2], max_tokens=4)))[-1].finished
+
+    in_loop(test)
