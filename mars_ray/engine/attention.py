@@ -75,6 +75,10 @@ def attend(
     `decoding` covers all active rows, which are the first of the cache; `prompts` the rows `prompt_row_L`, copied.
     """
     keys, values = layers[module.layer_idx]  # type: ignore[index]
+    if decoding.where_RP.shape[0] == 1 and prompts is None:
+        keys[0].index_copy_(1, position_N, key_1KND[0])
+        values[0].index_copy_(1, position_N, value_1KND[0])
+        return _attend_alone(query_1HND, keys[:1], values[:1], decoding, scaling, sliding_window), None
     keys[row_N, :, position_N] = key_1KND[0].transpose(0, 1)
     values[row_N, :, position_N] = value_1KND[0].transpose(0, 1)
     query_NHD = query_1HND[0].transpose(0, 1)
@@ -84,33 +88,45 @@ def attend(
         columns = prompts.column_C.shape[0]
         read = (keys[prompt_row_L, :, :columns], values[prompt_row_L, :, :columns])
         out_NHD = torch.cat([out_NHD, _attend(query_NHD, *read, prompts, scaling, sliding_window)])
-    elif rows == 1:
-        return out_NHD[None], None  # one row alone is laid out as it is packed
     return out_NHD[back_N][None], None
+
+
+def _attend_alone(
+    query_1HND: Tensor, keys: Tensor, values: Tensor, within: Rectangle, scaling: float, sliding_window: int | None
+) -> Tensor:
+    """Attend in the only row, which is laid out as it is packed: [1, N, H, D]."""
+    _, heads, positions, size = query_1HND.shape
+    query = query_1HND.reshape(1, keys.shape[1], -1, size)
+    out = _scores_and_values(query, keys, values, within, scaling, sliding_window)
+    return out.view(1, heads, positions, size).transpose(1, 2)
 
 
 def _attend(
     query_NHD: Tensor, keys: Tensor, values: Tensor, within: Rectangle, scaling: float, sliding_window: int | None
 ) -> Tensor:
     """Attend in one rectangle: [R * P, H, D]."""
-    (rows, positions), columns = within.where_RP.shape, within.column_C.shape[0]
+    rows, positions = within.where_RP.shape
     heads, size = keys.shape[1], query_NHD.shape[2]
     groups = query_NHD.shape[1] // heads
-    visible = within.visible
-    if sliding_window is not None:
-        outside_RPC = within.column_C <= within.position_RP[..., None] - sliding_window
-        visible = visible + _hidden(outside_RPC, groups, visible.dtype)
     # Query heads that share a key head become positions of it, or the keys would be copied for each of them.
     query = query_NHD[within.where_RP].view(rows, positions, heads, groups, size).permute(0, 2, 3, 1, 4)
-    out = nn.functional.scaled_dot_product_attention(
-        query.reshape(rows, heads, groups * positions, size),
-        keys[:, :, :columns],
-        values[:, :, :columns],
-        attn_mask=visible,
-        scale=scaling,
-    )
+    query = query.reshape(rows, heads, groups * positions, size)
+    out = _scores_and_values(query, keys, values, within, scaling, sliding_window)
     by_position = out.view(rows, heads, groups, positions, size).permute(0, 3, 1, 2, 4)
     return by_position.reshape(rows * positions, heads * groups, size)
+
+
+def _scores_and_values(
+    query: Tensor, keys: Tensor, values: Tensor, within: Rectangle, scaling: float, sliding_window: int | None
+) -> Tensor:
+    """Attend with queries [R, K, G * P, D] to the columns in sight."""
+    columns, visible = within.column_C.shape[0], within.visible
+    if sliding_window is not None:
+        outside_RPC = within.column_C <= within.position_RP[..., None] - sliding_window
+        visible = visible + _hidden(outside_RPC, query.shape[2] // within.where_RP.shape[1], visible.dtype)
+    return nn.functional.scaled_dot_product_attention(
+        query, keys[:, :, :columns], values[:, :, :columns], attn_mask=visible, scale=scaling
+    )
 
 
 def _hidden(hidden_RPC: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
