@@ -131,8 +131,9 @@ class Decoder:
     @cached_property
     def _generator(self) -> Generator:
         # Made by the first block: when a constructor fails, Ray starts the actor again and again.
+        options = EngineOptions(request_tokens=self._sampling.max_tokens)  # whoever asks for it pays for it
         torch.set_num_threads(1)  # more workers use more cores; threads of one step spend their time waiting
-        return Generator(load_checkpoint(self._model), self._sampling, self._decode, EngineOptions())
+        return Generator(load_checkpoint(self._model), self._sampling, self._decode, options)
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         """Raw rows in, outcomes out."""
