@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import torch
@@ -92,19 +93,23 @@ class CompiledSteps:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._network.config.save_pretrained(self._folder)
         given = [str(mask_id), str(self._network.dtype).removeprefix("torch."), self._network.device.type]
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(self._folder), *given, str(torch.get_num_threads())],
-            stdin=subprocess.PIPE,  # closed when this process ends, however it ends
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self._child.stdout is not None
-        for rows, positions in missing:
-            self._child.stdout.readline()  # one for each variant, once it is on the disk
-            if not self._load(rows, positions):
-                raise RuntimeError(self._child.communicate()[1])
-        self._child.wait()
+        with TemporaryFile("w+") as complaints:
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(self._folder), *given, str(torch.get_num_threads())],
+                stdin=subprocess.PIPE,  # closed when this process ends, however it ends
+                stdout=subprocess.PIPE,
+                stderr=complaints,
+                text=True,
+            )
+            assert self._child.stdout is not None
+            for name in self._child.stdout:  # one for each variant that is on the disk
+                for variant in missing:
+                    if _name(*variant) == name.strip():
+                        self._load(*variant)
+            self._child.wait()
+            if len(self._ready) < len(VARIANTS):
+                complaints.seek(0)
+                raise RuntimeError(complaints.read())
 
     def _load(self, rows: int, positions: int) -> bool:
         try:

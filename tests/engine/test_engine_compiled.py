@@ -37,6 +37,12 @@ def test_compiled_steps_say_what_eager_ones_say_and_come_from_the_disk_the_secon
     assert second._runner._compiled._child is None  # type: ignore[union-attr]
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.bin")} == compiled
     assert {name: each.tokens for name, each in outputs_of(second, prompts[::8]).items()} == expected
+    lost = next(iter(compiled))
+    lost.unlink()
+    third = make_engine(compiled=True)
+    third.wait_until_compiled()
+    assert len(third._runner._compiled._ready) == 4  # type: ignore[union-attr]
+    assert lost.exists()
 
 
 @pytest.mark.slow
