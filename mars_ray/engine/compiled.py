@@ -93,20 +93,19 @@ class CompiledSteps:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._network.config.save_pretrained(self._folder)
         given = [str(mask_id), str(self._network.dtype).removeprefix("torch."), self._network.device.type]
-        with TemporaryFile("w+") as complaints:
-            self._child = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(self._folder), *given, str(torch.get_num_threads())],
-                stdin=subprocess.PIPE,  # closed when this process ends, however it ends
-                stdout=subprocess.PIPE,
-                stderr=complaints,
-                text=True,
-            )
+        command = [sys.executable, "-m", __name__, str(self._folder), *given, str(torch.get_num_threads())]
+        # Its input is closed when this process ends, however it ends.
+        with (
+            TemporaryFile("w+") as complaints,
+            subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, text=True
+            ) as self._child,
+        ):
             assert self._child.stdout is not None
             for name in self._child.stdout:  # one for each variant that is on the disk
                 for variant in missing:
                     if _name(*variant) == name.strip():
                         self._load(*variant)
-            self._child.wait()
             if len(self._ready) < len(VARIANTS):
                 complaints.seek(0)
                 raise RuntimeError(complaints.read())
