@@ -9,6 +9,15 @@ from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 
 STEPS_MAX = 20_000
 
+MakeEngine = Callable[..., Engine]
+
+
+class Prompts(list[tuple[int, ...]]):
+    """Prompts that a failing test does not print."""
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} prompts>"
+
 
 @dataclass
 class Output:

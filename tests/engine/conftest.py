@@ -1,24 +1,14 @@
 """The bundled model: one network for engines, which replace its attention, and one for the oracle."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
+from engine_samples import MakeEngine, Prompts
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.engine import Engine, EngineOptions
 from mars_ray.evaluate.families import heldout_examples
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import resolve_model
-
-MakeEngine = Callable[..., Engine]
-
-
-class Prompts(list[tuple[int, ...]]):
-    """Prompts that a failing test does not print."""
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} prompts>"
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
-from conftest import MakeEngine
 
-from engine_samples import request, run
+from engine_samples import MakeEngine, request, run
 from mars_ray.engine.async_engine import AsyncEngine
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.request import DecodeParams, Request

@@ -1,10 +1,9 @@
 """How many masks are fed, for what was learned about them."""
 
 import pytest
-from conftest import MakeEngine
 from engine_parts import sequence_of
 
-from engine_samples import request
+from engine_samples import MakeEngine, request
 from mars_ray.engine.blocks import CHOOSE_EVERY, LEARN_FORWARDS, PROBE_EVERY, BlockChoice
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.profile import FOLD_FORWARDS, Profile

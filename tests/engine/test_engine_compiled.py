@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import MakeEngine
 
-from engine_samples import Output, request, run
+from engine_samples import MakeEngine, Output, request, run
 from mars_ray.engine.engine import Engine, EngineOptions
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams

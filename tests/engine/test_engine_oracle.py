@@ -6,12 +6,11 @@ from functools import cache
 
 import pytest
 import torch
-from conftest import MakeEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from engine_samples import Output, collect, request, run
+from engine_samples import MakeEngine, Output, collect, request, run
 from mars_ray.engine import kv_rows
 from mars_ray.engine.engine import Engine, EngineOptions
 from mars_ray.engine.mode import Mode

@@ -4,10 +4,9 @@ from collections import Counter
 
 import pytest
 import torch
-from conftest import MakeEngine
 from scipy.stats import chi2_contingency
 
-from engine_samples import Output, request, run
+from engine_samples import MakeEngine, Output, request, run
 from mars_ray.engine import engine as engine_module
 from mars_ray.engine.engine import Engine
 from mars_ray.engine.mode import Mode
