@@ -75,12 +75,11 @@ def attend(
     `decoding` covers all active rows, which are the first of the cache; `prompts` the rows `prompt_row_L`, copied.
     """
     keys, values = layers[module.layer_idx]  # type: ignore[index]
-    if decoding.where_RP.shape[0] == 1 and prompts is None:
-        keys[0].index_copy_(1, position_N, key_1KND[0])
-        values[0].index_copy_(1, position_N, value_1KND[0])
-        return _attend_alone(query_1HND, keys[:1], values[:1], decoding, scaling, sliding_window), None
+    # Compiled, an index_copy_ into one row would copy the whole layer; this writes in place.
     keys[row_N, :, position_N] = key_1KND[0].transpose(0, 1)
     values[row_N, :, position_N] = value_1KND[0].transpose(0, 1)
+    if decoding.where_RP.shape[0] == 1 and prompts is None:
+        return _attend_alone(query_1HND, keys[:1], values[:1], decoding, scaling, sliding_window), None
     query_NHD = query_1HND[0].transpose(0, 1)
     rows = decoding.where_RP.shape[0]
     out_NHD = _attend(query_NHD, keys[:rows], values[:rows], decoding, scaling, sliding_window)
