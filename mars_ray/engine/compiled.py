@@ -30,7 +30,6 @@ from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedModel
 
 from mars_ray.engine import attention, forward
-from mars_ray.engine.attention import Layers
 from mars_ray.engine.forward import Forward, forward_of
 from mars_ray.engine.kv_cache import SlotKVCache
 
@@ -151,23 +150,11 @@ def compile_variants(folder: Path, mask_id: int, dtype: torch.dtype, device: str
 def compile_step(run: Forward, inputs: tuple[Any, ...]) -> Any:
     """Compile `run` ahead of time for every size like those of `inputs`."""
 
-    def step(
-        layers: Layers,
-        id_N: Tensor,
-        row_N: Tensor,
-        position_N: Tensor,
-        back_N: Tensor,
-        where_RP: Tensor,
-        pick_M: Tensor,
-        column_C: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return run(layers, id_N, row_N, position_N, back_N, where_RP, pick_M, column_C)
-
     # Sizes only: weights, devices and dtypes of one engine do not change, and checking them costs a tenth of a step.
     def sizes(guards: list[Any]) -> list[bool]:
         return [guard.guard_type == "SHAPE_ENV" for guard in guards]
 
-    compiler: Any = torch.compile(step, fullgraph=True, options={"guard_filter_fn": sizes})
+    compiler: Any = torch.compile(run, fullgraph=True, options={"guard_filter_fn": sizes})
     return compiler.aot_compile((inputs, {}))
 
 
