@@ -19,7 +19,7 @@ from mars_ray.bench.shapes import PREFIX, resolve_shape
 from mars_ray.bench.transformers_peers import PeerRun, Unavailable, generate_continuous, generate_static
 from mars_ray.bench.workload import Workload, bundled_workload
 from mars_ray.engine.chunk import Finished
-from mars_ray.engine.engine import Engine, EngineOptions
+from mars_ray.engine.engine import BLOCK_WITHOUT_CARD, Engine, EngineOptions
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import ConfigError
@@ -59,10 +59,10 @@ def subject(name: str, requests: int, dtype: str, seed: int = 0) -> Subject:
     """Return the bundled model, a shape, or the model in a folder. Raises an `InputError` for others."""
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}.")
-    bundled = load_checkpoint(resolve_model("bundled"))
     if not name.startswith(PREFIX):
         checkpoint = load_checkpoint(resolve_model(name), dtype=DTYPES[dtype])
         return Subject(name, checkpoint, bundled_workload(checkpoint, requests, seed), None)
+    bundled = load_checkpoint(resolve_model("bundled"))
     workload = bundled_workload(bundled, requests, seed)
     assert bundled.card is not None and bundled.card.block is not None
     scripts = record(bundled, workload.prompts, workload.lengths, bundled.card.block)
@@ -150,7 +150,7 @@ def _peer(run: PeerRun | Unavailable) -> Sample:
 def _static(on: Subject, batch: int, cache_block: int | None) -> Sample:
     """The paper's decoders: a static batch, its rows bound to each other, with a cache by blocks or none."""
     card, mask_id = on.checkpoint.card, on.checkpoint.mask_id
-    block = (card and card.block) or 8
+    block = (card and card.block) or BLOCK_WITHOUT_CARD
     decoded: list[Decoded] = []
     started_s = time.perf_counter()
     for start in range(0, len(on.workload.prompts), batch):

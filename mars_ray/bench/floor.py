@@ -18,6 +18,8 @@ from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from mars_ray.engine.kv_cache import bytes_per_token, kv_shape
+
 BEYOND_CACHE_BYTES = 2**30
 """More than the last-level cache of any processor we measure on."""
 TRIES = 5
@@ -90,8 +92,8 @@ def step_floor(network: PreTrainedModel, *, rows: int, positions: int, context: 
 def step_needs(network: PreTrainedModel, *, rows: int, positions: int, context: int) -> StepNeeds:
     """Count bytes and operations; attention is causal, and each query reads the whole context."""
     config, itemsize = network.config, network.dtype.itemsize
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    cache_token_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * head_size * itemsize
+    _, _, head_size = kv_shape(config)
+    cache_token_bytes = bytes_per_token(config, network.dtype)
     # Query q of a window, counted from 0, sees the context and q + 1 positions of the window.
     pairs = rows * (positions * context + positions * (positions + 1) // 2)
     # A lookup reads a row of the embedding; a tied table is read in full all the same, as the output matrix.
