@@ -19,8 +19,9 @@ from mars_ray.bench.shapes import PREFIX, resolve_shape
 from mars_ray.bench.transformers_peers import PeerRun, Unavailable, generate_continuous, generate_static
 from mars_ray.bench.workload import Workload, bundled_workload
 from mars_ray.engine.chunk import Finished
-from mars_ray.engine.engine import BLOCK_WITHOUT_CARD, Engine, EngineOptions
+from mars_ray.engine.engine import BLOCK_WITHOUT_CARD, Engine
 from mars_ray.engine.mode import Mode
+from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import ConfigError
 from mars_ray.method.block_cache import decode_block_cache

@@ -18,8 +18,9 @@ from rich.table import Table
 from mars_ray.bench.contenders import subject
 from mars_ray.bench.floor import step_floor
 from mars_ray.bench.machine import machine
-from mars_ray.engine.engine import Engine, EngineOptions
+from mars_ray.engine.engine import Engine
 from mars_ray.engine.mode import Mode
+from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import ConfigError
 

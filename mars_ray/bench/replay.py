@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import cast
 
 from mars_ray.bench.script import Script
-from mars_ray.engine.engine import Engine, EngineOptions
+from mars_ray.engine.engine import Engine
 from mars_ray.engine.kv_rows import KVRows
+from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.packer import Packed
 from mars_ray.engine.runner import Runner, Window
 from mars_ray.engine.sequence import Sequence

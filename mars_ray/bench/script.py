@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mars_ray.method.acceptance import Metric, confidence
+from mars_ray.method.acceptance import confidence
 from mars_ray.method.block_cache import decode_block_cache
 from mars_ray.method.logits import logits_at
+from mars_ray.method.metric import Metric
 from mars_ray.method.reference import DecodeOptions
 from mars_ray.model.checkpoint import Checkpoint
 

@@ -9,21 +9,10 @@ Letters: R rows, W window (the autoregressive token and the masks behind it), V 
 Source: arXiv 2604.07023, section 3.3 and its comparison of metrics.
 """
 
-from enum import StrEnum
-
 import torch
 from torch import Tensor
 
-
-class Metric(StrEnum):
-    """What is compared with the threshold."""
-
-    PROBABILITY = "probability"
-    """Probability of the most likely token, accepted when >= threshold."""
-    ENTROPY = "entropy"
-    """Entropy of the distribution in nats, accepted when <= threshold."""
-    MARGIN = "margin"
-    """Probability of the most likely token less that of the second, accepted when >= threshold."""
+from mars_ray.method.metric import Metric
 
 
 def confidence(logits: Tensor, metric: Metric) -> Tensor:
@@ -39,16 +28,6 @@ def confidence(logits: Tensor, metric: Metric) -> Tensor:
         case Metric.MARGIN:
             best_two = log_p.topk(2, dim=-1).values.exp()
             return best_two[..., 0] - best_two[..., 1]
-
-
-def drafts_nothing(threshold: float, metric: Metric) -> bool:
-    """Return whether the threshold asks for autoregressive decoding, in which no mask need be fed at all."""
-    return threshold <= 0 if metric is Metric.ENTROPY else threshold >= 1
-
-
-def passes(certainty: float, threshold: float, metric: Metric) -> bool:
-    """Return whether one confidence passes a threshold that drafts at all."""
-    return certainty <= threshold if metric is Metric.ENTROPY else certainty >= threshold
 
 
 def accepted_lengths(confidence_RW: Tensor, threshold_R: Tensor, metric: Metric) -> Tensor:

@@ -14,8 +14,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mars_ray.errors import ConfigError
-from mars_ray.method.acceptance import Metric, accepted_lengths, confidence, drafts_nothing
+from mars_ray.method.acceptance import accepted_lengths, confidence
 from mars_ray.method.logits import logits_at
+from mars_ray.method.metric import Metric, drafts_nothing
 
 FinishReason = Literal["stop", "length"]
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from mars_ray.method.acceptance import Metric, confidence
+from mars_ray.method.acceptance import confidence
 from mars_ray.method.loss import training_logits
+from mars_ray.method.metric import Metric
 from mars_ray.method.streams import IGNORE, Streams
 
 

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.method.acceptance import Metric, accepted_lengths, confidence, drafts_nothing
+from mars_ray.method.acceptance import accepted_lengths, confidence
+from mars_ray.method.metric import Metric, drafts_nothing
 
 confidences = st.lists(st.floats(0, 1), min_size=1, max_size=8)
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from mars_ray.errors import ConfigError
-from mars_ray.method.acceptance import Metric
 from mars_ray.method.block_cache import decode_block_cache
+from mars_ray.method.metric import Metric
 from mars_ray.method.reference import Decoded, DecodeOptions, decode
 from samples import MASK_ID
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel
 
 from mars_ray.errors import ConfigError
-from mars_ray.method.acceptance import Metric
 from mars_ray.method.logits import logits_at
+from mars_ray.method.metric import Metric
 from mars_ray.method.reference import Decoded, DecodeOptions, decode
 from samples import MASK_ID
 

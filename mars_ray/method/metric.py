@@ -1,0 +1,28 @@
+"""What is compared with the threshold, for one confidence at a time; apart from `acceptance`, so that a server that
+only passes requests on need not load torch.
+
+Source: arXiv 2604.07023, section 3.3 and its comparison of metrics.
+"""
+
+from enum import StrEnum
+
+
+class Metric(StrEnum):
+    """What is compared with the threshold."""
+
+    PROBABILITY = "probability"
+    """Probability of the most likely token, accepted when >= threshold."""
+    ENTROPY = "entropy"
+    """Entropy of the distribution in nats, accepted when <= threshold."""
+    MARGIN = "margin"
+    """Probability of the most likely token less that of the second, accepted when >= threshold."""
+
+
+def drafts_nothing(threshold: float, metric: Metric) -> bool:
+    """Return whether the threshold asks for autoregressive decoding, in which no mask need be fed at all."""
+    return threshold <= 0 if metric is Metric.ENTROPY else threshold >= 1
+
+
+def passes(certainty: float, threshold: float, metric: Metric) -> bool:
+    """Return whether one confidence passes a threshold that drafts at all."""
+    return certainty <= threshold if metric is Metric.ENTROPY else certainty >= threshold

@@ -1,0 +1,47 @@
+"""Token ids -> the bytes each stands for, as APIs list them beside log-probabilities.
+
+In:    a tokenizer.
+Out:   for every id its UTF-8 bytes, which may be half a character.
+Never: decodes a sequence; bytes of single tokens joined need not be what the tokenizer's decoder makes of the whole.
+"""
+
+import re
+
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerBase
+
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+"""Sentencepiece's spelling of a single byte."""
+
+
+def token_bytes(tokenizer: PreTrainedTokenizerBase) -> tuple[bytes, ...]:
+    """Return the bytes of each id from 0 to the highest in the vocabulary; ids that are not in it have none."""
+    ids = {number: token for token, number in tokenizer.get_vocab().items()}
+    special = {number: str(token).encode() for number, token in tokenizer.added_tokens_decoder.items()}
+    byte_level = "ByteLevel" in str(tokenizer.backend_tokenizer.decoder)
+    spell = _of_byte_level if byte_level else _of_sentencepiece
+    return tuple(
+        special[number] if number in special else spell(ids[number]) if number in ids else b""
+        for number in range(max(ids) + 1)
+    )
+
+
+def _of_byte_level(token: str) -> bytes:
+    return bytes(_BYTE_OF[character] for character in token)
+
+
+def _of_sentencepiece(token: str) -> bytes:
+    byte = _BYTE.fullmatch(token)
+    return bytes([int(byte[1], 16)]) if byte else token.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
+
+
+def _byte_of() -> dict[str, int]:
+    """Return the alphabet of byte-level BPE: printable Latin-1 stands for itself, the rest for U+0100 and up."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+    assert set(alphabet) == set(ByteLevel.alphabet())
+    return alphabet
+
+
+_BYTE_OF = _byte_of()
