@@ -13,7 +13,8 @@ from mars_ray.batch.outcomes import Generated, Rejected
 from mars_ray.batch.rows import Row, given_id, parse_row
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.chunk import Chunk
-from mars_ray.engine.engine import Engine, EngineOptions
+from mars_ray.engine.engine import Engine
+from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import BadRecordError, RequestError
 from mars_ray.model.checkpoint import Checkpoint

@@ -21,7 +21,7 @@ from mars_ray.batch.outcomes import outcome_table
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.ray_read import read_raw
 from mars_ray.data.record_file import check_source, read_records
-from mars_ray.engine.engine import EngineOptions
+from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import ClusterError, ConfigError, EmptyDataError, MarsRayError, RunError
 from mars_ray.model.card import read_card

@@ -17,7 +17,7 @@ import numpy as np
 from mars_ray.engine.profile import Profile
 from mars_ray.engine.sequence import Sequence
 from mars_ray.engine.step_time import StepTimeFit, best_block
-from mars_ray.method.acceptance import Metric
+from mars_ray.method.metric import Metric
 
 CHOOSE_EVERY = 16
 PROBE_EVERY = 16

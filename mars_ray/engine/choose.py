@@ -22,7 +22,8 @@ from torch import Tensor
 from mars_ray.engine.request import SamplingParams
 from mars_ray.engine.sequence import Sequence
 from mars_ray.engine.walk import Proposal
-from mars_ray.method.acceptance import Metric, confidence
+from mars_ray.method.acceptance import confidence
+from mars_ray.method.metric import Metric
 
 
 def is_plain(sequence: Sequence) -> bool:

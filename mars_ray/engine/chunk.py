@@ -39,6 +39,8 @@ class Finished:
     """Generated, the one that stopped it included."""
     forwards: int
     """Runs of the network that gave at least one of them."""
+    queued_s: float
+    """Seconds until it first ran, or ended without."""
     error: MarsRayError | None = None
     """Set when the reason is "error"."""
 
@@ -51,8 +53,9 @@ class Chunk:
     index: int
     """Which of the n sequences of the request, from 0."""
     tokens: tuple[int, ...]
-    text: str
-    """New text. It may lag behind the tokens: half a character, or what may become a stop string, is held back."""
+    pieces: tuple[str, ...]
+    """The text each token settled, and behind the last of a sequence that was cut short what was held back. Text may
+    lag behind the tokens: half a character, or what may become a stop string, is kept until more is known."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each token, when asked for."""
     threshold: float = 1.0
@@ -61,3 +64,8 @@ class Chunk:
     """Masks looked at in this step."""
     finished: Finished | None = None
     """Set in the last chunk of the sequence; every sequence has exactly one such chunk."""
+
+    @property
+    def text(self) -> str:
+        """New text."""
+        return "".join(self.pieces)

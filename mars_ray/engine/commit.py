@@ -14,7 +14,7 @@ from mars_ray.engine.runner import Window
 from mars_ray.engine.scheduler import Feed
 from mars_ray.engine.sequence import Sequence
 from mars_ray.engine.walk import Walk
-from mars_ray.method.acceptance import Metric
+from mars_ray.method.metric import Metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,8 @@ class Emitted:
     """What a sequence says after a step: text, tokens and reason end at the same token."""
 
     tokens: tuple[int, ...]
-    text: str
+    pieces: tuple[str, ...]
+    """The text each token settled."""
     reason: FinishReason | None
     """Set once the sequence has ended."""
 
@@ -50,16 +51,17 @@ def advance(sequence: Sequence, walked: Walk) -> Emitted:
 
 def _emit(sequence: Sequence, gained: list[int]) -> Emitted:
     """Find where `gained` ends, at a stop token, a stop string or the limit, and the text up to there."""
-    sampling, number, text = sequence.request.sampling, sequence.generated, ""
+    sampling, number, pieces = sequence.request.sampling, sequence.generated, list[str]()
     for count, token in enumerate(gained, start=1):
         if token in sequence.stop_ids:
-            return Emitted(tuple(gained[:count]), text + sequence.text.finish(), "stop")
-        text += sequence.text.push(token, may_stop=number + count > sampling.min_tokens)
+            return Emitted(tuple(gained[:count]), (*pieces, sequence.text.finish()), "stop")
+        pieces.append(sequence.text.push(token, may_stop=number + count > sampling.min_tokens))
         if sequence.text.stopped:
-            return Emitted(tuple(gained[:count]), text, "stop")
+            return Emitted(tuple(gained[:count]), tuple(pieces), "stop")
         if number + count == sequence.limit:
-            return Emitted(tuple(gained[:count]), text + sequence.text.finish(), "length")
-    return Emitted(tuple(gained), text, None)
+            pieces[-1] += sequence.text.finish()
+            return Emitted(tuple(gained[:count]), tuple(pieces), "length")
+    return Emitted(tuple(gained), tuple(pieces), None)
 
 
 def record(profile: Profile, feed: Feed, where: slice, walked: Walk, window: Window) -> None:

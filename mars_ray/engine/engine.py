@@ -2,7 +2,7 @@
 
 In:    requests, cancellations, a threshold that may change between steps.
 Out:   for every sequence chunks of tokens and text, the last of which says how it ended.
-Never: runs by itself (see `async_engine`), takes a token back, stops because of one request.
+Never: runs by itself (see `engine_worker`), takes a token back, stops because of one request.
 
 A step is: plan, pack, run, walk. A sequence feeds the tokens it has not fed yet, behind them its unverified drafts,
 behind them masks; the logits at the last token are autoregressive, those at the masks look ahead.
@@ -11,7 +11,6 @@ behind them masks; the logits at the last token are autoregressive, those at the
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from mars_ray.engine.blocks import BlockChoice
 from mars_ray.engine.chunk import Chunk, Finished, FinishReason, TokenLogprobs
@@ -20,6 +19,7 @@ from mars_ray.engine.detokenize import TextStream
 from mars_ray.engine.kv_cache import SlotKVCache
 from mars_ray.engine.kv_rows import KVRows
 from mars_ray.engine.limits import resolve_limits
+from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.packer import Packer
 from mars_ray.engine.profile import Profile
 from mars_ray.engine.proposals import Proposals, logprobs_of, propose_all
@@ -27,36 +27,19 @@ from mars_ray.engine.request import Request
 from mars_ray.engine.runner import Runner, Window
 from mars_ray.engine.scheduler import Feed, Scheduler
 from mars_ray.engine.sequence import Sequence
+from mars_ray.engine.state import EngineState
 from mars_ray.engine.step_time import StepTimeFit
 from mars_ray.engine.walk import walk
 from mars_ray.errors import ConfigError, MarsRayError, RequestError, StepError
 from mars_ray.model.checkpoint import Checkpoint
+
+DEFAULTS = EngineOptions()
 
 BLOCK_WITHOUT_CARD = 8
 """Block of a checkpoint whose card does not say what it was trained for."""
 
 AUDIT_EVERY = 16
 """Every so many steps the tokens accepted at masks are compared with what the model says one forward later."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
-    """Sizes and defaults of one engine; None derives a value from the model and the free memory."""
-
-    rows: int | None = None
-    """Sequences that run at a time."""
-    kv_tokens: int | None = None
-    """Positions the cache holds."""
-    queue: int = 1024
-    """Sequences that may wait."""
-    request_tokens: int = 65536
-    """Tokens one request may generate, all of its sequences together."""
-    prefill_tokens: int = 512
-    """Prompt tokens read per step."""
-    threshold: float = 0.95
-    """Of requests that name none; may be changed while running."""
-    compiled: bool = True
-    """Compile the decoding step in the background where a compiler is present."""
 
 
 class Engine:
@@ -68,7 +51,7 @@ class Engine:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        options: EngineOptions = EngineOptions(),
+        options: EngineOptions = DEFAULTS,
         *,
         clock: Callable[[], float] = time.perf_counter,
         new_seed: Callable[[], int] | None = None,
@@ -92,14 +75,19 @@ class Engine:
         self._cache = SlotKVCache(network.config, network.dtype, network.device)
         self._packer = Packer(checkpoint.mask_id, limits.positions, network.device)
         self._runner = Runner(network, self._cache, mask_id=checkpoint.mask_id, compiled=options.compiled)
-        self._scheduler = Scheduler(self._rows, queue_max=options.queue, prefill_tokens=options.prefill_tokens)
+        self._scheduler = Scheduler(
+            self._rows, queue_max=options.queue, prefill_tokens=options.prefill_tokens, clock=clock
+        )
         self._requests: dict[str, list[Sequence]] = {}
         self._cancelled: list[Chunk] = []
         self._ended: list[Sequence] = []
         card = checkpoint.card
         self.block = (card and card.block) or BLOCK_WITHOUT_CARD
         """Tokens proposed per forward at most, where a request does not say."""
-        self.threshold = options.threshold
+        self.threshold_changes = 0
+        """How often the threshold took another value."""
+        self._threshold = options.threshold
+        self.threshold = options.threshold  # checked there
         self.profile = Profile(self.block)
         self.step_time = StepTimeFit()
         self._blocks = BlockChoice(self.profile, self.step_time, self.block)
@@ -114,6 +102,7 @@ class Engine:
     def threshold(self, value: float) -> None:
         if not 0 <= value <= 1:
             raise ConfigError(f"threshold is {value}; it must be from 0 to 1.")
+        self.threshold_changes += value != self._threshold
         self._threshold = value
 
     @property
@@ -135,6 +124,18 @@ class Engine:
     def kv_use(self) -> float:
         """Share of the cache's positions that running sequences fill."""
         return self._rows.used_tokens / self.limits.kv_tokens
+
+    def state(self) -> EngineState:
+        """Return what an operator, or who decides about thresholds, should know of the engine now."""
+        return EngineState(
+            running=self.running,
+            waiting=self.waiting,
+            kv_use=self.kv_use,
+            preemptions=self.preemptions,
+            threshold=self.threshold,
+            threshold_changes=self.threshold_changes,
+            profile=self.profile.points(),
+        )
 
     @property
     def busy(self) -> bool:
@@ -268,7 +269,7 @@ class Engine:
             request_id=sequence.request.id,
             index=sequence.index,
             tokens=emitted.tokens,
-            text=emitted.text,
+            pieces=emitted.pieces,
             logprobs=logprobs,
             threshold=threshold if decode.drafts(self._threshold) else 1.0,
             masks=feed.masks,
@@ -287,6 +288,7 @@ class Engine:
             cached_tokens=sequence.prefix_hit,
             tokens=sequence.generated,
             forwards=sequence.forwards,
+            queued_s=(self._clock() if sequence.started_s is None else sequence.started_s) - sequence.added_s,
             error=error,
         )
 
@@ -297,4 +299,6 @@ class Engine:
     def _last(self, sequence: Sequence, reason: FinishReason, error: MarsRayError | None = None) -> Chunk:
         """Return the chunk of a sequence that ends between its tokens."""
         finished = self._finish(sequence, reason, error)
-        return Chunk(sequence.request.id, sequence.index, tokens=(), text=sequence.text.finish(), finished=finished)
+        return Chunk(
+            sequence.request.id, sequence.index, tokens=(), pieces=(sequence.text.finish(),), finished=finished
+        )

@@ -26,6 +26,10 @@ class Owner(Protocol):
     """Leading tokens whose keys and values are in the row. Masks and unverified drafts never count."""
     row: int | None
 
+    @property
+    def tenant(self) -> str:
+        """Whose content it is: what one tenant left is never reused, and so never timed, by another."""
+
 
 @dataclass(frozen=True, slots=True)
 class Copy:
@@ -61,6 +65,7 @@ class _Row:
     owner: Owner | None = None
     left: list[int] = field(default_factory=list)
     """What a finished sequence left; unused while the row has an owner."""
+    tenant: str = ""
     used: int = 0
 
     def content(self) -> List[int]:
@@ -109,15 +114,14 @@ class KVRows:
         """Return the sequence in `row`."""
         return self._rows[row].owner
 
-    def shared(self, tokens: List[int]) -> tuple[int, int]:
-        """Return the longest prefix of `tokens` that some row holds, and the longest that one will soon hold.
+    def shared(self, owner: Owner) -> tuple[int, int]:
+        """Return the longest prefix of its tokens that some row holds, and the longest that one will soon hold.
 
         At least the last token is left over: it must be fed to get logits.
         """
-        most = len(tokens) - 1
         held = soon = 0
         for row in self._rows:
-            common = _common(row.content(), tokens, most)
+            common = _shared_length(row, owner)
             held, soon = max(held, min(common, row.length())), max(soon, common)
         return held, soon
 
@@ -125,8 +129,7 @@ class KVRows:
         """Give `owner` the next active row, with the longest prefix of its tokens that any row holds."""
         assert self.active < len(self._rows), "no row is free"
         self._clock += 1
-        most = len(owner.tokens) - 1
-        lengths = [min(_common(row.content(), owner.tokens, most), row.length()) for row in self._rows]
+        lengths = [min(_shared_length(row, owner), row.length()) for row in self._rows]
         source = max(range(len(lengths)), key=lambda number: (lengths[number], number >= self.active))
         length, target = lengths[source], self.active
         if length and source >= self.active:
@@ -136,7 +139,7 @@ class KVRows:
             if length:
                 self._rows[source].used = self._clock
                 self.operations.append(Copy(source, target, length))
-        self._rows[target] = _Row(owner=owner, used=self._clock)
+        self._rows[target] = _Row(owner=owner, tenant=owner.tenant, used=self._clock)
         self.active += 1
         owner.row, owner.cached = target, length
 
@@ -145,7 +148,7 @@ class KVRows:
         assert owner.row is not None and self._rows[owner.row].owner is owner, "only the owner releases a row"
         self._clock += 1
         row, owner.row = owner.row, None
-        self._rows[row] = _Row(left=owner.tokens[: owner.cached], used=self._clock)
+        self._rows[row] = _Row(left=owner.tokens[: owner.cached], tenant=owner.tenant, used=self._clock)
         self.active -= 1
         self._swap(row, self.active)
 
@@ -194,6 +197,10 @@ class KVRows:
                 moved.row = number
         if length:
             self.operations.append(Swap(one, other, length))
+
+
+def _shared_length(row: _Row, owner: Owner) -> int:
+    return _common(row.content(), owner.tokens, len(owner.tokens) - 1) if row.tenant == owner.tenant else 0
 
 
 def _common(one: List[int], other: List[int], most: int) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from mars_ray.engine.mode import Mode
 from mars_ray.errors import RequestError
-from mars_ray.method.acceptance import Metric, drafts_nothing
+from mars_ray.method.metric import Metric, drafts_nothing
 
 DRAFT_THRESHOLD = 0.7
 """Threshold of a request in exact mode that names none: it costs no quality there, only positions."""
@@ -95,6 +95,8 @@ class DecodeParams:
     threshold: float | None = None
     """0..1 for probability and margin (1 drafts nothing), nats for entropy (0 drafts nothing). None follows the
     engine's own threshold, which may change between steps, and `DRAFT_THRESHOLD` in exact mode."""
+    floor: float | None = None
+    """Without a threshold of its own the request follows the engine's, but not below this."""
     metric: Metric = Metric.PROBABILITY
     block: int | None = None
     """Tokens proposed per forward: the autoregressive one and block - 1 masks. None lets the engine choose for
@@ -109,6 +111,10 @@ class DecodeParams:
             _check_number("threshold", self.threshold, 0, NATS_MAX if self.metric is Metric.ENTROPY else 1)
         elif self.metric is not Metric.PROBABILITY:
             raise RequestError(f"metric {self.metric.value} needs a threshold: the engine's own is a probability.")
+        if self.floor is not None:
+            _check_number("floor", self.floor, 0, 1)
+            if self.threshold is not None:
+                raise RequestError(f"threshold is {self.threshold} and floor {self.floor}; give one of them.")
         if self.block is not None:
             _check_whole("block", self.block, 1, 64)
 
@@ -116,7 +122,7 @@ class DecodeParams:
         """Return the threshold in force, where the engine's own is `engine_threshold`."""
         if self.threshold is not None:
             return self.threshold
-        return DRAFT_THRESHOLD if self.mode is Mode.EXACT else engine_threshold
+        return DRAFT_THRESHOLD if self.mode is Mode.EXACT else max(engine_threshold, self.floor or 0.0)
 
     def drafts(self, engine_threshold: float) -> bool:
         """Return whether masks are worth feeding at all."""
@@ -130,6 +136,8 @@ class Request:
     id: str
     prompt: tuple[int, ...]
     """Token ids."""
+    tenant: str = ""
+    """Prefixes that lie in the cache are shared within a tenant only."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     decode: DecodeParams = field(default_factory=DecodeParams)
 

@@ -9,6 +9,7 @@ first, so a long prompt cannot hold the others up. When the cache is too small f
 row back and waits at the head of the queue, to be computed again.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,8 +53,10 @@ class Feed:
 class Scheduler:
     """Owns the queue and the running set. `masks_for(sequence)` says how many masks it wants in the next step."""
 
-    def __init__(self, rows: KVRows, *, queue_max: int, prefill_tokens: int) -> None:
-        self._rows, self._queue_max, self._prefill_tokens = rows, queue_max, prefill_tokens
+    def __init__(
+        self, rows: KVRows, *, queue_max: int, prefill_tokens: int, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._rows, self._queue_max, self._prefill_tokens, self._clock = rows, queue_max, prefill_tokens, clock
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         """In order of admission."""
@@ -66,6 +69,8 @@ class Scheduler:
                 f"{len(self.waiting)} sequences wait and {self._queue_max} may: there is no place for "
                 f"{len(sequences)} more. Try again later."
             )
+        for sequence in sequences:
+            sequence.added_s = self._clock()
         self.waiting.extend(sequences)
 
     def remove(self, sequence: Sequence) -> None:
@@ -121,11 +126,13 @@ class Scheduler:
         if len(self.running) == self._rows.rows:
             self._rows.narrow(length)
         self._rows.widen(length)
-        held, soon = self._rows.shared(head.tokens)
+        held, soon = self._rows.shared(head)
         if soon - held >= WORTH_WAITING_TOKENS:
             return False
         self.waiting.popleft()
         self._rows.acquire(head)
+        if head.started_s is None:
+            head.started_s = self._clock()
         head.prefix_hit = max(head.prefix_hit, min(head.cached, head.prompt_length))
         self.running.append(head)
         return True

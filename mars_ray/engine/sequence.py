@@ -34,11 +34,19 @@ class Sequence:
     its draft up to it."""
     prefix_hit: int = 0
     forwards: int = 0
+    added_s: float = 0.0
+    started_s: float | None = None
+    """When it first got a row."""
 
     @property
     def prompt_length(self) -> int:
         """Tokens of the prompt."""
         return len(self.request.prompt)
+
+    @property
+    def tenant(self) -> str:
+        """Whose request it is."""
+        return self.request.tenant
 
     @property
     def generated(self) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mars_ray.method.acceptance import Metric, passes
+from mars_ray.method.metric import Metric, passes
 
 
 class Proposal(NamedTuple):

@@ -13,7 +13,7 @@ from transformers import Qwen2ForCausalLM
 from mars_ray.batch.generator import Generator
 from mars_ray.batch.outcomes import Generated, Rejected, outcome_table, read_outcomes
 from mars_ray.data.chat import ChatEncoder
-from mars_ray.engine.engine import EngineOptions
+from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import ModelError
 from mars_ray.method.reference import DecodeOptions, decode

@@ -16,7 +16,7 @@ import ray
 from mars_ray.batch.generator import Generator
 from mars_ray.batch.outcomes import OUTPUT_SCHEMA
 from mars_ray.batch.ray_generate import GenerateOptions, generate
-from mars_ray.engine.engine import EngineOptions
+from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import (
     ClusterError,

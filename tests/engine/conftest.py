@@ -5,7 +5,8 @@ import torch
 
 from engine_samples import MakeEngine, Prompts
 from mars_ray.data.chat import ChatEncoder
-from mars_ray.engine.engine import Engine, EngineOptions
+from mars_ray.engine.engine import Engine
+from mars_ray.engine.options import EngineOptions
 from mars_ray.evaluate.families import heldout_examples
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import resolve_model

@@ -28,7 +28,8 @@ from mars_ray.engine.choose import (
     uniform,
 )
 from mars_ray.engine.request import DecodeParams, SamplingParams
-from mars_ray.method.acceptance import Metric, confidence
+from mars_ray.method.acceptance import confidence
+from mars_ray.method.metric import Metric
 
 VOCABULARY = 40
 SEEDS = st.integers(0, 2**32)

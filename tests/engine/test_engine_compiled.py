@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from engine_samples import MakeEngine, Output, request, run
-from mars_ray.engine.engine import Engine, EngineOptions
+from mars_ray.engine.engine import Engine
 from mars_ray.engine.mode import Mode
+from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model

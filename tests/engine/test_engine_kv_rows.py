@@ -23,6 +23,7 @@ class Owner:
     tokens: list[int]
     cached: int = 0
     row: int | None = None
+    tenant: str = ""
 
 
 class Rows(RuleBasedStateMachine):
@@ -50,7 +51,7 @@ class Rows(RuleBasedStateMachine):
         if len(self.owners) >= self.rows.rows_at(max(len(owner.tokens), self.rows.width)):
             return
         self.rows.widen(len(owner.tokens))
-        held, soon = self.rows.shared(owner.tokens)
+        held, soon = self.rows.shared(owner)
         self.rows.acquire(owner)
         self.owners.append(owner)
         assert owner.cached == held <= soon < len(owner.tokens)
@@ -198,7 +199,7 @@ def test_what_was_used_least_recently_goes_first() -> None:
         rows.release(filled(rows, tokens))
     newcomer = Owner([4, 4, 4])
     rows.acquire(newcomer)
-    assert [rows.shared([base] * 4)[0] for base in (1, 2, 3)] == [0, 3, 3]
+    assert [rows.shared(Owner([base] * 4))[0] for base in (1, 2, 3)] == [0, 3, 3]
 
 
 def test_the_end_of_a_sequence_moves_the_last_active_row_into_its_place() -> None:
@@ -215,7 +216,7 @@ def test_a_neighbour_that_is_still_reading_is_announced() -> None:
     reading = Owner(list(range(100)))
     rows.acquire(reading)
     reading.cached = 30
-    assert rows.shared(list(range(100))) == (30, 99)
+    assert rows.shared(Owner(list(range(100)))) == (30, 99)
 
 
 def test_the_same_memory_holds_fewer_wider_rows() -> None:
@@ -229,7 +230,7 @@ def test_what_narrow_rows_cut_off_is_no_longer_shared() -> None:
     rows.release(filled(rows, BASES[0][:1000]))
     assert rows.narrow(10)
     rows.widen(1000)
-    assert rows.shared(BASES[0][:1000]) == (FIRST_WIDTH, FIRST_WIDTH)
+    assert rows.shared(Owner(BASES[0][:1000])) == (FIRST_WIDTH, FIRST_WIDTH)
 
 
 def test_cleared_rows_hold_nothing_and_start_narrow() -> None:
@@ -237,7 +238,7 @@ def test_cleared_rows_hold_nothing_and_start_narrow() -> None:
     rows.widen(1024)
     rows.release(filled(rows, [1, 2, 3]))
     rows.clear()
-    assert rows.shared([1, 2, 3]) == (0, 0)
+    assert rows.shared(Owner([1, 2, 3])) == (0, 0)
     assert rows.operations == [Resize(4, 256)]
 
 
@@ -252,3 +253,16 @@ def test_misuse_is_an_assertion() -> None:
         KVRows(tokens=10, rows_max=1, longest=11)
     with pytest.raises(AssertionError, match="in use"):
         rows.clear()
+
+
+def test_nothing_is_shared_between_tenants_whether_it_runs_or_was_left_behind() -> None:
+    rows = KVRows(tokens=1024, rows_max=4, longest=256)
+    filled(rows, [1, 2, 3])
+    rows.release(filled(rows, [4, 5, 6]))
+    for tokens in ([1, 2, 3, 9], [4, 5, 6, 9]):
+        assert rows.shared(Owner(tokens, tenant="other")) == (0, 0)
+        other = Owner(tokens, tenant="other")
+        rows.acquire(other)
+        assert other.cached == 0
+        rows.release(other)
+        assert rows.shared(Owner(tokens))[0] == 3

@@ -12,10 +12,12 @@ from transformers import PreTrainedModel
 
 from engine_samples import MakeEngine, Output, collect, request, run
 from mars_ray.engine import kv_rows
-from mars_ray.engine.engine import Engine, EngineOptions
+from mars_ray.engine.engine import Engine
 from mars_ray.engine.mode import Mode
+from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams
-from mars_ray.method.acceptance import Metric, accepted_lengths, confidence
+from mars_ray.method.acceptance import accepted_lengths, confidence
+from mars_ray.method.metric import Metric
 from mars_ray.method.reference import Decoded, DecodeOptions, decode, window_logits
 from mars_ray.model.checkpoint import Checkpoint
 from model_samples import tiny_network, tiny_tokenizer

@@ -8,7 +8,7 @@ import pytest
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DRAFT_THRESHOLD, DecodeParams, Request, SamplingParams
 from mars_ray.errors import RequestError
-from mars_ray.method.acceptance import Metric
+from mars_ray.method.metric import Metric
 
 NAN, INF = math.nan, math.inf
 
@@ -176,3 +176,10 @@ def test_the_threshold_in_force_says_whether_masks_are_fed(
 def test_an_engine_threshold_of_one_feeds_no_masks_except_in_exact_mode() -> None:
     assert not DecodeParams().drafts(1.0)
     assert DecodeParams(mode=Mode.EXACT).drafts(1.0)
+
+
+def test_a_floor_follows_the_engine_above_it_and_holds_below() -> None:
+    decode = DecodeParams(floor=0.9)
+    assert [decode.threshold_now(threshold) for threshold in (0.95, 0.9, 0.5)] == [0.95, 0.9, 0.9]
+    with pytest.raises(RequestError, match="give one of them"):
+        DecodeParams(floor=0.9, threshold=0.8)

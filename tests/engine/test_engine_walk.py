@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mars_ray.engine.walk import Proposal, Walk, walk
-from mars_ray.method.acceptance import Metric, accepted_lengths, drafts_nothing
+from mars_ray.method.acceptance import accepted_lengths
+from mars_ray.method.metric import Metric, drafts_nothing
 
 TOKENS = st.integers(0, 5)
 PROPOSALS = st.lists(st.builds(Proposal, TOKENS, st.floats(0, 1), st.integers(0, 9).map(bool)), min_size=1, max_size=9)
