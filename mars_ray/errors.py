@@ -17,6 +17,9 @@ MarsRayError
     ├── QueueFullError        the engine has as many requests as it takes
     ├── StepError             the network failed on a request while it ran
     ├── SlowReaderError       the reader of a stream stopped taking chunks
+    ├── ServeError            the endpoint did not come up
+    ├── UnavailableError      no engine can take a request at the moment
+    ├── ReplicaLostError      the replica that served a request died
     └── InterruptedRunError   stopped by the user, saved, can go on       exit code 130
 """
 
@@ -93,6 +96,18 @@ class StepError(RunError):
 
 class SlowReaderError(RunError):
     """The reader of a stream stopped taking chunks, and the request was cancelled to free its place."""
+
+
+class ServeError(RunError):
+    """The endpoint did not come up."""
+
+
+class UnavailableError(RunError):
+    """No engine can take a request at the moment: none is up yet, or all are going down."""
+
+
+class ReplicaLostError(RunError):
+    """The replica that served a request died before the answer was complete."""
 
 
 class InterruptedRunError(RunError):

@@ -1,0 +1,113 @@
+"""What an operator sets of the endpoint: the `args` of the application in a Serve config file.
+
+In:    the parsed YAML.
+Out:   frozen settings; unknown names and impossible values fail when they are read.
+Never: repeats a setting of Ray Serve: replicas, autoscaling, host and port stand where Serve has them.
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from mars_ray.engine.messages import EngineSpec
+from mars_ray.engine.options import EngineOptions
+from mars_ray.errors import ConfigError
+from mars_ray.serve.field_names import check_names
+from mars_ray.serve.limits import RequestLimits
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EngineConfig(_Settings):
+    """Each replica's engine; what is left out is derived from the model and the free memory."""
+
+    rows: int | None = Field(None, ge=1)
+    """Sequences decoded together."""
+    kv_tokens: int | None = Field(None, ge=1)
+    """Positions the KV cache holds."""
+    queue: int = Field(64, ge=1)
+    """Sequences that may wait in a replica."""
+    prefill_tokens: int = Field(512, ge=1)
+    """Prompt tokens read per step."""
+    threads: int = Field(1, ge=1)
+    """Threads a step of the network uses on a CPU. More than one pays for large models only."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    compiled: bool = True
+    """Compile the decoding step in the background where a compiler is present."""
+
+
+class ServeConfig(_Settings):
+    """The endpoint of one model."""
+
+    model: str = "bundled"
+    """'bundled' or a model folder, which every node must have."""
+    name: str | None = None
+    """What callers call the model; None takes the name of the folder."""
+    mode: Literal["ar", "threshold", "exact"] = "threshold"
+    """Of requests that name none. 'exact' gives the answers of one token at a time, and is fast all the same."""
+    threshold: float = Field(0.95, ge=0, le=1)
+    """Of requests that name none."""
+    engine: EngineConfig = EngineConfig()
+    limits: RequestLimits = RequestLimits()
+    keys: Path | None = None
+    """File of API keys (`mars-ray keys add`), which every node must have. Without one the endpoint answers on the
+    loopback interface only."""
+    allowed_hosts: frozenset[str] = LOOPBACK
+    """Names in the Host header the endpoint answers to; '*' for all."""
+    log_prompts: bool = False
+    """Write prompts into the request log."""
+
+    @field_validator("allowed_hosts", mode="before")
+    @classmethod
+    def _some_host(cls, hosts: Any) -> Any:
+        if not hosts:
+            raise ValueError("name at least one host")
+        return hosts
+
+    @property
+    def model_name(self) -> str:
+        """What callers call the model."""
+        return self.name or Path(self.model).name
+
+    def engine_spec(self, folder: Path) -> EngineSpec:
+        """Return the engine to start for the model in `folder`."""
+        engine, limits = self.engine, self.limits
+        return EngineSpec(
+            folder=folder,
+            dtype=engine.dtype,
+            threads=engine.threads,
+            options=EngineOptions(
+                rows=engine.rows,
+                kv_tokens=engine.kv_tokens,
+                queue=engine.queue,
+                request_tokens=limits.n * limits.output_tokens,
+                prefill_tokens=engine.prefill_tokens,
+                threshold=self.threshold,
+                compiled=engine.compiled,
+            ),
+        )
+
+
+def parse_config(fields: dict[str, Any]) -> ServeConfig:
+    """Return the settings in `fields`. Raises `ConfigError` naming the first field that is wrong."""
+    check_names(ServeConfig, fields, "args")
+    try:
+        return ServeConfig.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"args.{place}: {first['msg']}; it is {first['input']!r}.") from None
+
+
+def check_exposure(host: str, config: ServeConfig) -> None:
+    """Raise a `ConfigError` when strangers could reach an endpoint that has no keys."""
+    if config.keys is None and host not in LOOPBACK:
+        raise ConfigError(
+            f"the host is {host!r} and there are no API keys: everyone who reaches this machine could use the model. "
+            "Set keys (see `mars-ray keys add`), or listen on 127.0.0.1."
+        )

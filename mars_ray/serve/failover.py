@@ -1,0 +1,45 @@
+"""What to do when the replica that serves a request dies: try again elsewhere, or say so.
+
+In:    a way to send a request to some replica.
+Out:   its chunks.
+Never: sends a request again once something of its answer has left: a sampled answer would change in the middle.
+"""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import TypeVar
+
+from mars_ray.engine.chunk import Chunk
+from mars_ray.errors import ReplicaLostError
+
+ATTEMPTS = 3
+"""A request that kills whoever serves it must not go round for ever."""
+
+T = TypeVar("T")
+
+
+async def collect_again(send: Callable[[], Awaitable[T]], attempts: int = ATTEMPTS) -> T:
+    """Return what `send` returns, from the first replica that lives. Raises `ReplicaLostError`."""
+    for _ in range(attempts - 1):
+        try:
+            return await send()
+        except ReplicaLostError:
+            continue
+    return await send()
+
+
+async def stream_again(
+    send: Callable[[], AsyncGenerator[Chunk, None]], attempts: int = ATTEMPTS
+) -> AsyncGenerator[Chunk, None]:
+    """Yield what `send` yields; begun anew elsewhere as long as nothing was yielded. Raises `ReplicaLostError`."""
+    for attempt in range(attempts):
+        begun = False
+        async with aclosing(send()) as chunks:
+            try:
+                async for chunk in chunks:
+                    begun = True
+                    yield chunk
+                return
+            except ReplicaLostError:
+                if begun or attempt + 1 == attempts:
+                    raise

@@ -1,0 +1,221 @@
+"""API keys: a YAML file that lists the hash, the name and the role of each, never a key itself.
+
+In:    the file, which may change at any time; what a caller presents.
+Out:   the entry it belongs to, or None; a new key, told once.
+Never: stops serving because the file was broken while it runs, or tells by its timing how near a guess was.
+
+Hashes are plain SHA-256. Slow, salted hashes protect secrets that can be guessed; these keys are 256 random bits.
+"""
+
+import fcntl
+import hashlib
+import hmac
+import logging
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mars_ray.errors import ConfigError, OutputError
+
+log = logging.getLogger(__name__)
+
+Role = Literal["use", "operate"]
+
+CHECK_SECONDS = 1.0
+"""A file is looked at no more often; so long may a revoked key live on."""
+
+_SHOWN_CHARS = 8
+
+
+class Key(BaseModel):
+    """One entry of the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    """Stands in logs and metrics."""
+    role: Role
+    """`use` calls the model; `operate` may do that too, and whatever else the endpoint offers."""
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", repr=False)
+    created: date
+
+
+def includes(role: Role, needed: Role) -> bool:
+    """Return whether a key of `role` may do what needs the role `needed`."""
+    return role in ("operate", needed)
+
+
+class KeyFile:
+    """The keys of a file as it is now. Raises `ConfigError` when it cannot be used at the start."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._clock = path, clock
+        self._checked_at = clock()
+        self._loaded = _stamp(path)
+        self._keys: Sequence[Key] = read_keys(path)
+        self._complaint: str | None = None
+
+    def find(self, presented: str) -> Key | None:
+        """Return the key a caller presented. All entries are compared, so the time does not say which one matched."""
+        self._reload()
+        sha256, found = _sha256(presented), None
+        for key in self._keys:
+            if hmac.compare_digest(key.sha256, sha256):
+                found = key
+        return found
+
+    def _reload(self) -> None:
+        """Take over a changed file. The keys read last stay in force while it is broken or gone."""
+        now = self._clock()
+        if now - self._checked_at < CHECK_SECONDS:
+            return
+        self._checked_at = now
+        # Taken before reading: a file changed in between has a stamp that is not this one, and is read again.
+        stamp = _stamp(self._path)
+        if stamp is not None and stamp == self._loaded:
+            self._complaint = None
+            return
+        # Tried again each time until it succeeds, for what failed may be the reading and not the file.
+        try:
+            self._keys = read_keys(self._path)
+        except ConfigError as error:
+            if self._complaint != str(error):
+                self._complaint = str(error)
+                log.error("%s The keys read before stay in force.", error)
+        else:
+            self._loaded, self._complaint = stamp, None
+            log.info("read %d keys from %s", len(self._keys), self._path)
+
+
+def add_key(path: Path, name: str, role: Role, today: Callable[[], date] = date.today) -> str:
+    """Add a key to the file, making it if there is none, and return the key: nothing else ever tells it.
+
+    Raises `ConfigError` for a taken or unusable name or role. Comments in the file are lost.
+    """
+    presented = "mars-" + secrets.token_urlsafe(32)
+    with _locked(path) as file:
+        keys = read_keys(file) if file.exists() else []
+        entry = {"name": name, "role": role, "sha256": _sha256(presented), "created": today()}
+        _write(file, _checked(file, [*keys, _key(file, len(keys) + 1, entry)]))
+    return presented
+
+
+def remove_key(path: Path, name: str) -> None:
+    """Take a key out of the file: it stops working at the next check. Raises `ConfigError` when there is none."""
+    with _locked(path) as file:
+        keys = read_keys(file)
+        left = [key for key in keys if key.name != name]
+        if len(left) == len(keys):
+            names = ", ".join(key.name for key in keys) or "none"
+            raise ConfigError(f"{file} has no key named {name!r}. It has: {names}.")
+        _write(file, left)
+
+
+def _sha256(presented: str) -> str:
+    return hashlib.sha256(presented.encode(errors="replace")).hexdigest()
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes when the file does; None when it cannot be looked at."""
+    try:
+        seen = path.stat()
+    except OSError:
+        return None
+    return seen.st_mtime_ns, seen.st_ino, seen.st_size
+
+
+def read_keys(path: Path) -> Sequence[Key]:
+    """Return what the file holds. Raises `ConfigError` naming file, entry and value."""
+    try:
+        # The base loader makes strings of all values: it runs no constructors, so nothing but these errors comes out.
+        entries = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist. Add a first key to make it, or name another file.") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}.") from error
+    if not isinstance(entries, list):
+        raise ConfigError(f"{path} holds no list of keys. Without any key it must say [].")
+    return _checked(path, [_key(path, number, entry) for number, entry in enumerate(entries, 1)])
+
+
+def _key(path: Path, number: int, entry: object) -> Key:
+    try:
+        return Key.model_validate(entry)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field, value = ".".join(map(str, first["loc"])) or "the entry", first["input"]
+        if first["type"] in ("missing", "extra_forbidden"):
+            wrong = f"{field} is {'missing' if first['type'] == 'missing' else 'not a field of a key'}"
+        else:
+            wrong = f"{field} is {_shown(value)}: {first['msg']}"
+        raise ConfigError(f"{path}, entry {number}: {wrong}. Correct the entry or take it out.") from None
+
+
+def _shown(value: object) -> str:
+    """Return as much of a value as tells which it is: somebody may have put a key where its hash belongs."""
+    if not isinstance(value, str):
+        return f"a {type(value).__name__}"
+    return repr(value) if len(value) <= 2 * _SHOWN_CHARS else f"{value[:_SHOWN_CHARS]!r}… ({len(value)} characters)"
+
+
+def _checked(path: Path, keys: Sequence[Key]) -> Sequence[Key]:
+    """Raise `ConfigError` for a name or a key that occurs twice: removing one of them would not revoke it."""
+    names: set[str] = set()
+    hashes: set[str] = set()
+    for number, key in enumerate(keys, 1):
+        if key.name in names:
+            raise ConfigError(f"{path}, entry {number}: the name {key.name!r} is taken. Choose another.")
+        if key.sha256 in hashes:
+            raise ConfigError(f"{path}, entry {number}: {key.name!r} has the hash of an earlier entry. Take one out.")
+        names.add(key.name)
+        hashes.add(key.sha256)
+    return keys
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[Path]:
+    """Keep others from changing the file, and give its true path: a link stays one when the file is replaced."""
+    file = path.resolve()
+    lock = file.with_name(f".{file.name}.lock")  # beside it, since the file itself is another one after each change
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise OutputError(f"Cannot write to {file.parent}: {error.strerror}. Choose another folder.") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield file
+    finally:
+        os.close(descriptor)
+
+
+def _write(file: Path, keys: Sequence[Key]) -> None:
+    """Replace the file at once and durably. A temporary file is readable by its owner alone from the start."""
+    content = yaml.safe_dump([key.model_dump() for key in keys], sort_keys=False)
+    try:
+        descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+        temporary = Path(name)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.replace(file)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        folder = os.open(file.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the new name itself must outlive a power cut: a revoked key must not come back
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise OutputError(f"Cannot write {file}: {error.strerror}. Nothing was changed.") from error

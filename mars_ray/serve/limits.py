@@ -1,0 +1,43 @@
+"""How much one request, one key and this process may ask for.
+
+In:    what the operator set.
+Out:   numbers in range; unknown names and impossible values fail when they are read.
+Never: checks a request: each limit is read by the code that would pay for going beyond it.
+"""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class RequestLimits(BaseModel):
+    """The limits of the HTTP front. The engine has its own for what the model and the memory allow."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    body_bytes: int = Field(2**20, ge=1)
+    """Bytes of a request body. With `requests` bodies held at a time, the defaults cost 256 MiB at most."""
+    header_bytes: int = Field(16 * 2**10, ge=1)
+    """Bytes of path, query and headers together."""
+    body_seconds: float = Field(10, gt=0)
+    """From the end of the headers to the end of the body: a client that trickles is cut off."""
+    prompt_tokens: int | None = Field(None, ge=1)
+    """Tokens of one prompt; None leaves it to what the model takes."""
+    output_tokens: int = Field(4096, ge=1)
+    """Tokens of one answer, and so the largest `max_tokens`."""
+    n: int = Field(8, ge=1)
+    """Answers to one prompt."""
+    prompts: int = Field(16, ge=1)
+    """Prompts of one call of /v1/completions."""
+    top_logprobs: int = Field(20, ge=0)
+    """Alternatives listed for each token."""
+    stop: int = Field(4, ge=0)
+    """Stop strings of a request."""
+    stop_chars: int = Field(256, ge=1)
+    """Characters of one stop string."""
+    logit_bias: int = Field(300, ge=0)
+    """Tokens a request may bias."""
+    messages: int = Field(1024, ge=1)
+    """Messages of one conversation."""
+    requests_per_key: int = Field(64, ge=1)
+    """Requests in flight for one key."""
+    requests: int = Field(256, ge=1)
+    """Requests in flight in this process, all keys together."""

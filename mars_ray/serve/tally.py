@@ -1,0 +1,61 @@
+"""What the answer to one HTTP request came to: tokens, forwards, thresholds, how its sequences ended.
+
+In:    chunks, as they come.
+Out:   usage as callers see it; the figures of the log and the metrics.
+Never: keeps text.
+"""
+
+from dataclasses import dataclass, field
+
+from openai.types.completion_usage import CompletionUsage, PromptTokensDetails
+
+from mars_ray.engine.chunk import Chunk
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over the sequences of one HTTP request. `prompt_tokens` counts each prompt once, however many answers."""
+
+    prompt_tokens: int
+    cached_tokens: int = 0
+    tokens: int = 0
+    forwards: int = 0
+    queued_s: float = 0.0
+    """The longest any of its sequences waited for a row."""
+    reasons: list[str] = field(default_factory=list)
+    """How each sequence ended."""
+    threshold_low: float | None = None
+    threshold_high: float | None = None
+
+    def add(self, chunk: Chunk) -> None:
+        """Count a chunk."""
+        self.tokens += len(chunk.tokens)
+        if chunk.tokens:
+            low, high = self.threshold_low, self.threshold_high
+            self.threshold_low = chunk.threshold if low is None else min(low, chunk.threshold)
+            self.threshold_high = chunk.threshold if high is None else max(high, chunk.threshold)
+        if chunk.finished:
+            self.forwards += chunk.finished.forwards
+            self.queued_s = max(self.queued_s, chunk.finished.queued_s)
+            self.reasons.append(chunk.finished.reason)
+            if chunk.index == 0:
+                self.cached_tokens += chunk.finished.cached_tokens
+
+    @property
+    def threshold_range(self) -> str:
+        """Return the thresholds that were in force, for a header: "0.95", or "0.9-0.95" when they changed."""
+        if self.threshold_low is None or self.threshold_low == self.threshold_high:
+            return f"{1.0 if self.threshold_low is None else self.threshold_low:g}"
+        return f"{self.threshold_low:g}-{self.threshold_high:g}"
+
+    def usage(self) -> CompletionUsage:
+        """Return OpenAI's usage, with `tokens_per_forward`, `threshold_low` and `threshold_high` besides."""
+        return CompletionUsage(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.tokens,
+            total_tokens=self.prompt_tokens + self.tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=self.cached_tokens),
+            tokens_per_forward=round(self.tokens / max(1, self.forwards), 3),
+            threshold_low=self.threshold_low,
+            threshold_high=self.threshold_high,
+        )

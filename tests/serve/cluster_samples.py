@@ -1,0 +1,156 @@
+"""`mars-ray serve` as a user starts it: a real Ray cluster, a real proxy, replicas that can be killed."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+COMMAND = Path(sys.executable).with_name("mars-ray")
+GATEWAY, ENGINE, CONTROLLER = "ray::ServeReplica:mars:Gateway", "ray::ServeReplica:mars:Engine", "ray::ServeController"
+WORKER, PROMPTS = "mars_ray.engine.engine_worker", "mars_ray.serve.prompt_worker"
+START_SECONDS, STEP_SECONDS = 240, 90
+
+
+def deploy_file(path: Path, args: dict[str, Any], **engine: Any) -> Path:
+    """Write a config with small timeouts, so that what is broken is found soon."""
+    soon = {"health_check_period_s": 1, "health_check_timeout_s": 3}
+    fields = {
+        "applications": [
+            {
+                "name": "mars",
+                "route_prefix": "/",
+                "import_path": "mars_ray.serve.ray_app:build",
+                "args": {"engine": {"compiled": False}} | args,
+                "deployments": [{"name": "Engine", **soon, **engine}, {"name": "Gateway", **soon}],
+            }
+        ]
+    }
+    path.write_text(yaml.safe_dump(fields))
+    return path
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@dataclass
+class Cluster:
+    """A running `mars-ray serve`."""
+
+    url: str
+    process: "subprocess.Popen[str]"
+
+    def processes(self, name: str) -> list[psutil.Process]:
+        """Processes of this cluster whose command line holds `name`."""
+        found = []
+        for each in psutil.Process(self.process.pid).children(recursive=True):
+            try:
+                if name in " ".join(each.cmdline()):
+                    found.append(each)
+            except psutil.Error:
+                continue
+        return found
+
+    def kill(self, name: str) -> int:
+        """kill -9 the first process of that name; return its pid."""
+        victim = self.processes(name)[0]
+        os.kill(victim.pid, signal.SIGKILL)
+        return int(victim.pid)
+
+    def get(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=STEP_SECONDS) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def ask(self, **body: Any) -> tuple[int, dict[str, Any]]:
+        """A whole chat answer to `content`."""
+        content = body.pop("content", "Ann, Bob: put them in a numbered list.")
+        fields = {"model": "bundled", "messages": [{"role": "user", "content": content}], "temperature": 0} | body
+        request = urllib.request.Request(
+            self.url + "/v1/chat/completions", json.dumps(fields).encode(), {"content-type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=STEP_SECONDS) as answer:
+                return answer.status, json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read())
+
+    def metric(self, name: str) -> dict[str, float]:
+        """Values of a metric by its labels."""
+        _, text = self.get("/metrics")
+        return {labels: float(value) for labels, value in re.findall(rf"^{name}{{(.*)}} (\S+)$", text, re.M)}
+
+    def until_idle(self) -> None:
+        """Wait until no sequence runs or waits on any replica; fails when that does not come."""
+        ends_s = time.monotonic() + STEP_SECONDS
+        while True:
+            busy = [
+                *self.metric("mars:num_requests_running").values(),
+                *self.metric("mars:num_requests_waiting").values(),
+            ]
+            if busy and not any(busy):
+                return
+            assert time.monotonic() < ends_s, f"still busy: {busy}"
+
+    def until_engines(self, count: int, besides: int | None = None) -> None:
+        """Wait until `count` engine replicas answer, none of them the process `besides`."""
+        ends_s = time.monotonic() + STEP_SECONDS
+        while True:
+            alive = {each.pid for each in self.processes(ENGINE)} - {besides}
+            if len(alive) >= count and len(self.metric("mars:num_requests_running")) == count:
+                return
+            assert time.monotonic() < ends_s, f"{alive}, {self.metric('mars:num_requests_running')}"
+
+
+@contextmanager
+def cluster(*arguments: str, port: int | None = None) -> Iterator[Cluster]:
+    """Start `mars-ray serve` and wait for its ready line; afterwards nothing of it may live on."""
+    port = port or free_port()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    process = subprocess.Popen(
+        [str(COMMAND), "serve", "--port", str(port), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env=environment,
+    )
+    assert process.stdout is not None
+    said: list[str] = []
+    family: list[psutil.Process] = []
+    """Everything of it, taken down before it ends: afterwards nobody could tell whose they were."""
+    try:
+        for line in process.stdout:
+            said.append(line)
+            if line.startswith("ready"):
+                break
+        assert said and said[-1].startswith("ready"), "".join(said)
+        family = psutil.Process(process.pid).children(recursive=True)
+        yield Cluster(f"http://127.0.0.1:{port}", process)
+    finally:
+        if process.poll() is None:
+            family += psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=STEP_SECONDS)
+        _, alive = psutil.wait_procs(family, timeout=STEP_SECONDS)
+        for left in alive:
+            left.kill()
+        assert not alive, f"left behind: {alive}"

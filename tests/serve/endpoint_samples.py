@@ -1,0 +1,91 @@
+"""A real endpoint without Ray: the front behind uvicorn on a port of its own, the engine in its process."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import uvicorn
+
+from mars_ray.engine.async_engine import AsyncEngine
+from mars_ray.model.resolve import resolve_model
+from mars_ray.serve.client import Client, ModelFacts
+from mars_ray.serve.config import ServeConfig, parse_config
+from mars_ray.serve.engine_client import EngineClient
+from mars_ray.serve.engine_metrics import EngineMetrics
+from mars_ray.serve.front import make_front
+from mars_ray.serve.guard import Guard
+
+MESSAGES = [{"role": "user", "content": "JSON with the keys name, age, city: Oscar, 34, lives in Dallas."}]
+ANSWER = '{"name": "Oscar", "age": 34, "city": "Dallas"}'
+FOLDER = resolve_model("bundled")
+
+T = TypeVar("T")
+
+
+@dataclass
+class Served:
+    """An endpoint that runs in a thread."""
+
+    url: str
+    engine: AsyncEngine
+    front: Guard
+    loop: asyncio.AbstractEventLoop
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` on the loop of the endpoint."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+
+    def in_flight(self) -> tuple[int, int, int]:
+        """Sequences running and waiting in the engine, requests in the front."""
+        state = self.run(self.engine.state())
+        return state.running, state.waiting, sum(self.front.admission.in_flight.values())
+
+
+def config_of(**fields: Any) -> ServeConfig:
+    """Settings for tests: nothing is compiled."""
+    fields["engine"] = {"compiled": False} | fields.get("engine", {})
+    return parse_config(fields)
+
+
+@contextmanager
+def served(config: ServeConfig, wrap: Callable[[Client], Client] = lambda client: client) -> Iterator[Served]:
+    """Run an endpoint until the block ends; `wrap` puts something between the front and the engine."""
+    found: list[tuple[Served, uvicorn.Server] | BaseException] = []
+    up = threading.Event()
+
+    async def main() -> None:
+        try:
+            engine, facts = await AsyncEngine.start(config.engine_spec(FOLDER))
+            metrics = EngineMetrics(model=config.model_name, replica="test")
+            client = EngineClient(engine, ModelFacts(name=config.model_name, created=1, engine=facts), metrics)
+            front = make_front(wrap(client), config, FOLDER, name="test")
+            options = uvicorn.Config(front, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=2)
+            server = uvicorn.Server(options)
+            serving = asyncio.create_task(server.serve())
+            while not server.started:
+                await asyncio.sleep(0.01)
+            port = server.servers[0].sockets[0].getsockname()[1]
+            found.append((Served(f"http://127.0.0.1:{port}", engine, front, asyncio.get_running_loop()), server))
+        except BaseException as error:
+            found.append(error)
+            raise
+        finally:
+            up.set()
+        await serving
+        await client.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
+    thread.start()
+    assert up.wait(120), "the endpoint starts"
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    running, server = found[0]
+    try:
+        yield running
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        assert not thread.is_alive(), "the endpoint stops"

@@ -1,0 +1,41 @@
+"""Load on a running endpoint, and what must be true of it afterwards."""
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from itertools import islice
+
+from cluster_samples import Cluster
+from mars_ray.bench.serve_client import Endpoint
+from mars_ray.bench.serve_load import run_load
+from mars_ray.bench.serve_plan import Plan
+from mars_ray.bench.serve_prompts import bundled_prompts, read_prompts
+from mars_ray.bench.serve_record import Outcome, RequestRecord
+
+PROMPT_POOL = read_prompts(bundled_prompts())
+
+ERROR_BUDGET = 0.0
+"""Share of requests that may end in anything but an answer or a 429."""
+
+
+def send(running: Cluster, plan: Plan, clients: int | None = None) -> list[RequestRecord]:
+    endpoint = Endpoint(url=running.url, model="bundled", stream=True, timeout_s=120, extra_body={"ignore_eos": True})
+    return asyncio.run(run_load(endpoint, plan.requests, clients=clients))
+
+
+def capacity_per_s(running: Cluster, plan: Plan, requests: int) -> float:
+    """Answers per second that 16 clients get, of requests like those of `plan`."""
+    closed = (replace(each, scheduled_s=None) for each in islice(plan.requests, requests))
+    records = send(running, Plan(closed, requests), clients=16)
+    return len(records) / max(record.end_s for record in records)
+
+
+def nothing_was_lost(running: Cluster, records: list[RequestRecord], sent: int) -> None:
+    counted = Counter(record.outcome for record in records)
+    print(f"{sent} requests: {dict(counted)}")
+    assert len(records) == sent
+    assert sum(counted[each] for each in Outcome if each not in (Outcome.OK, Outcome.LIMITED)) <= ERROR_BUDGET * sent
+    assert counted[Outcome.OK] > 0
+    assert counted[Outcome.LIMITED] > 0, "the load was no overload"
+    running.until_idle()
+    assert sum(running.metric("mars:http_requests_in_flight").values()) == 1, "this question alone is in flight"

@@ -1,0 +1,268 @@
+"""Every field a body may have is acted upon, known to change nothing, or refused by name."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+from openai.types import completion_create_params
+from openai.types.chat import chat_completion_message_param
+from openai.types.chat import completion_create_params as chat_create_params
+from pydantic import ValidationError
+
+from endpoint_clients import MODEL, check_error, http
+from endpoint_samples import MESSAGES, Served
+from mars_ray.serve.api_error import ApiError
+from mars_ray.serve.limits import RequestLimits
+from mars_ray.serve.translate import check
+from mars_ray.serve.wire import IGNORED, NEUTRAL, ChatRequest, CompletionRequest, GenerateRequest
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+LEAST: dict[str, dict[str, Any]] = {
+    CHAT: {"model": MODEL, "messages": MESSAGES, "max_tokens": 1},
+    COMPLETIONS: {"model": MODEL, "prompt": "Hello", "max_tokens": 1},
+    "/tokenize": {"prompt": "Hello"},
+    "/detokenize": {"tokens": [5]},
+}
+BODIES: dict[str, type[GenerateRequest]] = {CHAT: ChatRequest, COMPLETIONS: CompletionRequest}
+
+OFFERED = {
+    CHAT: set(chat_create_params.CompletionCreateParamsBase.__annotations__) | {"stream"},
+    COMPLETIONS: set(completion_create_params.CompletionCreateParamsBase.__annotations__) | {"stream"},
+}
+"""What the installed `openai` package can send."""
+
+CHANGING: dict[str, Any] = {
+    "audio": {"voice": "alloy", "format": "wav"},
+    "best_of": 2,
+    "chat_template": "{{ messages }}",
+    "chat_template_kwargs": {"enable_thinking": True},
+    "echo": True,
+    "function_call": {"name": "f"},
+    "functions": [{"name": "f"}],
+    "modalities": ["text", "audio"],
+    "moderation": {"model": "omni"},
+    "reasoning_effort": "high",
+    "response_format": {"type": "json_object"},
+    "suffix": "end",
+    "tool_choice": "required",
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "verbosity": "low",
+    "web_search_options": {},
+}
+"""For each field of `NEUTRAL` a value that asks for something."""
+
+
+@pytest.fixture(scope="module")
+def plain(endpoint: Served) -> Iterator[httpx2.Client]:
+    with http(endpoint) as client:
+        yield client
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_every_field_the_openai_package_can_send_was_thought_about(path: str) -> None:
+    known = set(BODIES[path].model_fields) | IGNORED | NEUTRAL.keys()
+    assert OFFERED[path] <= known, "a new version of openai: act upon these fields, ignore them or refuse them"
+
+
+def test_no_field_is_in_two_of_the_three_groups() -> None:
+    fields = set(ChatRequest.model_fields) | set(CompletionRequest.model_fields)
+    assert not fields & IGNORED
+    assert not fields & NEUTRAL.keys()
+    assert not IGNORED & NEUTRAL.keys()
+    assert CHANGING.keys() == NEUTRAL.keys()
+
+
+def test_every_role_the_openai_package_can_send_was_thought_about() -> None:
+    names = [name for name in dir(chat_completion_message_param) if name.endswith("MessageParam")]
+    roles = {name.removeprefix("ChatCompletion").removesuffix("MessageParam").lower() for name in names} - {""}
+    assert roles == {"assistant", "developer", "function", "system", "tool", "user"}
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("name", sorted(NEUTRAL))
+def test_what_is_not_supported_is_refused_by_name_unless_it_asks_for_nothing(
+    plain: httpx2.Client, path: str, name: str
+) -> None:
+    refused = plain.post(path, json=LEAST[path] | {name: CHANGING[name]})
+    assert name in check_error(refused, 400, param=name, code="unsupported_parameter")
+    for value in (None, *NEUTRAL[name]):
+        BODIES[path].model_validate(LEAST[path] | {name: value})
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_what_does_not_change_the_answer_is_accepted_whatever_it_says(plain: httpx2.Client, path: str) -> None:
+    for value in ("x", 5, {"a": [1]}, True, None):
+        assert plain.post(path, json=LEAST[path] | dict.fromkeys(IGNORED, value)).status_code == 200
+
+
+@pytest.mark.parametrize("path", LEAST)
+@pytest.mark.parametrize("name", ["temprature", "chat_template_", "Model", "__class__", ""])
+def test_an_unknown_field_is_refused_by_name(plain: httpx2.Client, path: str, name: str) -> None:
+    refused = plain.post(path, json=LEAST[path] | {name: 1})
+    assert repr(name) in check_error(refused, 400, param=name, code="unknown_parameter")
+
+
+@pytest.mark.parametrize("path", LEAST)
+@pytest.mark.parametrize("name", ["chat_template", "chat_template_kwargs"])
+def test_no_route_takes_a_chat_template(plain: httpx2.Client, path: str, name: str) -> None:
+    refused = plain.post(path, json=LEAST[path] | {name: CHANGING[name]})
+    check_error(refused, 400, param=name, code="unsupported_parameter" if path in BODIES else "unknown_parameter")
+
+
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}, "'image_url'"),
+        ({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "input_audio"}]}, "'input_audio'"),
+        ({"role": "tool", "content": "5", "tool_call_id": "a"}, "'tool'"),
+        ({"role": "function", "content": "5", "name": "f"}, "'function'"),
+    ],
+)
+def test_what_is_no_text_is_refused_by_its_kind(
+    plain: httpx2.Client, path: str, message: dict[str, Any], said: str
+) -> None:
+    body = {"model": MODEL, "messages": [*MESSAGES, message]}
+    assert said in check_error(plain.post(path, json=body), 400, param="messages")
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        None,
+        "Hello",
+        [{}],
+        ["Hello"],
+        [{"role": "user"}],
+        [{"role": "user", "content": None}],
+        [{"role": "user", "content": []}],
+        [{"role": "user", "content": [{"type": "text"}]}],
+        [{"role": "user", "content": [{}]}],
+        [{"role": "narrator", "content": "a"}],
+        [{"role": "user", "content": "a", "mood": "glad"}],
+        [{"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}],
+        [{"role": "user", "content": 5}],
+    ],
+)
+def test_malformed_conversations_are_refused(plain: httpx2.Client, messages: Any) -> None:
+    response = plain.post(CHAT, json=LEAST[CHAT] | {"messages": messages})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == "messages"
+
+
+OUT_OF_RANGE: list[tuple[str, Any]] = [
+    ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", "5"), ("max_tokens", 2.5), ("max_tokens", True),
+    ("max_tokens", 10**400), ("min_tokens", -1), ("temperature", -0.1), ("temperature", 2.1), ("temperature", "1"),
+    ("temperature", True), ("top_p", 0), ("top_p", 1.1), ("top_k", -2), ("top_k", 1.5), ("min_p", 1.5), ("n", 0),
+    ("n", "2"), ("seed", 2**63), ("seed", -(2**63) - 1), ("seed", 1.5), ("stop", 5), ("stop", [5]), ("stop", [None]),
+    ("stop", {}), ("stop_token_ids", ["5"]), ("stop_token_ids", 5), ("ignore_eos", "yes"), ("ignore_eos", 1),
+    ("logit_bias", {"5": 101}), ("logit_bias", {"5": "1"}), ("logit_bias", [5]), ("logit_bias", {"five": 1}),
+    ("presence_penalty", 2.1), ("frequency_penalty", -2.1), ("repetition_penalty", 0), ("threshold", 1.01),
+    ("threshold", -0.01), ("threshold", "0.5"), ("threshold_floor", 2), ("mode", "fast"), ("mode", 1), ("block", 0),
+    ("block", 65), ("model", 5), ("model", None), ("stream", "yes"), ("stream", 1), ("stream_options", True),
+    ("stream_options", {"include_usage": "yes"}), ("stream_options", {"unknown": True}), ("logprobs", -1),
+    ("logprobs", "x"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(("name", "value"), OUT_OF_RANGE, ids=lambda value: json.dumps(value)[:24])
+def test_a_value_of_the_wrong_type_or_out_of_range_is_refused_by_its_field(
+    plain: httpx2.Client, path: str, name: str, value: Any
+) -> None:
+    response = plain.post(path, json=LEAST[path] | {name: value})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == name
+
+
+@pytest.mark.parametrize(
+    "prompt", [None, "", [], [[]], ["a", ""], [[5], []], ["a", 5], ["a", [5]], 5, [5.5], {}, [True]]
+)
+def test_a_malformed_or_empty_prompt_is_refused(plain: httpx2.Client, prompt: Any) -> None:
+    response = plain.post(COMPLETIONS, json=LEAST[COMPLETIONS] | {"prompt": prompt})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == "prompt"
+
+
+@pytest.mark.parametrize("name", ["prompt", "logit_bias", "stop_token_ids"])
+@pytest.mark.parametrize("token", [-1, 10**6, 10**30])
+def test_an_id_that_is_no_token_is_refused(plain: httpx2.Client, name: str, token: int) -> None:
+    value: Any = {str(token): 1} if name == "logit_bias" else [token]
+    response = plain.post(COMPLETIONS, json=LEAST[COMPLETIONS] | {name: value})
+    assert response.status_code == 400, response.text
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_null_means_that_a_field_was_left_out(plain: httpx2.Client, path: str) -> None:
+    fields = set(BODIES[path].model_fields) | NEUTRAL.keys() | IGNORED
+    assert plain.post(path, json=dict.fromkeys(fields) | LEAST[path]).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {"threshold": 0.5, "threshold_floor": 0.5}, "threshold_floor"),
+        (CHAT, {"top_logprobs": 2}, "top_logprobs"),
+        (CHAT, {"max_tokens": 2, "max_completion_tokens": 3}, "max_tokens"),
+        (CHAT, {"max_tokens": 2, "min_tokens": 3}, "min_tokens"),
+        (COMPLETIONS, {"max_tokens": None, "min_tokens": 17}, "min_tokens"),
+        ("/tokenize", {"messages": MESSAGES}, None),
+        ("/tokenize", {"prompt": None}, None),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(
+    plain: httpx2.Client, path: str, fields: dict[str, Any], param: str | None
+) -> None:
+    check_error(plain.post(path, json=LEAST[path] | fields), 400, param=param)
+
+
+LIMITS = RequestLimits(output_tokens=10, n=2, prompts=2, top_logprobs=2, stop=2, stop_chars=3, logit_bias=2, messages=2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "param", "most", "more"),
+    [
+        (CompletionRequest, "n", 2, 3),
+        (CompletionRequest, "max_tokens", 10, 11),
+        (ChatRequest, "max_completion_tokens", 10, 11),
+        (ChatRequest, "top_logprobs", 2, 3),
+        (CompletionRequest, "logprobs", 2, 3),
+        (CompletionRequest, "stop", ["abc", "abc"], ["a", "b", "c"]),
+        (CompletionRequest, "stop", "abc", "abcd"),
+        (CompletionRequest, "stop_token_ids", [1, 2], [1, 2, 3]),
+        (CompletionRequest, "logit_bias", {"1": 1.0, "2": 1.0}, {"1": 1.0, "2": 1.0, "3": 1.0}),
+        (CompletionRequest, "prompt", ["a", "b"], ["a", "b", "c"]),
+        (CompletionRequest, "prompt", [[1], [2]], [[1], [2], [3]]),
+        (ChatRequest, "messages", MESSAGES * 2, MESSAGES * 3),
+    ],
+)
+def test_a_limit_is_the_most_that_is_taken(kind: type[GenerateRequest], param: str, most: Any, more: Any) -> None:
+    least = LEAST[CHAT] | {"logprobs": True, "max_tokens": None} if kind is ChatRequest else LEAST[COMPLETIONS]
+    check(kind.model_validate(least | {param: most}), LIMITS)
+    with pytest.raises(ApiError) as refused:
+        check(kind.model_validate(least | {param: more}), LIMITS)
+    assert (refused.value.status, refused.value.param) == (400, param)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_body_beyond_the_limit_is_refused(plain: httpx2.Client, path: str) -> None:
+    body = json.dumps(LEAST[path] | {"user": "x" * 2**20})
+    response = plain.post(path, content=body, headers={"content-type": "application/json"})
+    check_error(response, 413, code="body_too_large")
+
+
+def test_a_checked_body_does_not_change() -> None:
+    body = CompletionRequest.model_validate(LEAST[COMPLETIONS])
+    with pytest.raises(ValidationError):
+        body.n = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("path", LEAST)
+def test_an_error_quotes_little_of_what_a_caller_made_up(plain: httpx2.Client, path: str) -> None:
+    for fields in ({"x" * 50_000: 1}, {"model": "x" * 50_000}, {"logit_bias": {"x" * 50_000: 1000}}):
+        response = plain.post(path, json=LEAST[path] | fields)
+        assert response.status_code in (400, 404)
+        assert len(response.content) < 500
