@@ -1,0 +1,108 @@
+"""When requests arrive, and how large they are.
+
+In:    "poisson:RATE" or the path of an Azure trace: a csv.gz with TIMESTAMP,ContextTokens,GeneratedTokens.
+Out:   seconds since the beginning, seeded; for a trace the tokens of each request too.
+Never: keeps a copy of a trace, mends one.
+"""
+
+import csv
+import gzip
+import math
+import random
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from mars_ray.errors import ConfigError, DataError, EmptyDataError
+
+POISSON = "poisson:"
+RATE_MAX = 1e6
+TRACE_SUFFIX = ".csv.gz"
+COLUMNS = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
+TOKENS_MAX = 10_000_000
+"""No request is larger; a larger number is no count of tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Poisson:
+    """Arrivals that know nothing of each other."""
+
+    rate_per_s: float
+
+    def arrivals_s(self, random_source: random.Random) -> Iterator[float]:
+        """Yield arrivals without end."""
+        now_s = 0.0
+        while True:
+            now_s += random_source.expovariate(self.rate_per_s)
+            yield now_s
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """One request of a trace."""
+
+    arrival_s: float
+    """Since the first of them."""
+    context_tokens: int
+    generated_tokens: int
+
+
+def parse_trace(text: str) -> Poisson | Path:
+    """Tell a rate from a file. Raises `ConfigError` for what is neither."""
+    if not text.startswith(POISSON):
+        if text.endswith(TRACE_SUFFIX):
+            return Path(text)
+        raise ConfigError(f"trace is {text!r}; give poisson:RATE, such as poisson:2.5, or a file that ends in .csv.gz.")
+    try:
+        rate_per_s = float(text.removeprefix(POISSON))
+    except ValueError:
+        rate_per_s = math.nan
+    if not 1 / RATE_MAX <= rate_per_s <= RATE_MAX:
+        raise ConfigError(
+            f"trace is {text!r}; behind the colon give requests per second in {1 / RATE_MAX:g}..{RATE_MAX:g}."
+        )
+    return Poisson(rate_per_s)
+
+
+def read_trace(path: Path) -> list[TraceRow]:
+    """Read a trace. Raises `DataError` naming the path, the line and the value that is wrong."""
+    rows: list[TraceRow] = []
+    began: datetime | None = None
+    try:
+        with gzip.open(path, "rt", encoding="utf-8-sig", newline="") as file:
+            lines = csv.reader(file)
+            if (header := next(lines, [])) != COLUMNS:
+                raise DataError(f"{path}, line 1, is {','.join(header)[:80]!r}; it must be {','.join(COLUMNS)}.")
+            for fields in filter(None, lines):
+                where = f"{path}, line {lines.line_num}"
+                if len(fields) != len(COLUMNS):
+                    raise DataError(f"{where}, has {len(fields)} fields; there must be {len(COLUMNS)}.")
+                at = _timestamp(where, fields[0])
+                began = began or at
+                row = TraceRow((at - began).total_seconds(), _tokens(where, fields[1]), _tokens(where, fields[2]))
+                if row.arrival_s < (rows[-1].arrival_s if rows else 0.0):
+                    raise DataError(f"{where}, goes back in time to {fields[0]!r}; sort the trace by its timestamps.")
+                rows.append(row)
+    except FileNotFoundError:
+        raise DataError(f"There is no file {path}. Give a trace that ends in .csv.gz, or poisson:RATE.") from None
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read: {error}.") from error
+    if not rows:
+        raise EmptyDataError(f"{path} holds no request.")
+    return rows
+
+
+def _timestamp(where: str, text: str) -> datetime:
+    try:
+        # Seven digits of a second, as in these traces, are cut to microseconds. A zone would not compare with none.
+        return datetime.fromisoformat(text).replace(tzinfo=None)
+    except ValueError:
+        raise DataError(f"{where}: {text!r} is no time such as 2023-11-16 18:17:03.9799600.") from None
+
+
+def _tokens(where: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) <= TOKENS_MAX):
+        raise DataError(f"{where}: {text!r} is no number of tokens; give 0..{TOKENS_MAX}.")
+    return int(text)

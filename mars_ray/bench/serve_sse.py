@@ -1,0 +1,57 @@
+"""Bytes of a stream of server-sent events -> the data of each event.
+
+In:    bytes, cut anywhere.
+Out:   the data of every event that is complete, in order; the same ones wherever the bytes were cut.
+Never: reads what the data says, keeps more than one event.
+
+After the WHATWG standard: lines end with CR, LF or both, a colon begins a comment, several data lines are one text,
+and an event that no blank line ends is none. Names and ids of events are left out, for OpenAI's protocol has none.
+"""
+
+import re
+
+EVENT_BYTES_MAX = 4 << 20
+"""No chunk of an answer is as large; a longer event is a server gone wrong."""
+
+LINE_END = re.compile(rb"\r\n|\r|\n")
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class SseParser:
+    """One stream; feed it what comes."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+        self._data_bytes = 0
+        self._first_line = True
+        self._after_cr = False
+
+    def feed(self, received: bytes) -> list[str]:
+        """Return the data of the events that `received` completes. Raises `ValueError` for what is no such stream."""
+        if not received:
+            return []
+        if self._after_cr and received.startswith(b"\n"):
+            received = received[1:]  # the second half of a line end whose first half came before
+            self._after_cr = False
+            if not received:
+                return []
+        self._after_cr = received.endswith(b"\r")
+        *lines, self._rest = LINE_END.split(self._rest + received)
+        events = [event for line in lines if (event := self._line(line)) is not None]
+        if len(self._rest) + self._data_bytes > EVENT_BYTES_MAX:
+            raise ValueError(f"an event has more than {EVENT_BYTES_MAX >> 20} MiB")
+        return events
+
+    def _line(self, line: bytes) -> str | None:
+        if self._first_line:
+            line, self._first_line = line.removeprefix(BYTE_ORDER_MARK), False
+        if not line:
+            event = b"\n".join(self._data).decode() if self._data else None
+            self._data, self._data_bytes = [], 0
+            return event
+        field, _, value = line.partition(b":")
+        if field == b"data":
+            self._data.append(value.removeprefix(b" "))
+            self._data_bytes += len(value) + 1
+        return None
