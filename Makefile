@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow check bench-decode bench-floor bundled-model clean
+.PHONY: demo test test-slow check bench-decode bench-floor bench-serve bundled-model clean
 
 demo: $(VENV)/.ready
 	$(BIN)/mars-ray demo
@@ -21,6 +21,9 @@ check: $(VENV)/.ready
 
 bench-decode: $(VENV)/.ready
 	$(BIN)/mars-ray bench decode --json benchmarks/results/$(shell date +%F)-decode-bundled.json
+
+bench-serve: $(VENV)/.ready
+	$(BIN)/mars-ray bench serve --clients 16 --requests 2000 --no-stream --json benchmarks/results/$(shell date +%F)-serve.json
 
 bench-floor: $(VENV)/.ready
 	$(BIN)/mars-ray bench floor --json benchmarks/results/$(shell date +%F)-floor-bundled.json

@@ -14,8 +14,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from mars_ray.cli_keys import keys_app
 from mars_ray.engine.mode import Mode
-from mars_ray.errors import ConfigError, MarsRayError, OutputError
+from mars_ray.errors import ConfigError, InterruptedRunError, MarsRayError, OutputError
 
 app = typer.Typer(
     help="Fine-tune instruction models to decode several tokens at a time, and use them, on Ray.",
@@ -26,6 +27,7 @@ app = typer.Typer(
 
 bench = typer.Typer(help="Measure this machine; nothing is claimed that was not measured.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+app.add_typer(keys_app, name="keys")
 
 Json = Annotated[bool, typer.Option("--json", help="End with one machine-readable line.")]
 Dtype = Annotated[str, typer.Option(help="'float32' or 'bfloat16'.")]
@@ -110,6 +112,28 @@ def generate(
 
 
 @app.command()
+def serve(
+    config: Annotated[Path | None, typer.Option(help="Ray Serve config file; see serve_configs/.")] = None,
+    model: Annotated[str | None, typer.Option(help="'bundled' or a model folder.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on; without API keys this machine's own.")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535)] = None,
+) -> None:
+    """Serve a model to OpenAI clients on Ray Serve."""
+    from tempfile import TemporaryDirectory
+
+    from mars_ray.serve.deploy_file import read_deploy_file
+    from mars_ray.serve.serve_environment import set_environment
+
+    fields = read_deploy_file(config, model=model, host=host, port=port)
+    with TemporaryDirectory(prefix="mars-ray-") as folder:
+        set_environment(Path(folder))
+        from mars_ray.serve.ray_schema import schema_of  # Ray reads its environment when it is imported
+        from mars_ray.serve.ray_serve import run
+
+        run(schema_of(fields, str(config or "the command line")))
+
+
+@app.command()
 def demo(
     output: Annotated[Path, typer.Option(help="Folder for the rows; made anew.")] = Path("out/demo"),
     as_json: Json = False,
@@ -158,6 +182,72 @@ def bench_floor(
     _write_json(json_file, run(model, _numbers(batch), dtype))
 
 
+@bench.command("serve")
+def bench_serve(
+    url: Annotated[str, typer.Option(help="An OpenAI-compatible endpoint that runs.")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="By default the first that the endpoint lists.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as a bearer token.")] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(help="'poisson:RATE' per second or an Azure trace .csv.gz; without one, clients take turns."),
+    ] = None,
+    clients: Annotated[
+        int | None, typer.Option(help="Requests under way at most; 1 by default, with --trace without bound.")
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option(help="Requests sent; by default the trace, or 100 where no --duration is given.")
+    ] = None,
+    duration: Annotated[float | None, typer.Option(help="Seconds in which requests are sent.")] = None,
+    stream: Annotated[bool, typer.Option(help="Ask for chunks; without them there is no TTFT.")] = True,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSONL or parquet with 'prompt' or 'messages'; bundled ones by default.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Tokens per answer at most; 128 by default, in a trace file what it says.")
+    ] = None,
+    extra_body: Annotated[str, typer.Option(help="""Further fields of each request: '{"threshold": 0.9}'.""")] = "{}",
+    speed: Annotated[float, typer.Option(help="Times as fast as the trace was recorded.")] = 1.0,
+    prompt_scale: Annotated[
+        float, typer.Option(help="Times the trace's prompts; a word counts as a token, usage says the truth.")
+    ] = 1.0,
+    output_scale: Annotated[float, typer.Option(help="Times the trace's answers.")] = 1.0,
+    slo: Annotated[
+        list[str] | None, typer.Option(help="What a good request keeps, in ms: 'ttft:200,tpot:20,e2e:2000'.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of arrivals and of the order of prompts.")] = 0,
+    timeout: Annotated[float, typer.Option(help="Seconds for one request.")] = 300.0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write every sample here.")] = None,
+) -> None:
+    """Put load on a running OpenAI-compatible endpoint, and measure latency, throughput and goodput."""
+    from mars_ray.bench.serve import bench_serve as run
+    from mars_ray.bench.serve_options import ServeOptions
+
+    report = run(
+        ServeOptions(
+            url=url,
+            model=model,
+            api_key=api_key,
+            trace=trace,
+            clients=clients,
+            requests=requests,
+            duration=duration,
+            stream=stream,
+            prompts=prompts,
+            max_tokens=max_tokens,
+            extra_body=extra_body,
+            speed=speed,
+            prompt_scale=prompt_scale,
+            output_scale=output_scale,
+            slo=tuple(slo or ()),
+            seed=seed,
+            timeout=timeout,
+        )
+    )
+    _write_json(json_file, report)
+    if report["interrupted"]:
+        raise InterruptedRunError("Stopped; the figures are those of the requests sent by then.")
+
+
 def _numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
@@ -170,7 +260,9 @@ def _write_json(path: Path | None, figures: dict[str, Any]) -> None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(figures, indent=1) + "\n")
+        # A line for each figure, and all samples on one: whoever reads a diff reads the figures.
+        lines = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in figures.items())
+        path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror}.") from error
 
