@@ -9,7 +9,7 @@ demo: $(VENV)/.ready
 	$(BIN)/mars-ray demo
 
 test: check
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/.ready
 	$(BIN)/pytest -m slow

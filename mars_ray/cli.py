@@ -248,6 +248,24 @@ def bench_serve(
         raise InterruptedRunError("Stopped; the figures are those of the requests sent by then.")
 
 
+@bench.command("overhead")
+def bench_overhead(
+    url: Annotated[str, typer.Option(help="A running `mars-ray serve` that has nothing else to do.")] = (
+        "http://127.0.0.1:8000"
+    ),
+    model: Annotated[str, typer.Option(help="The model it serves: 'bundled' or a folder.")] = "bundled",
+    clients: Annotated[int, typer.Option(help="Requests in flight.")] = 16,
+    requests: Annotated[int, typer.Option(help="Requests per round.")] = 500,
+    rounds: Annotated[int, typer.Option(help="Rounds; one more before them warms up.")] = 3,
+    seed: Annotated[int, typer.Option(help="Of the order of prompts.")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write every sample here.")] = None,
+) -> None:
+    """Measure in turns what a running endpoint delivers and what its engine delivers without one."""
+    from mars_ray.bench.overhead import bench_overhead as run
+
+    _write_json(json_file, run(url, model, clients, requests, rounds, seed))
+
+
 def _numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]

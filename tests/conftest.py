@@ -1,15 +1,40 @@
 """Fixtures the tests share."""
 
+import os
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from samples import VOCABULARY
 
 # Fixtures are networks that no test changes, and two busy cores keep no deadline.
 settings.register_profile("mars", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 settings.load_profile("mars")
+
+# `make test` runs two processes on two cores: a thread each, for them and for what they start.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
+
+
+class _RayTogether(LoadFileScheduling):  # type: ignore[misc]
+    """A file's tests run in one process and share fixtures; so do all files that start Ray: one cluster at a time."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "ray" if "mark.ray" in (self.config.rootpath / file).read_text() else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _RayTogether:
+    return _RayTogether(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with Ray, which takes longest."""
+    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
 
 
 @pytest.fixture(scope="session")

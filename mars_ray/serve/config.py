@@ -93,15 +93,15 @@ class ServeConfig(_Settings):
         )
 
 
-def parse_config(fields: dict[str, Any]) -> ServeConfig:
-    """Return the settings in `fields`. Raises `ConfigError` naming the first field that is wrong."""
-    check_names(ServeConfig, fields, "args")
+def parse_config(fields: dict[str, Any], source: str = "args", place: str = "") -> ServeConfig:
+    """Return the settings in `fields`. Raises `ConfigError` naming the first that is wrong, and where in `source`."""
+    check_names(ServeConfig, fields, source, place)
     try:
         return ServeConfig.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"args.{place}: {first['msg']}; it is {first['input']!r}.") from None
+        name = ".".join(filter(None, (place, *map(str, first["loc"]))))
+        raise ConfigError(f"{source}: {name}: {first['msg']}; it is {first['input']!r}.") from None
 
 
 def check_exposure(host: str, config: ServeConfig) -> None:

@@ -17,7 +17,6 @@ import yaml
 from mars_ray.errors import ConfigError
 from mars_ray.model.resolve import BUNDLED
 from mars_ray.serve.config import ServeConfig, check_exposure, parse_config
-from mars_ray.serve.field_names import check_names
 
 APPLICATION = {"name": "mars", "route_prefix": "/", "import_path": "mars_ray.serve.ray_app:build"}
 
@@ -40,7 +39,7 @@ def read_deploy_file(
     args = _mapping(application, "args", f"{source}: applications[0]")
     if model is not None:
         args = args | {"model": model}
-    config = _config(args, source)
+    config = parse_config(args, source, "applications[0].args")
     check_exposure(str(http["host"]), config)
     return (
         {"proxy_location": "HeadOnly", "logging_config": {"enable_access_log": False}}
@@ -85,14 +84,6 @@ def _application(fields: dict[str, Any], source: str) -> dict[str, Any]:
                 f"Known are {', '.join(DEPLOYMENTS)}."
             )
     return application
-
-
-def _config(args: dict[str, Any], source: str) -> ServeConfig:
-    check_names(ServeConfig, args, source, "applications[0].args")
-    try:
-        return parse_config(args)
-    except ConfigError as error:
-        raise ConfigError(f"{source}: applications[0].{error}") from None
 
 
 def _absolute(config: ServeConfig) -> dict[str, str]:

@@ -31,23 +31,26 @@ class RayClient:
         # Plain pickle: what is sent are dataclasses, and Ray's default is made for functions.
         self._engines = engines.options(request_serialization="pickle", response_serialization="pickle")
         self._streams = self._engines.options(stream=True)
-        self._up_s = time.monotonic()
+        self._up, self._up_s = False, time.monotonic()
         self._outage: asyncio.Future[None] | None = None
         """Done once no engine was up for too long; calls that wait for one end with it."""
 
     async def watch(self) -> None:
         """Look after the engines until cancelled, so that no call waits for one that does not come."""
         while True:
-            if not await self.ready() and time.monotonic() - self._up_s > OUTAGE_SECONDS:
+            self._up = bool(await self._of_all("alive"))
+            if self._up:
+                self._up_s = time.monotonic()
+            elif time.monotonic() - self._up_s > OUTAGE_SECONDS:
                 self._end_waiting()
             await asyncio.sleep(WATCH_SECONDS)
 
     async def ready(self) -> bool:
-        """Return whether a replica answers."""
-        up = bool(await self._of_all("alive"))
-        if up:
-            self._up_s = time.monotonic()
-        return up
+        """Return whether a replica answered when they were last asked, `WATCH_SECONDS` ago or so.
+
+        Who asks for this needs no key, so it must cost nothing.
+        """
+        return self._up
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         """Yield the chunks of a request as they come; closing the generator cancels it."""

@@ -1,7 +1,6 @@
 """The bundled model: one network for engines, which replace its attention, and one for the oracle."""
 
 import pytest
-import torch
 
 from engine_samples import MakeEngine, Prompts
 from mars_ray.data.chat import ChatEncoder
@@ -36,8 +35,3 @@ def prompts(bundled: Checkpoint) -> Prompts:
     encoder = ChatEncoder(bundled.tokenizer)
     examples = heldout_examples(42, seed=11)
     return Prompts(tuple(encoder.prompt([{"role": "user", "content": each.prompt}])) for each in examples)
-
-
-@pytest.fixture(autouse=True)
-def _two_threads() -> None:
-    torch.set_num_threads(2)
