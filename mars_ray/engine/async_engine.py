@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import suppress
 
 from mars_ray.engine.chunk import Chunk
@@ -26,6 +26,7 @@ from mars_ray.engine.messages import (
     Failed,
     Order,
     Refused,
+    SetThresholds,
     frame,
     read_event,
 )
@@ -105,6 +106,13 @@ class AsyncEngine:
         self._order(AskState())
         self._states.append(answer)
         return await answer
+
+    def set_thresholds(self, by_class: Mapping[str, float]) -> None:
+        """Set the thresholds of requests that name none, from the next step on.
+
+        Values are those of `Engine.set_thresholds`, checked before. Raises `ReplicaLostError`.
+        """
+        self._order(SetThresholds(by_class))
 
     async def close(self) -> None:
         """Stop the engine; streams still open end with a `ReplicaLostError`."""

@@ -11,6 +11,7 @@ step time go on learning.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -33,20 +34,20 @@ class BlockChoice:
         self._chosen = block
         self._probe: Sequence | None = None
         self._steps = 0
-        self._chosen_for: tuple[int, float] | None = None
+        self._chosen_for: tuple[int, tuple[float, ...]] | None = None
 
     @property
     def chosen(self) -> int:
         """The block of a sequence that fixes nothing."""
         return self._chosen
 
-    def next_step(self, running: list[Sequence], threshold: float, kv_tokens: int) -> None:
-        """Choose for the next step, where the engine's own threshold is `threshold`."""
+    def next_step(self, running: list[Sequence], thresholds: Mapping[str, float], kv_tokens: int) -> None:
+        """Choose for the next step, where the engine's own thresholds, by class of service, are `thresholds`."""
         self._steps += 1
-        situation = (len(running), threshold)
+        situation = (len(running), tuple(thresholds.values()))
         if self._steps % CHOOSE_EVERY == 0 or situation != self._chosen_for:
             self._chosen_for = situation
-            self._chosen = self._choose(running, threshold, kv_tokens)
+            self._chosen = self._choose(running, thresholds, kv_tokens)
         probes = self._chosen < self._full and running and self._steps % PROBE_EVERY == 0
         self._probe = running[self._steps // PROBE_EVERY % len(running)] if probes else None
 
@@ -54,14 +55,14 @@ class BlockChoice:
         """Return the block of a sequence whose request names none."""
         return self._chosen if _adapts(sequence) and sequence is not self._probe else self._full
 
-    def _choose(self, running: list[Sequence], threshold: float, kv_tokens: int) -> int:
+    def _choose(self, running: list[Sequence], by_class: Mapping[str, float], kv_tokens: int) -> int:
         model = self._step_time.model
         if model is None or self._profile.forwards < LEARN_FORWARDS:
             return self._full
         thresholds = Counter(
-            each.request.decode.threshold_now(threshold)
+            each.request.decode.threshold_now(own)
             for each in running
-            if _adapts(each) and each.request.decode.drafts(threshold)
+            if _adapts(each) and each.request.decode.drafts(own := by_class[each.service_class])
         )
         if not thresholds:
             return self._chosen

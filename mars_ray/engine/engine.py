@@ -10,7 +10,9 @@ behind them masks; the logits at the last token are autoregressive, those at the
 
 import random
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from mars_ray.engine.blocks import BlockChoice
 from mars_ray.engine.chunk import Chunk, Finished, FinishReason, TokenLogprobs
@@ -23,12 +25,14 @@ from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.packer import Packer
 from mars_ray.engine.profile import Profile
 from mars_ray.engine.proposals import Proposals, logprobs_of, propose_all
+from mars_ray.engine.recent import Recent
 from mars_ray.engine.request import Request
 from mars_ray.engine.runner import Runner, Window
 from mars_ray.engine.scheduler import Feed, Scheduler
 from mars_ray.engine.sequence import Sequence
-from mars_ray.engine.state import EngineState
-from mars_ray.engine.step_time import StepTimeFit
+from mars_ray.engine.service_class import check_classes
+from mars_ray.engine.state import ClassState, EngineState
+from mars_ray.engine.step_time import StepTimeFit, Work
 from mars_ray.engine.walk import walk
 from mars_ray.errors import ConfigError, MarsRayError, RequestError, StepError
 from mars_ray.model.checkpoint import Checkpoint
@@ -40,6 +44,16 @@ BLOCK_WITHOUT_CARD = 8
 
 AUDIT_EVERY = 16
 """Every so many steps the tokens accepted at masks are compared with what the model says one forward later."""
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Of one class of service, since the engine started (see `ClassState`)."""
+
+    arrived: int = 0
+    prompt_tokens: int = 0
+    ended: int = 0
+    tokens: int = 0
 
 
 class Engine:
@@ -71,12 +85,17 @@ class Engine:
             request_tokens=options.request_tokens,
         )
         limits = self.limits
+        check_classes(options.classes)
         self._rows = KVRows(tokens=limits.kv_tokens, rows_max=limits.rows, longest=limits.positions)
         self._cache = SlotKVCache(network.config, network.dtype, network.device)
         self._packer = Packer(checkpoint.mask_id, limits.positions, network.device)
         self._runner = Runner(network, self._cache, mask_id=checkpoint.mask_id, compiled=options.compiled)
         self._scheduler = Scheduler(
-            self._rows, queue_max=options.queue, prefill_tokens=options.prefill_tokens, clock=clock
+            self._rows,
+            classes=options.classes,
+            queue_max=options.queue,
+            prefill_tokens=options.prefill_tokens,
+            clock=clock,
         )
         self._requests: dict[str, list[Sequence]] = {}
         self._cancelled: list[Chunk] = []
@@ -86,24 +105,27 @@ class Engine:
         """Tokens proposed per forward at most, where a request does not say."""
         self.threshold_changes = 0
         """How often the threshold took another value."""
-        self._threshold = options.threshold
-        self.threshold = options.threshold  # checked there
+        self._thresholds = {each.name: options.threshold for each in options.classes}
+        self.set_thresholds(self._thresholds)  # checked there
+        self._counts = {each.name: _Counts() for each in options.classes}
+        self._ttft_s, self._itl_s = Recent(), Recent()
         self.profile = Profile(self.block)
         self.step_time = StepTimeFit()
         self._blocks = BlockChoice(self.profile, self.step_time, self.block)
         self._steps = self._kv_tokens = 0
 
-    @property
-    def threshold(self) -> float:
-        """The probability a token ahead needs, for requests that name no threshold; may be set between steps."""
-        return self._threshold
+    def set_thresholds(self, thresholds: Mapping[str, float]) -> None:
+        """Set the probability a token ahead needs, by class, for requests that name no threshold; between steps.
 
-    @threshold.setter
-    def threshold(self, value: float) -> None:
-        if not 0 <= value <= 1:
-            raise ConfigError(f"threshold is {value}; it must be from 0 to 1.")
-        self.threshold_changes += value != self._threshold
-        self._threshold = value
+        Raises `ConfigError` for an unknown class or a value out of range, and then changes nothing.
+        """
+        for name, value in thresholds.items():
+            if name not in self._thresholds:
+                raise ConfigError(f"there is no class {name!r}; there are {', '.join(self._thresholds)}.")
+            if not 0 <= value <= 1:
+                raise ConfigError(f"threshold is {value}; it must be from 0 to 1.")
+        self.threshold_changes += sum(value != self._thresholds[name] for name, value in thresholds.items())
+        self._thresholds |= thresholds
 
     @property
     def running(self) -> int:
@@ -120,21 +142,34 @@ class Engine:
         """Sequences that gave their row back so far, to be computed again."""
         return self._scheduler.preemptions
 
-    @property
-    def kv_use(self) -> float:
-        """Share of the cache's positions that running sequences fill."""
-        return self._rows.used_tokens / self.limits.kv_tokens
-
     def state(self) -> EngineState:
         """Return what an operator, or who decides about thresholds, should know of the engine now."""
+        now_s = self._clock()
+        running = Counter(each.service_class for each in self._scheduler.running)
         return EngineState(
-            running=self.running,
-            waiting=self.waiting,
-            kv_use=self.kv_use,
+            rows=self.limits.rows,
+            classes=tuple(
+                ClassState(
+                    name=name,
+                    threshold=self._thresholds[name],
+                    running=running[name],
+                    waiting=self._scheduler.waiting.of(name),
+                    arrived=counts.arrived,
+                    prompt_tokens=counts.prompt_tokens,
+                    ended=counts.ended,
+                    tokens=counts.tokens,
+                )
+                for name, counts in self._counts.items()
+            ),
+            kv_use=self._rows.used_tokens / self.limits.kv_tokens,
+            kv_tokens=self._kv_tokens,
             preemptions=self.preemptions,
-            threshold=self.threshold,
             threshold_changes=self.threshold_changes,
+            block=self._blocks.chosen,
             profile=self.profile.points(),
+            step_time=self.step_time.model,
+            ttft_p95_s=self._ttft_s.p95(now_s),
+            itl_p95_s=self._itl_s.p95(now_s),
         )
 
     @property
@@ -147,7 +182,13 @@ class Engine:
         self.limits.check(request)
         if request.id in self._requests:
             raise RequestError(f"a request with the id {request.id!r} is already here; ids must differ.")
+        counts = self._counts.get(request.service_class)
+        if counts is None:
+            known = ", ".join(self._counts)
+            raise RequestError(f"service_class is {request.service_class!r}; this engine has {known}.")
         sampling = request.sampling
+        counts.arrived += sampling.n
+        counts.prompt_tokens += len(request.prompt)  # the others of its n find it in the cache
         seed = self._new_seed() if sampling.seed is None else sampling.seed
         sequences = [
             Sequence(
@@ -174,7 +215,7 @@ class Engine:
         """Run one forward and return what it gave to whom; also the last chunks of what was cancelled before."""
         started_s = self._clock()
         chunks, self._cancelled = self._cancelled, []
-        self._blocks.next_step(self._scheduler.running, self._threshold, self._kv_tokens)
+        self._blocks.next_step(self._scheduler.running, self._thresholds, self._kv_tokens)
         try:
             feeds = self._scheduler.plan(self._masks_for)
             self._apply_cache_operations()
@@ -184,9 +225,14 @@ class Engine:
             self._steps += 1
             chunks += self._run(feeds, audit=self._steps % AUDIT_EVERY == 0)
             self._release_ended()
-            if all(feed.short for feed in feeds):
-                positions = sum(feed.length for feed in feeds)
-                self.step_time.observe(positions, self._kv_tokens, self._clock() - started_s)
+            decoding = [feed for feed in feeds if feed.short]
+            work = Work(
+                rows=len(decoding),
+                positions=sum(feed.length for feed in decoding),
+                kv_tokens=self._kv_tokens,
+                prompt_tokens=sum(feed.length for feed in feeds if not feed.short),
+            )
+            self.step_time.observe(work, self._clock() - started_s)
         return chunks
 
     def clear_cache(self) -> None:
@@ -205,7 +251,7 @@ class Engine:
 
     def _masks_for(self, sequence: Sequence) -> int:
         decode = sequence.request.decode
-        if not decode.drafts(self._threshold):
+        if not decode.drafts(self._thresholds[sequence.service_class]):
             return 0
         block = decode.block or self._blocks.block(sequence)
         return max(0, min(block, sequence.limit - sequence.generated - len(sequence.drafts)) - 1)
@@ -257,11 +303,14 @@ class Engine:
             sequence.cached += feed.count
             return None
         decode = sequence.request.decode
-        threshold = decode.threshold_now(self._threshold)
+        own_threshold = self._thresholds[sequence.service_class]
+        threshold = decode.threshold_now(own_threshold)
         room = sequence.limit - sequence.generated
         walked = walk(proposals, sequence.drafts, threshold, decode.metric, sequence.stop_ids, room)
         record(self.profile, feed, where, walked, window)
         emitted = advance(sequence, walked)
+        if emitted.tokens:
+            self._time(sequence, len(emitted.tokens))
         logprobs: tuple[TokenLogprobs, ...] = ()
         if (count := sequence.request.sampling.logprobs) is not None:
             logprobs = logprobs_of(emitted.tokens, picks_of(feed, where).start, count, window)
@@ -271,13 +320,24 @@ class Engine:
             tokens=emitted.tokens,
             pieces=emitted.pieces,
             logprobs=logprobs,
-            threshold=threshold if decode.drafts(self._threshold) else 1.0,
+            threshold=threshold if decode.drafts(own_threshold) else 1.0,
             masks=feed.masks,
             finished=emitted.reason and self._finish(sequence, emitted.reason),
         )
 
+    def _time(self, sequence: Sequence, tokens: int) -> None:
+        now_s = self._clock()
+        if sequence.said_s is None:
+            self._ttft_s.add(now_s, now_s - sequence.added_s)
+        else:
+            self._itl_s.add(now_s, (now_s - sequence.said_s) / tokens)
+        sequence.said_s = now_s
+
     def _finish(self, sequence: Sequence, reason: FinishReason, error: MarsRayError | None = None) -> Finished:
         self._ended.append(sequence)
+        if sequence.started_s is not None:
+            self._counts[sequence.service_class].ended += 1
+            self._counts[sequence.service_class].tokens += sequence.generated
         siblings = self._requests[sequence.request.id]
         siblings.remove(sequence)
         if not siblings:

@@ -12,7 +12,18 @@ import socket
 import sys
 
 from mars_ray.engine.engine import Engine
-from mars_ray.engine.messages import Add, AskState, Cancel, EngineFacts, EngineSpec, Failed, Order, OrderSocket, Refused
+from mars_ray.engine.messages import (
+    Add,
+    AskState,
+    Cancel,
+    EngineFacts,
+    EngineSpec,
+    Failed,
+    Order,
+    OrderSocket,
+    Refused,
+    SetThresholds,
+)
 from mars_ray.errors import MarsRayError, StepError
 
 log = logging.getLogger(__name__)
@@ -50,6 +61,11 @@ def _obey(order: Order, engine: Engine, orders: OrderSocket, alive: dict[str, in
             engine.cancel(request_id)
         case AskState():
             orders.send(engine.state())
+        case SetThresholds(by_class):
+            try:
+                engine.set_thresholds(by_class)
+            except MarsRayError as error:
+                log.error("thresholds stay as they were: %s", error)
 
 
 def _step(engine: Engine, orders: OrderSocket, alive: dict[str, int]) -> None:

@@ -10,6 +10,7 @@ import pickle
 import select
 import socket
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -81,7 +82,14 @@ class Failed:
     error: MarsRayError
 
 
-Order = Add | Cancel | AskState
+@dataclass(frozen=True, slots=True)
+class SetThresholds:
+    """From the next step on, of requests that name none."""
+
+    by_class: Mapping[str, float]
+
+
+Order = Add | Cancel | AskState | SetThresholds
 Event = EngineFacts | Failed | Refused | EngineState | list[Chunk]
 
 

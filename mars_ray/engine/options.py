@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from mars_ray.engine.service_class import ServiceClass
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
@@ -18,6 +20,8 @@ class EngineOptions:
     prefill_tokens: int = 512
     """Prompt tokens read per step."""
     threshold: float = 0.95
-    """Of requests that name none; may be changed while running."""
+    """Of requests that name none; may be changed while running, for each class alone."""
+    classes: tuple[ServiceClass, ...] = (ServiceClass(),)
+    """Of service."""
     compiled: bool = True
     """Compile the decoding step in the background where a compiler is present."""

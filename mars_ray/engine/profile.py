@@ -28,12 +28,18 @@ class ProfilePoint:
     """One threshold of the grid."""
 
     threshold: float
-    tokens_per_forward: float
+    survival: tuple[float, ...]
+    """For each mask, the share of forwards that accept it."""
     agreement: float | None
     """Share of the tokens that autoregressive decoding would have chosen too, given what stands before them; None
     before any audit at this threshold."""
     audited: float
     """Tokens audited, old ones counting less."""
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """At the full block."""
+        return 1.0 + sum(self.survival)
 
 
 class Profile:
@@ -98,7 +104,7 @@ class Profile:
             elif audited > 0:
                 # Only what was accepted at a mask can differ: the first token of a forward is autoregressive.
                 agreement = 1 - (1 - float(self._agreed_G[number]) / audited) * (tokens - 1) / tokens
-            curve.append(ProfilePoint(threshold, tokens, agreement, audited))
+            curve.append(ProfilePoint(threshold, tuple(self.survival(threshold).tolist()), agreement, audited))
         return tuple(curve)
 
     def _fold(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mars_ray.engine.mode import Mode
+from mars_ray.engine.service_class import STANDARD
 from mars_ray.errors import RequestError
 from mars_ray.method.metric import Metric, drafts_nothing
 
@@ -138,6 +139,8 @@ class Request:
     """Token ids."""
     tenant: str = ""
     """Prefixes that lie in the cache are shared within a tenant only."""
+    service_class: str = STANDARD
+    """Which of the engine's classes it is of."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     decode: DecodeParams = field(default_factory=DecodeParams)
 

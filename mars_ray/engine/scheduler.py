@@ -4,19 +4,21 @@ In:    waiting and running sequences, the rows of the cache, how many masks each
 Out:   a feed for every sequence that takes part in the step.
 Never: touches a tensor, reads a logit.
 
-First come, first served. Sequences that decode are fed in every step; prompts share `prefill_tokens` a step, oldest
-first, so a long prompt cannot hold the others up. When the cache is too small for all to grow, the youngest gives its
-row back and waits at the head of the queue, to be computed again.
+Classes of service share the rows (see `waiting`); within one, first come, first served. Sequences that decode are fed
+in every step; prompts share `prefill_tokens` a step, oldest first, so a long prompt cannot hold the others up. When the
+cache is too small for all to grow, the youngest gives its row back and waits at the head of its queue, to be computed
+again.
 """
 
 import time
-from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as List
 from dataclasses import dataclass
 
 from mars_ray.engine.kv_rows import KVRows
 from mars_ray.engine.sequence import Sequence
-from mars_ray.errors import QueueFullError
+from mars_ray.engine.service_class import ServiceClass
+from mars_ray.engine.waiting import Waiting
 
 DECODE_TOKENS = 16
 """A sequence with no more tokens to feed than this is decoding; one with more is reading its prompt."""
@@ -54,24 +56,25 @@ class Scheduler:
     """Owns the queue and the running set. `masks_for(sequence)` says how many masks it wants in the next step."""
 
     def __init__(
-        self, rows: KVRows, *, queue_max: int, prefill_tokens: int, clock: Callable[[], float] = time.perf_counter
+        self,
+        rows: KVRows,
+        *,
+        classes: List[ServiceClass],
+        queue_max: int,
+        prefill_tokens: int,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._rows, self._queue_max, self._prefill_tokens, self._clock = rows, queue_max, prefill_tokens, clock
-        self.waiting: deque[Sequence] = deque()
+        self._rows, self._prefill_tokens, self._clock = rows, prefill_tokens, clock
+        self.waiting = Waiting(classes, queue_max)
         self.running: list[Sequence] = []
         """In order of admission."""
         self.preemptions = 0
 
     def add(self, sequences: list[Sequence]) -> None:
-        """Queue all of `sequences`. Raises `QueueFullError` when there is no place for all of them."""
-        if len(self.waiting) + len(sequences) > self._queue_max:
-            raise QueueFullError(
-                f"{len(self.waiting)} sequences wait and {self._queue_max} may: there is no place for "
-                f"{len(sequences)} more. Try again later."
-            )
+        """Queue the sequences of a request. Raises `QueueFullError` when there is no place for all of them."""
         for sequence in sequences:
             sequence.added_s = self._clock()
-        self.waiting.extend(sequences)
+        self.waiting.add(sequences)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence that ended; its row is free at once."""
@@ -84,6 +87,7 @@ class Scheduler:
     def plan(self, masks_for: Callable[[Sequence], int]) -> list[Feed]:
         """Return the feeds of the next step, short ones first; empty when there is nothing to do."""
         self._reserve(masks_for)
+        self._settle(masks_for)
         budget = self._prefill_tokens
         feeds: list[Feed] = []
         for sequence in self.running:
@@ -107,35 +111,48 @@ class Scheduler:
                 return
             self._preempt(self.running[-1])
 
+    def _settle(self, masks_for: Callable[[Sequence], int]) -> None:
+        """Where no row is free, take one from a class that has more than its share, for one that has less."""
+        head = self.waiting.next(self.running)
+        if head is not None and len(self.running) >= self._rows_for(head, masks_for):
+            creditor = self.waiting.creditor(self.running, len(self.running))
+            if creditor is not None:
+                self._preempt(creditor)
+
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self._rows.release(sequence)
         # Its row may serve others before it runs again; whatever is left of it then is found as a shared prefix.
         sequence.cached = 0
-        self.waiting.appendleft(sequence)
+        self.waiting.put_back(sequence)
         self.preemptions += 1
 
     def _admit(self, masks_for: Callable[[Sequence], int]) -> bool:
-        """Start the oldest waiting sequence, if there is a row for it."""
-        if not self.waiting:
+        """Start the waiting sequence whose turn it is, if there is a row for it."""
+        head = self.waiting.next(self.running)
+        if head is None or len(self.running) >= self._rows_for(head, masks_for):
             return False
-        head = self.waiting[0]
-        length = max(_reach(sequence, masks_for) for sequence in (*self.running, head))
-        if len(self.running) >= self._rows.rows_at(length):
-            return False
+        length = self._longest(head, masks_for)
         if len(self.running) == self._rows.rows:
             self._rows.narrow(length)
         self._rows.widen(length)
         held, soon = self._rows.shared(head)
         if soon - held >= WORTH_WAITING_TOKENS:
             return False
-        self.waiting.popleft()
+        self.waiting.remove(head)
         self._rows.acquire(head)
         if head.started_s is None:
             head.started_s = self._clock()
         head.prefix_hit = max(head.prefix_hit, min(head.cached, head.prompt_length))
         self.running.append(head)
         return True
+
+    def _rows_for(self, head: Sequence, masks_for: Callable[[Sequence], int]) -> int:
+        """Return how many rows there may be, so wide that all that run and `head` fit."""
+        return self._rows.rows_at(self._longest(head, masks_for))
+
+    def _longest(self, head: Sequence, masks_for: Callable[[Sequence], int]) -> int:
+        return max(_reach(sequence, masks_for) for sequence in (*self.running, head))
 
 
 def _reach(sequence: Sequence, masks_for: Callable[[Sequence], int]) -> int:

@@ -37,6 +37,8 @@ class Sequence:
     added_s: float = 0.0
     started_s: float | None = None
     """When it first got a row."""
+    said_s: float | None = None
+    """When it last gained a token."""
 
     @property
     def prompt_length(self) -> int:
@@ -47,6 +49,11 @@ class Sequence:
     def tenant(self) -> str:
         """Whose request it is."""
         return self.request.tenant
+
+    @property
+    def service_class(self) -> str:
+        """The class of its request."""
+        return self.request.service_class
 
     @property
     def generated(self) -> int:

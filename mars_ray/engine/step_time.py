@@ -1,62 +1,115 @@
 """How long a step takes, learned while running, and the block for which it gives most tokens per second.
 
-In:    positions, attended tokens and seconds of each step.
-Out:   `t = a + b * positions + c * kv_tokens`; the best block for given sequences.
+In:    what each step was given to do, and its seconds.
+Out:   seconds of any other step; the best block for given sequences.
 Never: knows a sequence.
+
+Steps of many kinds are kept, and not just the last ones: who looks ahead by 8 for an hour and then asks what 1 would
+take needs what was measured at 1 before.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-STEPS_KEPT = 256
-FIT_EVERY = 32
+STEPS_PER_KIND = 12
+STEPS_KEPT = 4096
+"""What is older counts no more: other work on the machine comes and goes."""
+FIT_EVERY = 64
 FIRST_FIT = 16
 CLOCK_S = 1e-7
 """No step is shorter, however coarse the clock."""
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """What a step is given to do."""
+
+    rows: int
+    """Sequences that decode."""
+    positions: int
+    """Fed by them: tokens, drafts and masks."""
+    kv_tokens: int
+    """Attended to by all sequences."""
+    prompt_tokens: int = 0
+    """Fed by sequences that read their prompts."""
+
+    @property
+    def kind(self) -> tuple[int, int, int]:
+        """Steps of one kind differ by less than a factor of two."""
+        return self.rows.bit_length(), self.positions.bit_length(), self.prompt_tokens.bit_length()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Seconds of a step: a fixed part, a part per position fed, a part per token attended to."""
+    """Seconds of a step: a fixed part and a part per row, per position, and so on."""
 
     fixed_s: float
-    position_s: float
-    kv_token_s: float
+    row_s: float = 0.0
+    position_s: float = 0.0
+    kv_token_s: float = 0.0
+    prompt_s: float = 0.0
+    """Of a step in which prompts are read, whatever their length."""
+    prompt_token_s: float = 0.0
+
+    def seconds(self, work: Work) -> float:
+        """Return how long a step takes."""
+        return (
+            self.fixed_s
+            + self.row_s * work.rows
+            + self.position_s * work.positions
+            + self.kv_token_s * work.kv_tokens
+            + self.prompt_s * (work.prompt_tokens > 0)
+            + self.prompt_token_s * work.prompt_tokens
+        )
 
 
 class StepTimeFit:
-    """Least squares over the most recent steps; `model` is None before there are enough of them."""
+    """Least squares over steps of all kinds; `model` is None before there are enough of them."""
 
     def __init__(self) -> None:
-        self._steps: deque[tuple[float, float, float]] = deque(maxlen=STEPS_KEPT)
-        self._new = 0
+        self._kinds: dict[tuple[int, int, int], deque[tuple[int, Work, float]]] = defaultdict(
+            lambda: deque(maxlen=STEPS_PER_KIND)
+        )
+        self._steps = 0
         self.model: StepTime | None = None
 
-    def observe(self, positions: int, kv_tokens: int, seconds: float) -> None:
+    def observe(self, work: Work, seconds: float) -> None:
         """Record one step."""
-        self._steps.append((positions, kv_tokens, seconds))
-        self._new += 1
-        if self._new >= (FIT_EVERY if self.model else FIRST_FIT):
-            self._new = 0
+        self._kinds[work.kind].append((self._steps, work, seconds))
+        self._steps += 1
+        if self._steps % (FIT_EVERY if self.model else FIRST_FIT) == 0:
+            kept = [step for kind in self._kinds.values() for step in kind if step[0] >= self._steps - STEPS_KEPT]
             with suppress(RuntimeError):  # the solver gave up; the former fit serves on
-                self.model = fit(np.array(self._steps))
+                self.model = fit([work for _, work, _ in kept], np.array([seconds for _, _, seconds in kept]))
 
 
-def fit(steps_S3: NDArray[np.float64]) -> StepTime:
-    """Fit positions, kv_tokens, seconds. No part comes out negative: more work never takes less time."""
-    work_S3 = np.column_stack([np.ones(len(steps_S3)), steps_S3[:, :2]])
-    seconds_S = steps_S3[:, 2].clip(min=CLOCK_S)
-    # Relative errors: a slow step must not outweigh many fast ones. A pause of the machine is no property of a step.
-    usual_S = seconds_S <= 3 * np.median(seconds_S)
-    work_S3, seconds_S = work_S3[usual_S], seconds_S[usual_S]
-    scale_3 = work_S3.max(axis=0).clip(min=1)
-    found_3, _ = nnls(work_S3 / scale_3 / seconds_S[:, None], np.ones(len(seconds_S)))
-    return StepTime(*(found_3 / scale_3).tolist())
+def fit(steps: list[Work], seconds_S: NDArray[np.float64]) -> StepTime:
+    """Fit the parts. None comes out negative: more work never takes less time."""
+    work_S4 = np.array([astuple(work) for work in steps], dtype=float)
+    prompt_S = work_S4[:, 3]
+    work_S6 = np.column_stack([np.ones(len(steps)), work_S4[:, :3], prompt_S > 0, prompt_S])
+    seconds_S = seconds_S.clip(min=CLOCK_S)
+    scale_6 = work_S6.max(axis=0).clip(min=1)
+    work_S6 = work_S6 / scale_6
+    # Relative errors: a slow step must not outweigh many fast ones.
+    found_6, _ = nnls(work_S6 / seconds_S[:, None], np.ones(len(seconds_S)))
+    # A pause of the machine is no property of a step.
+    usual_S = seconds_S <= 3 * (work_S6 @ found_6).clip(min=CLOCK_S)
+    found_6, _ = nnls(work_S6[usual_S] / seconds_S[usual_S, None], np.ones(usual_S.sum()))
+    fixed, row, position, kv_token, prompt, prompt_token = (found_6 / scale_6).tolist()
+    return StepTime(
+        fixed_s=fixed,
+        row_s=row,
+        position_s=position,
+        kv_token_s=kv_token,
+        prompt_s=prompt,
+        prompt_token_s=prompt_token,
+    )
 
 
 def best_block(model: StepTime, gained_K: NDArray[np.float64], *, rows: int, drafting: int, kv_tokens: int) -> int:
@@ -68,5 +121,5 @@ def best_block(model: StepTime, gained_K: NDArray[np.float64], *, rows: int, dra
     masks_B = np.arange(len(gained_K) + 1)
     tokens_B = rows + np.concatenate([[0.0], gained_K.cumsum()])
     positions_B = tokens_B + drafting * masks_B
-    seconds_B = model.fixed_s + model.position_s * positions_B + model.kv_token_s * kv_tokens
+    seconds_B = model.fixed_s + model.row_s * rows + model.position_s * positions_B + model.kv_token_s * kv_tokens
     return 1 + int(np.argmax(tokens_B / seconds_B))

@@ -52,7 +52,12 @@ class EngineMetrics:
         self._waiting = self._gauge("num_requests_waiting", "Sequences in the queue.")
         self._kv_use = self._gauge("kv_cache_usage_perc", "Share of the cache that is filled, 0 to 1.")
         self._preemptions = self._gauge("num_preemptions", "Sequences that gave their row back so far.")
-        self._threshold = self._gauge("threshold", "Of requests that name none.")
+        self._threshold = Gauge(
+            "mars:threshold",
+            "Of requests that name none.",
+            [*self._labels, "service_class"],
+            registry=self._registry,
+        )
         self._threshold_changes = self._gauge("threshold_changes", "How often it was changed so far.")
         self._curve = self._by_threshold("tokens_per_forward", "What each threshold would give.")
         self._agreement = self._by_threshold("agreement", "Share that autoregressive decoding would have chosen too.")
@@ -71,7 +76,8 @@ class EngineMetrics:
         self._waiting.set(state.waiting)
         self._kv_use.set(state.kv_use)
         self._preemptions.set(state.preemptions)
-        self._threshold.set(state.threshold)
+        for each in state.classes:
+            self._threshold.labels(**self._labels, service_class=each.name).set(each.threshold)
         self._threshold_changes.set(state.threshold_changes)
         for point in state.profile:
             labels = self._labels | {"threshold": f"{point.threshold:g}"}

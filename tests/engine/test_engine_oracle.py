@@ -213,7 +213,7 @@ def test_a_threshold_that_changes_between_steps_counts_from_the_next_forward(
     engine, draws = make_engine(rows=3), random.Random(5)
 
     def change(_: int) -> None:
-        engine.threshold = draws.choice((1.0, 0.99, 0.9, 0.5, 0.0))
+        engine.set_thresholds({"standard": draws.choice((1.0, 0.99, 0.9, 0.5, 0.0))})
 
     chosen = prompts[::70]
     outputs = run(engine, [request(n, p, DecodeParams(block=8), max_tokens=40) for n, p in enumerate(chosen)], change)

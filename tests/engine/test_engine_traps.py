@@ -69,7 +69,7 @@ def test_a_stop_string_is_found_across_a_character_of_several_tokens(
         text, tokens = "", []
         stream_request = request("it", (20, 21, 22), DecodeParams(mode=Mode.AR), stop=(stop,), max_tokens=len(said))
         engine.add(stream_request)
-        sequence = engine._scheduler.waiting[0]
+        sequence = next(iter(engine._scheduler.waiting))
         for token in said:
             tokens.append(token)
             text += sequence.text.push(token)
@@ -284,7 +284,7 @@ def test_bad_requests_are_refused_before_any_work(make_engine: MakeEngine) -> No
     with pytest.raises(QueueFullError, match="1 sequences wait and 4 may"):
         engine.add(request(7, [5], n=4))
     with pytest.raises(ConfigError, match="threshold is"):
-        engine.threshold = 1.5
+        engine.set_thresholds({"standard": 1.5})
 
 
 class Poisoned(Exception):
