@@ -10,6 +10,7 @@ MarsRayError
 │   │   └── UnsafeModelError  it would need pickle or code of its own to load
 │   ├── OutputError           the output folder is in use or not writable
 │   ├── ClusterError          the Ray cluster is smaller than what was asked for
+│   ├── ReportError           a report of a replica, or an answer to one, holds what cannot be
 │   └── RequestError          a request to the engine is not usable
 │       └── PromptTooLongError  its prompt does not fit the model
 └── RunError                  the work started and could not be finished  exit code 1
@@ -68,6 +69,10 @@ class OutputError(InputError):
 
 class ClusterError(InputError):
     """The Ray cluster is smaller than what was asked for."""
+
+
+class ReportError(InputError):
+    """A report of a replica, or a directive that answers one, holds what cannot be; it is not applied."""
 
 
 class RequestError(InputError):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from mars_ray.engine.chunk import Chunk, Finished, TokenLogprobs
 from mars_ray.engine.engine import Engine
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
+from mars_ray.engine.service_class import STANDARD
 
 STEPS_MAX = 20_000
 
@@ -35,10 +36,18 @@ class Output:
         return self.endings[0]
 
 
-def request(number: object, prompt: Iterable[int], decode: DecodeParams | None = None, **sampling: object) -> Request:
+def request(
+    number: object,
+    prompt: Iterable[int],
+    decode: DecodeParams | None = None,
+    *,
+    service_class: str = STANDARD,
+    **sampling: object,
+) -> Request:
     return Request(
         id=str(number),
         prompt=tuple(prompt),
+        service_class=service_class,
         sampling=SamplingParams(**sampling),  # type: ignore[arg-type]
         decode=decode or DecodeParams(),
     )

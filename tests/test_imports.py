@@ -19,10 +19,11 @@ BELOW = {
     "data": {"errors", "progress", "method", "model"},
     "train": {"errors", "progress", "ray_cluster", "method", "model", "data"},
     "engine": {"errors", "method", "model"},
+    "control": {"errors", "engine"},
     "batch": {"errors", "progress", "ray_cluster", "method", "model", "data", "engine"},
-    "serve": {"errors", "ray_cluster", "model", "data", "engine"},
+    "serve": {"errors", "ray_cluster", "model", "data", "engine", "control"},
     "evaluate": {"errors", "progress", "method", "model", "data"},
-    "bench": {"errors", "progress", "method", "model", "data", "engine"},
+    "bench": {"errors", "progress", "method", "model", "data", "engine", "control"},
 }
 """What the files of a part may import besides their own."""
 

@@ -5,7 +5,7 @@ Out:   frozen classes whose every value is in range.
 Never: knows a request; requests name their class.
 """
 
-from dataclasses import dataclass
+from pydantic import BaseModel, ConfigDict, Field
 
 from mars_ray.errors import ConfigError
 
@@ -13,25 +13,18 @@ STANDARD = "standard"
 """The class of requests that name none, where the operator set no classes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceClass:
-    """One class. Raises `ConfigError` for values out of range."""
+class ServiceClass(BaseModel):
+    """One class."""
 
-    name: str = STANDARD
-    floor: float = 0.9
-    """No controller lowers the threshold of its requests below this."""
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    name: str = Field(STANDARD, pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    floor: float | None = Field(None, ge=0, le=1)
+    """No controller lowers the threshold of its requests below this; None leaves it to the controller."""
     priority: int = 0
     """Requests of a higher one get rows before those of a lower one, whatever their shares."""
-    share: float = 1.0
+    share: float = Field(1.0, gt=0)
     """Of the rows, against that of other classes of its priority, while all of them want more than there are."""
-
-    def __post_init__(self) -> None:
-        if not self.name:
-            raise ConfigError("a class of service has no name; give it one.")
-        if not 0 <= self.floor <= 1:
-            raise ConfigError(f"floor of class {self.name} is {self.floor}; it must be from 0 to 1.")
-        if not 0 < self.share < float("inf"):
-            raise ConfigError(f"share of class {self.name} is {self.share}; it must be above 0.")
 
 
 def check_classes(classes: tuple[ServiceClass, ...]) -> None:

@@ -16,6 +16,9 @@ from mars_ray.engine.sequence import Sequence
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import QueueFullError
 
+ROUNDING = 1e-6
+"""Of rows; shares such as 0.1 and 0.6 are no round numbers."""
+
 
 class Waiting:
     """Queues that hold `queue_max` sequences together; each class has places according to its share of all shares."""
@@ -72,9 +75,10 @@ class Waiting:
             return None
         rows = Counter(each.service_class for each in running)
         due = self._due(rows, rows_max)
-        if rows[head.service_class] + 1 > due[head.service_class]:
+        if rows[head.service_class] + 1 > due[head.service_class] + ROUNDING:
             return None
-        return next((each for each in reversed(running) if rows[each.service_class] > due[each.service_class]), None)
+        over = {name for name in rows if rows[name] > due[name] + ROUNDING}
+        return next((each for each in reversed(running) if each.service_class in over), None)
 
     def _order(self, head: Sequence, rows: Counter[str]) -> tuple[float, float, float]:
         of = self._classes[head.service_class]

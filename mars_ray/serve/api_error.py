@@ -64,6 +64,7 @@ class _Answer(NamedTuple):
 _INTERNAL = _Answer(500, "server_error", "internal_error", shown=False)
 
 _ANSWERS: dict[type[MarsRayError], _Answer] = {
+    errors.ReportError: _Answer(500, "server_error", "internal_error", shown=False),
     errors.RequestError: _Answer(400, "invalid_request_error", None, shown=True),
     errors.PromptTooLongError: _Answer(400, "invalid_request_error", "context_length_exceeded", shown=True),
     errors.QueueFullError: _Answer(429, "rate_limit_error", "overloaded", shown=True),

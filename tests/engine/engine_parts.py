@@ -9,6 +9,7 @@ from mars_ray.engine.detokenize import TextStream
 from mars_ray.engine.kv_rows import CacheOp, Copy, Resize, Swap
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.engine.sequence import Sequence
+from mars_ray.engine.service_class import STANDARD
 from mars_ray.model.resolve import resolve_model
 
 
@@ -28,11 +29,18 @@ def sequence_of(
     row: int | None = None,
     drafts: Iterable[int] = (),
     limit: int | None = None,
+    service_class: str = STANDARD,
     **sampling: object,
 ) -> Sequence:
     """A sequence that has read `prompt` and said `output`."""
     params = SamplingParams(**sampling)  # type: ignore[arg-type]
-    request = Request(id="a", prompt=tuple(prompt), sampling=params, decode=decode or DecodeParams())
+    request = Request(
+        id="a",
+        prompt=tuple(prompt),
+        service_class=service_class,
+        sampling=params,
+        decode=decode or DecodeParams(),
+    )
     return Sequence(
         request=request,
         index=0,

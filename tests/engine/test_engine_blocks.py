@@ -9,7 +9,8 @@ from mars_ray.engine.mode import Mode
 from mars_ray.engine.profile import FOLD_FORWARDS, Profile
 from mars_ray.engine.request import DecodeParams
 from mars_ray.engine.sequence import Sequence
-from mars_ray.engine.step_time import StepTimeFit
+from mars_ray.engine.service_class import STANDARD
+from mars_ray.engine.step_time import StepTimeFit, Work
 
 BLOCK = 6
 SURE, UNSURE = [0.99] * (BLOCK - 1), [0.0] * (BLOCK - 1)
@@ -24,7 +25,8 @@ def learned(profile: Profile, confidences: list[float], forwards: int = 2 * FOLD
 def timed(*, fixed_s: float, position_s: float) -> StepTimeFit:
     steps = StepTimeFit()
     for number in range(64):
-        steps.observe(1 + number % 50, 1000, fixed_s + position_s * (1 + number % 50))
+        positions = 1 + number % 50
+        steps.observe(Work(rows=1, positions=positions, kv_tokens=1000), fixed_s + position_s * positions)
     return steps
 
 
@@ -37,7 +39,7 @@ def running(count: int = 3, **decode: object) -> list[Sequence]:
 
 
 def chosen(blocks: BlockChoice, sequences: list[Sequence], threshold: float = 0.9) -> list[int]:
-    blocks.next_step(sequences, threshold, 1000)
+    blocks.next_step(sequences, {STANDARD: threshold}, 1000)
     return [blocks.block(sequence) for sequence in sequences]
 
 
@@ -125,7 +127,8 @@ def test_a_request_that_fixes_its_block_keeps_it_in_every_step(make_engine: Make
     engine = make_engine()
     learned(engine.profile, [0.0] * (engine.block - 1))
     for number in range(64):
-        engine.step_time.observe(1 + number % 50, 1000, 1e-3 * (1 + number % 50))
+        positions = 1 + number % 50
+        engine.step_time.observe(Work(rows=1, positions=positions, kv_tokens=1000), 1e-3 * positions)
     engine.add(request("fixed", [20, 30, 40], DecodeParams(block=3), max_tokens=12, ignore_eos=True))
     engine.add(request("free", [20, 30, 41], max_tokens=12, ignore_eos=True))
     masks: dict[str, list[int]] = {"fixed": [], "free": []}

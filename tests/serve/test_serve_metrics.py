@@ -18,7 +18,7 @@ from endpoint_clients import MODEL, http, settled
 from endpoint_samples import MESSAGES, Served
 from mars_ray.engine.chunk import Chunk, Finished
 from mars_ray.engine.request import Request, SamplingParams
-from mars_ray.engine.state import EngineState
+from mars_ray.engine.state import ClassState, EngineState
 from mars_ray.serve.engine_metrics import EngineMetrics
 from mars_ray.serve.exchange import Exchange
 from mars_ray.serve.front_metrics import FrontMetrics, merge
@@ -162,7 +162,35 @@ def test_merging_keeps_every_sample_of_every_text(processes: list[dict[str, int]
     assert samples(merge(texts)) == together
 
 
-STATE = EngineState(running=1, waiting=2, kv_use=0.5, preemptions=3, threshold=0.9, threshold_changes=4, profile=())
+def class_state(name: str, *, threshold: float, running: int, waiting: int) -> ClassState:
+    return ClassState(
+        name=name,
+        threshold=threshold,
+        running=running,
+        waiting=waiting,
+        arrived=9,
+        prompt_tokens=90,
+        ended=6,
+        tokens=60,
+    )
+
+
+STATE = EngineState(
+    rows=4,
+    classes=(
+        class_state("gold", threshold=0.95, running=1, waiting=0),
+        class_state("batch", threshold=0.8, running=0, waiting=2),
+    ),
+    kv_use=0.5,
+    kv_tokens=100,
+    preemptions=3,
+    threshold_changes=4,
+    block=8,
+    profile=(),
+    step_time=None,
+    ttft_p95_s=None,
+    itl_p95_s=None,
+)
 
 
 def test_figures_of_replicas_and_fronts_stand_side_by_side() -> None:
@@ -173,6 +201,9 @@ def test_figures_of_replicas_and_fronts_stand_side_by_side() -> None:
     assert total(found, "mars:generation_tokens_total", replica="r2") == 2
     assert total(found, "mars:generation_tokens_total") == 3
     assert total(found, "mars:num_requests_waiting") == 4
+    assert total(found, "mars:num_requests_running") == 2
+    assert total(found, "mars:threshold", replica="r1", service_class="gold") == 0.95
+    assert total(found, "mars:threshold", replica="r1", service_class="batch") == 0.8
     assert total(found, "mars:http_requests_in_flight", front="f") == 5
 
 

@@ -1,0 +1,1 @@
+"""Thresholds from cluster load: reports in, directives out."""

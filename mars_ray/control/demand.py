@@ -1,0 +1,92 @@
+"""What callers want of a replica, from its reports.
+
+In:    reports in any order, some twice.
+Out:   requests a second and their sizes, by class of service.
+Never: counts a request again because its report came again.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from mars_ray.control.report import ReplicaReport
+from mars_ray.engine.state import ClassState
+
+RATE_S = 8.0
+"""Arrivals are counted over so long: what is shorter is noise, and a queue tells of a jump sooner."""
+SIZES_S = 60.0
+"""Sizes of requests are means over so long."""
+TOKENS_AT_FIRST = 128.0
+"""Length of an answer before any ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassDemand:
+    """One class of service on one replica, or on all together."""
+
+    name: str
+    requests_s: float
+    """Sequences that arrive each second."""
+    prompt_tokens: float
+    """Mean length of their prompts."""
+    output_tokens: float
+    """Mean length of their answers."""
+    running: float
+    waiting: float
+
+
+class DemandMeter:
+    """The demand on one replica. `last` is its newest report."""
+
+    def __init__(self, first: ReplicaReport) -> None:
+        self._reports = deque([first])
+        self.last = first
+
+    def observe(self, report: ReplicaReport) -> bool:
+        """Take a report; return False for one that is not newer than all before, which changes nothing."""
+        if report.number <= self.last.number:
+            return False
+        if report.seconds < self.last.seconds:  # its clock was set back: nothing before can be compared
+            self._reports.clear()
+        self._reports.append(report)
+        while report.seconds - self._reports[0].seconds > SIZES_S and len(self._reports) > 2:
+            self._reports.popleft()
+        self.last = report
+        return True
+
+    def demand(self) -> tuple[ClassDemand, ...]:
+        """Return the demand by class, in the order of the report."""
+        start = next(each for each in self._reports if self.last.seconds - each.seconds <= RATE_S)
+        return tuple(
+            _demand(now, self._class(start, now.name), self._class(self._reports[0], now.name), self._since(start))
+            for now in self.last.state.classes
+        )
+
+    def _since(self, start: ReplicaReport) -> float:
+        return self.last.seconds - start.seconds
+
+    def _class(self, report: ReplicaReport, name: str) -> ClassState | None:
+        return next((each for each in report.state.classes if each.name == name), None)
+
+
+def _demand(now: ClassState, recent: ClassState | None, old: ClassState | None, seconds: float) -> ClassDemand:
+    arrived = 0 if recent is None else now.arrived - recent.arrived
+    # Sizes of what came lately, or of all that ever came where nothing did.
+    came = (now.arrived, now.prompt_tokens) if old is None or now.arrived == old.arrived else _less(now, old)[:2]
+    ended = (now.ended, now.tokens) if old is None or now.ended == old.ended else _less(now, old)[2:]
+    return ClassDemand(
+        name=now.name,
+        requests_s=max(0, arrived) / seconds if seconds > 0 else 0.0,
+        prompt_tokens=max(0, came[1]) / max(1, came[0]),
+        output_tokens=max(1.0, ended[1] / ended[0]) if ended[0] > 0 else TOKENS_AT_FIRST,
+        running=now.running,
+        waiting=now.waiting,
+    )
+
+
+def _less(now: ClassState, old: ClassState) -> tuple[int, int, int, int]:
+    return (
+        now.arrived - old.arrived,
+        now.prompt_tokens - old.prompt_tokens,
+        now.ended - old.ended,
+        now.tokens - old.tokens,
+    )

@@ -1,0 +1,73 @@
+"""What an operator sets of the controller.
+
+In:    fields of a config file.
+Out:   frozen settings; unknown names and impossible values fail when they are read.
+Never: knows a cluster.
+"""
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from mars_ray.engine.service_class import ServiceClass
+
+FLOOR = 0.9
+"""Of classes that name none: below it a token per forward costs several times the quality (arXiv 2604.07023, GSM8K)."""
+
+PolicyName = Literal["fixed", "load", "slo", "capacity"]
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Slo(_Settings):
+    """What callers were promised."""
+
+    ttft_ms: float | None = Field(None, gt=0)
+    """From arrival to first token, for 95 of 100."""
+    tpot_ms: float | None = Field(None, gt=0)
+    """Per token after the first, for 95 of 100."""
+
+
+class ControlSettings(_Settings):
+    """How thresholds follow the load."""
+
+    policy: PolicyName = "capacity"
+    """'fixed' never lowers them; 'load' follows how many requests there are, 'slo' the latency that is measured,
+    'capacity' what demand takes by the measured speed."""
+    slo: Slo = Slo()
+    """For 'slo' and 'capacity'."""
+    headroom: float = Field(0.2, ge=0, lt=1)
+    """Share of the replicas' time that is kept free."""
+    recover_s: float = Field(20.0, ge=0)
+    """A threshold rises no further than load allowed for so long."""
+    min_agreement: float = Field(0.95, ge=0, le=1)
+    """No threshold at which fewer of the tokens are those of autoregressive decoding, by calibration or live audit."""
+    lease_s: float = Field(5.0, gt=0)
+    """So long a replica follows a controller it hears no more from."""
+
+
+class ControlPlan(_Settings):
+    """All a controller needs to decide."""
+
+    settings: ControlSettings = ControlSettings()
+    ceiling: float = Field(0.95, ge=0, le=1)
+    """The threshold of all classes while there is room."""
+    classes: tuple[ServiceClass, ...] = (ServiceClass(),)
+    agreement: tuple[tuple[float, float], ...] = ()
+    """Calibrated: threshold, share of tokens that are those of autoregressive decoding."""
+
+    @model_validator(mode="after")
+    def _floors_below_the_ceiling(self) -> Self:
+        for each in self.classes:
+            if each.floor is not None and each.floor > self.ceiling:
+                raise ValueError(
+                    f"floor of class {each.name} is {each.floor}; it must be from 0 to the threshold, {self.ceiling}"
+                )
+        return self
+
+    def floor(self, name: str) -> float:
+        """Return the least threshold of a class."""
+        floor = next(each.floor for each in self.classes if each.name == name)
+        return min(FLOOR, self.ceiling) if floor is None else floor

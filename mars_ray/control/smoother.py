@@ -1,0 +1,36 @@
+"""From aims to thresholds that do not flutter: fast down, slow up.
+
+In:    an aim each second.
+Out:   the threshold.
+Never: follows one aim alone down, or any up before `recover_s` allowed it.
+"""
+
+from collections import deque
+
+
+class Smoother:
+    """One threshold. It falls to the higher of the last two aims and rises to the least aim of `recover_s` seconds.
+
+    So it needs no dead band beside the steps of the grid, and cannot wind up.
+    """
+
+    def __init__(self, in_force: float, now_s: float, recover_s: float) -> None:
+        self._recover_s = recover_s
+        self._last_aim = in_force
+        self._allowed: deque[tuple[float, float]] = deque([(now_s, in_force)])
+        """What each second allowed, rising: who is followed by less can never be the least again."""
+
+    def follow(self, aim: float, now_s: float) -> float:
+        """Return the threshold for `aim`."""
+        allowed, self._last_aim = max(aim, self._last_aim), aim
+        while self._allowed and self._allowed[-1][1] >= allowed:
+            self._allowed.pop()
+        self._allowed.append((now_s, allowed))
+        while now_s - self._allowed[0][0] > self._recover_s:
+            self._allowed.popleft()
+        return self._allowed[0][1]
+
+    def hold(self, threshold: float, now_s: float) -> None:
+        """Begin anew at `threshold`, which an operator set."""
+        self._last_aim = threshold
+        self._allowed = deque([(now_s, threshold)])
