@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from mars_ray.cli_control import status, threshold_app
 from mars_ray.cli_keys import keys_app
 from mars_ray.engine.mode import Mode
 from mars_ray.errors import ConfigError, InterruptedRunError, MarsRayError, OutputError
@@ -28,6 +29,8 @@ app = typer.Typer(
 bench = typer.Typer(help="Measure this machine; nothing is claimed that was not measured.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 app.add_typer(keys_app, name="keys")
+app.add_typer(threshold_app, name="threshold")
+app.command()(status)
 
 Json = Annotated[bool, typer.Option("--json", help="End with one machine-readable line.")]
 Dtype = Annotated[str, typer.Option(help="'float32' or 'bfloat16'.")]
@@ -112,6 +115,34 @@ def generate(
 
 
 @app.command()
+def calibrate(
+    model: Model = "bundled",
+    data: Annotated[
+        Path | None,
+        typer.Option(help="JSONL or parquet with 'prompt' or 'messages'; by default the built-in task families."),
+    ] = None,
+    examples: Annotated[
+        int | None, typer.Option(help="Per seed: of each family, 100 by default; of --data, by default all.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Samples the spread is over; --data is split into so many parts.")] = 3,
+    max_tokens: Annotated[int, typer.Option(help="Tokens per answer at most.")] = 256,
+    as_json: Json = False,
+) -> None:
+    """Measure speed, agreement and accuracy at each threshold, and write them into the model's mars.json."""
+    from mars_ray.evaluate.calibrate import CalibrateOptions
+    from mars_ray.evaluate.calibrate import calibrate as run
+    from mars_ray.evaluate.curve_text import print_curve
+    from mars_ray.model.resolve import resolve_model
+
+    options = CalibrateOptions(data=data, examples=examples, seeds=seeds, max_tokens=max_tokens)
+    folder = resolve_model(model)
+    curve = run(folder, options)
+    print_curve(curve, f"calibrated {folder}")
+    if as_json:
+        print(json.dumps({"model": str(folder), "calibration": [point.model_dump() for point in curve]}))
+
+
+@app.command()
 def serve(
     config: Annotated[Path | None, typer.Option(help="Ray Serve config file; see serve_configs/.")] = None,
     model: Annotated[str | None, typer.Option(help="'bundled' or a model folder.")] = None,
@@ -146,6 +177,59 @@ def demo(
     show_demo(done, output)
     if as_json:
         print(demo_json(done))
+
+
+@app.command()
+def simulate(
+    trace: Annotated[str, typer.Option(help="An Azure trace .csv.gz.")],
+    replicas: Annotated[int, typer.Option(help="Engines, at the start.")],
+    policy: Annotated[
+        str | None, typer.Option(help="'fixed', 'load', 'slo' or 'capacity', which is the default.")
+    ] = None,
+    control: Annotated[Path | None, typer.Option(help="YAML with settings, ceiling and classes.")] = None,
+    machine: Annotated[Path | None, typer.Option(help="What one engine can do; by default as measured here.")] = None,
+    autoscale: Annotated[bool, typer.Option("--autoscale", help="Let replicas follow demand.")] = False,
+    min_replicas: Annotated[int, typer.Option(help="With --autoscale.")] = 1,
+    max_replicas: Annotated[int | None, typer.Option(help="With --autoscale; by default four times --replicas.")] = None,
+    copies: Annotated[int, typer.Option(help="How often each request comes, within a minute.")] = 1,
+    speed: Annotated[float, typer.Option(help="Times as fast as the trace was recorded.")] = 1.0,
+    prompt_scale: Annotated[float, typer.Option(help="Times the trace's prompts.")] = 1.0,
+    output_scale: Annotated[float, typer.Option(help="Times the trace's answers.")] = 1.0,
+    duration: Annotated[float | None, typer.Option(help="Seconds in which requests come.")] = None,
+    mix: Annotated[str | None, typer.Option(help="Requests by class: 'gold:1,batch:3'; equal by default.")] = None,
+    slo: Annotated[
+        list[str] | None, typer.Option(help="What a good request keeps, in ms: 'ttft:200,tpot:20,e2e:2000'.")
+    ] = None,
+    front_ms: Annotated[float, typer.Option(help="What lies before the engine, and once more behind it.")] = 0.0,
+    ticks: Annotated[int | None, typer.Option(help="Per second; more are slower and more exact.")] = None,
+    seed: Annotated[int, typer.Option(help="Of routing, classes and copies.")] = 0,
+    plot: Annotated[Path | None, typer.Option(help="Draw it here: .png, .svg or .pdf.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write figures and every second here.")] = None,
+) -> None:
+    """Run a trace through a simulated cluster that has the engine's rules and the real controller."""
+    from mars_ray.bench.simulate import SimulateOptions, run_simulation
+
+    options = SimulateOptions(
+        trace=trace,
+        replicas=replicas,
+        policy=policy,
+        control=control,
+        machine=machine,
+        autoscale=autoscale,
+        min_replicas=min_replicas,
+        max_replicas=max_replicas,
+        copies=copies,
+        speed=speed,
+        prompt_scale=prompt_scale,
+        output_scale=output_scale,
+        duration=duration,
+        mix=mix,
+        slo=tuple(slo or ()),
+        front_ms=front_ms,
+        ticks=ticks,
+        seed=seed,
+    )
+    _write_json(json_file, run_simulation(options, plot))
 
 
 @bench.command("decode")

@@ -19,10 +19,16 @@ Name = Annotated[str, typer.Option("--name", help="Stands in logs and metrics: l
 def add(
     file: File,
     name: Name,
-    role: Annotated[Role, typer.Option(help="'use' calls the model; 'operate' may read the metrics too.")] = "use",
+    role: Annotated[
+        Role, typer.Option(help="'use' calls the model; 'operate' may read metrics and set thresholds too.")
+    ] = "use",
+    service_class: Annotated[
+        str | None,
+        typer.Option("--class", help="Class of service; the first of the config by default."),
+    ] = None,
 ) -> None:
     """Add a key, making the file if there is none, and print the key: nothing else ever tells it."""
-    key = add_key(file, name, role)
+    key = add_key(file, name, role, service_class)
     print(key)
     _say(f"keep the key above, it is not stored. It works within {CHECK_SECONDS:g} s wherever {file} is read.")
 
@@ -33,7 +39,7 @@ def list_keys(file: File) -> None:
     keys = read_keys(file)
     width = max((len(key.name) for key in keys), default=0)
     for key in keys:
-        print(f"{key.name:<{width}}  {key.role:<7}  {key.created}")
+        print(f"{key.name:<{width}}  {key.role:<7}  {key.created}  {key.service_class or ''}".rstrip())
     if not keys:
         _say(f"{file} has no keys: nobody may call an endpoint that reads it.")
 

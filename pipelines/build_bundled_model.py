@@ -5,14 +5,14 @@ Five steps, each skipped when its result is there, so a run that was stopped goe
 1. write training and held-out examples of the task families;
 2. train a tokenizer on them, start a small Qwen2 at random, and fine-tune it autoregressively (bundled_ar.yaml);
 3. fine-tune that with MARS (bundled_mars.yaml);
-4. measure both on held-out examples, the MARS model at every threshold of the card;
-5. write the model in bfloat16 with its card into mars_ray/assets/bundled.
+4. calibrate both on held-out examples, the MARS model in bfloat16 and at every threshold;
+5. write that model with its card into mars_ray/assets/bundled.
 """
 
 import json
 import shutil
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
@@ -23,11 +23,10 @@ from transformers.utils import logging
 from bundled_card import card_text
 from mars_ray.data.tasks.family import TaskExample
 from mars_ray.data.tasks.split import mixture
-from mars_ray.evaluate.families import heldout_examples, measure
-from mars_ray.method.reference import DecodeOptions
-from mars_ray.model.card import CalibrationPoint, read_card
+from mars_ray.evaluate.calibrate import THRESHOLDS, CalibrateOptions, calibrate
+from mars_ray.evaluate.families import heldout_examples
+from mars_ray.model.card import Card, read_card
 from mars_ray.model.checkpoint import load_checkpoint, save_checkpoint
-from mars_ray.progress import ProgressLine
 from mars_ray.train.config import read_config
 from mars_ray.train.ray_trainer import train
 from mars_ray.train.run_folder import RunFolder
@@ -39,9 +38,7 @@ SEED = 2026
 TRAIN_EXAMPLES = 230_000
 HELDOUT_EXAMPLES = 2_000
 """Looked at while training; the card is measured on others."""
-MEASURED_PER_FAMILY = 200
 DEMO_PER_FAMILY = 20
-THRESHOLDS = (1.0, 0.99, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
 VOCABULARY = 1024
 TOKENIZER_EXAMPLES = 20_000
 
@@ -70,8 +67,7 @@ def main() -> None:
     in_bfloat16 = WORK / "bundled"
     if not in_bfloat16.exists():
         save_checkpoint(load_checkpoint(mars_model), in_bfloat16, dtype=torch.bfloat16)
-    curve = [measured(in_bfloat16, threshold) for threshold in THRESHOLDS]
-    publish(in_bfloat16, curve, ar_model, before=measured(ar_model, 1.0))
+    publish(in_bfloat16, calibrated(in_bfloat16, THRESHOLDS), before=calibrated(ar_model, (1.0,)))
 
 
 def write_examples(path: Path, examples: Iterable[TaskExample]) -> None:
@@ -125,30 +121,23 @@ def make_tokenizer() -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def measured(model: Path, threshold: float) -> CalibrationPoint:
-    """Measure one model at one threshold, or read what was measured before."""
-    path = WORK / "measured" / f"{model.parent.name}-{threshold}.json"
-    if path.exists():
-        return CalibrationPoint.model_validate_json(path.read_text())
-    judged = heldout_examples(MEASURED_PER_FAMILY, SEED)
-    with ProgressLine(f"measure {model} at {threshold}", total=len(judged)) as progress:
-        point = measure(load_checkpoint(model), judged, DecodeOptions(threshold=threshold), progress)
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(point.model_dump_json(indent=2) + "\n")
-    return point
+def calibrated(model: Path, thresholds: tuple[float, ...]) -> Card:
+    """Return the card of `model`, calibrated now unless it was before."""
+    card = read_card(model)
+    assert card is not None  # the training runs wrote it
+    if not card.calibration:
+        calibrate(model, CalibrateOptions(thresholds=thresholds))
+    return read_card(model) or card
 
 
-def publish(model: Path, curve: list[CalibrationPoint], before_model: Path, before: CalibrationPoint) -> None:
-    """Put the calibrated model, its card in words, and the prompts of the demo into the assets."""
-    checkpoint, before_card = load_checkpoint(model, dtype=torch.bfloat16), read_card(before_model)
-    assert checkpoint.card is not None and before_card is not None  # the training runs wrote them
-    card = checkpoint.card.model_copy(update={"calibration": tuple(curve)})
+def publish(model: Path, card: Card, before: Card) -> None:
+    """Put the model, its card in words, and the prompts of the demo into the assets; `before` is the AR model's."""
+    checkpoint = load_checkpoint(model, dtype=torch.bfloat16)
     target = ASSETS / "bundled"
     shutil.rmtree(target, ignore_errors=True)
-    save_checkpoint(replace(checkpoint, card=card), target)
+    save_checkpoint(checkpoint, target)
     text = card_text(
         card,
-        before_card,
         before,
         parameters=checkpoint.network.num_parameters(),
         file_bytes=(target / "model.safetensors").stat().st_size,

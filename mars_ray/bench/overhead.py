@@ -21,9 +21,10 @@ from mars_ray.bench.serve_client import Endpoint
 from mars_ray.bench.serve_load import run_load
 from mars_ray.bench.serve_plan import closed_loop
 from mars_ray.bench.serve_probe import find_model, parse_url
-from mars_ray.bench.serve_prompts import bundled_prompts, read_prompts
+from mars_ray.bench.serve_prompts import bundled_prompts
 from mars_ray.bench.serve_record import Outcome, PlannedRequest
 from mars_ray.data.chat import ChatEncoder
+from mars_ray.data.prompt_file import read_prompts
 from mars_ray.engine.engine import Engine
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import Request, SamplingParams

@@ -14,8 +14,9 @@ from typing import Any
 from mars_ray.bench.serve_arrivals import Poisson, parse_trace, read_trace
 from mars_ray.bench.serve_client import RESERVED, TIMEOUT_S
 from mars_ray.bench.serve_plan import Plan, Scales, closed_loop, poisson, replay
-from mars_ray.bench.serve_prompts import bundled_prompts, read_prompts
+from mars_ray.bench.serve_prompts import bundled_prompts
 from mars_ray.bench.serve_slo import Slo, parse_slo
+from mars_ray.data.prompt_file import read_prompts
 from mars_ray.errors import ConfigError
 
 REQUESTS = 100

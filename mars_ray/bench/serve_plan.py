@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from mars_ray.bench.serve_arrivals import Poisson, TraceRow
-from mars_ray.bench.serve_prompts import Conversation, Texts, conversations
+from mars_ray.bench.serve_prompts import Texts, conversations
 from mars_ray.bench.serve_record import PlannedRequest
+from mars_ray.data.prompt_file import Conversation
 from mars_ray.errors import ConfigError
 
 PROMPT_WORDS_MAX = 1_000_000

@@ -260,10 +260,9 @@ class Controller:
         if held and held.ends_unix_s is not None and held.ends_unix_s <= self._unix_s():
             del self._overrides[name]
             held = None
+        threshold = smoother.follow(aim.threshold, now_s)  # under an override too: when it ends, this is what holds
         if held:
-            smoother.hold(held.threshold, now_s)
             return Aim(held.threshold, "set by an operator")
-        threshold = smoother.follow(aim.threshold, now_s)
         reason = aim.reason if threshold == aim.threshold else f"{aim.reason}; it rises once that lasts"
         if threshold < bounds.floor or (bounds.floor_reason and threshold == bounds.floor):
             reason = f"no lower, for {bounds.floor_reason}" if bounds.floor_reason else "the floor"

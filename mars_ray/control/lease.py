@@ -8,7 +8,7 @@ Never: follows a directive beyond its lease, an old one after a newer, or one th
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from mars_ray.control.controller import Controller
 from mars_ray.control.directive import Directive
@@ -24,7 +24,7 @@ REPORTS_KEPT = 64
 
 
 class Lease:
-    """Of one replica. `desired_replicas` is None without a controller."""
+    """Of one replica."""
 
     def __init__(self, replica: str, plan: ControlPlan, clock: Callable[[], float] = time.monotonic) -> None:
         self._replica, self._plan, self._now_s = replica, plan, SteadyClock(clock)
@@ -81,8 +81,3 @@ class Lease:
 
     def _names(self) -> set[str]:
         return {each.name for each in self._plan.classes}
-
-
-def thresholds_of(state: EngineState) -> Mapping[str, float]:
-    """Return what an engine follows."""
-    return {each.name: each.threshold for each in state.classes}

@@ -9,7 +9,7 @@ less under load to save compute, have the other sign. The block, which does cost
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mars_ray.control.limits import Bounds
 from mars_ray.control.load import Load
@@ -22,6 +22,8 @@ OCCUPANCY_LOW, OCCUPANCY_HIGH = 0.5, 1.5
 
 GAIN, GAIN_PER_S = 0.3, 0.05
 """`slo`: of the way from ceiling to floor, per 100 % that the latency is above what was promised."""
+RELIEF = 4
+"""`slo`: times as fast the sum falls as it rises; the smoother keeps thresholds down for long enough."""
 MARGIN = 0.9
 """Of what was promised: aimed at, so that the tail keeps it too."""
 
@@ -73,7 +75,8 @@ def slo(
     worst, what = max(measured, default=(0.0, "nothing promised or measured, latency"))
     error = worst / MARGIN - 1
     # The sum stays between the bounds of what it controls: it must not take minutes to come back from a long peak.
-    summed = min(max(memory.get("sum", 0.0) + GAIN_PER_S * error * dt_s, 0.0), 1.0)
+    gain = GAIN_PER_S * (1 if error > 0 else RELIEF)
+    summed = min(max(memory.get("sum", 0.0) + gain * error * dt_s, 0.0), 1.0)
     part = min(max(summed + GAIN * error, 0.0), 1.0)
     reason = f"{what} is {worst:.0%} of what was promised"
     asked = {each.name: each.running + each.waiting for each in now.classes}
@@ -92,41 +95,63 @@ def capacity(
     """Take the highest thresholds at which the replicas keep up, and keep their promise, by their measured speed."""
     if now.speed is None:
         return {name: Aim(each.ceiling, "no speed measured yet") for name, each in bounds.items()}, memory
-    room, aims = now.replicas * (1 - plan.settings.headroom), {}
-    chosen = {name: each.ceiling for name, each in bounds.items()}
-    shares = {each.name: each.share for each in plan.classes}
-    priorities = {each.name: each.priority for each in plan.classes}
-    full = {name: now.now(name, chosen[name]) for name in bounds}
-    # From the lightest for its share to the heaviest: who asks for little keeps quality, who asks for most pays.
-    for name in sorted(bounds, key=lambda name: (-priorities[name], full[name] / shares[name])):
-        rivals = [each for each in bounds if priorities[each] >= priorities[name]]
-        heavier = [each for each in rivals if full[each] / shares[each] >= full[name] / shares[name]]
-        share = shares[name] / sum(shares[each] for each in rivals if priorities[each] == priorities[name])
-        for threshold in bounds[name].choices:
-            trial = chosen | {each: max(threshold, bounds[each].floor) for each in heavier}
-            total = sum(now.now(each, trial[each]) for each in rivals)
-            # Judged by the load there would be if all used the replicas as this class does, or by what there is.
-            judged = min(total, now.now(name, threshold) / share)
-            fits = judged <= room and (total > judged or _keeps_promise(plan, now, trial))
-            if fits or threshold == bounds[name].floor:
-                break
-        chosen[name] = threshold
-        aims[name] = Aim(threshold, f"{judged / now.replicas:.0%} of the capacity at {threshold:g} is asked for")
+    aims: dict[str, Aim] = {}
+    for priority in sorted({each.priority for each in plan.classes}, reverse=True):
+        shares = {each.name: each.share for each in plan.classes if each.priority == priority}
+        aims |= _fitted(plan, now, {name: bounds[name] for name in shares}, shares, aims)
     return aims, memory
 
 
 POLICIES: Mapping[PolicyName, Law] = {"fixed": fixed, "load": load, "slo": slo, "capacity": capacity}
 
 
+def _fitted(
+    plan: ControlPlan, now: Load, bounds: Mapping[str, Bounds], shares: Mapping[str, float], above: Mapping[str, Aim]
+) -> dict[str, Aim]:
+    """Return the highest thresholds at which classes of one priority fit beside those above them.
+
+    All go down together, and who asks for little for its share stops first: who asks for most pays.
+    """
+    room, found = now.replicas * (1 - plan.settings.headroom), dict[str, Aim]()
+    taken = sum(now.now(name, aim.threshold) for name, aim in above.items())
+    levels = sorted({choice for each in bounds.values() for choice in each.choices}, reverse=True)
+    for level in levels:
+        trial = {name: min(c for c in each.choices if c >= level) for name, each in bounds.items()}
+        trial |= {name: aim.threshold for name, aim in found.items()}
+        asked = {name: now.now(name, threshold) for name, threshold in trial.items()}
+        total = taken + sum(asked.values())
+        fits = total <= room and _keeps_promise(plan, now, {n: aim.threshold for n, aim in above.items()} | trial)
+        for name in [each for each in bounds if each not in found]:
+            # The load there would be if all used the replicas as this class does.
+            alike = taken + asked[name] * sum(shares.values()) / shares[name]
+            modest = alike <= room and alike < total * (1 - 1e-9)  # equal ones pay together
+            if fits or modest or level == levels[-1]:
+                judged = min(total, alike) / now.replicas
+                found[name] = Aim(trial[name], f"{judged:.0%} of the capacity at {trial[name]:g} is asked for")
+    return found
+
+
 def _keeps_promise(plan: ControlPlan, now: Load, thresholds: Mapping[str, float]) -> bool:
+    """Say whether classes with these thresholds are fast enough; what others ask for comes after them."""
     promised = plan.settings.slo.tpot_ms
-    return promised is None or 1000 * now.token_seconds(thresholds) <= MARGIN * promised
+    if promised is None:
+        return True
+    now = replace(now, classes=tuple(each for each in now.classes if each.name in thresholds))
+    return 1000 * now.token_seconds(thresholds) <= MARGIN * promised
 
 
 def _views(plan: ControlPlan, asked: Mapping[str, float]) -> dict[str, float]:
-    """Return for each class the load there would be if all used what there is as it does, at most what there is."""
-    shares, total = {each.name: each.share for each in plan.classes}, sum(asked.values())
-    return {name: min(total, asked.get(name, 0.0) * sum(shares.values()) / shares[name]) for name in shares}
+    """Return for each class the load there would be if all of its priority used what there is as it does.
+
+    It is at most what there is; classes of lower priority do not count.
+    """
+    views = {}
+    for each in plan.classes:
+        peers = [other for other in plan.classes if other.priority == each.priority]
+        above = sum(asked.get(other.name, 0.0) for other in plan.classes if other.priority > each.priority)
+        mine = asked.get(each.name, 0.0) * sum(other.share for other in peers) / each.share
+        views[each.name] = above + min(mine, sum(asked.get(other.name, 0.0) for other in peers))
+    return views
 
 
 def _way_down(bounds: Bounds, part: float) -> float:

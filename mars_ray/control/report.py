@@ -6,7 +6,9 @@ Never: trusts the sender: a report may come late, twice, or from a version that 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from typing import Any
 
 from mars_ray.engine.state import EngineState
@@ -14,6 +16,9 @@ from mars_ray.errors import ReportError
 
 SHARES = frozenset({"threshold", "survival", "agreement", "kv_use"})
 """Fields that are at most 1."""
+NAMES = frozenset({"replica", "name"})
+OPTIONAL = frozenset({"step_time", "agreement", "ttft_p95_s", "itl_p95_s"})
+"""None before anything was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,24 +33,38 @@ class ReplicaReport:
     state: EngineState
 
     def __post_init__(self) -> None:
-        _check("report", self)
-        if not self.state.classes:
+        _check("report", "report", self)
+        state = self.state
+        if not state.classes:
             raise ReportError("report.state.classes is empty; there is at least one class.")
+        if state.rows < 1:
+            raise ReportError(f"report.state.rows is {state.rows}; it must be at least 1.")
+        if len({len(point.survival) for point in state.profile}) > 1:
+            raise ReportError("report.state.profile has survival of several lengths; each has one share per mask.")
+        time = state.step_time
+        if time is not None and not time.fixed_s + time.row_s + time.position_s:
+            raise ReportError("report.state.step_time is 0 for a step without prompts; it takes some time.")
+
+    def __reduce__(self) -> tuple[Callable[[], "ReplicaReport"], tuple[()]]:
+        # Whoever unpickles a report goes through its constructor, and so checks it.
+        return partial(ReplicaReport, **{each.name: getattr(self, each.name) for each in fields(self)}), ()
 
 
-def _check(place: str, value: Any) -> None:
+def _check(name: str, place: str, value: Any) -> None:
     if is_dataclass(value):
         for each in fields(value):
             if not hasattr(value, each.name):
                 raise ReportError(f"{place}.{each.name} is missing.")
-            _check(f"{place}.{each.name}", getattr(value, each.name))
+            _check(each.name, f"{place}.{each.name}", getattr(value, each.name))
     elif isinstance(value, tuple):
         for number, each in enumerate(value):
-            _check(f"{place}[{number}]", each)
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        most = 1 if place.split(".")[-1].split("[")[0] in SHARES else math.inf
-        if not (math.isfinite(value) and 0 <= value <= most):
+            _check(name, f"{place}[{number}]", each)
+    elif name in NAMES:
+        if not isinstance(value, str) or not value:
+            raise ReportError(f"{place} is {value!r}; it must be a name.")
+    elif value is not None or name not in OPTIONAL:
+        most = 1 if name in SHARES else math.inf
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (number and 0 <= value <= most and math.isfinite(value)):
             allowed = "from 0 to 1" if most == 1 else "a finite number, at least 0"
-            raise ReportError(f"{place} is {value}; it must be {allowed}.")
-    elif value is not None and not isinstance(value, str):
-        raise ReportError(f"{place} is {value!r}; it must be a number.")
+            raise ReportError(f"{place} is {value!r}; it must be {allowed}.")

@@ -29,8 +29,3 @@ class Smoother:
         while now_s - self._allowed[0][0] > self._recover_s:
             self._allowed.popleft()
         return self._allowed[0][1]
-
-    def hold(self, threshold: float, now_s: float) -> None:
-        """Begin anew at `threshold`, which an operator set."""
-        self._last_aim = threshold
-        self._allowed = deque([(now_s, threshold)])

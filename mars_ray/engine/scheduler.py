@@ -87,7 +87,6 @@ class Scheduler:
     def plan(self, masks_for: Callable[[Sequence], int]) -> list[Feed]:
         """Return the feeds of the next step, short ones first; empty when there is nothing to do."""
         self._reserve(masks_for)
-        self._settle(masks_for)
         budget = self._prefill_tokens
         feeds: list[Feed] = []
         for sequence in self.running:
@@ -100,6 +99,8 @@ class Scheduler:
             sequence = self.running[-1]
             feeds.append(_feed(sequence, min(sequence.pending, budget), masks_for))
             budget -= feeds[-1].count
+        for feed in feeds:
+            self.waiting.served(feed.sequence.service_class, feed.count)
         return sorted(feeds, key=lambda feed: not feed.short)
 
     def _reserve(self, masks_for: Callable[[Sequence], int]) -> None:
@@ -111,14 +112,6 @@ class Scheduler:
                 return
             self._preempt(self.running[-1])
 
-    def _settle(self, masks_for: Callable[[Sequence], int]) -> None:
-        """Where no row is free, take one from a class that has more than its share, for one that has less."""
-        head = self.waiting.next(self.running)
-        if head is not None and len(self.running) >= self._rows_for(head, masks_for):
-            creditor = self.waiting.creditor(self.running, len(self.running))
-            if creditor is not None:
-                self._preempt(creditor)
-
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self._rows.release(sequence)
@@ -129,30 +122,24 @@ class Scheduler:
 
     def _admit(self, masks_for: Callable[[Sequence], int]) -> bool:
         """Start the waiting sequence whose turn it is, if there is a row for it."""
-        head = self.waiting.next(self.running)
-        if head is None or len(self.running) >= self._rows_for(head, masks_for):
+        head = self.waiting.next()
+        if head is None:
             return False
-        length = self._longest(head, masks_for)
+        length = max(_reach(sequence, masks_for) for sequence in (*self.running, head))
+        if len(self.running) >= self._rows.rows_at(length):
+            return False
         if len(self.running) == self._rows.rows:
             self._rows.narrow(length)
         self._rows.widen(length)
         held, soon = self._rows.shared(head)
         if soon - held >= WORTH_WAITING_TOKENS:
             return False
-        self.waiting.remove(head)
-        self._rows.acquire(head)
+        self._rows.acquire(self.waiting.take())
         if head.started_s is None:
             head.started_s = self._clock()
         head.prefix_hit = max(head.prefix_hit, min(head.cached, head.prompt_length))
         self.running.append(head)
         return True
-
-    def _rows_for(self, head: Sequence, masks_for: Callable[[Sequence], int]) -> int:
-        """Return how many rows there may be, so wide that all that run and `head` fit."""
-        return self._rows.rows_at(self._longest(head, masks_for))
-
-    def _longest(self, head: Sequence, masks_for: Callable[[Sequence], int]) -> int:
-        return max(_reach(sequence, masks_for) for sequence in (*self.running, head))
 
 
 def _reach(sequence: Sequence, masks_for: Callable[[Sequence], int]) -> int:

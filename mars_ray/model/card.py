@@ -34,13 +34,27 @@ class FamilyPoint(_Frozen):
 
 
 class CalibrationPoint(_Frozen):
-    """All task families together at one threshold, and each of them alone."""
+    """What one threshold gave on all examples, decoded greedily. Each spread, `*_std`, is the standard deviation
+    over the samples, null for a single one."""
 
     threshold: float
     tokens_per_forward: float
-    accuracy: float
+    """All tokens over all forwards."""
+    tokens_per_forward_std: float | None
+    agreement: float
+    """Share of the tokens that autoregressive decoding chooses too, given what stands before them."""
+    agreement_std: float | None
+    accuracy: float | None
+    """By the verifiers of the task families, the mean over them; null for data without."""
+    accuracy_std: float | None
     examples: Count
+    """In all samples together, as all counts."""
+    tokens: Count
+    seeds: Annotated[int, Field(ge=1)]
+    """Samples: held-out examples by so many seeds, or so many parts of a file."""
+    data: str
     by_family: dict[str, FamilyPoint]
+    """Each task family alone; empty for other data."""
 
 
 class Card(_Frozen):

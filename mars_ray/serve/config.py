@@ -6,13 +6,16 @@ Never: repeats a setting of Ray Serve: replicas, autoscaling, host and port stan
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from mars_ray.control.settings import ControlPlan, ControlSettings
 from mars_ray.engine.messages import EngineSpec
 from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import ConfigError
+from mars_ray.model.card import read_card
 from mars_ray.serve.field_names import check_names
 from mars_ray.serve.limits import RequestLimits
 
@@ -51,7 +54,11 @@ class ServeConfig(_Settings):
     mode: Literal["ar", "threshold", "exact"] = "threshold"
     """Of requests that name none. 'exact' gives the answers of one token at a time, and is fast all the same."""
     threshold: float = Field(0.95, ge=0, le=1)
-    """Of requests that name none."""
+    """Of requests that name none, while there is room: the controller goes no higher."""
+    classes: tuple[ServiceClass, ...] = (ServiceClass(),)
+    """Of service; keys name theirs, and those that name none are of the first."""
+    control: ControlSettings = ControlSettings()
+    """How thresholds follow the load."""
     engine: EngineConfig = EngineConfig()
     limits: RequestLimits = RequestLimits()
     keys: Path | None = None
@@ -68,6 +75,13 @@ class ServeConfig(_Settings):
         if not hosts:
             raise ValueError("name at least one host")
         return hosts
+
+    @model_validator(mode="after")
+    def _plan_makes_sense(self) -> Self:
+        if len({each.name for each in self.classes}) < max(1, len(self.classes)):
+            raise ValueError("name one class of service or more, each once")
+        ControlPlan(ceiling=self.threshold, classes=self.classes)
+        return self
 
     @property
     def model_name(self) -> str:
@@ -89,7 +103,19 @@ class ServeConfig(_Settings):
                 prefill_tokens=engine.prefill_tokens,
                 threshold=self.threshold,
                 compiled=engine.compiled,
+                classes=self.classes,
             ),
+        )
+
+    def plan(self, folder: Path) -> ControlPlan:
+        """Return what the controller of the model in `folder` goes by. Raises `ModelError` for an invalid card."""
+        card = read_card(folder)
+        points = card.calibration if card else ()
+        return ControlPlan(
+            settings=self.control,
+            ceiling=self.threshold,
+            classes=self.classes,
+            agreement=tuple((each.threshold, each.agreement) for each in points),
         )
 
 

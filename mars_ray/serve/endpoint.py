@@ -130,6 +130,7 @@ class Endpoint:
             prompts,
             request_id=uuid4().hex,  # not the caller's, which two may share
             tenant=_exchange(http).key or "",
+            service_class=_exchange(http).service_class,
             facts=facts,
             limits=self._limits,
             default_mode=self._default_mode,

@@ -8,6 +8,7 @@ Never: holds an answer or a key; a prompt only where the operator asked for it.
 import re
 from dataclasses import dataclass
 
+from mars_ray.engine.service_class import STANDARD
 from mars_ray.serve.tally import Tally
 
 _TRACE_PARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -25,6 +26,8 @@ class Exchange:
     """Of the W3C header `traceparent`, where the caller sent one."""
     key: str | None = None
     """Name of the caller's key; None on open paths and for callers that were refused at the door."""
+    service_class: str = STANDARD
+    """That of the key."""
     status: int | None = None
     """None when nothing was answered: the client had left."""
     code: str | None = None

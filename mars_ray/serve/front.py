@@ -10,6 +10,7 @@ from pathlib import Path
 from mars_ray.engine.mode import Mode
 from mars_ray.serve.client import Client
 from mars_ray.serve.config import ServeConfig
+from mars_ray.serve.control_routes import Control
 from mars_ray.serve.endpoint import Endpoint
 from mars_ray.serve.exchange import Exchange
 from mars_ray.serve.front_metrics import FrontMetrics, merge
@@ -21,7 +22,7 @@ from mars_ray.serve.prompts import Prompts
 from mars_ray.serve.request_log import log_exchange
 
 
-def make_front(client: Client, config: ServeConfig, folder: Path, *, name: str) -> Guard:
+def make_front(client: Client, control: Control, config: ServeConfig, folder: Path, *, name: str) -> Guard:
     """Return the app. `name` tells this process from others in the metrics. Raises `ConfigError` for a bad key file."""
     endpoint = Endpoint(
         client, Prompts(folder), config.limits, default_mode=Mode(config.mode), log_prompts=config.log_prompts
@@ -38,8 +39,9 @@ def make_front(client: Client, config: ServeConfig, folder: Path, *, name: str) 
             pace.observe(exchange.seconds)
 
     guard = Guard(
-        make_app(endpoint, metrics, retry_after_s=pace.retry_after_s),
-        keys=KeyFile(config.keys) if config.keys else None,
+        make_app(endpoint, control, metrics, retry_after_s=pace.retry_after_s),
+        keys=KeyFile(config.keys, classes=[each.name for each in config.classes]) if config.keys else None,
+        default_class=config.classes[0].name,
         limits=config.limits,
         allowed_hosts=config.allowed_hosts,
         retry_after_s=pace.retry_after_s,

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mars_ray.engine.service_class import STANDARD
 from mars_ray.errors import MarsRayError
 from mars_ray.serve.admission import Admission
 from mars_ray.serve.api_error import ApiError, api_error, internal_error
@@ -44,6 +45,7 @@ class Guard:
         app: ASGIApp,
         *,
         keys: KeyFile | None,
+        default_class: str = STANDARD,
         limits: RequestLimits,
         allowed_hosts: frozenset[str],
         retry_after_s: Callable[[], int],
@@ -53,6 +55,7 @@ class Guard:
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
         self._app, self._keys, self._limits, self._open_paths = app, keys, limits, open_paths
+        self._default_class = default_class
         self._role_of, self._new_id, self._observe = role_of, new_id, observe
         self._hosts = AllowedHosts(allowed_hosts)
         self.admission = Admission(limits, retry_after_s)
@@ -108,14 +111,14 @@ class Guard:
             # Nobody is known here and nothing is counted, so there is no body either: it would cost memory.
             await self._run(inside, headers, receive, response, body_bytes=0)
             return
-        exchange.key = self._caller(headers, exchange.path)
+        exchange.key, exchange.service_class = self._caller(headers, exchange.path)
         with self.admission.place(exchange.key):
             await self._run(inside, headers, receive, response, body_bytes=self._limits.body_bytes)
 
-    def _caller(self, headers: Headers, path: str) -> str:
-        """Return the name of the caller's key. Raises an `ApiError` for callers who may not come in."""
+    def _caller(self, headers: Headers, path: str) -> tuple[str, str]:
+        """Return name and class of the caller's key. Raises an `ApiError` for callers who may not come in."""
         if self._keys is None:
-            return ANONYMOUS
+            return ANONYMOUS, self._default_class
         sent = values(headers, b"authorization")
         token = _BEARER.fullmatch(sent[0]) if len(sent) == 1 else None
         key = self._keys.find(token[1].decode("ascii")) if token else None
@@ -130,7 +133,7 @@ class Guard:
         if not includes(key.role, self._role_of(path)):
             message = "This path needs a key of the role operate."
             raise ApiError(403, message, type="permission_error", code="role_not_sufficient")
-        return key.name
+        return key.name, key.service_class or self._default_class
 
     async def _run(
         self, scope: Scope, headers: Headers, receive: Receive, response: "_Response", *, body_bytes: int

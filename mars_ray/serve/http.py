@@ -1,6 +1,6 @@
 """The HTTP front: routes, and how their errors look. A plain ASGI app, whatever runs it.
 
-In:    an `Endpoint`, a way to gather metrics.
+In:    an `Endpoint`, a `Control`, a way to gather metrics.
 Out:   an ASGI app that speaks OpenAI's API; the door (`guard`) belongs in front of it.
 Never: imports Ray.
 """
@@ -24,6 +24,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from mars_ray.errors import MarsRayError
 from mars_ray.serve.api_error import ApiError, api_error, internal_error
 from mars_ray.serve.client import ModelFacts
+from mars_ray.serve.control_routes import Control, control_routes
 from mars_ray.serve.endpoint import Endpoint
 from mars_ray.serve.wire import (
     ChatRequest,
@@ -69,7 +70,11 @@ STREAM: dict[int | str, dict[str, Any]] = {
 
 
 def make_app(
-    endpoint: Endpoint, metrics: Callable[[], Awaitable[str]], *, retry_after_s: Callable[[], int] = lambda: 1
+    endpoint: Endpoint,
+    control: Control,
+    metrics: Callable[[], Awaitable[str]],
+    *,
+    retry_after_s: Callable[[], int] = lambda: 1,
 ) -> FastAPI:
     """Return the app. What the endpoint needs runs as long as the app does."""
 
@@ -129,6 +134,7 @@ def make_app(
         """Figures of this process and of every engine, as Prometheus reads them."""
         return Response(await metrics(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
+    app.include_router(control_routes(control))
     return app
 
 

@@ -15,7 +15,7 @@ import os
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
@@ -45,6 +45,8 @@ class Key(BaseModel):
     """Stands in logs and metrics."""
     role: Role
     """`use` calls the model; `operate` may do that too, and whatever else the endpoint offers."""
+    service_class: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    """Of its requests; None is the first class of the endpoint."""
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", repr=False)
     created: date
 
@@ -55,13 +57,18 @@ def includes(role: Role, needed: Role) -> bool:
 
 
 class KeyFile:
-    """The keys of a file as it is now. Raises `ConfigError` when it cannot be used at the start."""
+    """The keys of a file as it is now. Raises `ConfigError` when it cannot be used at the start.
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._path, self._clock = path, clock
+    A key may be of one of `classes`, any when None.
+    """
+
+    def __init__(
+        self, path: Path, clock: Callable[[], float] = time.monotonic, *, classes: Collection[str] | None = None
+    ) -> None:
+        self._path, self._classes, self._clock = path, classes, clock
         self._checked_at = clock()
         self._loaded = _stamp(path)
-        self._keys: Sequence[Key] = read_keys(path)
+        self._keys: Sequence[Key] = read_keys(path, classes)
         self._complaint: str | None = None
 
     def find(self, presented: str) -> Key | None:
@@ -86,7 +93,7 @@ class KeyFile:
             return
         # Tried again each time until it succeeds, for what failed may be the reading and not the file.
         try:
-            self._keys = read_keys(self._path)
+            self._keys = read_keys(self._path, self._classes)
         except ConfigError as error:
             if self._complaint != str(error):
                 self._complaint = str(error)
@@ -96,7 +103,9 @@ class KeyFile:
             log.info("read %d keys from %s", len(self._keys), self._path)
 
 
-def add_key(path: Path, name: str, role: Role, today: Callable[[], date] = date.today) -> str:
+def add_key(
+    path: Path, name: str, role: Role, service_class: str | None = None, today: Callable[[], date] = date.today
+) -> str:
     """Add a key to the file, making it if there is none, and return the key: nothing else ever tells it.
 
     Raises `ConfigError` for a taken or unusable name or role. Comments in the file are lost.
@@ -105,6 +114,7 @@ def add_key(path: Path, name: str, role: Role, today: Callable[[], date] = date.
     with _locked(path) as file:
         keys = read_keys(file) if file.exists() else []
         entry = {"name": name, "role": role, "sha256": _sha256(presented), "created": today()}
+        entry |= {"service_class": service_class} if service_class else {}
         _write(file, _checked(file, [*keys, _key(file, len(keys) + 1, entry)]))
     return presented
 
@@ -133,7 +143,7 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     return seen.st_mtime_ns, seen.st_ino, seen.st_size
 
 
-def read_keys(path: Path) -> Sequence[Key]:
+def read_keys(path: Path, classes: Collection[str] | None = None) -> Sequence[Key]:
     """Return what the file holds. Raises `ConfigError` naming file, entry and value."""
     try:
         # The base loader makes strings of all values: it runs no constructors, so nothing but these errors comes out.
@@ -144,7 +154,13 @@ def read_keys(path: Path) -> Sequence[Key]:
         raise ConfigError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(entries, list):
         raise ConfigError(f"{path} holds no list of keys. Without any key it must say [].")
-    return _checked(path, [_key(path, number, entry) for number, entry in enumerate(entries, 1)])
+    keys = _checked(path, [_key(path, number, entry) for number, entry in enumerate(entries, 1)])
+    for number, key in enumerate(keys, 1):
+        if classes is not None and key.service_class is not None and key.service_class not in classes:
+            raise ConfigError(
+                f"{path}, entry {number}: service_class is {key.service_class!r}; there are {', '.join(classes)}."
+            )
+    return keys
 
 
 def _key(path: Path, number: int, entry: object) -> Key:
@@ -199,7 +215,7 @@ def _locked(path: Path) -> Iterator[Path]:
 
 def _write(file: Path, keys: Sequence[Key]) -> None:
     """Replace the file at once and durably. A temporary file is readable by its owner alone from the start."""
-    content = yaml.safe_dump([key.model_dump() for key in keys], sort_keys=False)
+    content = yaml.safe_dump([key.model_dump(exclude_none=True) for key in keys], sort_keys=False)
     try:
         descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
         temporary = Path(name)

@@ -7,6 +7,9 @@ from contextlib import aclosing
 
 from ray import serve
 
+from mars_ray.control.heartbeat import keep_beating
+from mars_ray.control.lease import Lease
+from mars_ray.control.ray_controller import RayController
 from mars_ray.engine.async_engine import AsyncEngine
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.request import Request
@@ -16,6 +19,7 @@ from mars_ray.serve.client import ModelFacts
 from mars_ray.serve.config import ServeConfig
 from mars_ray.serve.engine_client import EngineClient
 from mars_ray.serve.engine_metrics import EngineMetrics
+from mars_ray.serve.ray_autoscaling import DESIRED
 
 
 class EngineReplica:
@@ -25,11 +29,17 @@ class EngineReplica:
         folder = resolve_model(config.model)
         engine, facts = await AsyncEngine.start(config.engine_spec(folder))
         self._ending = asyncio.create_task(_end_with(engine))
+        replica = serve.get_replica_context()
+        plan = config.plan(folder)
+        self._lease = Lease(replica.replica_id.unique_id, plan)
+        self._beating = asyncio.create_task(
+            keep_beating(engine, self._lease, RayController(replica.app_name, plan).answer)
+        )
         created = int((folder / "config.json").stat().st_mtime)
         self._client = EngineClient(
             engine,
             ModelFacts(name=config.model_name, created=created, engine=facts),
-            EngineMetrics(model=config.model_name, replica=serve.get_replica_context().replica_id.unique_id),
+            EngineMetrics(model=config.model_name, replica=replica.replica_id.unique_id),
         )
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk | MarsRayError, None]:
@@ -60,11 +70,17 @@ class EngineReplica:
         """Return True: that is all a front wants to know."""
         return True
 
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return what `ray_autoscaling` goes by; nothing while no controller answers."""
+        held = self._lease.directive
+        return {DESIRED: float(held.desired_replicas)} if held and held.desired_replicas else {}
+
     async def check_health(self) -> None:
         """Wait for the step the engine is at. When it does not end, Serve starts another replica."""
         await self._client.ready()
 
     async def __del__(self) -> None:
+        self._beating.cancel()
         await self._client.close()
 
 

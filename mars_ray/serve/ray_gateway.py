@@ -5,6 +5,7 @@ from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mars_ray.control.ray_controller import RayController
 from mars_ray.model.resolve import resolve_model
 from mars_ray.serve.config import ServeConfig, check_exposure
 from mars_ray.serve.front import make_front
@@ -21,7 +22,9 @@ class Gateway:
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the app; Serve calls this in the replica, so nothing of it is pickled."""
         name = serve.get_replica_context().replica_id.unique_id
-        front = make_front(RayClient(self._engines), self._config, resolve_model(self._config.model), name=name)
+        folder = resolve_model(self._config.model)
+        control = RayController(serve.get_replica_context().app_name, self._config.plan(folder))
+        front = make_front(RayClient(self._engines), control, self._config, folder, name=name)
 
         # Serve puts x-request-id on every answer, and a client would see both.
         async def app(scope: Scope, receive: Receive, send: Send) -> None:

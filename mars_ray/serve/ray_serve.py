@@ -11,6 +11,7 @@ from ray import serve
 from ray.serve._private.api import serve_start
 from ray.serve.schema import ServeDeploySchema
 
+from mars_ray.control.ray_controller import remove_controllers
 from mars_ray.errors import ConfigError, ServeError
 from mars_ray.model.folder import check_folder
 from mars_ray.model.resolve import resolve_model
@@ -59,6 +60,7 @@ def run(schema: ServeDeploySchema) -> None:
             _say("stopping: what runs may finish; once more to stop at once", started_s)
             serve.delete(name, _blocking=False)
             _wait_until_gone(name)
+            remove_controllers(name)
     finally:
         ray.shutdown()
 
@@ -72,7 +74,7 @@ def _check_this_machine(schema: ServeDeploySchema) -> None:
     config = parse_config(schema.applications[0].args)
     check_folder(resolve_model(config.model))
     if config.keys:
-        read_keys(config.keys)
+        read_keys(config.keys, [each.name for each in config.classes])
     host, port = schema.http_options.host, schema.http_options.port
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:

@@ -69,6 +69,7 @@ def engine_requests(
     *,
     request_id: str,
     tenant: str,
+    service_class: str,
     facts: ModelFacts,
     limits: RequestLimits,
     default_mode: Mode,
@@ -79,6 +80,7 @@ def engine_requests(
             id=f"{request_id}-{number}",
             prompt=tuple(prompt),
             tenant=tenant,
+            service_class=service_class,
             sampling=_sampling(body, len(prompt), facts, limits),
             decode=DecodeParams(
                 mode=body.decode_mode or default_mode,

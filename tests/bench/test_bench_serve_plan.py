@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from mars_ray.bench.serve_arrivals import Poisson, TraceRow
 from mars_ray.bench.serve_plan import Scales, closed_loop, poisson, replay
-from mars_ray.bench.serve_prompts import Conversation, Texts, bundled_prompts, conversations, read_prompts
+from mars_ray.bench.serve_prompts import Texts, bundled_prompts, conversations
+from mars_ray.data.prompt_file import Conversation, read_prompts
 from mars_ray.errors import ConfigError, DataError, EmptyDataError
 
 PROMPTS: list[Conversation] = [

@@ -1,6 +1,9 @@
 """Whatever arrives and leaves, every sequence is fed in order, ends once, and never waits for ever."""
 
+from collections import Counter
+from itertools import count
 from random import Random
+from typing import Any
 
 import pytest
 from engine_parts import ShadowCache, sequence_of
@@ -14,10 +17,15 @@ from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams
 from mars_ray.engine.scheduler import DECODE_TOKENS, WORTH_WAITING_TOKENS, Feed, Scheduler
 from mars_ray.engine.sequence import Sequence
+from mars_ray.engine.service_class import ServiceClass
 from mars_ray.engine.walk import Walk
-from mars_ray.errors import QueueFullError
+from mars_ray.errors import QueueFullError, RequestError
 
 MASK = 1016
+ALONE = (ServiceClass(),)
+TWO = (ServiceClass(name="gold", share=3), ServiceClass(name="batch"))
+RANKED = (ServiceClass(name="gold", priority=1), ServiceClass(name="silver", share=0.6), ServiceClass(name="batch"))
+"""None holds a share of the queue that is no whole number of places."""
 BASES = [[20 + base * 10 + (number * number) % 7 for number in range(700)] for base in range(2)]
 
 
@@ -46,11 +54,25 @@ class Scheduling(RuleBasedStateMachine):
         rows_max=st.sampled_from([5, 2, 1]),
         queue_max=st.sampled_from([3, 10]),
         prefill_tokens=st.sampled_from([100, 512, 20, 1]),
+        classes=st.sampled_from([ALONE, TWO, RANKED]),
     )
-    def start(self, longest: int, spare: int, rows_max: int, queue_max: int, prefill_tokens: int) -> None:
-        self.longest, self.queue_max, self.prefill_tokens = longest, queue_max, prefill_tokens
+    def start(
+        self,
+        longest: int,
+        spare: int,
+        rows_max: int,
+        queue_max: int,
+        prefill_tokens: int,
+        classes: tuple[ServiceClass, ...] = ALONE,
+    ) -> None:
+        shares = sum(each.share for each in classes)
+        self.classes = classes
+        self.places = {each.name: max(1, int(queue_max * each.share / shares)) for each in classes}
+        self.longest, self.prefill_tokens = longest, prefill_tokens
         self.rows = KVRows(tokens=longest + spare, rows_max=rows_max, longest=longest)
-        self.scheduler = Scheduler(self.rows, queue_max=queue_max, prefill_tokens=prefill_tokens)
+        self.scheduler = Scheduler(
+            self.rows, classes=classes, queue_max=queue_max, prefill_tokens=prefill_tokens, clock=count().__next__
+        )
         self.shadow = ShadowCache()
         self.live: list[Sequence] = []
 
@@ -62,15 +84,20 @@ class Scheduling(RuleBasedStateMachine):
         mode=st.sampled_from(Mode),
         block=st.integers(1, 6),
         n=st.integers(1, 4),
+        of=st.integers(0, 2),
     )
-    def add(self, base: int, length: int, end: list[int], max_tokens: int, mode: Mode, block: int, n: int) -> None:
+    def add(
+        self, base: int, length: int, end: list[int], max_tokens: int, mode: Mode, block: int, n: int, of: int = 0
+    ) -> None:
+        name = self.classes[of % len(self.classes)].name
         prompt = [*BASES[base][:length], *end][: self.longest - 1]
         limit = min(max_tokens, self.longest - len(prompt))
         decode = DecodeParams(mode=mode, block=1 if mode is Mode.AR else block)
-        new = [sequence_of(prompt, decode=decode, limit=limit, n=n) for _ in range(n)]
+        new = [sequence_of(prompt, decode=decode, limit=limit, n=n, service_class=name) for _ in range(n)]
         before = (list(self.scheduler.waiting), list(self.scheduler.running))
-        if len(self.scheduler.waiting) + n > self.queue_max:
-            with pytest.raises(QueueFullError, match=str(self.queue_max)):
+        if self.scheduler.waiting.of(name) + n > self.places[name]:
+            never = n > self.places[name]
+            with pytest.raises(RequestError if never else QueueFullError, match=str(self.places[name])):
                 self.scheduler.add(new)
             assert (list(self.scheduler.waiting), list(self.scheduler.running)) == before
         else:
@@ -96,14 +123,16 @@ class Scheduling(RuleBasedStateMachine):
         for _ in range(40):
             length, tokens = random.choice([5, 60, 200, 250, 255, 400]), random.choice([5, 30, 300])
             mode, end = random.choice(list(Mode)), [90] * random.randint(0, 2)
-            self.add(random.randint(0, 1), length, end, tokens, mode, random.randint(1, 6), random.randint(1, 2))
+            block, n, of = random.randint(1, 6), random.randint(1, 2), random.randint(0, 2)
+            self.add(random.randint(0, 1), length, end, tokens, mode, block, n, of)
             if random.random() < 0.2:
                 self.cancel(random.randint(0, 9))
             self.every_sequence_is_in_one_place()
             self.steps(random.getrandbits(32), random.choice([1, 3, 10]))
 
     def step(self, random: Random) -> None:
-        oldest = self.scheduler.running[0] if self.scheduler.running else None
+        # With several classes the oldest may have to give its row to another one.
+        oldest = self.scheduler.running[0] if self.scheduler.running and self.classes == ALONE else None
         feeds = self.scheduler.plan(masks_for)
         self.shadow.apply(self.rows.operations)
         self.rows.operations.clear()
@@ -163,7 +192,7 @@ class Scheduling(RuleBasedStateMachine):
         if hasattr(self, "live"):
             per_prompt = [-(-self.longest // self.prefill_tokens) + each.limit + 1 for each in self.live]
             random = Random(0)
-            for _ in range(sum(per_prompt)):
+            for _ in range(sum(per_prompt) * (1 if self.classes == ALONE else 4)):
                 if self.live:
                     self.step(random)
             assert not self.live
@@ -179,18 +208,21 @@ def test_every_sequence_ends_once_and_its_row_holds_what_was_fed_whatever_happen
     spare=st.sampled_from([0, 200, 600, 1500]),
     rows_max=st.sampled_from([5, 2]),
     prefill_tokens=st.sampled_from([512, 100, 20]),
+    classes=st.sampled_from([ALONE, TWO, RANKED]),
     seed=st.integers(0, 2**32),
 )
 @settings(max_examples=40)
-def test_a_rush_of_requests_on_a_small_cache_is_served_to_the_end(seed: int, **sizes: int) -> None:
+def test_a_rush_of_requests_on_a_small_cache_is_served_to_the_end(seed: int, **sizes: Any) -> None:
     machine = Scheduling()
     machine.start(queue_max=6, **sizes)
     machine.rush(seed)
     machine.teardown()
 
 
-def scheduler(rows: KVRows, prefill_tokens: int = 100) -> Scheduler:
-    return Scheduler(rows, queue_max=8, prefill_tokens=prefill_tokens)
+def scheduler(
+    rows: KVRows, prefill_tokens: int = 100, *, classes: tuple[ServiceClass, ...] = ALONE, queue_max: int = 8
+) -> Scheduler:
+    return Scheduler(rows, classes=classes, queue_max=queue_max, prefill_tokens=prefill_tokens, clock=count().__next__)
 
 
 def fed(plan: list[Feed]) -> list[tuple[Sequence, int]]:
@@ -275,3 +307,67 @@ def test_a_full_queue_takes_nothing_of_a_request_that_does_not_fit_whole() -> No
 
 def test_there_is_nothing_to_do_without_sequences() -> None:
     assert scheduler(small_rows()).plan(masks_for) == []
+
+
+def flood(plans: Scheduler, name: str, many: int, first: int) -> list[Sequence]:
+    new = [sequence_of([first + number] * 20, limit=1000, service_class=name) for number in range(many)]
+    for each in new:
+        plans.add([each])
+    return new
+
+
+def run(plans: Scheduler, steps: int, answer: dict[str, int]) -> Counter[str]:
+    """Tokens fed by class; a sequence ends once its answer has the length of its class, and others are waiting."""
+    fed_tokens: Counter[str] = Counter()
+    for _ in range(steps):
+        plan = plans.plan(masks_for)
+        for feed in plan:
+            fed_tokens[feed.sequence.service_class] += feed.count
+        commit(plan)
+        for feed in plan:
+            if feed.sequence.generated >= answer[feed.sequence.service_class]:
+                plans.remove(feed.sequence)
+    return fed_tokens
+
+
+@pytest.mark.parametrize("share", [0.1, 1 / 3, 1, 3, 10])
+@pytest.mark.parametrize("answer", [{"gold": 20, "batch": 20}, {"gold": 5, "batch": 80}])
+def test_a_flood_of_one_class_does_not_keep_another_from_its_share_of_the_tokens(
+    share: float, answer: dict[str, int]
+) -> None:
+    classes = (ServiceClass(name="gold", share=share), ServiceClass(name="batch"))
+    cache = KVRows(tokens=8 * FIRST_WIDTH, rows_max=8, longest=4 * FIRST_WIDTH)
+    plans = scheduler(cache, prefill_tokens=1000, classes=classes, queue_max=40_000)
+    flood(plans, "batch", 1500, first=1)
+    run(plans, 100, answer)
+    flood(plans, "gold", 3000, first=5000)
+    run(plans, 200, answer)  # those that ran when it came end first
+    tokens = run(plans, 1000, answer)
+    assert tokens["gold"] / tokens["batch"] == pytest.approx(share, rel=0.15)
+
+
+def test_who_was_not_there_does_not_make_up_for_it() -> None:
+    plans = scheduler(
+        small_rows(),
+        prefill_tokens=1000,
+        queue_max=4000,
+        classes=(ServiceClass(name="gold"), ServiceClass(name="batch")),
+    )
+    answer = {"gold": 20, "batch": 20}
+    flood(plans, "batch", 900, first=1)
+    run(plans, 500, answer)
+    flood(plans, "gold", 900, first=5000)
+    run(plans, 50, answer)
+    tokens = run(plans, 200, answer)
+    assert tokens["gold"] / tokens["batch"] == pytest.approx(1, rel=0.2)
+
+
+def test_a_class_of_higher_priority_takes_every_row_that_comes_free() -> None:
+    classes = (ServiceClass(name="gold", priority=1, share=0.1), ServiceClass(name="batch", share=10))
+    plans = scheduler(small_rows(), prefill_tokens=1000, classes=classes, queue_max=4000)
+    answer = {"gold": 20, "batch": 20}
+    flood(plans, "batch", 200, first=1)
+    run(plans, 5, answer)
+    flood(plans, "gold", 30, first=5000)
+    run(plans, 25, answer)
+    assert run(plans, 10, answer).keys() == {"gold"}

@@ -1,72 +1,141 @@
 """The step-time model and the block it recommends."""
 
+from dataclasses import astuple
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mars_ray.engine.step_time import FIRST_FIT, FIT_EVERY, STEPS_KEPT, StepTime, StepTimeFit, best_block, fit
+from mars_ray.engine.step_time import FIRST_FIT, FIT_EVERY, STEPS_KEPT, StepTime, StepTimeFit, Work, best_block, fit
 
 PARTS = st.tuples(st.floats(1e-4, 1e-1), st.floats(1e-6, 1e-3), st.floats(1e-9, 1e-5))
+MODELS = st.builds(
+    StepTime,
+    fixed_s=st.floats(1e-3, 1e-1),
+    row_s=st.floats(1e-5, 1e-3),
+    position_s=st.floats(1e-6, 1e-4),
+    kv_token_s=st.floats(1e-8, 1e-6),
+    prompt_s=st.floats(1e-3, 1e-1),
+    prompt_token_s=st.floats(1e-6, 1e-4),
+)
+USUAL = StepTime(fixed_s=5e-3, row_s=1e-4, position_s=2e-5, kv_token_s=1e-8, prompt_s=2e-3, prompt_token_s=1e-5)
 
 
-def steps_of(model: tuple[float, float, float], seed: int, count: int = 64, noise: float = 0.0) -> np.ndarray:
+def decode_only(fixed_s: float, position_s: float, kv_token_s: float) -> StepTime:
+    return StepTime(fixed_s=fixed_s, position_s=position_s, kv_token_s=kv_token_s)
+
+
+def steps_of(seed: int, count: int = 128) -> list[Work]:
+    """Steps in which everything varies by itself; in every other one prompts are read."""
     random = np.random.default_rng(seed)
-    positions, kv_tokens = random.integers(1, 300, count), random.integers(10, 50_000, count)
-    seconds = model[0] + model[1] * positions + model[2] * kv_tokens
-    return np.column_stack([positions, kv_tokens, seconds * (1 + noise * random.uniform(-1, 1, count))])
+    rows = random.integers(1, 64, count)
+    positions = rows * random.integers(1, 9, count)
+    kv_tokens, prompt_tokens = random.integers(10, 50_000, count), random.integers(17, 513, count)
+    prompt_tokens[::2] = 0
+    columns = (rows, positions, kv_tokens, prompt_tokens)
+    return [Work(*each) for each in zip(*(column.tolist() for column in columns), strict=True)]
 
 
-def found(steps: np.ndarray) -> tuple[float, float, float]:
-    model = fit(steps)
-    return model.fixed_s, model.position_s, model.kv_token_s
+def seconds_of(model: StepTime, steps: list[Work]) -> np.ndarray:
+    return np.array([model.seconds(work) for work in steps])
 
 
-@given(PARTS, st.integers(0, 2**32 - 1))
+@given(MODELS, st.integers(0, 2**32 - 1))
 @settings(max_examples=50)
-def test_the_parts_of_synthetic_steps_are_recovered(parts: tuple[float, float, float], seed: int) -> None:
-    steps = steps_of(parts, seed)
-    steps = steps[steps[:, 2] <= 2.9 * np.median(steps[:, 2])]  # a longer one would count as a pause
-    assert found(steps) == pytest.approx(parts, rel=1e-3, abs=1e-12)
+def test_all_parts_of_synthetic_steps_are_recovered(model: StepTime, seed: int) -> None:
+    steps = steps_of(seed)
+    assert astuple(fit(steps, seconds_of(model, steps))) == pytest.approx(astuple(model), rel=1e-3)
 
 
-@given(st.lists(st.tuples(st.integers(1, 500), st.integers(1, 10**6), st.floats(1e-6, 1e3)), min_size=1, max_size=40))
+@given(
+    st.lists(
+        st.tuples(
+            st.builds(
+                Work,
+                rows=st.integers(0, 500),
+                positions=st.integers(0, 5000),
+                kv_tokens=st.integers(0, 10**6),
+                prompt_tokens=st.integers(0, 10**4),
+            ),
+            st.floats(0, 1e3),
+        ),
+        min_size=1,
+        max_size=40,
+    )
+)
 @settings(max_examples=80)
-def test_no_part_is_ever_negative_or_no_number(steps: list[tuple[int, int, float]]) -> None:
-    assert all(0 <= part < np.inf for part in found(np.array(steps)))
+def test_no_part_is_ever_negative_or_no_number(steps: list[tuple[Work, float]]) -> None:
+    found = fit([work for work, _ in steps], np.array([seconds for _, seconds in steps]))
+    assert all(0 <= part < np.inf for part in astuple(found))
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_pauses_of_the_machine_leave_no_trace(seed: int) -> None:
-    parts = (5e-3, 1e-5, 1e-8)
-    steps = steps_of(parts, seed)
-    paused = steps.copy()
-    paused[::7, 2] += 3.0
-    assert found(paused) == pytest.approx(parts, rel=1e-3)
+@given(MODELS, st.integers(0, 2**32 - 1), st.floats(1, 100))
+@settings(max_examples=50)
+def test_pauses_of_the_machine_leave_no_trace(model: StepTime, seed: int, pause_s: float) -> None:
+    steps = steps_of(seed)
+    seconds = seconds_of(model, steps)
+    seconds[::7] += pause_s
+    assert astuple(fit(steps, seconds)) == pytest.approx(astuple(model), rel=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_changes_the_time_of_a_usual_step_but_little(seed: int) -> None:
-    model = fit(steps_of((5e-3, 2e-5, 1e-8), seed, count=256, noise=0.1))
-    assert model.fixed_s + 100 * model.position_s + 10_000 * model.kv_token_s == pytest.approx(7.1e-3, rel=0.05)
+    steps, noise = steps_of(seed, count=256), np.random.default_rng(seed).uniform(0.9, 1.1, 256)
+    model = fit(steps, seconds_of(USUAL, steps) * noise)
+    for work in (Work(rows=8, positions=8, kv_tokens=10_000), Work(8, 64, 10_000), Work(8, 64, 10_000, 256)):
+        assert model.seconds(work) == pytest.approx(USUAL.seconds(work), rel=0.05)
 
 
 def test_steps_that_took_no_measurable_time_are_no_reason_to_fail() -> None:
-    steps = np.array([[4, 100, 0.0]] * 20)
-    assert all(0 <= part < np.inf for part in found(steps))
-    steps[::2, 2] = 1e-3
-    assert all(0 <= part < np.inf for part in found(steps))
+    steps, seconds = [Work(rows=1, positions=4, kv_tokens=100)] * 20, np.zeros(20)
+    assert all(0 <= part < np.inf for part in astuple(fit(steps, seconds)))
+    seconds[::2] = 1e-3
+    assert all(0 <= part < np.inf for part in astuple(fit(steps, seconds)))
+
+
+def test_steps_that_feed_no_decoding_sequence_are_no_reason_to_fail() -> None:
+    model = fit([Work(rows=0, positions=0, kv_tokens=0, prompt_tokens=100)] * 20, np.full(20, 1e-3))
+    assert model.seconds(Work(rows=0, positions=0, kv_tokens=0, prompt_tokens=100)) == pytest.approx(1e-3)
 
 
 def test_a_model_is_there_after_the_first_steps_and_then_follows_the_recent_ones() -> None:
-    steps = StepTimeFit()
+    steps, usual = StepTimeFit(), Work(rows=1, positions=4, kv_tokens=100)
     for number in range(FIRST_FIT):
         assert steps.model is None
-        steps.observe(1 + number, 100, 1e-3)
-    assert steps.model is not None and steps.model.fixed_s + 100 * steps.model.kv_token_s == pytest.approx(1e-3)
+        steps.observe(Work(rows=1, positions=1 + number, kv_tokens=100), 1e-3)
+    assert steps.model is not None and steps.model.seconds(usual) == pytest.approx(1e-3)
     for number in range(STEPS_KEPT + FIT_EVERY):
-        steps.observe(1 + number % 9, 100, 2e-3)
-    assert steps.model.fixed_s + 100 * steps.model.kv_token_s == pytest.approx(2e-3)
+        steps.observe(Work(rows=1, positions=1 + number % 9, kv_tokens=100), 2e-3)
+    assert steps.model.seconds(usual) == pytest.approx(2e-3)
+
+
+def at_block(block: int, number: int) -> Work:
+    rows = 1 + number % 16
+    return Work(rows=rows, positions=rows * block, kv_tokens=1000 + number % 300)
+
+
+def test_block_1_is_still_predicted_after_thousands_of_steps_at_block_8() -> None:
+    steps = StepTimeFit()
+    for number in range(FIT_EVERY):
+        steps.observe(at_block(1, number), USUAL.seconds(at_block(1, number)))
+    for number in range(STEPS_KEPT - 2 * FIT_EVERY):
+        steps.observe(at_block(8, number), USUAL.seconds(at_block(8, number)))
+    assert steps.model is not None
+    for number in range(16):
+        for block in (1, 8):
+            work = at_block(block, number)
+            assert steps.model.seconds(work) == pytest.approx(USUAL.seconds(work), rel=1e-3)
+
+
+def test_what_was_seen_too_long_ago_counts_no_more() -> None:
+    steps = StepTimeFit()
+    for number in range(FIT_EVERY):
+        steps.observe(at_block(1, number), 1.0)
+    for number in range(STEPS_KEPT + FIT_EVERY):
+        steps.observe(at_block(8, number), USUAL.seconds(at_block(8, number)))
+    assert steps.model is not None
+    assert steps.model.seconds(at_block(8, 3)) == pytest.approx(USUAL.seconds(at_block(8, 3)), rel=1e-3)
 
 
 def best_by_hand(model: StepTime, gained: list[float], rows: int, drafting: int, kv_tokens: int) -> list[float]:
@@ -85,7 +154,7 @@ def test_the_best_block_is_that_of_trying_all(
 ) -> None:
     drafting = data.draw(st.integers(1, rows))
     gained = sorted((drafting * share for share in survival), reverse=True)
-    model = StepTime(*parts)
+    model = decode_only(*parts)
     block = best_block(model, np.array(gained), rows=rows, drafting=drafting, kv_tokens=kv_tokens)
     rates = best_by_hand(model, gained, rows, drafting, kv_tokens)
     assert 1 <= block <= len(gained) + 1
@@ -94,17 +163,17 @@ def test_the_best_block_is_that_of_trying_all(
 
 @pytest.mark.parametrize("parts", [(0, 1e-3, 0), (1e-3, 1e-3, 0), (1e-3, 0, 1e-6)])
 def test_masks_that_gain_nothing_are_not_fed(parts: tuple[float, float, float]) -> None:
-    assert best_block(StepTime(*parts), np.zeros(7), rows=4, drafting=4, kv_tokens=100) == 1
+    assert best_block(decode_only(*parts), np.zeros(7), rows=4, drafting=4, kv_tokens=100) == 1
 
 
 def test_masks_that_cost_nothing_are_all_fed() -> None:
     gained = np.array([0.5, 0.25, 0.125, 1e-3])
-    assert best_block(StepTime(1e-3, 0, 1e-6), gained, rows=1, drafting=1, kv_tokens=100) == 5
+    assert best_block(decode_only(1e-3, 0, 1e-6), gained, rows=1, drafting=1, kv_tokens=100) == 5
 
 
 def test_a_larger_batch_never_feeds_more_masks() -> None:
     survival = 0.8 ** np.arange(1, 8)
-    model = StepTime(5e-3, 1e-4, 0)
+    model = decode_only(5e-3, 1e-4, 0)
     blocks = [best_block(model, n * survival, rows=n, drafting=n, kv_tokens=0) for n in (1, 4, 16, 64, 256)]
     assert blocks == sorted(blocks, reverse=True)
     assert blocks[0] == 8 and blocks[-1] < blocks[0]

@@ -29,7 +29,18 @@ def make_model_folder(tmp_path: Path) -> MakeFolder:
 def mars_card() -> Card:
     family = FamilyPoint(examples=20, tokens_per_forward=1.5, accuracy=0.75)
     point = CalibrationPoint(
-        threshold=0.9, tokens_per_forward=1.6, accuracy=0.7, examples=40, by_family={"copy": family}
+        threshold=0.9,
+        tokens_per_forward=1.6,
+        tokens_per_forward_std=0.1,
+        agreement=0.97,
+        agreement_std=0.01,
+        accuracy=0.7,
+        accuracy_std=None,
+        examples=40,
+        tokens=800,
+        seeds=2,
+        data="tasks",
+        by_family={"copy": family},
     )
     return Card(
         method="mars",

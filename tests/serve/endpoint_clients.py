@@ -65,9 +65,10 @@ def read_until(raw: socket.socket, mark: bytes) -> bytes:
     return seen
 
 
-def http(endpoint: Served) -> httpx2.Client:
-    """A plain HTTP client."""
-    return httpx2.Client(base_url=endpoint.url, timeout=PATIENCE_S)
+def http(endpoint: Served, key: str | None = None) -> httpx2.Client:
+    """A plain HTTP client, with an API key if there is one."""
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    return httpx2.Client(base_url=endpoint.url, timeout=PATIENCE_S, headers=headers)
 
 
 def check_error(response: httpx2.Response, status: int, *, param: str | None = None, code: str | None = None) -> str:

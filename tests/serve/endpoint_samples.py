@@ -9,6 +9,12 @@ from typing import Any, TypeVar
 
 import uvicorn
 
+from mars_ray.control.controller import ClusterStatus, Controller
+from mars_ray.control.directive import Directive
+from mars_ray.control.heartbeat import beat
+from mars_ray.control.lease import Lease
+from mars_ray.control.report import ReplicaReport
+from mars_ray.control.settings import ControlPlan
 from mars_ray.engine.async_engine import AsyncEngine
 from mars_ray.model.resolve import resolve_model
 from mars_ray.serve.client import Client, ModelFacts
@@ -25,6 +31,25 @@ FOLDER = resolve_model("bundled")
 T = TypeVar("T")
 
 
+class LocalControl:
+    """A controller in this process."""
+
+    def __init__(self, plan: ControlPlan) -> None:
+        self._controller = Controller(plan)
+
+    async def answer(self, report: ReplicaReport) -> Directive:
+        return self._controller.answer(report)
+
+    async def status(self) -> ClusterStatus:
+        return self._controller.status()
+
+    async def set_threshold(self, threshold: float, name: str | None, seconds: float | None) -> None:
+        self._controller.set_threshold(threshold, name, seconds)
+
+    async def clear_threshold(self, name: str | None) -> None:
+        self._controller.clear_threshold(name)
+
+
 @dataclass
 class Served:
     """An endpoint that runs in a thread."""
@@ -32,11 +57,17 @@ class Served:
     url: str
     engine: AsyncEngine
     front: Guard
+    lease: Lease
+    control: LocalControl
     loop: asyncio.AbstractEventLoop
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` on the loop of the endpoint."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+
+    def beat(self) -> None:
+        """Let the engine report to the controller, and follow it."""
+        self.run(beat(self.engine, self.lease, self.control.answer, within_s=60))
 
     def in_flight(self) -> tuple[int, int, int]:
         """Sequences running and waiting in the engine, requests in the front."""
@@ -61,14 +92,17 @@ def served(config: ServeConfig, wrap: Callable[[Client], Client] = lambda client
             engine, facts = await AsyncEngine.start(config.engine_spec(FOLDER))
             metrics = EngineMetrics(model=config.model_name, replica="test")
             client = EngineClient(engine, ModelFacts(name=config.model_name, created=1, engine=facts), metrics)
-            front = make_front(wrap(client), config, FOLDER, name="test")
+            plan = config.plan(FOLDER)
+            control, lease = LocalControl(plan), Lease("test", plan)
+            front = make_front(wrap(client), control, config, FOLDER, name="test")
             options = uvicorn.Config(front, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=2)
             server = uvicorn.Server(options)
             serving = asyncio.create_task(server.serve())
             while not server.started:
                 await asyncio.sleep(0.01)
             port = server.servers[0].sockets[0].getsockname()[1]
-            found.append((Served(f"http://127.0.0.1:{port}", engine, front, asyncio.get_running_loop()), server))
+            loop = asyncio.get_running_loop()
+            found.append((Served(f"http://127.0.0.1:{port}", engine, front, lease, control, loop), server))
         except BaseException as error:
             found.append(error)
             raise

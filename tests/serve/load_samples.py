@@ -9,8 +9,9 @@ from cluster_samples import Cluster
 from mars_ray.bench.serve_client import Endpoint
 from mars_ray.bench.serve_load import run_load
 from mars_ray.bench.serve_plan import Plan
-from mars_ray.bench.serve_prompts import bundled_prompts, read_prompts
+from mars_ray.bench.serve_prompts import bundled_prompts
 from mars_ray.bench.serve_record import Outcome, RequestRecord
+from mars_ray.data.prompt_file import read_prompts
 
 PROMPT_POOL = read_prompts(bundled_prompts())
 

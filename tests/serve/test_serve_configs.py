@@ -13,6 +13,7 @@ from mars_ray.serve.config import ServeConfig, parse_config
 from mars_ray.serve.deploy_file import DEPLOYMENTS, read_deploy_file
 from mars_ray.serve.limits import RequestLimits
 from mars_ray.serve.ray_app import build
+from mars_ray.serve.ray_autoscaling import by_capacity
 from mars_ray.serve.ray_schema import schema_of
 from mars_ray.serve.serve_environment import SETTINGS
 
@@ -132,11 +133,14 @@ def test_the_autoscaled_file_scales_engines_and_asks_for_keys() -> None:
     assert (scaling["min_replicas"], scaling["max_replicas"]) == (1, 4)
     assert config.engine.rows and scaling["target_ongoing_requests"] < config.engine.rows
     assert config.keys and "*" not in config.allowed_hosts
+    assert scaling["policy"] == {"policy_function": f"{by_capacity.__module__}:{by_capacity.__name__}"}
+    assert [each.name for each in config.classes] == ["interactive", "batch"]
 
 
 def test_the_fixed_file_answers_as_one_token_at_a_time_would() -> None:
     [application] = read_deploy_file(FOLDER / "fixed_threshold.yaml")["applications"]
-    assert parse_config(application["args"]).mode == "exact"
+    config = parse_config(application["args"])
+    assert (config.mode, config.control.policy) == ("exact", "fixed")
     assert all("autoscaling_config" not in each for each in application["deployments"])
 
 

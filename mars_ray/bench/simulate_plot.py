@@ -1,0 +1,74 @@
+"""A simulation as a picture: load, threshold, replicas, latency and quality over time.
+
+In:    the seconds of a simulation.
+Out:   a PNG, or whatever else its suffix says that matplotlib writes.
+Never: smooths away a peak: of seconds that share a point, latencies show the worst.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from mars_ray.control.simulation_record import Second
+from mars_ray.errors import ConfigError, OutputError
+
+POINTS = 600
+SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def check_plot(path: Path) -> None:
+    """Raise a `ConfigError` for a file that cannot be drawn, before any work."""
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(f"plot is {path}; give a file that ends in {', '.join(SUFFIXES)}.")
+
+
+def plot(path: Path, title: str, seconds: Sequence[Second], e2e_ms: float | None) -> None:
+    """Draw. Raises `OutputError` where the file cannot be written."""
+    group = max(1, math.ceil(len(seconds) / POINTS))
+    at = np.arange(0, len(seconds), group) / 60
+
+    def series(name: str, of: Callable[..., float] = np.nanmean) -> list[float]:
+        values = np.array([_number(getattr(second, name)) for second in seconds])
+        parts = (values[start : start + group] for start in range(0, len(values), group))
+        return [of(part) if np.isfinite(part).any() else math.nan for part in parts]
+
+    figure = Figure(figsize=(9, 11), layout="constrained")
+    axes = figure.subplots(5, 1, sharex=True)
+    load, threshold, replicas, latency, quality = axes
+    load.plot(at, series("arrived"), label="arrive", linewidth=1)
+    load.plot(at, series("ended"), label="end", linewidth=1)
+    load.plot(at, series("refused"), label="refused", linewidth=1, color="tab:red")
+    load.set_ylabel("requests a second")
+    threshold.plot(at, series("threshold"), color="tab:purple", linewidth=1)
+    threshold.set_ylabel("threshold,\nmean by token")
+    replicas.step(at, series("replicas"), where="post", label="take requests", linewidth=1)
+    replicas.step(at, series("desired_replicas"), where="post", label="asked for", linewidth=1, linestyle=":")
+    replicas.set_ylabel("replicas")
+    replicas.set_ylim(bottom=0)
+    latency.plot(at, series("e2e_p95_ms", np.nanmax), label="E2E", linewidth=1)
+    latency.plot(at, series("ttft_p95_ms", np.nanmax), label="TTFT", linewidth=1)
+    if e2e_ms is not None:
+        latency.axhline(e2e_ms, color="tab:red", linewidth=1, linestyle="--", label="promised")
+    latency.set_yscale("log")
+    latency.set_ylabel("95th percentile, ms")
+    quality.plot(at, series("agreement"), label="agreement with one token at a time", linewidth=1)
+    quality.plot(at, series("accuracy"), label="accuracy", linewidth=1)
+    quality.set_ylabel("share, by token")
+    quality.set_xlabel("minutes")
+    for each in (load, replicas, latency, quality):
+        each.legend(loc="best", fontsize="small")
+    for each in axes:
+        each.grid(alpha=0.3)
+    axes[0].set_title(title)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=120)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

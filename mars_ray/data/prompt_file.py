@@ -1,0 +1,46 @@
+"""A file of prompts -> conversations to answer.
+
+In:    JSONL (plain or gz) or parquet of rows with `prompt` or `messages`, as `generate` reads.
+Out:   the conversations, in the order of the file.
+Never: leaves a bad record out; the first one is an error that names it.
+"""
+
+from itertools import count, islice
+from pathlib import Path
+
+from mars_ray.data.record_file import check_source, read_records
+from mars_ray.data.records import Message, parse_messages, parse_object
+from mars_ray.errors import BadRecordError, DataError, EmptyDataError
+
+Conversation = tuple[Message, ...]
+
+READ_RECORDS = 256
+
+
+def read_prompts(path: Path) -> list[Conversation]:
+    """Read all prompts. Raises `DataError` naming the first record that is not usable."""
+    check_source(path)
+    numbers = count(1)
+    prompts = [
+        _conversation(path, number, raw)
+        for chunk in read_records(path, READ_RECORDS)
+        for number, raw in zip(islice(numbers, len(chunk)), chunk, strict=True)
+    ]
+    if not prompts:
+        raise EmptyDataError(f"{path} holds no prompt.")
+    return prompts
+
+
+def _conversation(path: Path, number: int, raw: bytes) -> Conversation:
+    try:
+        fields = parse_object(raw)
+        # Columns of parquet exist in every row: one that is null is one that is not there.
+        messages = fields.get("messages")
+        if messages is None:
+            messages = [{"role": "user", "content": fields.get("prompt")}]
+        parsed = parse_messages(messages)
+        if not parsed[-1]["content"].strip():
+            raise BadRecordError("its prompt is empty")
+    except BadRecordError as error:
+        raise DataError(f"{path}, record {number}: {error}. Each needs 'prompt' or 'messages'.") from None
+    return parsed

@@ -1,0 +1,83 @@
+"""Questions -> what the engine answers at each of several thresholds.
+
+In:    a checkpoint, questions, thresholds.
+Out:   for each question, an answer at each threshold, decoded greedily with the block of the card.
+Never: lets the load decide about anything: how far is looked ahead is fixed, so the answers are the same in any order.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from mars_ray.data.chat import ChatEncoder
+from mars_ray.engine.engine import Engine
+from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.request import DecodeParams, Request, SamplingParams
+from mars_ray.errors import BadRecordError, DataError, RequestError
+from mars_ray.evaluate.questions import Question
+from mars_ray.model.checkpoint import Checkpoint
+from mars_ray.progress import ProgressLine
+
+
+@dataclass(slots=True)
+class Answer:
+    """What was generated for a prompt."""
+
+    prompt: tuple[int, ...]
+    """Token ids."""
+    tokens: list[int] = field(default_factory=list)
+    """The one that stopped it included."""
+    text: str = ""
+    forwards: int = 0
+
+
+def answer_all(
+    checkpoint: Checkpoint,
+    questions: Sequence[Question],
+    thresholds: Sequence[float],
+    sampling: SamplingParams,
+    progress: ProgressLine,
+) -> list[list[Answer]]:
+    """Answer every question at every threshold.
+
+    Raises `DataError` for a question the chat template refuses, or the model has no room for, before any is answered.
+    """
+    engine = Engine(checkpoint, EngineOptions(compiled=False, request_tokens=sampling.max_tokens))
+    encoder = ChatEncoder(checkpoint.tokenizer)
+    decodes = [DecodeParams(threshold=threshold, block=engine.block) for threshold in thresholds]
+    prompts = [_prompt(question, encoder, engine, sampling) for question in questions]
+    answers = [[Answer(prompt) for _ in decodes] for prompt in prompts]
+    coming = _requests(prompts, sampling, decodes)
+    done, total = 0, len(prompts) * len(decodes)
+    while done < total:
+        while engine.waiting < engine.limits.rows and (request := next(coming, None)):
+            engine.add(request)
+        for chunk in engine.step():
+            number, rank = map(int, chunk.request_id.split("/"))
+            answer = answers[number][rank]
+            answer.tokens += chunk.tokens
+            answer.text += chunk.text
+            if chunk.finished:
+                if chunk.finished.error:
+                    raise chunk.finished.error
+                answer.forwards = chunk.finished.forwards
+                done += 1
+        progress.update(done, {})
+    return answers
+
+
+def _prompt(question: Question, encoder: ChatEncoder, engine: Engine, sampling: SamplingParams) -> tuple[int, ...]:
+    try:
+        prompt = tuple(encoder.prompt(question.messages))
+        engine.limits.check(Request(id=question.name, prompt=prompt, sampling=sampling))
+    except (BadRecordError, RequestError) as error:
+        raise DataError(f"{question.name}: {error}") from None
+    return prompt
+
+
+def _requests(
+    prompts: Sequence[tuple[int, ...]], sampling: SamplingParams, decodes: Sequence[DecodeParams]
+) -> Iterator[Request]:
+    """All thresholds of a prompt together: they share it in the cache."""
+    for number, prompt in enumerate(prompts):
+        for rank, decode in enumerate(decodes):
+            yield Request(id=f"{number}/{rank}", prompt=prompt, sampling=sampling, decode=decode)

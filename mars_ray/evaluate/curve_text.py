@@ -1,0 +1,41 @@
+"""A calibration as a table to read.
+
+In:    points.
+Out:   cells of text; or the table on standard output.
+Never: measures.
+"""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from mars_ray.model.card import CalibrationPoint
+
+CURVE_HEAD = ("threshold", "tokens per forward", "agreement", "accuracy")
+
+
+def curve_row(point: CalibrationPoint) -> tuple[str, ...]:
+    """Return one line below `CURVE_HEAD`; behind ± stands the standard deviation over samples."""
+    return (
+        f"{point.threshold:g}",
+        f"{point.tokens_per_forward:.2f}{_spread(point.tokens_per_forward_std, '.2f')}",
+        f"{point.agreement:.2%}{_spread(point.agreement_std, '.2%')}",
+        "-" if point.accuracy is None else f"{point.accuracy:.1%}{_spread(point.accuracy_std, '.1%')}",
+    )
+
+
+def print_curve(points: Sequence[CalibrationPoint], title: str) -> None:
+    """Print the points as a table, and what they were measured on."""
+    first = points[0]
+    samples = f"{first.seeds} samples" if first.seeds > 1 else "1 sample, so without spread"
+    table = Table(title=title, caption=f"{first.examples} examples of {first.data} in {samples}")
+    for name in CURVE_HEAD:
+        table.add_column(name, justify="right")
+    for point in points:
+        table.add_row(*curve_row(point))
+    Console().print(table)
+
+
+def _spread(value: float | None, form: str) -> str:
+    return "" if value is None else f" ± {value:{form}}"

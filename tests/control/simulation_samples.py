@@ -1,0 +1,45 @@
+"""Machines and loads for simulated clusters."""
+
+from random import Random
+
+from mars_ray.control.settings import ControlPlan
+from mars_ray.control.simulation_arrivals import Arrivals, Wish
+from mars_ray.control.simulation_machine import Machine
+from mars_ray.control.simulator import Simulation, SimulationOptions, simulate
+
+SURVIVAL = {1.0: (0.0, 0.0, 0.0), 0.95: (0.5, 0.3, 0.2), 0.9: (0.6, 0.45, 0.3), 0.3: (0.8, 0.7, 0.6)}
+FIXED = ControlPlan.model_validate({"settings": {"policy": "fixed"}})
+
+
+def machine(**fields: object) -> Machine:
+    usual: dict[str, object] = {
+        "rows": 4,
+        "queue": 64,
+        "positions": 4096,
+        "step_time": {
+            "fixed_s": 0.01,
+            "row_s": 0.001,
+            "position_s": 0.0002,
+            "prompt_s": 0.002,
+            "prompt_token_s": 0.00005,
+        },
+        "profile": [
+            {"threshold": threshold, "survival": survival, "agreement": 1 - (1 - threshold) / 4}
+            for threshold, survival in SURVIVAL.items()
+        ],
+        "accuracy": [(1.0, 0.99), (0.9, 0.98), (0.3, 0.5)],
+    }
+    return Machine.model_validate(usual | fields)
+
+
+def poisson(rate: float, seconds: float, *, prompt: int = 40, output: int = 60, seed: int = 0) -> list[Wish]:
+    random, now_s, wishes = Random(seed), 0.0, list[Wish]()
+    while (now_s := now_s + random.expovariate(rate)) < seconds:
+        wishes.append(Wish(now_s, 1 + int(random.expovariate(1 / prompt)), 1 + int(random.expovariate(1 / output))))
+    return wishes
+
+
+def run(wishes: list[Wish], plan: ControlPlan = FIXED, on: Machine | None = None, **options: object) -> Simulation:
+    mix = [1.0] * len(plan.classes)
+    asked = SimulationOptions(**({"replicas": 1} | options))  # type: ignore[arg-type]
+    return simulate(Arrivals(wishes, mix=mix), on or machine(), plan, asked)

@@ -1,0 +1,124 @@
+"""Operators see what the controller decided and overrule it; classes of service have thresholds of their own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from endpoint_clients import http
+from endpoint_samples import MESSAGES, Served, config_of, served
+from mars_ray.serve.keys import add_key
+
+CLASSES = [{"name": "gold", "floor": 0.95, "share": 3}, {"name": "batch", "floor": 0.5}]
+FIXED = {"policy": "fixed"}
+ASK = {"model": "bundled", "messages": MESSAGES, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("keys") / "keys.yaml"
+
+
+@pytest.fixture(scope="module")
+def keys(file: Path) -> dict[str, str]:
+    return {
+        "operator": add_key(file, "operator", "operate"),
+        "gold": add_key(file, "gold", "use", "gold"),
+        "batch": add_key(file, "batch", "use", "batch"),
+    }
+
+
+@pytest.fixture(scope="module")
+def running(file: Path, keys: dict[str, str]) -> Iterator[Served]:
+    with served(config_of(keys=str(file), classes=CLASSES, control=FIXED, threshold=0.99)) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def operator(running: Served, keys: dict[str, str]) -> Iterator[httpx2.Client]:
+    with http(running, keys["operator"]) as client:
+        yield client
+        client.delete("/control/threshold").raise_for_status()
+
+
+def threshold_of(running: Served, key: str, **fields: Any) -> float:
+    with http(running, key) as client:
+        answer = client.post("/v1/chat/completions", json=ASK | fields)
+    assert answer.status_code == 200, answer.text
+    usage = answer.json()["usage"]
+    assert usage["threshold_low"] == usage["threshold_high"]
+    return float(usage["threshold_low"])
+
+
+def follows(running: Served, operator: httpx2.Client, **thresholds: float) -> None:
+    """Let the replica take the thresholds over."""
+    running.beat()
+    said = {each["name"]: each["threshold"] for each in operator.get("/control").json()["classes"]}
+    assert said | thresholds == said
+
+
+def test_the_state_names_replicas_thresholds_and_reasons(running: Served, operator: httpx2.Client) -> None:
+    follows(running, operator)
+    state = operator.get("/control").json()
+    assert [(each["name"], each["threshold"], each["floor"]) for each in state["classes"]] == [
+        ("gold", 0.99, 0.95),
+        ("batch", 0.99, 0.5),
+    ]
+    assert {each["reason"] for each in state["classes"]} == {"fixed"}
+    assert [each["replica"] for each in state["replicas"]] == ["test"]
+
+
+def test_a_threshold_set_by_hand_reaches_the_requests_of_its_class_alone(
+    running: Served, operator: httpx2.Client, keys: dict[str, str]
+) -> None:
+    operator.put("/control/threshold", json={"threshold": 0.6, "service_class": "batch"}).raise_for_status()
+    follows(running, operator, batch=0.6, gold=0.99)
+    assert threshold_of(running, keys["batch"]) == 0.6
+    assert threshold_of(running, keys["gold"]) == 0.99
+    operator.delete("/control/threshold").raise_for_status()
+    follows(running, operator, batch=0.99)
+    assert threshold_of(running, keys["batch"]) == 0.99
+
+
+def test_a_request_never_gets_less_quality_than_it_asks_for(
+    running: Served, operator: httpx2.Client, keys: dict[str, str]
+) -> None:
+    operator.put("/control/threshold", json={"threshold": 0.6, "service_class": "batch"}).raise_for_status()
+    follows(running, operator, batch=0.6)
+    assert threshold_of(running, keys["batch"], threshold_floor=0.9) == 0.9
+    assert threshold_of(running, keys["batch"], threshold=0.97) == 0.97
+    assert threshold_of(running, keys["batch"], mode="ar") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"threshold": 0.8, "service_class": "gold"}, "threshold is 0.8; class gold allows 0.95 to 0.99."),
+        ({"threshold": 1.0}, "threshold is 1.0; class gold allows 0.95 to 0.99."),
+        ({"threshold": 1.7}, "less than or equal to 1"),
+        ({"threshold": "high"}, "valid number"),
+        ({"threshold": 0.97, "service_class": "silver"}, "there is no class 'silver'; there are gold, batch."),
+        ({"threshold": 0.97, "seconds": 0}, "greater than 0"),
+        ({"threshold": 0.97, "minutes": 5}, "unknown parameter 'minutes'"),
+        ({}, "Field required"),
+    ],
+)
+def test_a_threshold_that_cannot_be_is_refused_and_nothing_changes(
+    operator: httpx2.Client, body: dict[str, Any], said: str
+) -> None:
+    refused = operator.put("/control/threshold", json=body)
+    assert refused.status_code == 400, refused.text
+    assert said in refused.json()["error"]["message"]
+    assert [each["override"] for each in operator.get("/control").json()["classes"]] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/control"), ("PUT", "/control/threshold"), ("DELETE", "/control/threshold")]
+)
+def test_only_operators_may(running: Served, keys: dict[str, str], method: str, path: str) -> None:
+    with http(running, keys["gold"]) as client:
+        assert client.request(method, path, json={"threshold": 0.97}).status_code == 403
+    with http(running, None) as stranger:
+        assert stranger.request(method, path, json={"threshold": 0.97}).status_code == 401
