@@ -306,13 +306,17 @@ def test_capacity_fits_what_is_asked_wherever_the_floors_allow_it(situation: tup
     assume(load.speed is not None)
     room, floors = load.replicas * (1 - plan.settings.headroom), {n: b.floor for n, b in bounds_of(plan, []).items()}
     found = decided(plan, load, "capacity")
-    if sum(load.now(name, floor) for name, floor in floors.items()) <= room:
-        # A class within its share may keep its ceiling, but then the others can go low enough.
-        total = sum(load.now(name, threshold) for name, threshold in found.items())
-        pays = [name for name in found if found[name] > floors[name]]
-        assert total <= room * (1 + 1e-9) or all(
-            load.now(name, found[name]) <= room * plan_share(plan, name) * (1 + 1e-9) for name in pays
-        )
+    for priority in {each.priority for each in plan.classes}:
+        served = [each.name for each in plan.classes if each.priority >= priority]
+        taken = sum(load.now(each.name, found[each.name]) for each in plan.classes if each.priority > priority)
+        peers = [each.name for each in plan.classes if each.priority == priority]
+        if taken + sum(load.now(name, floors[name]) for name in peers) <= room:
+            # A class within its share may keep its ceiling, but then the others can go low enough.
+            total = sum(load.now(name, found[name]) for name in served)
+            pays = [name for name in peers if found[name] > floors[name]]
+            assert total <= room * (1 + 1e-9) or all(
+                load.now(name, found[name]) <= room * plan_share(plan, name) * (1 + 1e-9) for name in pays
+            )
 
 
 def plan_share(plan: ControlPlan, name: str) -> float:

@@ -32,10 +32,14 @@ T = TypeVar("T")
 
 
 class LocalControl:
-    """A controller in this process."""
+    """A controller in this process, by a clock that goes a second for each heartbeat."""
 
     def __init__(self, plan: ControlPlan) -> None:
-        self._controller = Controller(plan)
+        self.seconds = 0.0
+        self._controller = Controller(plan, clock=self.clock)
+
+    def clock(self) -> float:
+        return self.seconds
 
     async def answer(self, report: ReplicaReport) -> Directive:
         return self._controller.answer(report)
@@ -66,7 +70,8 @@ class Served:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
 
     def beat(self) -> None:
-        """Let the engine report to the controller, and follow it."""
+        """Let a second pass, the engine report to the controller, and follow it."""
+        self.control.seconds += 1
         self.run(beat(self.engine, self.lease, self.control.answer, within_s=60))
 
     def in_flight(self) -> tuple[int, int, int]:
@@ -93,7 +98,8 @@ def served(config: ServeConfig, wrap: Callable[[Client], Client] = lambda client
             metrics = EngineMetrics(model=config.model_name, replica="test")
             client = EngineClient(engine, ModelFacts(name=config.model_name, created=1, engine=facts), metrics)
             plan = config.plan(FOLDER)
-            control, lease = LocalControl(plan), Lease("test", plan)
+            control = LocalControl(plan)
+            lease = Lease("test", plan, control.clock)
             front = make_front(wrap(client), control, config, FOLDER, name="test")
             options = uvicorn.Config(front, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=2)
             server = uvicorn.Server(options)

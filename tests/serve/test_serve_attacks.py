@@ -384,7 +384,7 @@ def test_a_key_at_its_limit_is_told_to_wait_while_another_is_served(guarded: Gua
         assert call(guarded.endpoint, "/v1/chat/completions", CHAT, key=guarded.bob).status == 200
 
 
-def test_no_flood_lowers_the_threshold_of_any_answer(endpoint: Served) -> None:
+def test_the_threshold_of_one_request_reaches_no_other(endpoint: Served) -> None:
     cheap = CHAT | {"threshold": 0.0, "max_tokens": 24}
     bodies = [cheap, CHAT, CHAT | {"threshold_floor": 0.9}] * 8
     with ThreadPoolExecutor(len(bodies)) as pool:

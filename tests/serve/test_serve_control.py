@@ -1,13 +1,14 @@
 """Operators see what the controller decided and overrule it; classes of service have thresholds of their own."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
-from endpoint_clients import http
+from endpoint_clients import http, until_running
 from endpoint_samples import MESSAGES, Served, config_of, served
 from mars_ray.serve.keys import add_key
 
@@ -122,3 +123,27 @@ def test_only_operators_may(running: Served, keys: dict[str, str], method: str, 
         assert client.request(method, path, json={"threshold": 0.97}).status_code == 403
     with http(running, None) as stranger:
         assert stranger.request(method, path, json={"threshold": 0.97}).status_code == 401
+
+
+def test_the_flood_of_one_tenant_lowers_no_threshold_of_another(file: Path, keys: dict[str, str]) -> None:
+    """The attack: as many requests as one key may have, so that everybody else gets worse answers."""
+    classes = [{"name": "gold", "floor": 0.5}, {"name": "batch", "floor": 0.5}]
+    config = config_of(keys=str(file), classes=classes, threshold=0.99, engine={"rows": 4, "queue": 96})
+    flood = {"model": "bundled", "prompt": "x", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+    with (
+        served(config) as running,
+        http(running, keys["operator"]) as operator,
+        http(running, keys["batch"]) as attacker,
+        ThreadPoolExecutor(40) as attackers,
+    ):
+        sent = [attackers.submit(attacker.post, "/v1/completions", json=flood) for _ in range(40)]
+        until_running(running, 4)
+        fallen = False
+        while not all(each.done() for each in sent):
+            assert threshold_of(running, keys["gold"]) == 0.99
+            running.beat()
+            said = {each["name"]: each["threshold"] for each in operator.get("/control").json()["classes"]}
+            assert said["gold"] == 0.99
+            fallen = fallen or said["batch"] < 0.99
+        assert fallen, "the flood was one"
+        assert {each.result().status_code for each in sent} == {200}

@@ -34,6 +34,9 @@ OPERATIONS = {
     "GET /healthz": (2, 0),
     "GET /readyz": (2, 0),
     "GET /metrics": (2, 0),
+    "GET /control": (2, 0),
+    "PUT /control/threshold": (20, 20),
+    "DELETE /control/threshold": (10, 0),
 }
 """As the document names them, and how many valid and wrong examples each is worth. Those without a body take all."""
 
