@@ -23,6 +23,8 @@ ApiKey = Annotated[str | None, typer.Option(envvar="MARS_RAY_API_KEY", help="A k
 ServiceClass = Annotated[str | None, typer.Option("--class", help="A class of service; all by default.")]
 URL = "http://127.0.0.1:8000"
 EVERY_SECONDS = 1.0
+WIDTH = 200
+"""Columns where there is no terminal to ask."""
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -32,9 +34,9 @@ def status(
     once: Annotated[bool, typer.Option("--once", help="Print it once; so it is without a terminal.")] = False,
 ) -> None:
     """Show replicas, load, thresholds and the reasons for them; Ctrl-C ends it."""
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     if once or not console.is_terminal:
-        console.print(*_tables(_ask("GET", url, api_key)), soft_wrap=True)
+        console.print(*_tables(_ask("GET", url, api_key)))
         return
     with Live(console=console, auto_refresh=False) as live:
         while True:
@@ -119,14 +121,17 @@ def _tables(status: dict[str, Any]) -> list[Table]:
     for column in ("replica", "running", "waiting", "cache", "threshold", "tokens/forward", "agreement", "heard of"):
         replicas.add_column(column)
     for each in status["replicas"]:
+        state = each["state"]
+        least = min(of["threshold"] for of in state["classes"])
+        point = next((point for point in state["profile"] if point["threshold"] <= least), None)
         replicas.add_row(
             each["replica"],
-            f"{each['running']}/{each['rows']}",
-            str(each["waiting"]),
-            f"{each['kv_use']:.0%}",
-            ", ".join(f"{value:g}" for value in each["thresholds"].values()),
-            _shown(each["tokens_per_forward"], ".2f"),
-            _shown(each["agreement"], ".4f"),
+            f"{sum(of['running'] for of in state['classes'])}/{state['rows']}",
+            str(sum(of["waiting"] for of in state["classes"])),
+            f"{state['kv_use']:.0%}",
+            ", ".join(f"{of['threshold']:g}" for of in state["classes"]),
+            _shown(point and 1 + sum(point["survival"]), ".2f"),
+            _shown(point and point["agreement"], ".4f"),
             f"{each['age_s']:.1f} s ago",
         )
     return [classes, replicas]

@@ -24,6 +24,7 @@ from mars_ray.control.settings import ControlPlan
 from mars_ray.control.smoother import Smoother
 from mars_ray.control.speed import speed_of
 from mars_ray.control.steady_clock import SteadyClock
+from mars_ray.engine.state import EngineState
 from mars_ray.errors import ConfigError, ReportError
 
 log = logging.getLogger(__name__)
@@ -61,16 +62,8 @@ class ReplicaStatus:
     replica: str
     age_s: float
     """Since its last report."""
-    running: int
-    waiting: int
-    rows: int
-    kv_use: float
-    thresholds: Mapping[str, float]
-    """In force when it reported."""
-    tokens_per_forward: float | None
-    """At the full block and the least of these thresholds."""
-    agreement: float | None
-    """Audited there."""
+    state: EngineState
+    """When it reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +176,8 @@ class Controller:
             epoch=self._epoch,
             desired_replicas=self._desired_replicas,
             replicas=tuple(
-                _replica_status(meter.last, now_s - self._seen_s[replica]) for replica, meter in self._meters.items()
+                ReplicaStatus(replica=replica, age_s=now_s - self._seen_s[replica], state=meter.last.state)
+                for replica, meter in self._meters.items()
             ),
             classes=tuple(
                 ClassStatus(
@@ -310,21 +304,3 @@ def _desired(load: Load, plan: ControlPlan) -> int:
         return 0
     room = 1 - plan.settings.headroom
     return ceil(sum(load.lasting(each.name, plan.ceiling) for each in load.classes) / room)
-
-
-def _replica_status(report: ReplicaReport, age_s: float) -> ReplicaStatus:
-    state = report.state
-    thresholds = {each.name: each.threshold for each in state.classes}
-    least = min(thresholds.values())
-    point = next((each for each in state.profile if each.threshold <= least), None)
-    return ReplicaStatus(
-        replica=report.replica,
-        age_s=age_s,
-        running=state.running,
-        waiting=state.waiting,
-        rows=state.rows,
-        kv_use=state.kv_use,
-        thresholds=thresholds,
-        tokens_per_forward=point.tokens_per_forward if point else None,
-        agreement=point.agreement if point else None,
-    )

@@ -1,5 +1,7 @@
 """Operators see what the controller decided and overrule it; classes of service have thresholds of their own."""
 
+import os
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from cluster_samples import COMMAND
 from endpoint_clients import http, until_running
 from endpoint_samples import MESSAGES, Served, config_of, served
 from mars_ray.serve.keys import add_key
@@ -147,3 +150,50 @@ def test_the_flood_of_one_tenant_lowers_no_threshold_of_another(file: Path, keys
             fallen = fallen or said["batch"] < 0.99
         assert fallen, "the flood was one"
         assert {each.result().status_code for each in sent} == {200}
+
+
+def command(running: Served, key: str | None, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    environment = {name: value for name, value in os.environ.items() if name != "MARS_RAY_API_KEY"}
+    if key is not None:
+        environment["MARS_RAY_API_KEY"] = key
+    asked = [str(COMMAND), *arguments, "--url", running.url]
+    return subprocess.run(asked, capture_output=True, text=True, env=environment)
+
+
+def test_the_command_line_shows_and_sets_what_the_routes_do(
+    running: Served, operator: httpx2.Client, keys: dict[str, str]
+) -> None:
+    done = command(running, keys["operator"], "threshold", "set", "0.6", "--class", "batch", "--for", "2h")
+    assert (done.returncode, done.stderr) == (0, "mars-ray: threshold 0.6 for batch, for 2h.\n")
+    follows(running, operator, batch=0.6)
+    shown = command(running, keys["operator"], "status")
+    assert shown.returncode == 0, shown.stderr
+    for said in ("policy fixed", "0.95 to 0.99", "set by an operator until", "test", "0.99, 0.6", "0/"):
+        assert said in shown.stdout
+    done = command(running, keys["operator"], "threshold", "clear", "--class", "batch")
+    assert (done.returncode, done.stderr) == (0, "mars-ray: the policy decides for batch.\n")
+    follows(running, operator, batch=0.99)
+
+
+@pytest.mark.parametrize(
+    ("key", "arguments", "code", "said"),
+    [
+        ("operator", ("threshold", "set", "0.97", "--for", "5x"), 2, "--for is '5x'; give a time such as 90s"),
+        ("operator", ("threshold", "set", "1.7"), 2, "less than or equal to 1"),
+        ("operator", ("threshold", "clear", "--class", "silver"), 2, "there is no class 'silver'"),
+        ("gold", ("status",), 2, "needs a key of the role operate"),
+        (None, ("status",), 2, "Send a valid API key"),
+    ],
+)
+def test_what_cannot_be_ends_a_command_with_one_line(
+    running: Served, keys: dict[str, str], key: str | None, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    done = command(running, None if key is None else keys[key], *arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert said in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_an_endpoint_that_is_not_there_is_said_in_one_line() -> None:
+    done = subprocess.run([str(COMMAND), "status", "--url", "http://127.0.0.1:1"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "cannot be reached" in done.stderr and done.stderr.count("\n") == 1
