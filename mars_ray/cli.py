@@ -190,7 +190,7 @@ def simulate(
     machine: Annotated[Path | None, typer.Option(help="What one engine can do; by default as measured here.")] = None,
     autoscale: Annotated[bool, typer.Option("--autoscale", help="Let replicas follow demand.")] = False,
     min_replicas: Annotated[int, typer.Option(help="With --autoscale.")] = 1,
-    max_replicas: Annotated[int | None, typer.Option(help="With --autoscale; by default four times --replicas.")] = None,
+    max_replicas: Annotated[int | None, typer.Option(help="With --autoscale; 4 x --replicas by default.")] = None,
     copies: Annotated[int, typer.Option(help="How often each request comes, within a minute.")] = 1,
     speed: Annotated[float, typer.Option(help="Times as fast as the trace was recorded.")] = 1.0,
     prompt_scale: Annotated[float, typer.Option(help="Times the trace's prompts.")] = 1.0,
@@ -207,7 +207,7 @@ def simulate(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write figures and every second here.")] = None,
 ) -> None:
     """Run a trace through a simulated cluster that has the engine's rules and the real controller."""
-    from mars_ray.bench.simulate import SimulateOptions, run_simulation
+    from mars_ray.simulate.command import SimulateOptions, run_simulation
 
     options = SimulateOptions(
         trace=trace,

@@ -23,6 +23,7 @@ BELOW = {
     "batch": {"errors", "progress", "ray_cluster", "method", "model", "data", "engine"},
     "serve": {"errors", "ray_cluster", "model", "data", "engine", "control"},
     "evaluate": {"errors", "progress", "method", "model", "data", "engine"},
+    "simulate": {"errors", "progress", "data", "model", "engine", "control", "bench"},
     "bench": {"errors", "progress", "method", "model", "data", "engine", "control"},
 }
 """What the files of a part may import besides their own."""

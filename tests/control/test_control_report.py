@@ -151,6 +151,6 @@ def test_a_report_on_which_no_decision_can_be_made_is_refused(fields: dict[str, 
 def test_a_report_that_came_from_elsewhere_is_checked_again() -> None:
     tampered = report(1, 0.0)
     object.__setattr__(tampered, "seconds", float("nan"))
-    with pytest.raises(ReportError, match="report.seconds is nan"):
+    with pytest.raises(ReportError, match=r"report\.seconds is nan"):
         pickle.loads(pickle.dumps(tampered))
     assert pickle.loads(pickle.dumps(report(1, 0.0))) == report(1, 0.0)

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from mars_ray.control.simulation_record import Second
 from mars_ray.errors import ConfigError, OutputError
+from mars_ray.simulate.record import Second
 
 POINTS = 600
 SUFFIXES = (".png", ".svg", ".pdf")

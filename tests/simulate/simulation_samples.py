@@ -3,9 +3,9 @@
 from random import Random
 
 from mars_ray.control.settings import ControlPlan
-from mars_ray.control.simulation_arrivals import Arrivals, Wish
-from mars_ray.control.simulation_machine import Machine
-from mars_ray.control.simulator import Simulation, SimulationOptions, simulate
+from mars_ray.simulate.arrivals import Arrivals, Wish
+from mars_ray.simulate.machine import Machine
+from mars_ray.simulate.simulator import Simulation, SimulationOptions, simulate
 
 SURVIVAL = {1.0: (0.0, 0.0, 0.0), 0.95: (0.5, 0.3, 0.2), 0.9: (0.6, 0.45, 0.3), 0.3: (0.8, 0.7, 0.6)}
 FIXED = ControlPlan.model_validate({"settings": {"policy": "fixed"}})

@@ -1,0 +1,302 @@
+"""Policies on this machine: two real engines behind a real endpoint, the busiest minutes of real traces; and what the
+simulator says of the same, with the step times and profiles that the engines reported meanwhile.
+
+    python benchmarks/policy_real.py TRACE.csv.gz [TRACE.csv.gz ...] --json benchmarks/results/DATE-policy-real.json
+
+Each policy runs on a cluster of its own (`mars-ray serve`), one after the other, nothing else may run. A trace is sped
+up so that its busiest seconds ask for `--load` times what the endpoint answers at threshold 1 in a closed loop.
+"""
+
+import argparse
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from mars_ray.bench.machine import machine
+from mars_ray.bench.serve_arrivals import TraceRow, read_trace
+from mars_ray.bench.serve_client import Endpoint
+from mars_ray.bench.serve_load import run_load
+from mars_ray.bench.serve_plan import Plan, Scales, closed_loop, replay
+from mars_ray.bench.serve_prompts import bundled_prompts
+from mars_ray.bench.serve_record import Outcome, RequestRecord
+from mars_ray.bench.serve_slo import Slo, parse_slo
+from mars_ray.bench.serve_summary import summarize
+from mars_ray.control.settings import ControlPlan
+from mars_ray.data.prompt_file import read_prompts
+from mars_ray.simulate.arrivals import Arrivals, Wish
+from mars_ray.simulate.machine import Machine, StepSeconds, ThresholdPoint, read_machine
+from mars_ray.simulate.record import Promise
+from mars_ray.simulate.simulator import Simulation, SimulationOptions, simulate
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "fixed 1.0": {"threshold": 1.0, "policy": "fixed"},
+    "fixed 0.95": {"threshold": 0.95, "policy": "fixed"},
+    "capacity": {"threshold": 1.0, "policy": "capacity"},
+}
+REPLICAS, ROWS, QUEUE, FLOOR = 2, 8, 64, 0.7
+SCALES = Scales(prompt=1 / 16, output=1 / 8)
+"""As the soak test has them: prompts that fit the bundled model, answers that end within seconds."""
+SEED = 0
+
+
+def main() -> None:
+    """Run all policies on all traces."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("traces", nargs="+", type=Path)
+    parser.add_argument("--seconds", type=float, default=120, help="of the trace, the busiest, before it is sped up")
+    parser.add_argument("--load", type=float, default=1.2, help="times the capacity at threshold 1")
+    parser.add_argument("--slo", default="ttft:1000,tpot:30")
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    slo = parse_slo(asked.slo.split(","))
+    assert slo is not None
+    pool = read_prompts(bundled_prompts())
+    results = []
+    for path in asked.traces:
+        rows = busiest(read_trace(path), asked.seconds)
+        speed = None
+        for name, policy in POLICIES.items():
+            with endpoint(policy, slo) as url:
+                if speed is None:
+                    capacity = closed_loop_rate(url, rows, pool)
+                    speed = asked.load * capacity / (len(rows) / asked.seconds)
+                front_s = front_seconds(url, pool)
+                records, seen = loaded(url, rows, pool, speed)
+            simulated = simulation(rows, speed, policy, slo, seen, front_s, records)
+            results.append(
+                result(path.name, name, speed, capacity, front_s, records, slo, simulated) | {"replicas": seen}
+            )
+            show(results)
+            if asked.json:
+                report = {"command": " ".join(sys.argv), "machine": machine(), "slo": asdict(slo), "results": results}
+                asked.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def busiest(rows: list[TraceRow], seconds: float) -> list[TraceRow]:
+    """Return the part of so many seconds with the most requests, beginning at 0."""
+    times = [row.arrival_s for row in rows]
+    last, best = 0, (0, 0)
+    for first, start_s in enumerate(times):
+        while last < len(times) and times[last] < start_s + seconds:
+            last += 1
+        best = max(best, (last - first, -first))
+    first = -best[1]
+    return [replace(row, arrival_s=row.arrival_s - times[first]) for row in rows[first : first + best[0]]]
+
+
+@contextmanager
+def endpoint(policy: dict[str, Any], slo: Slo) -> Iterator[str]:
+    """Run `mars-ray serve` with two engines until the block ends; yield its URL once both answer."""
+    args = {
+        "threshold": policy["threshold"],
+        "classes": [{"name": "standard", "floor": min(FLOOR, policy["threshold"])}],
+        "control": {"policy": policy["policy"], "slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms}},
+        "engine": {"rows": ROWS, "queue": QUEUE},
+        "limits": {"requests": 512, "requests_per_key": 512},
+    }
+    fields = {
+        "http_options": {"host": "127.0.0.1", "port": 8123},
+        "applications": [
+            {
+                "name": "mars",
+                "route_prefix": "/",
+                "import_path": "mars_ray.serve.ray_app:build",
+                "args": args,
+                "deployments": [{"name": "Gateway"}, {"name": "Engine", "num_replicas": REPLICAS}],
+            }
+        ],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "serve.yaml"
+        config.write_text(yaml.safe_dump(fields))
+        command = [str(Path(sys.executable).with_name("mars-ray")), "serve", "--config", str(config)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith("ready"):
+                    break
+            else:
+                raise SystemExit("the endpoint did not start")
+            url = "http://127.0.0.1:8123"
+            while len(replicas_of(url)) < REPLICAS:
+                time.sleep(0.5)
+            yield url
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=180)
+
+
+def replicas_of(url: str) -> list[dict[str, Any]]:
+    """Return what the engines reported last."""
+    found: list[dict[str, Any]] = httpx2.get(f"{url}/control", timeout=30).json()["replicas"]
+    return found
+
+
+def send(url: str, plan: Plan, clients: int | None = None, body: dict[str, Any] | None = None) -> list[RequestRecord]:
+    """Return the records of a load."""
+    to = Endpoint(url=url, model="bundled", extra_body={"ignore_eos": True, "temperature": 0} | (body or {}))
+    return asyncio.run(run_load(to, plan.requests, clients=clients))
+
+
+def plan_of(rows: list[TraceRow], pool: list[Any], speed: float) -> Plan:
+    """Return the requests of a trace."""
+    return replay(rows, replace(SCALES, speed=speed), pool, SEED, None, None, None)
+
+
+def closed_loop_rate(url: str, rows: list[TraceRow], pool: list[Any]) -> float:
+    """Return the answers per second at threshold 1 of as many clients as there are rows, of requests like these."""
+    requests = [replace(each, scheduled_s=None) for each in plan_of(rows, pool, 1.0).requests][:400]
+    send(url, Plan(iter(requests[:100]), 100), REPLICAS * ROWS, {"threshold": 1.0})  # warms up
+    records = send(url, Plan(iter(requests), len(requests)), REPLICAS * ROWS, {"threshold": 1.0})
+    return len(records) / max(each.end_s for each in records)
+
+
+def front_seconds(url: str, pool: list[Any]) -> float:
+    """Return half of what a lone request takes outside the engine."""
+    plan = closed_loop(pool, SEED, 30, 16)
+    before = engine_seconds(url)
+    records = send(url, plan, 1)
+    inside_s = engine_seconds(url) - before
+    return max(0.0, (sum(each.e2e_s for each in records) - inside_s) / len(records) / 2)
+
+
+def engine_seconds(url: str) -> float:
+    """Return the seconds that requests were in the engines, all together."""
+    lines = httpx2.get(f"{url}/metrics", timeout=30).text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("mars:e2e_request_latency_seconds_sum"))
+
+
+def loaded(
+    url: str, rows: list[TraceRow], pool: list[Any], speed: float
+) -> tuple[list[RequestRecord], list[dict[str, Any]]]:
+    """Return the records of the trace, and the last reports of the engines."""
+    records = send(url, plan_of(rows, pool, speed))
+    return records, replicas_of(url)
+
+
+def simulation(
+    rows: list[TraceRow],
+    speed: float,
+    policy: dict[str, Any],
+    slo: Slo,
+    seen: list[dict[str, Any]],
+    front_s: float,
+    records: list[RequestRecord],
+) -> Simulation:
+    """Return what the simulator says of the same load: a prompt has the tokens that the engine counted."""
+    counted = [each.prompt_tokens for each in records if each.prompt_tokens]
+    wishes = [
+        Wish(
+            row.arrival_s / speed,
+            record.prompt_tokens or sum(counted) / len(counted),
+            max(1, int(row.generated_tokens * SCALES.output + 0.5)),
+        )
+        for row, record in zip(rows, records, strict=True)
+    ]
+    plan = ControlPlan.model_validate(
+        {
+            "ceiling": policy["threshold"],
+            "classes": [{"floor": min(FLOOR, policy["threshold"])}],
+            "settings": {"policy": policy["policy"], "slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms}},
+        }
+    )
+    promise = Promise(ttft_s=_s(slo.ttft_ms), tpot_s=_s(slo.tpot_ms), e2e_s=_s(slo.e2e_ms))
+    options = SimulationOptions(replicas=REPLICAS, front_s=front_s, promise=promise, seed=SEED)
+    return simulate(Arrivals(wishes, mix=[1.0], seed=SEED), machine_of(seen), plan, options)
+
+
+def machine_of(seen: list[dict[str, Any]]) -> Machine:
+    """Return the replicas as they reported themselves, the mean of them."""
+    states = [each["state"] for each in seen]
+    times = {name: sum(state["step_time"][name] for state in states) / len(states) for name in StepSeconds.model_fields}
+    shipped = read_machine(None)
+    points = []
+    for number, known in enumerate(shipped.profile):
+        survivals = [state["profile"][number]["survival"] for state in states]
+        mean = tuple(sum(column) / len(column) for column in zip(*survivals, strict=True))
+        points.append(ThresholdPoint(**known.model_dump() | {"survival": mean}))
+    update = {"rows": ROWS, "queue": QUEUE, "step_time": StepSeconds(**times), "profile": tuple(points)}
+    return shipped.model_copy(update=update)
+
+
+def _s(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
+
+
+def result(
+    trace: str,
+    policy: str,
+    speed: float,
+    capacity: float,
+    front_s: float,
+    records: list[RequestRecord],
+    slo: Slo,
+    simulated: Simulation,
+) -> dict[str, Any]:
+    """Return the figures of one run beside those of the simulator."""
+    summary, figures = summarize(records, slo), simulated.figures
+    assert summary.goodput is not None
+    done = [each for each in records if each.outcome is Outcome.OK]
+    return {
+        "trace": trace,
+        "policy": policy,
+        "speed": speed,
+        "capacity_requests_per_s": capacity,
+        "front_ms": 1000 * front_s,
+        "requests": summary.requests,
+        "real": {
+            "tokens_per_s": summary.output_tokens_per_s,
+            "good": summary.goodput.fraction,
+            "tokens_per_forward": summary.tokens_per_forward,
+            "ttft_p50_ms": summary.latency_ms.ttft_arrival and summary.latency_ms.ttft_arrival.median,
+            "tpot_p50_ms": summary.latency_ms.tpot and summary.latency_ms.tpot.median,
+            "answered": len(done),
+        },
+        "simulated": {
+            "tokens_per_s": figures.tokens_per_s,
+            "good": figures.good,
+            "ttft_p50_ms": figures.ttft_ms and figures.ttft_ms.p50,
+            "tpot_p50_ms": figures.tpot_ms and figures.tpot_ms.p50,
+            "answered": figures.ended,
+            "threshold": figures.threshold,
+            "agreement": figures.agreement,
+            "accuracy": figures.accuracy,
+        },
+    }
+
+
+def show(results: list[dict[str, Any]]) -> None:
+    """Print the table so far."""
+    table = Table(title="real | simulated")
+    for column in ("trace", "policy", "tokens/s", "SLO met", "TTFT p50 ms", "TPOT p50 ms", "answered"):
+        table.add_column(column)
+    for each in results:
+        real, simulated = each["real"], each["simulated"]
+        table.add_row(
+            each["trace"],
+            each["policy"],
+            f"{real['tokens_per_s']:.0f} | {simulated['tokens_per_s']:.0f}",
+            f"{real['good']:.3f} | {simulated['good']:.3f}",
+            *(f"{real[name] or 0:.1f} | {simulated[name] or 0:.1f}" for name in ("ttft_p50_ms", "tpot_p50_ms")),
+            f"{real['answered']} | {simulated['answered']}",
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

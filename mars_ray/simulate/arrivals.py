@@ -1,0 +1,95 @@
+"""The requests of a simulation, a few milliseconds of them at a time.
+
+In:    arrivals with their sizes, shares of the classes, how often each is repeated.
+Out:   what arrives until a moment, in order; the same for the same seed.
+Never: holds the copies: millions of requests come from the rows of one trace.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mars_ray.errors import ConfigError, EmptyDataError
+
+SPREAD_S = 60.0
+"""Copies of a request come within so long: the load keeps its shape, and loses its order."""
+
+Array = NDArray[np.float64]
+
+
+class Wish(NamedTuple):
+    """One request."""
+
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    service_class: int = -1
+    """Number of its class; -1 draws one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Requests in order of arrival."""
+
+    arrival_s: Array
+    prompt: Array
+    output: Array
+    service_class: NDArray[np.int64]
+
+
+class Arrivals:
+    """Every wish `copies` times, the first of them when it says, all others spread over a minute."""
+
+    def __init__(
+        self, wishes: Sequence[Wish], *, mix: Sequence[float] = (1.0,), copies: int = 1, seed: int = 0
+    ) -> None:
+        if not wishes:
+            raise EmptyDataError("There is no request to simulate.")
+        if copies < 1:
+            raise ConfigError(f"copies is {copies}; it must be at least 1.")
+        table = np.array(wishes, dtype=float)
+        self._at_s, self._prompt, self._output = table[:, 0], table[:, 1].clip(min=1), table[:, 2].clip(min=1)
+        self._class = table[:, 3].astype(np.int64)
+        if (np.diff(self._at_s) < 0).any():
+            raise ConfigError("arrivals must be in order of time.")
+        self._mix = np.cumsum(np.array(mix) / sum(mix))
+        self._random = np.random.default_rng([seed, 1])
+        self._left = np.full(len(table), copies - 1)
+        self._from_s = 0.0
+        self._first = self._next = 0
+        self.last_s = float(self._at_s[-1]) + (SPREAD_S if copies > 1 else 0.0)
+        self.total = len(table) * copies
+
+    def until(self, end_s: float) -> Batch:
+        """Return what arrives between the last call and `end_s`."""
+        begin, self._from_s = self._from_s, end_s
+        last = int(np.searchsorted(self._at_s, end_s))
+        chosen, times = np.arange(self._next, last), self._at_s[self._next : last]
+        self._next = last
+        while self._first < last and not self._left[self._first]:
+            self._first += 1
+        if self._first < last:
+            spread = np.arange(self._first, last)
+            opens_s = np.maximum(self._at_s[spread], begin)
+            closes_s = self._at_s[spread] + SPREAD_S
+            part = ((np.minimum(end_s, closes_s) - opens_s) / np.maximum(closes_s - opens_s, 1e-9)).clip(0, 1)
+            # Exactly as many as there are in the end: what is left when the minute is over comes now.
+            part[closes_s <= end_s] = 1.0
+            came = self._random.binomial(self._left[spread], part)
+            self._left[spread] -= came
+            copies = np.repeat(spread, came)
+            moments = np.repeat(opens_s, came)
+            moments = moments + self._random.random(len(copies)) * (np.maximum(end_s - moments, 0.0))
+            chosen, times = np.concatenate([chosen, copies]), np.concatenate([times, moments])
+            order = np.argsort(times, kind="stable")
+            chosen, times = chosen[order], times[order]
+        drawn = self._class[chosen]
+        if len(self._mix) > 1 and (drawn < 0).any():
+            guess = np.searchsorted(self._mix, self._random.random(len(drawn)), side="right").clip(
+                max=len(self._mix) - 1
+            )
+            drawn = np.where(drawn < 0, guess, drawn)
+        return Batch(times, self._prompt[chosen], self._output[chosen], np.maximum(drawn, 0))

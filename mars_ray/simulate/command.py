@@ -1,0 +1,240 @@
+"""`mars-ray simulate`: a trace on a cluster that is not there.
+
+In:    options as the command line has them.
+Out:   a table, a plot, and the report for JSON.
+Never: sends anything, holds more than one copy of a trace.
+"""
+
+import math
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from mars_ray.bench.serve_arrivals import parse_trace, read_trace
+from mars_ray.bench.serve_slo import Slo, parse_slo
+from mars_ray.control.settings import ControlPlan, PolicyName
+from mars_ray.errors import ConfigError
+from mars_ray.progress import ProgressLine
+from mars_ray.simulate.arrivals import Arrivals, Wish
+from mars_ray.simulate.machine import Machine, read_machine
+from mars_ray.simulate.plot import check_plot, plot
+from mars_ray.simulate.record import Figures, Promise, Second, Spread, columns
+from mars_ray.simulate.scaling import Scaling
+from mars_ray.simulate.simulator import Simulation, SimulationOptions, simulate
+
+REPLICAS_MAX = 10_000
+NUMBER_MAX = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateOptions:
+    """Names are those of the command line."""
+
+    trace: str
+    replicas: int
+    policy: str | None = None
+    """None is that of the control file, or its default."""
+    control: Path | None = None
+    """YAML of a `ControlPlan`."""
+    machine: Path | None = None
+    autoscale: bool = False
+    min_replicas: int = 1
+    max_replicas: int | None = None
+    """None is four times as many as at the start."""
+    copies: int = 1
+    speed: float = 1.0
+    prompt_scale: float = 1.0
+    output_scale: float = 1.0
+    duration: float | None = None
+    mix: str | None = None
+    """Shares of the requests by class: "gold:1,batch:3"; None is equal shares."""
+    slo: tuple[str, ...] = ()
+    front_ms: float = 0.0
+    ticks: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.replicas <= REPLICAS_MAX:
+            raise ConfigError(f"replicas is {self.replicas}; it must be in 1..{REPLICAS_MAX}.")
+        if self.max_replicas is not None and self.max_replicas > REPLICAS_MAX:
+            raise ConfigError(f"max_replicas is {self.max_replicas}; it must be at most {REPLICAS_MAX}.")
+        for name in ("speed", "prompt_scale", "output_scale"):
+            if not 1 / NUMBER_MAX <= (value := getattr(self, name)) <= NUMBER_MAX:
+                raise ConfigError(f"{name} is {value}; it must be in {1 / NUMBER_MAX:g}..{NUMBER_MAX:g}.")
+
+    def plan(self, slo: Slo | None) -> ControlPlan:
+        """Return what the controller is set to. Raises `ConfigError`."""
+        given = _yaml(self.control)
+        settings = given.get("settings") or {}
+        if not isinstance(settings, dict):
+            raise ConfigError(f"{self.control}: settings must be a mapping.")
+        if self.policy is not None:
+            if self.policy not in (known := get_args(PolicyName)):
+                raise ConfigError(f"policy is {self.policy!r}; choose one of {', '.join(known)}.")
+            settings = settings | {"policy": self.policy}
+        if slo is not None and "slo" not in settings:
+            settings = settings | {"slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms}}
+        try:
+            return ControlPlan.model_validate(given | {"settings": settings})
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "the plan"
+            raise ConfigError(f"{self.control}: {place}: {first['msg']}.") from None
+
+    def wishes(self) -> list[Wish]:
+        """Read the trace and scale it. Prompts beyond the model's positions stay: they are refused."""
+        trace = parse_trace(self.trace)
+        if not isinstance(trace, Path):
+            raise ConfigError(f"trace is {self.trace!r}; give a file that ends in .csv.gz.")
+        return [
+            Wish(
+                row.arrival_s / self.speed,
+                max(1, math.floor(row.context_tokens * self.prompt_scale + 0.5)),
+                max(1, math.floor(row.generated_tokens * self.output_scale + 0.5)),
+            )
+            for row in read_trace(trace)
+        ]
+
+    def shares(self, plan: ControlPlan) -> list[float]:
+        """Return the share of each class. Raises `ConfigError`."""
+        names = [each.name for each in plan.classes]
+        if self.mix is None:
+            return [1.0] * len(names)
+        found = dict.fromkeys(names, 0.0)
+        for part in self.mix.split(","):
+            name, _, text = part.strip().partition(":")
+            try:
+                value = float(text)
+            except ValueError:
+                value = math.nan
+            if name not in found or not 0 <= value < math.inf:
+                raise ConfigError(f"mix {part!r} is not usable; give CLASS:SHARE of {', '.join(names)}.")
+            found[name] = value
+        if not sum(found.values()):
+            raise ConfigError(f"mix is {self.mix!r}; give at least one class a share above 0.")
+        return list(found.values())
+
+    def scaling(self) -> Scaling | None:
+        """Return how the number of replicas follows, None where it stays."""
+        if not self.autoscale:
+            return None
+        return Scaling(min_replicas=self.min_replicas, max_replicas=self.max_replicas or 4 * self.replicas)
+
+
+def run_simulation(options: SimulateOptions, plot_file: Path | None = None) -> dict[str, Any]:
+    """Simulate, print and plot; return the report."""
+    if plot_file is not None:
+        check_plot(plot_file)
+    slo = parse_slo(options.slo)
+    plan, machine = options.plan(slo), read_machine(options.machine)
+    shares = options.shares(plan)
+    asked = SimulationOptions(
+        replicas=options.replicas,
+        ticks_per_s=options.ticks,
+        scaling=options.scaling(),
+        front_s=options.front_ms / 1000,
+        promise=None if slo is None else _promise(slo),
+        duration_s=options.duration,
+        seed=options.seed,
+    )
+    arrivals = Arrivals(options.wishes(), mix=shares, copies=options.copies, seed=options.seed)
+    seconds = min(arrivals.last_s, options.duration or math.inf)
+    started_s = time.perf_counter()
+    with ProgressLine("seconds", total=math.ceil(seconds)) as progress:
+
+        def tell(second: Second) -> None:
+            progress.update(second.second, {"in flight": second.running + second.waiting})
+
+        done = simulate(arrivals, machine, plan, asked, tell)
+    took_s = time.perf_counter() - started_s
+    title = f"{Path(options.trace).name}, {options.replicas:,} replicas, policy {plan.settings.policy}"
+    _show(title, done, took_s)
+    if plot_file is not None:
+        plot(plot_file, title, done.seconds, None if slo is None else slo.e2e_ms)
+    return _report(options, plan, machine, done, took_s)
+
+
+def _yaml(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        given = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not YAML: {str(error).splitlines()[0]}.") from None
+    if not isinstance(given, dict):
+        raise ConfigError(f"{path} must hold a mapping of settings, ceiling, classes.")
+    return given
+
+
+def _promise(slo: Slo) -> Promise:
+    return Promise(ttft_s=_s(slo.ttft_ms), tpot_s=_s(slo.tpot_ms), e2e_s=_s(slo.e2e_ms))
+
+
+def _s(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
+
+
+def _report(
+    options: SimulateOptions, plan: ControlPlan, machine: Machine, done: Simulation, took_s: float
+) -> dict[str, Any]:
+    return {
+        "options": {name: value for name, value in asdict(options).items() if not isinstance(value, Path)},
+        "plan": plan.model_dump(),
+        "machine": machine.model_dump(exclude={"profile"}),
+        "took_s": took_s,
+        "reporting_replicas": done.reporting,
+        "figures": asdict(done.figures),
+        "seconds": columns(done.seconds),
+    }
+
+
+def _show(title: str, done: Simulation, took_s: float) -> None:
+    console, table = Console(), Table(show_header=False)
+    console.print(title, markup=False, highlight=False, soft_wrap=True)
+    for name, value in _rows(done.figures).items():
+        table.add_row(name, value)
+    table.add_row("simulated in", f"{took_s:.1f} s")
+    console.print(table)
+    latencies = Table(title="Milliseconds, of requests that ended")
+    for column in ("", "mean", "median", "p90", "p95", "p99"):
+        latencies.add_column(column, justify="right" if column else "left")
+    for label, spread in (
+        ("TTFT", done.figures.ttft_ms),
+        ("TPOT", done.figures.tpot_ms),
+        ("E2E", done.figures.e2e_ms),
+    ):
+        if spread is not None:
+            latencies.add_row(label, *map(_shown, _percentiles(spread)))
+    console.print(latencies)
+
+
+def _percentiles(spread: Spread) -> tuple[float, ...]:
+    return spread.mean, spread.p50, spread.p90, spread.p95, spread.p99
+
+
+def _shown(figure: float) -> str:
+    return f"{figure:,.2f}" if figure < 100 else f"{figure:,.0f}"
+
+
+def _rows(figures: Figures) -> dict[str, str]:
+    rows = {"requests": f"{figures.requests:,}"}
+    for name in ("refused", "too_long", "in_flight"):
+        if count := getattr(figures, name):
+            rows[name.replace("_", " ")] = f"{count:,}"
+    rows["duration"] = f"{figures.duration_s:,.1f} s"
+    rows["output tokens/s"] = f"{figures.tokens_per_s:,.1f}"
+    shares = {"kept what was promised": figures.good, "agreement": figures.agreement, "accuracy": figures.accuracy}
+    rows |= {name: f"{share:.2%}" for name, share in shares.items() if share is not None}
+    if figures.threshold is not None:
+        rows["threshold, mean by token"] = f"{figures.threshold:.4f}"
+    rows["threshold changes"] = f"{figures.threshold_changes_per_minute:.2f} a minute"
+    rows["replica-minutes"] = f"{figures.replica_minutes:,.1f}"
+    return rows

@@ -1,0 +1,302 @@
+"""The engines of a simulated cluster, all of them at once: rows, the reading of prompts, decoding.
+
+In:    requests for each replica, thresholds of each class on each replica, a tick.
+Out:   requests that ended, with their times; tokens; what a replica reports.
+Never: knows a controller, draws a number, models the memory of the cache or shared prefixes.
+
+A step of the engine is not simulated by itself: in a tick a replica does as many as its step time allows, and a row
+gains the expected tokens of each. Every row has a clock of its own, up to which it has been worked: who arrives, ends
+or has its prompt read in the middle of a tick loses nothing of it. Prompts are read in whole steps of
+`prefill_tokens`, one after another, and slow down those that decode beside them.
+
+Letters: `N` replicas, `R` rows, `C` classes, `B` blocks, `M` some replicas, one row of each.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mars_ray.engine.scheduler import DECODE_TOKENS
+from mars_ray.engine.service_class import ServiceClass
+from mars_ray.simulate.machine import Machine
+from mars_ray.simulate.queues import ARRIVAL, PROMPT, TOTAL, Floats, Ints, Queues
+
+Ended = tuple[Ints, Ints, Floats, Floats, Floats, Floats]
+"""Replica, class, arrival, first token, end, tokens."""
+
+
+class Fleet:
+    """`replicas` engines. What is summed by replica and class is summed since the start, like in an `EngineState`."""
+
+    def __init__(
+        self, machine: Machine, classes: Sequence[ServiceClass], replicas: int, threshold: float, watched: int = 0
+    ) -> None:
+        self._machine, rows, by_class = machine, machine.rows, (replicas, len(classes))
+        self._times = machine.times()
+        self.queues = Queues(replicas, classes, machine.queue)
+        self.held_NC: Ints = np.zeros(by_class, np.int64)
+        """Rows in use."""
+        self.in_flight_N: Ints = np.zeros(replicas, np.int64)
+        """For the router, which counts before it queues."""
+        self._busy_NR = np.zeros((replicas, rows), bool)
+        self._ones_R = np.ones(rows)
+        self._class_NR: Ints = np.zeros((replicas, rows), np.int64)
+        self._clock_NR = np.zeros((replicas, rows))
+        """Up to when a row was worked: from when it decodes, or is free."""
+        self._left_NR = np.zeros((replicas, rows))
+        self._total_NR = np.zeros((replicas, rows))
+        self._prompt_NR = np.zeros((replicas, rows))
+        self._arrival_NR = np.zeros((replicas, rows))
+        self._first_NR = np.zeros((replicas, rows))
+        self._length_N = np.zeros(replicas)
+        """Tokens of all running sequences once they end."""
+        self._read_until_N = np.zeros(replicas)
+        self._read_step_N = np.zeros(replicas)
+        """When the last step began in which prompts are read."""
+        self._room_N = np.zeros(replicas)
+        """Prompt tokens that step has room for."""
+        self._extra_N = np.zeros(replicas)
+        """By how much a step is longer in which prompts are read."""
+        self._unpaid_N = np.zeros(replicas)
+        """Reading that began within a tick, after its steps were counted."""
+        masks = machine.masks
+        self._masks_B = np.arange(masks + 1.0)
+        self.thresholds_NC = np.full(by_class, np.nan)
+        self._ahead_NCB = np.zeros((*by_class, masks + 1))
+        """Expected tokens accepted at masks, by block."""
+        self._credit_NCB = np.ones((*by_class, masks + 1))
+        """Of the tokens of a sequence, those its first step stands for: the last step gives more than are wanted."""
+        self._seconds_N = np.full(replicas, self._times.fixed_s)
+        self._reading_s_N = np.full(replicas, self._times.fixed_s)
+        self._rate_NC = np.ones(by_class)
+        self.block_N: Ints = np.ones(replicas, np.int64)
+        self.threshold_changes_N: Ints = np.zeros(replicas, np.int64)
+        self.arrived_NC: Ints = np.zeros(by_class, np.int64)
+        self.prompt_tokens_NC = np.zeros(by_class)
+        self.ended_NC: Ints = np.zeros(by_class, np.int64)
+        self.ended_tokens_NC = np.zeros(by_class)
+        self.tokens_NC = np.zeros(by_class)
+        """Written, by those that run too."""
+        self._watched = watched
+        """Replicas whose latencies are kept."""
+        self.step_sums_W22 = np.zeros((watched, 2, 2))
+        """Steps and seconds, of each sequence, without and with prompts read."""
+        self.firsts: list[tuple[Ints, Floats]] = []
+        """Replicas and times to the first token, of watched replicas, since they were last taken."""
+        self._curves: dict[float, tuple[Floats, Floats]] = {}
+        self.set_thresholds(np.full(by_class, threshold))
+        self.threshold_changes_N[:] = 0
+
+    def set_thresholds(self, thresholds_NC: Floats) -> None:
+        """Set what each class of each replica needs to accept a token ahead."""
+        changed = thresholds_NC != self.thresholds_NC
+        if not changed.any():
+            return
+        for value in np.unique(thresholds_NC[changed]).tolist():
+            if value not in self._curves:
+                self._curves[value] = _curves(self._machine.survival(value))
+            where = changed & (thresholds_NC == value)
+            self._ahead_NCB[where], self._credit_NCB[where] = self._curves[value]
+        self.threshold_changes_N += changed.sum(axis=1)
+        self.thresholds_NC = thresholds_NC.copy()
+
+    def add(self, replica: Ints, of_class: Ints, arrival: Floats, prompt: Floats, total: Floats) -> NDArray[np.bool_]:
+        """Queue requests, which are counted in `in_flight_N`; return which found a place."""
+        requests = np.column_stack([arrival, prompt, total])
+        self.arrived_NC += self._by_class(replica, of_class)
+        self.prompt_tokens_NC += self._by_class(replica, of_class, prompt)
+        fits = self.queues.add(replica, of_class, requests)
+        if not fits.all():
+            np.subtract.at(self.in_flight_N, replica[~fits], 1)
+        return fits
+
+    def advance(self, begin_s: float, end_s: float) -> Ended:
+        """Work for a tick; return who ended."""
+        self._pace(begin_s, end_s)
+        before_NC = self.tokens_NC.copy()
+        ended = [self._decode(end_s)]
+        while len(admitted := self._admit(end_s)):
+            ended.append(self._decode_these(admitted, end_s))
+        self.queues.served(self.tokens_NC - before_NC)
+        return tuple(np.concatenate(parts) for parts in zip(*ended, strict=True))  # type: ignore[return-value]
+
+    def kv_tokens(self, replica: int) -> float:
+        """Return what is attended to on one replica."""
+        return float(self._length_N[replica] - self._left_NR[replica].sum())
+
+    def in_flight_tokens(self) -> float:
+        """Return the tokens written by sequences that have not ended and have a row."""
+        return float((self._total_NR - self._left_NR)[self._busy_NR].sum())
+
+    def _by_class(self, replica: Ints, of_class: Ints, weights: Floats | None = None) -> NDArray[Any]:
+        """Return how many there are of each class on each replica, or their sum."""
+        replicas, classes = self.held_NC.shape
+        return np.bincount(replica * classes + of_class, weights, replicas * classes).reshape(replicas, classes)
+
+    def _pace(self, begin_s: float, end_s: float) -> None:
+        """Find how many steps each replica does in this tick, and how many tokens a row gains per second."""
+        tick_s, times = end_s - begin_s, self._times
+        self._worked_NR = np.maximum(end_s - self._clock_NR, 0.0) * self._busy_NR
+        if self.held_NC.shape[1] == 1:
+            rows_NC = (self._worked_NR @ self._ones_R)[:, None] / tick_s
+        else:
+            classes = np.arange(self.held_NC.shape[1])
+            rows_NC = (self._worked_NR[:, :, None] * (self._class_NR[:, :, None] == classes)).sum(axis=1) / tick_s
+        decoding_N = rows_NC.sum(axis=1)
+        # A row that is about to decode does so as one, even if it has only part of the tick.
+        rows_NC = np.where(decoding_N[:, None] > 0, rows_NC, 1 / rows_NC.shape[1])
+        rows_N = rows_NC.sum(axis=1)
+        rows_NC = rows_NC * np.maximum(1.0, 1 / rows_N)[:, None]
+        rows_N = np.maximum(rows_N, 1.0)
+        kv_s_N = times.kv_token_s * (self._length_N - self._left_NR @ self._ones_R)
+        tokens_NB = rows_N[:, None] + np.einsum("nc,ncb->nb", rows_NC, self._ahead_NCB)
+        drafting_N = (rows_NC * (self.thresholds_NC < 1)).sum(axis=1)
+        feeding_NB = times.position_s * (tokens_NB + drafting_N[:, None] * self._masks_B)
+        feeding_NB += (times.row_s * rows_N)[:, None]
+        seconds_NB = feeding_NB + (times.fixed_s + kv_s_N)[:, None]
+        best_N = (tokens_NB / seconds_NB).argmax(axis=1)
+        self.block_N = best_N + 1
+        at_N = np.arange(len(best_N))
+        seconds_N, feeding_N = seconds_NB[at_N, best_N], feeding_NB[at_N, best_N]
+        self._reading_s_N = times.fixed_s + kv_s_N + feeding_N * np.minimum(decoding_N / rows_N, 1.0)
+        reading_N = (self._read_until_N - begin_s).clip(0.0, tick_s) + self._unpaid_N
+        part_N = np.minimum(reading_N / tick_s, 1.0)
+        self._unpaid_N = reading_N - part_N * tick_s
+        plain_N, read_N = (1 - part_N) / seconds_N, part_N / (seconds_N + self._extra_N)
+        self._rate_NC = (1 + self._ahead_NCB[at_N, :, best_N]) * (plain_N + read_N)[:, None]
+        self._seconds_N = 1 / (plain_N + read_N)
+        if self._watched:
+            some = slice(self._watched)
+            weight_W = decoding_N[some] * tick_s
+            self.step_sums_W22[:, 0, 0] += weight_W * plain_N[some]
+            self.step_sums_W22[:, 0, 1] += weight_W * (1 - part_N[some])
+            self.step_sums_W22[:, 1, 0] += weight_W * read_N[some]
+            self.step_sums_W22[:, 1, 1] += weight_W * part_N[some]
+
+    def _decode(self, end_s: float) -> Ended:
+        """Let all rows gain what their clocks allow."""
+        alone = self._rate_NC.shape[1] == 1
+        rate_NR = self._rate_NC if alone else np.take_along_axis(self._rate_NC, self._class_NR, axis=1)
+        left_NR = self._left_NR - self._worked_NR * rate_NR
+        over_NR = (left_NR <= 0) & self._busy_NR
+        over_NR &= self._clock_NR < end_s
+        where = np.flatnonzero(over_NR)
+        rate = self._rate_NC[where // self._machine.rows, 0 if alone else self._class_NR.ravel()[where]]
+        ends_s = self._clock_NR.ravel()[where] + self._left_NR.ravel()[where] / rate
+        np.maximum(left_NR, 0.0, out=left_NR)
+        if alone:
+            self.tokens_NC[:, 0] += (self._left_NR - left_NR) @ self._ones_R
+        else:
+            gained_NR = self._left_NR - left_NR
+            for number in range(self._rate_NC.shape[1]):
+                self.tokens_NC[:, number] += (gained_NR * (self._class_NR == number)).sum(axis=1)
+        self._left_NR = left_NR
+        np.maximum(self._clock_NR, end_s, out=self._clock_NR, where=self._busy_NR)
+        return self._end(where, ends_s)
+
+    def _decode_these(self, where: Ints, end_s: float) -> Ended:
+        """Let rows that were just filled gain what their clocks allow."""
+        clock = self._clock_NR.ravel()[where]
+        where, clock = where[clock < end_s], clock[clock < end_s]
+        replica, of_class = where // self._machine.rows, self._class_NR.ravel()[where]
+        rate, left = self._rate_NC[replica, of_class], self._left_NR.ravel()[where]
+        gained = np.minimum(left, (end_s - clock) * rate)
+        self._left_NR.ravel()[where] = left - gained
+        self._clock_NR.ravel()[where] = end_s
+        self.tokens_NC += self._by_class(replica, of_class, gained)
+        over = gained >= left
+        return self._end(where[over], clock[over] + left[over] / rate[over])
+
+    def _end(self, where: Ints, ends_s: Floats) -> Ended:
+        replica, of_class = where // self._machine.rows, self._class_NR.ravel()[where]
+        total = self._total_NR.ravel()[where]
+        self._free(where, replica, of_class, ends_s)
+        ended_NC = self._by_class(replica, of_class)
+        self.in_flight_N -= ended_NC.sum(axis=1)
+        self.ended_NC += ended_NC
+        self.ended_tokens_NC += self._by_class(replica, of_class, total)
+        return replica, of_class, self._arrival_NR.ravel()[where], self._first_NR.ravel()[where], ends_s, total
+
+    def _free(self, where: Ints, replica: Ints, of_class: Ints, at_s: Floats) -> None:
+        self._busy_NR.ravel()[where] = False
+        self._left_NR.ravel()[where] = 0.0
+        self._clock_NR.ravel()[where] = at_s
+        self.held_NC -= self._by_class(replica, of_class)
+        lengths = self._prompt_NR.ravel()[where] + self._total_NR.ravel()[where]
+        self._length_N -= np.bincount(replica, lengths, len(self._length_N))
+
+    def _admit(self, end_s: float) -> Ints:
+        """Give a free row to the next on each replica, where prompts can be read; return the rows."""
+        waiting_NC, alone = self.queues.waiting, self.held_NC.shape[1] == 1
+        waits = (waiting_NC[:, 0] if alone else waiting_NC.sum(axis=1)) > 0
+        held_N = self.held_NC[:, 0] if alone else self.held_NC.sum(axis=1)
+        open_M = np.flatnonzero(waits & (held_N < self._machine.rows) & (self._read_until_N < end_s))
+        if not len(open_M):
+            return open_M
+        of_class = self.queues.next(open_M)
+        request = self.queues.pop(open_M, of_class)
+        free_s = np.where(self._busy_NR[open_M], np.inf, self._clock_NR[open_M])
+        row = free_s.argmin(axis=1)
+        where: Ints = open_M * self._machine.rows + row
+        read_s = self._read(open_M, of_class, request, free_s[np.arange(len(row)), row], held_N[open_M] > 0, end_s)
+        credit = self._credit_NCB[open_M, of_class, self.block_N[open_M] - 1]
+        gained = np.minimum(request[:, TOTAL], credit)
+        self._busy_NR.ravel()[where] = True
+        self._class_NR.ravel()[where] = of_class
+        self._clock_NR.ravel()[where] = read_s
+        self._left_NR.ravel()[where] = request[:, TOTAL] - gained
+        self._total_NR.ravel()[where] = request[:, TOTAL]
+        self._prompt_NR.ravel()[where] = request[:, PROMPT]
+        self._arrival_NR.ravel()[where] = request[:, ARRIVAL]
+        self._first_NR.ravel()[where] = read_s
+        self._length_N[open_M] += request[:, PROMPT] + request[:, TOTAL]
+        self.held_NC[open_M, of_class] += 1
+        self.tokens_NC[open_M, of_class] += gained
+        self.queues.served(self._by_class(open_M, of_class, request[:, PROMPT]))
+        seen = open_M < self._watched
+        if seen.any():
+            self.firsts.append((open_M[seen], (read_s - request[:, ARRIVAL])[seen]))
+        return where
+
+    def _read(
+        self,
+        replica: Ints,
+        of_class: Ints,
+        request: Floats,
+        free_s: Floats,
+        busy: NDArray[np.bool_],
+        end_s: float,
+    ) -> Floats:
+        """Read a prompt on each of these replicas, behind those being read; return when each has its first tokens."""
+        budget, arrival, tokens = float(self._machine.prefill_tokens), request[:, ARRIVAL], request[:, PROMPT]
+        # Who finds a step under way waits for its end, half a step on average; who waited for a row got it at one.
+        ready_s = np.where(arrival > free_s, arrival + busy * self._seconds_N[replica] / 2, free_s)
+        until_s = self._read_until_N[replica]
+        shared = np.where(ready_s <= self._read_step_N[replica], np.minimum(self._room_N[replica], tokens), 0.0)
+        steps = np.ceil((tokens - shared) / budget)
+        start_s = np.maximum(until_s, np.where(steps > 0, ready_s, until_s))
+        masks = (self.block_N[replica] - 1) * (self.thresholds_NC[replica, of_class] < 1)
+        long = tokens > DECODE_TOKENS
+        extra_s = (self._times.prompt_s * steps + self._times.prompt_token_s * (tokens + masks)) * long
+        length_s = steps * self._reading_s_N[replica] + extra_s
+        done_s: Floats = start_s + length_s
+        self._room_N[replica] = np.where(steps > 0, steps * budget - (tokens - shared), self._room_N[replica] - tokens)
+        last_s = done_s - length_s / np.maximum(steps, 1)
+        self._read_step_N[replica] = np.where(steps > 0, last_s, self._read_step_N[replica])
+        self._extra_N[replica] = np.where(steps > 0, extra_s / np.maximum(steps, 1), self._extra_N[replica])
+        self._read_until_N[replica] = done_s
+        self._unpaid_N[replica] += (np.minimum(done_s, end_s) - np.minimum(start_s, end_s)).clip(min=0.0)
+        return done_s
+
+
+def _curves(survival_K: Floats) -> tuple[Floats, Floats]:
+    """Return by block the tokens expected at masks, and those of a sequence that its first step stands for.
+
+    A sequence of n tokens takes (n + o) / m steps on average, where each gives m, and o is what the last one is
+    expected to give beyond n: E[X (X - 1)] / 2m. So n - (m - o) are left for the steps behind the first.
+    """
+    ahead_B = np.concatenate([[0.0], survival_K.cumsum()])
+    beyond_B = np.concatenate([[0.0], (np.arange(1, len(survival_K) + 1) * survival_K).cumsum()]) / (1 + ahead_B)
+    return ahead_B, np.maximum(1.0, 1 + ahead_B - beyond_B)

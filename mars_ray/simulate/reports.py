@@ -1,0 +1,92 @@
+"""What simulated replicas tell the controller, once a second: the very reports that real ones send.
+
+In:    the fleet.
+Out:   the `ReplicaReport` of one replica.
+Never: says what an engine would not know.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from mars_ray.control.report import ReplicaReport
+from mars_ray.engine.recent import VALUES, WINDOW_S
+from mars_ray.engine.service_class import ServiceClass
+from mars_ray.engine.state import ClassState, EngineState
+from mars_ray.simulate.fleet import Fleet
+from mars_ray.simulate.machine import Machine
+from mars_ray.simulate.queues import Floats
+
+
+class Reports:
+    """Of the first `watched` replicas."""
+
+    def __init__(self, fleet: Fleet, machine: Machine, classes: Sequence[ServiceClass], watched: int) -> None:
+        self._fleet, self._machine, self._classes = fleet, machine, classes
+        self._points, self._times = machine.points(), machine.times()
+        self._firsts: list[deque[Floats]] = [deque(maxlen=int(WINDOW_S)) for _ in range(watched)]
+        self._steps: deque[Floats] = deque([np.zeros((watched, 2, 2))], maxlen=int(WINDOW_S) + 1)
+
+    def second(self) -> None:
+        """End a second."""
+        replicas, times = zip(*self._fleet.firsts, strict=True) if self._fleet.firsts else ([], [])
+        self._fleet.firsts = []
+        replica = np.concatenate(replicas) if replicas else np.zeros(0, int)
+        seconds = np.concatenate(times) if times else np.zeros(0)
+        for number, kept in enumerate(self._firsts):
+            kept.append(seconds[replica == number])
+        self._steps.append(self._fleet.step_sums_W22.copy())
+
+    def of(self, replica: int, number: int) -> ReplicaReport:
+        """Return the report of one replica at the end of second `number`."""
+        fleet, machine = self._fleet, self._machine
+        kv_tokens = max(0, round(fleet.kv_tokens(replica)))
+        state = EngineState(
+            rows=machine.rows,
+            classes=tuple(self._class(replica, place, each) for place, each in enumerate(self._classes)),
+            kv_use=min(1.0, kv_tokens / (machine.rows * machine.positions)),
+            kv_tokens=kv_tokens,
+            preemptions=0,
+            threshold_changes=int(fleet.threshold_changes_N[replica]),
+            block=int(fleet.block_N[replica]),
+            profile=self._points,
+            step_time=self._times,
+            ttft_p95_s=self._ttft_p95_s(replica),
+            itl_p95_s=self._itl_p95_s(replica),
+        )
+        return ReplicaReport(replica=f"replica-{replica}", number=number, seconds=float(number), state=state)
+
+    def _class(self, replica: int, place: int, each: ServiceClass) -> ClassState:
+        fleet = self._fleet
+        return ClassState(
+            name=each.name,
+            threshold=float(fleet.thresholds_NC[replica, place]),
+            running=int(fleet.held_NC[replica, place]),
+            waiting=int(fleet.queues.waiting[replica, place]),
+            arrived=int(fleet.arrived_NC[replica, place]),
+            prompt_tokens=round(float(fleet.prompt_tokens_NC[replica, place])),
+            ended=int(fleet.ended_NC[replica, place]),
+            tokens=round(float(fleet.ended_tokens_NC[replica, place])),
+        )
+
+    def _ttft_p95_s(self, replica: int) -> float | None:
+        values = np.concatenate(self._firsts[replica])[-VALUES:] if self._firsts[replica] else np.zeros(0)
+        return float(np.percentile(values, 95)) if len(values) else None
+
+    def _itl_p95_s(self, replica: int) -> float | None:
+        """Return the 95th percentile of a step's time over its tokens, from steps with and without prompts."""
+        steps_22 = self._steps[-1][replica] - self._steps[0][replica]
+        steps_2, seconds_2 = steps_22[:, 0], steps_22[:, 1]
+        if steps_2.sum() < 1e-9:
+            return None
+        block = int(self._fleet.block_N[replica])
+        # Classes differ in threshold; the one with most rows speaks for all.
+        main = int(self._fleet.held_NC[replica].argmax())
+        survival_K = self._machine.survival(float(self._fleet.thresholds_NC[replica, main]))[: block - 1]
+        share_K = -np.diff(np.concatenate([[1.0], survival_K, [0.0]]))
+        pace_2K = (seconds_2 / np.maximum(steps_2, 1e-9))[:, None] / np.arange(1, len(share_K) + 1)
+        weight_2K = steps_2[:, None] * share_K
+        order = pace_2K.ravel().argsort()
+        place = int(np.searchsorted(weight_2K.ravel()[order].cumsum(), 0.95 * steps_2.sum()))
+        return float(pace_2K.ravel()[order][min(place, len(order) - 1)])

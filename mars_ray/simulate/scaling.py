@@ -1,0 +1,76 @@
+"""How many replicas there are: Serve's autoscaling, with its delays.
+
+In:    how many are wanted, a moment.
+Out:   which replicas take requests, which exist.
+Never: ends a replica that still has a request.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mars_ray.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """Settings, named as in Serve."""
+
+    min_replicas: int
+    max_replicas: int
+    upscale_delay_s: float = 30.0
+    downscale_delay_s: float = 600.0
+    startup_s: float = 25.0
+    """Until a new replica takes requests."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_replicas <= self.max_replicas:
+            raise ConfigError(
+                f"min_replicas is {self.min_replicas} and max_replicas {self.max_replicas}; "
+                "they must be at least 1 and in this order."
+            )
+
+
+class Replicas:
+    """Which of `max_replicas` there are; the first `replicas` at the start. Without `scaling` they stay."""
+
+    def __init__(self, replicas: int, scaling: Scaling | None) -> None:
+        self._scaling = scaling
+        most = scaling.max_replicas if scaling else replicas
+        self._ready_s: NDArray[np.float64] = np.full(most, np.inf)
+        self._ready_s[:replicas] = 0.0
+        self._target, self._since_s, self._wish = replicas, 0.0, 0
+        self.up = np.arange(replicas)
+        """Those that take requests."""
+        self.draining: NDArray[np.int64] = np.zeros(0, np.int64)
+
+    @property
+    def count(self) -> int:
+        """Those that exist: starting, up, or with requests left."""
+        return int(np.isfinite(self._ready_s).sum()) + len(self.draining)
+
+    def follow(self, desired: int, in_flight: NDArray[np.int64], now_s: float) -> None:
+        """Take what the controller wants now; called once a second."""
+        self.draining = self.draining[in_flight[self.draining] > 0]
+        if self._scaling is not None:
+            self._decide(self._scaling, desired, now_s)
+        self.up = np.flatnonzero(self._ready_s <= now_s)
+
+    def _decide(self, scaling: Scaling, desired: int, now_s: float) -> None:
+        desired = min(max(desired, scaling.min_replicas), scaling.max_replicas)
+        wish = (desired > self._target) - (desired < self._target)
+        if wish != self._wish:
+            self._wish, self._since_s = wish, now_s
+        delay_s = scaling.upscale_delay_s if wish > 0 else scaling.downscale_delay_s
+        if not wish or now_s - self._since_s < delay_s:
+            return
+        self._target, self._wish = desired, 0
+        there = np.flatnonzero(np.isfinite(self._ready_s))
+        if wish > 0:
+            absent = np.setdiff1d(np.flatnonzero(np.isinf(self._ready_s)), self.draining)
+            self._ready_s[absent[: desired - len(there)]] = now_s + scaling.startup_s
+        else:
+            leaving = there[desired:]
+            self.draining = np.concatenate([self.draining, leaving[self._ready_s[leaving] <= now_s]])
+            self._ready_s[leaving] = np.inf
