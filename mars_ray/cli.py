@@ -332,6 +332,35 @@ def bench_serve(
         raise InterruptedRunError("Stopped; the figures are those of the requests sent by then.")
 
 
+@bench.command("policy")
+def bench_policy(
+    trace: Annotated[list[Path], typer.Option(help="An Azure trace .csv.gz; give it once for each.")],
+    machine: Annotated[Path | None, typer.Option(help="What a replica can do; the bundled figures by default.")] = None,
+    replicas: Annotated[int, typer.Option(help="Engines.")] = 2,
+    rows: Annotated[int, typer.Option(help="Sequences each of them decodes together.")] = 16,
+    prompt_scale: Annotated[float, typer.Option(help="Times the trace's prompts.")] = 1 / 8,
+    output_scale: Annotated[float, typer.Option(help="Times the trace's answers.")] = 1.0,
+    slo: Annotated[str, typer.Option(help="What callers are promised, in ms.")] = "ttft:1000,tpot:30",
+    seed: Annotated[int, typer.Option(help="Of routing and of made arrivals.")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write every figure here.")] = None,
+) -> None:
+    """Compare policies on simulated clusters: fixed thresholds, others' laws, ours, and one that knows the future."""
+    from mars_ray.simulate.compare import PolicyOptions
+    from mars_ray.simulate.compare import bench_policy as run
+
+    options = PolicyOptions(
+        traces=tuple(trace),
+        machine=machine,
+        replicas=replicas,
+        rows=rows,
+        prompt_scale=prompt_scale,
+        output_scale=output_scale,
+        slo=(slo,),
+        seed=seed,
+    )
+    _write_json(json_file, run(options))
+
+
 @bench.command("overhead")
 def bench_overhead(
     url: Annotated[str, typer.Option(help="A running `mars-ray serve` that has nothing else to do.")] = (

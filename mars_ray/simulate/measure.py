@@ -50,14 +50,19 @@ def measure(model: str, threads: int) -> Machine:
     times, engine = _times(checkpoint, prompts, clock)
     points = [_point(checkpoint, prompts, threshold) for threshold in GRID]
     calibrated = sorted(checkpoint.card.calibration, key=lambda point: -point.threshold)
+    agreement = {point.threshold: point.agreement for point in calibrated}
     return Machine(
         rows=engine.limits.rows,
         queue=engine.limits.queue,
         prefill_tokens=EngineOptions().prefill_tokens,
         positions=engine.limits.positions,
         step_time=StepSeconds(**asdict(times)),
-        profile=tuple(ThresholdPoint(**asdict(point)) for point in points),
-        accuracy=tuple((point.threshold, point.accuracy) for point in calibrated),
+        # The few tokens audited here say less of agreement than calibration does.
+        profile=tuple(
+            ThresholdPoint(threshold=point.threshold, survival=point.survival, agreement=agreement.get(point.threshold))
+            for point in points
+        ),
+        accuracy=tuple((point.threshold, point.accuracy) for point in calibrated if point.accuracy is not None),
         measured_on={"model": model, "threads": threads, "dtype": "float32", "clock": clock.__name__, **machine()},
     )
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mars_ray.control.controller import Controller
+from mars_ray.control.policy import Law
 from mars_ray.control.settings import ControlPlan
 from mars_ray.errors import ConfigError
 from mars_ray.simulate.arrivals import Arrivals
@@ -86,13 +87,17 @@ def simulate(
     plan: ControlPlan,
     options: SimulationOptions,
     each_second: Callable[[Second], None] = lambda _: None,
+    *,
+    law: Law | None = None,
 ) -> Simulation:
-    """Run until all requests ended."""
-    return _Cluster(arrivals, machine, plan, options).run(each_second)
+    """Run until all requests ended. `law` takes the place of the policy of `plan`."""
+    return _Cluster(arrivals, machine, plan, options, law).run(each_second)
 
 
 class _Cluster:
-    def __init__(self, arrivals: Arrivals, machine: Machine, plan: ControlPlan, options: SimulationOptions) -> None:
+    def __init__(
+        self, arrivals: Arrivals, machine: Machine, plan: ControlPlan, options: SimulationOptions, law: Law | None
+    ) -> None:
         self._arrivals, self._machine, self._options, self._plan = arrivals, machine, options, plan
         most = options.scaling.max_replicas if options.scaling else options.replicas
         self._reporting = min(most, REPORTING)
@@ -102,7 +107,7 @@ class _Cluster:
         self._record = Record(machine, options.promise, options.front_s)
         self._random = np.random.default_rng([options.seed, 2])
         self._now_s = 0.0
-        self._controller = Controller(plan, clock=lambda: self._now_s, unix_clock=lambda: self._now_s)
+        self._controller = Controller(plan, law=law, clock=lambda: self._now_s, unix_clock=lambda: self._now_s)
         self._desired = options.replicas
         self._changes = self._replica_s = 0.0
 

@@ -1,0 +1,366 @@
+"""`mars-ray bench policy`: policies on the same traces, on the same simulated cluster.
+
+In:    traces, a machine, what was promised.
+Out:   tables and one JSON report: who keeps the promise at which load, at what quality, how steadily.
+Never: leaves a bad figure out. Loads are multiples of what threshold 1 keeps its promise at for 99 of 100 requests.
+"""
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from mars_ray.bench.machine import machine as this_machine
+from mars_ray.bench.serve_arrivals import read_trace
+from mars_ray.bench.serve_slo import parse_slo
+from mars_ray.control.policy import Law
+from mars_ray.control.settings import ControlPlan
+from mars_ray.errors import ConfigError
+from mars_ray.progress import ProgressLine
+from mars_ray.simulate.arrivals import Arrivals, Wish
+from mars_ray.simulate.machine import Machine, read_machine
+from mars_ray.simulate.record import Promise
+from mars_ray.simulate.rivals import batch_table, ema_hysteresis, scheduled
+from mars_ray.simulate.scaling import Scaling
+from mars_ray.simulate.simulator import Simulation, SimulationOptions, simulate
+
+LOADS = (0.6, 0.9, 1.2, 1.5)
+ATTAINED = 0.99
+FLOOR = 0.7
+OURS, BEST = "capacity (ours)", "oracle"
+WINDOW_S = 10.0
+"""Of the oracle's schedule."""
+ORACLE_ROUNDS = 40
+TICKS_PER_S = 40
+SEARCH_STEPS = 6
+STEADY_S, PEAK_S = 600.0, 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """Somebody who sets thresholds."""
+
+    ceiling: float = 1.0
+    law: Law | None = None
+    recover_s: float | None = None
+    """None is the controller's own; rivals have a smoothing of their own, or none."""
+    policy: str = "fixed"
+
+
+CONTENDERS: dict[str, Contender] = {
+    "fixed 1.0": Contender(),
+    "fixed 0.95": Contender(ceiling=0.95),
+    "fixed 0.9": Contender(ceiling=0.9),
+    "fixed 0.7": Contender(ceiling=0.7),
+    "batch table": Contender(law=batch_table, recover_s=0.0),
+    "EMA, hysteresis": Contender(law=ema_hysteresis, recover_s=0.0),
+    "load": Contender(policy="load"),
+    "slo": Contender(policy="slo"),
+    OURS: Contender(policy="capacity"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What all have in common."""
+
+    machine: Machine
+    promise: Promise
+    replicas: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyOptions:
+    """Names are those of the command line."""
+
+    traces: tuple[Path, ...]
+    machine: Path | None = None
+    replicas: int = 2
+    rows: int = 16
+    prompt_scale: float = 1 / 8
+    output_scale: float = 1.0
+    slo: tuple[str, ...] = ("ttft:1000,tpot:30",)
+    seed: int = 0
+
+
+def bench_policy(options: PolicyOptions) -> dict[str, Any]:
+    """Compare and print; returns the report. Raises an `InputError`."""
+    slo = parse_slo(options.slo)
+    if slo is None:
+        raise ConfigError("slo is empty; give what callers are promised, such as ttft:1000,tpot:30.")
+    if not options.traces:
+        raise ConfigError("there is no trace; give one or more Azure trace files.")
+    promise = Promise(ttft_s=_s(slo.ttft_ms), tpot_s=_s(slo.tpot_ms), e2e_s=_s(slo.e2e_ms))
+    machine = read_machine(options.machine).model_copy(update={"rows": options.rows, "queue": 256})
+    setting = Setting(machine=machine, promise=promise, replicas=options.replicas, seed=options.seed)
+    found: dict[str, Any] = {}
+    with (
+        ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool,
+        ProgressLine("simulations", total=None) as progress,
+    ):
+        run = _Runner(pool, setting, progress)
+        for path in options.traces:
+            wishes = tuple(_wishes(path, options, machine))
+            found[path.name] = _trace(run, wishes)
+        steady = _steady(run)
+    for name, report in found.items():
+        _show(name, report)
+    _show_steady(steady)
+    return {
+        "command": "mars-ray bench policy " + " ".join(path.name for path in options.traces),
+        "options": {key: str(value) for key, value in asdict(options).items()},
+        "machine": this_machine(),
+        "simulated_machine": machine.model_dump(exclude={"profile"}),
+        "traces": found,
+        "steady": steady,
+    }
+
+
+class _Runner:
+    """Runs simulations side by side, and counts them."""
+
+    def __init__(self, pool: ProcessPoolExecutor, setting: Setting, progress: ProgressLine) -> None:
+        self._pool, self.setting, self._progress, self._done = pool, setting, progress, 0
+
+    def all(self, jobs: Sequence["Job"]) -> list[Simulation]:
+        """Return the results in order."""
+        found = []
+        for each in self._pool.map(partial(simulated, self.setting), jobs):
+            self._done += 1
+            self._progress.update(self._done, {})
+            found.append(each)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One simulation. `speed` is how much faster than recorded the requests come."""
+
+    contender: str
+    wishes: tuple[Wish, ...]
+    speed: float = 1.0
+    schedule: tuple[float, ...] = ()
+    """The oracle's; it takes the place of the law."""
+    autoscale: bool = False
+
+
+def simulated(setting: Setting, job: Job) -> Simulation:
+    """Run one simulation."""
+    contender = CONTENDERS.get(job.contender, Contender(recover_s=0.0))
+    settings: dict[str, Any] = {
+        "policy": contender.policy,
+        "slo": {"ttft_ms": _ms(setting.promise.ttft_s), "tpot_ms": _ms(setting.promise.tpot_s)},
+    }
+    if contender.recover_s is not None:
+        settings["recover_s"] = contender.recover_s
+    plan = ControlPlan.model_validate(
+        {
+            "ceiling": contender.ceiling,
+            "settings": settings,
+            "classes": [{"floor": min(FLOOR, contender.ceiling)}],
+        }
+    )
+    scaling = None
+    if job.autoscale:
+        scaling = Scaling(min_replicas=setting.replicas, max_replicas=4 * setting.replicas)
+    options = SimulationOptions(
+        replicas=setting.replicas,
+        ticks_per_s=TICKS_PER_S,
+        promise=setting.promise,
+        scaling=scaling,
+        seed=setting.seed,
+    )
+    wishes = [each._replace(arrival_s=each.arrival_s / job.speed) for each in job.wishes]
+    law = scheduled(job.schedule, WINDOW_S) if job.schedule else contender.law
+    return simulate(Arrivals(wishes, seed=setting.seed), setting.machine, plan, options, law=law)
+
+
+def _trace(run: _Runner, wishes: tuple[Wish, ...]) -> dict[str, Any]:
+    largest = _largest_speeds(run, wishes)
+    capacity = largest["fixed 1.0"]
+    jobs = [Job(contender=name, wishes=wishes, speed=load * capacity) for load in LOADS for name in CONTENDERS]
+    results = dict(zip([(load, name) for load in LOADS for name in CONTENDERS], run.all(jobs), strict=True))
+    for load in LOADS:
+        results[load, BEST] = _oracle(run, wishes, load * capacity, results[load, OURS], results[load, "fixed 1.0"])
+    names = ("fixed 1.0", "fixed 0.95", OURS)
+    scaled = run.all([Job(contender=each, wishes=wishes, speed=1.2 * capacity, autoscale=True) for each in names])
+    return {
+        "capacity_requests_per_s": capacity * len(wishes) / max(wishes[-1].arrival_s, 1e-9),
+        "speed": capacity,
+        "largest_load": {name: speed / capacity for name, speed in largest.items()},
+        "loads": {
+            str(load): {name: asdict(results[load, name].figures) for name in (*CONTENDERS, BEST)} for load in LOADS
+        },
+        "autoscaled": {name: asdict(each.figures) for name, each in zip(names, scaled, strict=True)},
+    }
+
+
+def _largest_speeds(run: _Runner, wishes: tuple[Wish, ...]) -> dict[str, float]:
+    """Return for each the largest speed at which 99 of 100 requests get what was promised, within 3 % or so."""
+    low = dict.fromkeys(CONTENDERS, 0.0)
+    high = dict.fromkeys(CONTENDERS, math.inf)
+    tried = dict.fromkeys(CONTENDERS, _guess(run.setting, wishes))
+    for _ in range(SEARCH_STEPS + 3):
+        jobs = [Job(contender=name, wishes=wishes, speed=tried[name]) for name in CONTENDERS]
+        for name, each in zip(CONTENDERS, run.all(jobs), strict=True):
+            if (each.figures.good or 0.0) >= ATTAINED:
+                low[name] = tried[name]
+            else:
+                high[name] = tried[name]
+            if low[name] == 0.0:
+                tried[name] /= 1.6
+            elif high[name] == math.inf:
+                tried[name] *= 1.3
+            else:
+                tried[name] = math.sqrt(low[name] * high[name])
+    return {name: speed or tried[name] for name, speed in low.items()}
+
+
+def _guess(setting: Setting, wishes: tuple[Wish, ...]) -> float:
+    """Return the speed at which all rows would be busy at threshold 1."""
+    times, rows = setting.machine.step_time, setting.machine.rows
+    token_s = (times.fixed_s + rows * (times.row_s + times.position_s)) / rows
+    each_s = [
+        times.prompt_s + wish.prompt_tokens * times.prompt_token_s + wish.output_tokens * token_s for wish in wishes
+    ]
+    return 0.7 * wishes[-1].arrival_s * setting.replicas / sum(each_s)
+
+
+def _oracle(run: _Runner, wishes: tuple[Wish, ...], speed: float, ours: Simulation, best: Simulation) -> Simulation:
+    """Return what thresholds window by window would have done for somebody who knew everything beforehand.
+
+    Beginning with full quality everywhere, thresholds fall by a step in the windows where promises were broken and in
+    those before them that left a queue, until as many are kept as by ours.
+    """
+    grid = [1.0, 0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7]
+    windows = int(len(best.seconds) / WINDOW_S) + 2
+    steps = [0] * windows
+    for _ in range(ORACLE_ROUNDS):
+        if (best.figures.good or 0.0) >= (ours.figures.good or 0.0):
+            break
+        broken = _broken_windows(best, windows)
+        if not any(broken) or all(steps[each] == len(grid) - 1 for each in range(windows) if broken[each]):
+            break
+        for each in range(windows):
+            # Half of the broken windows each round, the worst first: mending one often mends those behind it.
+            if broken[each] and broken[each] >= sorted(filter(None, broken))[len(list(filter(None, broken))) // 2]:
+                for place in (each - 1, each):
+                    if place >= 0:
+                        steps[place] = min(steps[place] + 1, len(grid) - 1)
+        schedule = tuple(grid[step] for step in steps)
+        [best] = run.all([Job(contender=BEST, wishes=wishes, speed=speed, schedule=schedule)])
+    return best
+
+
+def _broken_windows(found: Simulation, windows: int) -> list[float]:
+    broken = [0.0] * windows
+    for second in found.seconds:
+        if second.good is not None:
+            done = second.ended + second.refused
+            broken[min(int(second.second / WINDOW_S), windows - 1)] += (1 - second.good) * done
+    return broken
+
+
+def _steady(run: _Runner) -> dict[str, Any]:
+    """Return changes a minute under steady load, and the time back to full quality after a peak."""
+    setting, found = run.setting, {}
+    sizes = (120, 120)
+    rate = _guess(setting, tuple(Wish(float(n), *sizes) for n in range(100))) / 0.7
+    shapes = {
+        "steady 0.6": [(STEADY_S, 0.6)],
+        "steady 0.9": [(STEADY_S, 0.9)],
+        "peak": [(200.0, 0.5), (PEAK_S, 1.3), (300.0, 0.4)],
+    }
+    names = [name for name, each in CONTENDERS.items() if each.law or each.policy != "fixed"]
+    jobs = [
+        Job(contender=name, wishes=tuple(_poisson(shape, rate, sizes, setting.seed)))
+        for name in names
+        for shape in shapes.values()
+    ]
+    results = dict(zip([(name, shape) for name in names for shape in shapes], run.all(jobs), strict=True))
+    for name in names:
+        peak = results[name, "peak"]
+        after = [each for each in peak.seconds if each.second > 200 + PEAK_S and each.threshold is not None]
+        low = [each.second for each in after if (each.threshold or 0.0) < 1.0 - 1e-9]
+        found[name] = {
+            "changes_per_minute": {
+                shape: results[name, shape].figures.threshold_changes_per_minute for shape in shapes if shape != "peak"
+            },
+            "back_at_full_quality_s": (max(low) - 200 - PEAK_S) if low else 0.0,
+            "good_in_peak": peak.figures.good,
+        }
+    return found
+
+
+def _poisson(shape: Sequence[tuple[float, float]], rate: float, sizes: tuple[int, int], seed: int) -> Iterator[Wish]:
+    source, begin_s = random.Random(seed), 0.0
+    for seconds, load in shape:
+        now_s = begin_s
+        while (now_s := now_s + source.expovariate(rate * load)) < begin_s + seconds:
+            yield Wish(now_s, *sizes)
+        begin_s += seconds
+
+
+def _wishes(path: Path, options: PolicyOptions, machine: Machine) -> Iterator[Wish]:
+    """Yield the requests of a trace as this model takes them: what is longer than its context is cut."""
+    for row in read_trace(path):
+        prompt = max(1, math.floor(row.context_tokens * options.prompt_scale + 0.5))
+        output = max(1, math.floor(row.generated_tokens * options.output_scale + 0.5))
+        output = min(output, machine.positions - 1)
+        yield Wish(row.arrival_s, min(prompt, machine.positions - output), output)
+
+
+def _s(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else 1000 * seconds
+
+
+def _show(name: str, report: dict[str, Any]) -> None:
+    console = Console()
+    title = f"{name}: threshold 1 keeps its promise up to {report['capacity_requests_per_s']:.1f} requests/s"
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for load in LOADS:
+        table.add_column(f"{load} x: promise kept, agreement, accuracy", justify="right")
+    table.add_column("largest load", justify="right")
+    for contender in (*CONTENDERS, BEST):
+        cells = []
+        for load in LOADS:
+            figures = report["loads"][str(load)][contender]
+            cells.append(f"{figures['good']:.4f}  {figures['agreement']:.5f}  {figures['accuracy']:.4f}")
+        largest = report["largest_load"].get(contender)
+        table.add_row(contender, *cells, "" if largest is None else f"{largest:.2f} x")
+    console.print(table)
+    for contender, figures in report["autoscaled"].items():
+        console.print(
+            f"autoscaled at 1.2 x, {contender}: {figures['replica_minutes']:.0f} replica-minutes, promise kept "
+            f"{figures['good']:.4f}, agreement {figures['agreement']:.5f}",
+            soft_wrap=True,
+        )
+
+
+def _show_steady(steady: dict[str, Any]) -> None:
+    table = Table(title="Steady load, and a peak of two minutes", title_justify="left")
+    for column in ("", "changes a minute at 0.6", "at 0.9", "back at full quality after", "promise kept"):
+        table.add_column(column)
+    for name, found in steady.items():
+        changes = found["changes_per_minute"].values()
+        table.add_row(
+            name,
+            *(f"{each:.2f}" for each in changes),
+            f"{found['back_at_full_quality_s']:.0f} s",
+            f"{found['good_in_peak']:.4f}",
+        )
+    Console().print(table)
