@@ -48,8 +48,11 @@ def bounds_of(plan: ControlPlan, profiles: Iterable[tuple[ProfilePoint, ...]]) -
 def _quality_floor(plan: ControlPlan, profiles: Iterable[tuple[ProfilePoint, ...]]) -> tuple[float, str]:
     """Return the least threshold at which, and above which, nothing speaks against the quality asked for."""
     asked, audits, calibrated = plan.settings.min_agreement, list(profiles), dict(plan.agreement)
-    lowest = 0.0
-    for threshold in sorted({*GRID, *calibrated}, reverse=True):
+    right, lowest = dict(plan.accuracy), 0.0
+    for threshold in sorted({*GRID, *calibrated, *right}, reverse=True):
+        lost = right.get(1.0, 0.0) - right.get(threshold, 1.0)
+        if lost > plan.settings.max_accuracy_loss:
+            return lowest or 1.0, f"calibration found {lost:.3f} of the right answers lost at {threshold:g}"
         found = [point for points in audits for point in points if point.threshold == threshold]
         audited = sum(point.audited for point in found if point.agreement is not None)
         if audited >= SURE_TOKENS:

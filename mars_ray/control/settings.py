@@ -44,6 +44,8 @@ class ControlSettings(_Settings):
     """A threshold rises no further than load allowed for so long."""
     min_agreement: float = Field(0.95, ge=0, le=1)
     """No threshold at which fewer of the tokens are those of autoregressive decoding, by calibration or live audit."""
+    max_accuracy_loss: float = Field(0.01, ge=0, le=1)
+    """No threshold at which calibration found more right answers lost than this, against threshold 1."""
     lease_s: float = Field(5.0, gt=0)
     """So long a replica follows a controller it hears no more from."""
 
@@ -57,6 +59,8 @@ class ControlPlan(_Settings):
     classes: tuple[ServiceClass, ...] = (ServiceClass(),)
     agreement: tuple[tuple[float, float], ...] = ()
     """Calibrated: threshold, share of tokens that are those of autoregressive decoding."""
+    accuracy: tuple[tuple[float, float], ...] = ()
+    """Calibrated: threshold, share of right answers; empty where nothing could be verified."""
 
     @model_validator(mode="after")
     def _floors_below_the_ceiling(self) -> Self:

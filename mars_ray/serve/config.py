@@ -116,6 +116,7 @@ class ServeConfig(_Settings):
             ceiling=self.threshold,
             classes=self.classes,
             agreement=tuple((each.threshold, each.agreement) for each in points),
+            accuracy=tuple((each.threshold, each.accuracy) for each in points if each.accuracy is not None),
         )
 
 

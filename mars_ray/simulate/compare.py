@@ -167,6 +167,7 @@ def simulated(setting: Setting, job: Job) -> Simulation:
             "ceiling": contender.ceiling,
             "settings": settings,
             "classes": [{"floor": min(FLOOR, contender.ceiling)}],
+            "accuracy": setting.machine.accuracy,
         }
     )
     scaling = None

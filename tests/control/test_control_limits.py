@@ -93,3 +93,13 @@ def test_who_asks_for_more_agreement_never_gets_a_lower_floor(
 ) -> None:
     low, high = sorted((one, other))
     assert bounds(plan_of(min_agreement=low), audits).floor <= bounds(plan_of(min_agreement=high), audits).floor
+
+
+def test_no_threshold_at_which_more_right_answers_are_lost_than_allowed() -> None:
+    accuracy = ((1.0, 0.989), (0.95, 0.992), (0.9, 0.988), (0.85, 0.982), (0.8, 0.974), (0.7, 0.952))
+    plan = plan_of(ServiceClass(floor=0.5)).model_copy(update={"accuracy": accuracy})
+    found = bounds(plan)
+    assert found.floor == 0.85
+    assert found.floor_reason == "calibration found 0.015 of the right answers lost at 0.8"
+    strict = plan.model_copy(update={"settings": plan.settings.model_copy(update={"max_accuracy_loss": 0.0})})
+    assert bounds(strict).floor == 0.95
