@@ -109,10 +109,13 @@ class Engine:
         self.set_thresholds(self._thresholds)  # checked there
         self._counts = {each.name: _Counts() for each in options.classes}
         self._ttft_s, self._itl_s = Recent(), Recent()
-        self.profile = Profile(self.block)
+        calibration = card.calibration if card else ()
+        self.profile = Profile(self.block, {each.threshold: each.tokens_per_forward for each in calibration})
         self.step_time = StepTimeFit()
         self._blocks = BlockChoice(self.profile, self.step_time, self.block)
         self._steps = self._kv_tokens = 0
+        self._ended_s: float | None = None
+        """When the last step ended, if there was more to do then."""
 
     def set_thresholds(self, thresholds: Mapping[str, float]) -> None:
         """Set the probability a token ahead needs, by class, for requests that name no threshold; between steps.
@@ -232,7 +235,12 @@ class Engine:
                 kv_tokens=self._kv_tokens,
                 prompt_tokens=sum(feed.length for feed in feeds if not feed.short),
             )
-            self.step_time.observe(work, self._clock() - started_s)
+            # What lies between steps, such as sending chunks, is part of what a step takes.
+            since_s = started_s if self._ended_s is None else self._ended_s
+            self._ended_s = self._clock()
+            self.step_time.observe(work, self._ended_s - since_s)
+        if not self.busy:
+            self._ended_s = None
         return chunks
 
     def clear_cache(self) -> None:

@@ -6,16 +6,22 @@ Out:   tokens per forward and agreement for each threshold of a fixed grid, as r
 Never: costs a forward, or more than appending a list to a list in the step itself.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 
 GRID = (1.0, 0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 """Thresholds on the probability, falling."""
 
 HALF_LIFE = 4096
 """After so many forwards of a sequence an observation counts half."""
+
+CALIBRATED_FORWARDS = 32
+"""Before anything is observed, at threshold 1 above all, where no mask is fed, calibration says what others would give;
+a few real observations outweigh it."""
 
 FOLD_FORWARDS = 128
 """Observations are folded into the means in batches of so many: per step they are only kept."""
@@ -45,7 +51,8 @@ class ProfilePoint:
 class Profile:
     """Running means over forwards at `block` proposed tokens or fewer."""
 
-    def __init__(self, block: int) -> None:
+    def __init__(self, block: int, calibration: Mapping[float, float] | None = None) -> None:
+        """`calibration`: tokens per forward by threshold; they count as much as `CALIBRATED_FORWARDS` observations."""
         self._block = block
         self._drafts: list[tuple[int, list[float]]] = []
         self._audits: list[tuple[list[float], list[bool]]] = []
@@ -53,6 +60,11 @@ class Profile:
         self._accepted_GK: Counts = np.zeros((len(GRID), block - 1))
         self._audited_G: Counts = np.zeros(len(GRID))
         self._agreed_G: Counts = np.zeros(len(GRID))
+        if calibration and block > 1:
+            thresholds = sorted(calibration)
+            tokens_G = np.interp(GRID, thresholds, [calibration[each] for each in thresholds])
+            self._looked_K += CALIBRATED_FORWARDS
+            self._accepted_GK += CALIBRATED_FORWARDS * np.array([_geometric(tokens, block - 1) for tokens in tokens_G])
 
     @property
     def forwards(self) -> float:
@@ -130,3 +142,12 @@ class Profile:
                 counts_GJ = np.array(confidences[:judged], dtype=float) >= grid_G1
                 self._audited_G += counts_GJ.sum(axis=1)
                 self._agreed_G += (counts_GJ & np.array(right[:judged], dtype=bool)).sum(axis=1)
+
+
+def _geometric(tokens_per_forward: float, masks: int) -> Counts:
+    """Return shares of accepted masks, [masks], each the same part of the one before, that add up to these tokens."""
+    gained = min(max(tokens_per_forward - 1, 0.0), float(masks))
+    powers_K = np.arange(1, masks + 1)
+    part = brentq(lambda part: float((part**powers_K).sum()) - gained, 0.0, 1.0)
+    shares: Counts = part**powers_K
+    return shares

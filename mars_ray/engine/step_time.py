@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 STEPS_PER_KIND = 12
-STEPS_KEPT = 4096
+STEPS_KEPT = 16384
 """What is older counts no more: other work on the machine comes and goes."""
 FIT_EVERY = 64
 FIRST_FIT = 16
+PAUSE = 20
+"""Times as long as usual: so long nothing but a pause of the machine takes, which is no property of a step."""
 CLOCK_S = 1e-7
 """No step is shorter, however coarse the clock."""
 
@@ -96,11 +98,13 @@ def fit(steps: list[Work], seconds_S: NDArray[np.float64]) -> StepTime:
     seconds_S = seconds_S.clip(min=CLOCK_S)
     scale_6 = work_S6.max(axis=0).clip(min=1)
     work_S6 = work_S6 / scale_6
-    # Relative errors: a slow step must not outweigh many fast ones.
+    # First what a step usually takes: errors relative to what was measured, so that a pause counts for little.
     found_6, _ = nnls(work_S6 / seconds_S[:, None], np.ones(len(seconds_S)))
-    # A pause of the machine is no property of a step.
-    usual_S = seconds_S <= 3 * (work_S6 @ found_6).clip(min=CLOCK_S)
-    found_6, _ = nnls(work_S6[usual_S] / seconds_S[usual_S, None], np.ones(usual_S.sum()))
+    usual_S = (work_S6 @ found_6).clip(min=CLOCK_S)
+    # Then the mean, which others on the same cores make longer: errors relative to the usual, long pauses left out.
+    kept_S = seconds_S <= PAUSE * usual_S
+    scaled_S6, target_S = work_S6[kept_S] / usual_S[kept_S, None], seconds_S[kept_S] / usual_S[kept_S]
+    found_6, _ = nnls(scaled_S6, target_S)
     fixed, row, position, kv_token, prompt, prompt_token = (found_6 / scale_6).tolist()
     return StepTime(
         fixed_s=fixed,

@@ -164,3 +164,16 @@ def test_old_observations_fade_by_half_in_a_half_life() -> None:
         for _ in range(HALF_LIFE):
             profile.observe(1, [confidence])
     assert profile.survival(0.5)[0] == pytest.approx(2 / 3, abs=0.01)
+
+
+def test_before_anything_is_observed_calibration_says_what_thresholds_give() -> None:
+    profile = Profile(8, {1.0: 1.0, 0.9: 4.8, 0.5: 5.4})
+    found = {point.threshold: point for point in profile.points()}
+    assert found[1.0].tokens_per_forward == pytest.approx(1.0)
+    assert found[0.9].tokens_per_forward == pytest.approx(4.8)
+    assert found[0.7].tokens_per_forward == pytest.approx(5.1)
+    assert list(found[0.9].survival) == sorted(found[0.9].survival, reverse=True)
+    assert found[0.9].agreement is None
+    for _ in range(40 * FOLD_FORWARDS):
+        profile.observe(7, [0.95, 0.1] + [0.0] * 5)
+    assert profile.tokens_per_forward(0.9) == pytest.approx(2.0, abs=0.05), "what is observed outweighs it"
