@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow check bench-decode bench-floor bench-serve bundled-model clean
+.PHONY: demo test test-slow check bench-decode bench-floor bench-serve bench-overhead bench-policy bundled-model clean
 
 demo: $(VENV)/.ready
 	$(BIN)/mars-ray demo
@@ -24,6 +24,14 @@ bench-decode: $(VENV)/.ready
 
 bench-serve: $(VENV)/.ready
 	$(BIN)/mars-ray bench serve --clients 16 --requests 2000 --no-stream --json benchmarks/results/$(shell date +%F)-serve.json
+
+# Of a running `mars-ray serve` that has nothing else to do.
+bench-overhead: $(VENV)/.ready
+	$(BIN)/mars-ray bench overhead --json benchmarks/results/$(shell date +%F)-serve-overhead.json
+
+# TRACES="--trace conv.csv.gz --trace code.csv.gz", from github.com/Azure/AzurePublicDataset
+bench-policy: $(VENV)/.ready
+	$(BIN)/mars-ray bench policy $(TRACES) --json benchmarks/results/$(shell date +%F)-policy.json
 
 bench-floor: $(VENV)/.ready
 	$(BIN)/mars-ray bench floor --json benchmarks/results/$(shell date +%F)-floor-bundled.json

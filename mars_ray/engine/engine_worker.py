@@ -7,6 +7,7 @@ Never: ends because of one request, or outlives the process that started it.
 
 import ctypes
 import logging
+import os
 import signal
 import socket
 import sys
@@ -29,6 +30,9 @@ from mars_ray.errors import MarsRayError, StepError
 log = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
+NICE = 5
+"""An engine takes all the processor there is. What brings it requests needs little, and must not wait for it: a queue
+that builds before the engine is one that nobody who decides about thresholds can see."""
 
 
 def serve_engine(engine: Engine, orders: OrderSocket) -> None:
@@ -91,6 +95,7 @@ def main(descriptor: int) -> None:
     """Start the engine that the first message names, on the socket that was handed down."""
     if sys.platform == "linux":  # even in the middle of a step that never ends
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.nice(NICE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to act on: what runs may finish
     orders = OrderSocket(socket.socket(fileno=descriptor))
     spec = orders.receive()
