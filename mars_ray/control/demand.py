@@ -5,6 +5,7 @@ Out:   requests a second and their sizes, by class of service.
 Never: counts a request again because its report came again.
 """
 
+import math
 from collections import deque
 from dataclasses import dataclass
 
@@ -12,7 +13,10 @@ from mars_ray.control.report import ReplicaReport
 from mars_ray.engine.state import ClassState
 
 RATE_S = 8.0
-"""Arrivals are counted over so long: what is shorter is noise, and a queue tells of a jump sooner."""
+"""Arrivals are counted over so long: what is shorter is noise."""
+JUMP_S = 2.0
+JUMP_SIGMAS = 2.0
+"""Over so short a time they count as far as chance, of this many standard deviations, does not explain them."""
 SIZES_S = 60.0
 """Sizes of requests are means over so long."""
 TOKENS_AT_FIRST = 128.0
@@ -55,27 +59,33 @@ class DemandMeter:
 
     def demand(self) -> tuple[ClassDemand, ...]:
         """Return the demand by class, in the order of the report."""
-        start = next(each for each in self._reports if self.last.seconds - each.seconds <= RATE_S)
-        return tuple(
-            _demand(now, self._class(start, now.name), self._class(self._reports[0], now.name), self._since(start))
-            for now in self.last.state.classes
-        )
+        return tuple(self._demand(now) for now in self.last.state.classes)
 
-    def _since(self, start: ReplicaReport) -> float:
-        return self.last.seconds - start.seconds
+    def _demand(self, now: ClassState) -> ClassDemand:
+        usual, usual_s = self._arrived(now, RATE_S)
+        sudden, sudden_s = self._arrived(now, JUMP_S)
+        rate = usual / usual_s if usual_s > 0 else 0.0
+        jump = (sudden - JUMP_SIGMAS * math.sqrt(sudden)) / sudden_s if sudden_s > 0 else 0.0
+        return _demand(now, _class(self._reports[0], now.name), max(rate, jump))
 
-    def _class(self, report: ReplicaReport, name: str) -> ClassState | None:
-        return next((each for each in report.state.classes if each.name == name), None)
+    def _arrived(self, now: ClassState, window_s: float) -> tuple[int, float]:
+        """Return how many arrived since the oldest report of the last seconds, and how long ago that was."""
+        start = next(each for each in self._reports if self.last.seconds - each.seconds <= window_s)
+        before = _class(start, now.name)
+        return max(0, now.arrived - before.arrived) if before else 0, self.last.seconds - start.seconds
 
 
-def _demand(now: ClassState, recent: ClassState | None, old: ClassState | None, seconds: float) -> ClassDemand:
-    arrived = 0 if recent is None else now.arrived - recent.arrived
+def _class(report: ReplicaReport, name: str) -> ClassState | None:
+    return next((each for each in report.state.classes if each.name == name), None)
+
+
+def _demand(now: ClassState, old: ClassState | None, requests_s: float) -> ClassDemand:
     # Sizes of what came lately, or of all that ever came where nothing did.
     came = (now.arrived, now.prompt_tokens) if old is None or now.arrived == old.arrived else _less(now, old)[:2]
     ended = (now.ended, now.tokens) if old is None or now.ended == old.ended else _less(now, old)[2:]
     return ClassDemand(
         name=now.name,
-        requests_s=max(0, arrived) / seconds if seconds > 0 else 0.0,
+        requests_s=requests_s,
         prompt_tokens=max(0, came[1]) / max(1, came[0]),
         output_tokens=max(1.0, ended[1] / ended[0]) if ended[0] > 0 else TOKENS_AT_FIRST,
         running=now.running,

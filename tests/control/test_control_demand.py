@@ -1,5 +1,6 @@
 """Rates and sizes against the arrivals they were made of."""
 
+import math
 import random
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_samples import class_state, report
-from mars_ray.control.demand import RATE_S, SIZES_S, TOKENS_AT_FIRST, ClassDemand, DemandMeter
+from mars_ray.control.demand import JUMP_S, RATE_S, SIZES_S, TOKENS_AT_FIRST, ClassDemand, DemandMeter
 from mars_ray.control.report import ReplicaReport
 
 ARRIVALS = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 50), st.integers(1, 80)), min_size=2, max_size=90)
@@ -40,7 +41,10 @@ def only(meter: DemandMeter) -> ClassDemand:
 def test_rates_and_sizes_are_those_of_the_last_seconds(arrivals: list[tuple[int, int, int]]) -> None:
     demand = only(metered(reports(arrivals)))
     recent = arrivals[-int(RATE_S) :]
-    assert demand.requests_s == pytest.approx(sum(came for came, _, _ in recent) / len(recent))
+    usual = sum(came for came, _, _ in recent) / len(recent)
+    last = [came for came, _, _ in arrivals[-int(JUMP_S) :]]
+    jump = (sum(last) - 2 * math.sqrt(sum(last))) / len(last)
+    assert demand.requests_s == pytest.approx(max(usual, jump))
     lately = arrivals[-int(SIZES_S) :]
     if not any(came for came, _, _ in lately):
         lately = arrivals  # nothing came lately: the sizes of all that ever did
@@ -115,3 +119,12 @@ def test_whatever_the_gaps_between_reports_there_is_a_demand(gaps_s: list[float]
         now_s += gap_s
         meter.observe(report(number, now_s, class_state(arrived=number)))
         assert only(meter).requests_s >= 0
+
+
+def test_a_jump_is_seen_within_two_seconds_and_chance_is_not() -> None:
+    calm = metered(reports([(10, 1, 10)] * 10))
+    assert only(calm).requests_s == pytest.approx(10)
+    jumped = metered(reports([(10, 1, 10)] * 10 + [(60, 1, 10)] * 2))
+    assert only(jumped).requests_s == pytest.approx((120 - 2 * math.sqrt(120)) / 2)
+    wave = metered(reports([(10, 1, 10)] * 10 + [(14, 1, 10), (13, 1, 10)]))
+    assert only(wave).requests_s == pytest.approx((6 * 10 + 27) / 8)

@@ -70,6 +70,7 @@ def _open_files(process: Path) -> Iterator[Path]:
         return
 
 
+@pytest.mark.slow  # minutes of starting Ray; test_train_loop interrupts without it
 def test_however_it_is_interrupted_a_run_ends_with_the_same_weights(make_config: MakeConfig, tmp_path: Path) -> None:
     """Kill -9 of a worker, Ctrl-C, and kill -9 of the driver, all in one run of two workers."""
     long = {"learning_rate": 1e-3, "epochs": 40, "batch_rows": 4}
