@@ -30,6 +30,8 @@ from mars_ray.errors import ConfigError, ReportError
 log = logging.getLogger(__name__)
 
 DECIDE_EVERY_S = 1.0
+WELL_USED = 0.8
+"""Share of a replica's time that demand should take at full quality, where there may be as many as it needs."""
 HOT = 1.0
 """A replica whose own demand takes more than all of its time at the threshold of the others gets a lower one."""
 
@@ -302,5 +304,4 @@ def _desired(load: Load, plan: ControlPlan) -> int:
     """Return the replicas that demand needs at full quality: a lowered threshold must not hide it."""
     if load.speed is None:
         return 0
-    room = 1 - plan.settings.headroom
-    return ceil(sum(load.lasting(each.name, plan.ceiling) for each in load.classes) / room)
+    return ceil(sum(load.lasting(each.name, plan.ceiling) for each in load.classes) / WELL_USED)

@@ -14,7 +14,7 @@ import numpy as np
 from mars_ray.control.demand import ClassDemand
 from mars_ray.control.speed import Speed
 
-DRAIN_S = 4.0
+DRAIN_S = 2.0
 """A queue is demand too: it should be gone in so long."""
 
 

@@ -90,16 +90,21 @@ def slo(
 
 
 def capacity(
-    plan: ControlPlan, now: Load, bounds: Mapping[str, Bounds], memory: Memory, _dt_s: float
+    plan: ControlPlan, now: Load, bounds: Mapping[str, Bounds], memory: Memory, dt_s: float
 ) -> tuple[dict[str, Aim], Memory]:
-    """Take the highest thresholds at which the replicas keep up, and keep their promise, by their measured speed."""
-    if now.speed is None:
-        return {name: Aim(each.ceiling, "no speed measured yet") for name, each in bounds.items()}, memory
-    aims: dict[str, Aim] = {}
+    """Take the highest thresholds at which the replicas keep up, and keep their promise, by their measured speed.
+
+    What the prediction does not see, the latency that is measured does: where `slo` is lower, it wins.
+    """
+    measured, memory = slo(plan, now, bounds, memory, dt_s)
+    aims = dict[str, Aim]()
     for priority in sorted({each.priority for each in plan.classes}, reverse=True):
         shares = {each.name: each.share for each in plan.classes if each.priority == priority}
-        aims |= _fitted(plan, now, {name: bounds[name] for name in shares}, shares, aims)
-    return aims, memory
+        if now.speed is None:
+            aims |= {name: Aim(bounds[name].ceiling, "no speed measured yet") for name in shares}
+        else:
+            aims |= _fitted(plan, now, {name: bounds[name] for name in shares}, shares, aims)
+    return {name: min(aim, measured[name], key=_threshold) for name, aim in aims.items()}, memory
 
 
 POLICIES: Mapping[PolicyName, Law] = {"fixed": fixed, "load": load, "slo": slo, "capacity": capacity}
@@ -129,6 +134,10 @@ def _fitted(
                 judged = min(total, alike) / now.replicas
                 found[name] = Aim(trial[name], f"{judged:.0%} of the capacity at {trial[name]:g} is asked for")
     return found
+
+
+def _threshold(aim: Aim) -> float:
+    return aim.threshold
 
 
 def _keeps_promise(plan: ControlPlan, now: Load, thresholds: Mapping[str, float]) -> bool:

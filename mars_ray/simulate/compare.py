@@ -42,7 +42,7 @@ ORACLE_LOAD = 1.2
 """Where the oracle is asked: it takes many simulations."""
 ORACLE_ROUNDS = 16
 TICKS_PER_S = 20
-SEARCH_STEPS = 6
+SEARCH_STEPS = 8
 STEADY_S, PEAK_S = 600.0, 120.0
 
 
@@ -223,7 +223,7 @@ def _largest_speeds(run: _Runner, wishes: tuple[Wish, ...]) -> dict[str, float]:
             else:
                 high[name] = tried[name]
             if low[name] == 0.0:
-                tried[name] /= 1.6
+                tried[name] /= 2.5
             elif high[name] == math.inf:
                 tried[name] *= 1.3
             else:
@@ -284,7 +284,7 @@ def _steady(run: _Runner) -> dict[str, Any]:
     shapes = {
         "steady 0.6": [(STEADY_S, 0.6)],
         "steady 0.9": [(STEADY_S, 0.9)],
-        "peak": [(200.0, 0.5), (PEAK_S, 1.3), (300.0, 0.4)],
+        "peak": [(200.0, 0.5), (PEAK_S, 1.15), (300.0, 0.4)],
     }
     names = [name for name, each in CONTENDERS.items() if each.law or each.policy != "fixed"]
     jobs = [
