@@ -151,7 +151,7 @@ def test_when_the_controller_falls_silent_a_replica_goes_on_from_what_held() -> 
         threshold = held.thresholds["standard"]
         found.append(threshold)
     # Four seconds by the lease, then no jump, and back once nothing was asked for so long.
-    assert found == [0.6] * 45 + [0.95] * 5
+    assert found == [0.6] * 35 + [0.95] * 15
 
 
 @given(st.lists(st.floats(-1e4, 1e4), max_size=30))

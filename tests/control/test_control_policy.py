@@ -230,7 +230,7 @@ def test_capacity_with_one_class_takes_the_highest_choice_that_fits(
     fitting = [
         threshold
         for threshold in choices
-        if load.now("standard", threshold) <= 0.8 * replicas
+        if load.now("standard", threshold) <= (1 - plan.settings.headroom) * replicas
         and (tpot_ms is None or 1000 * load.token_seconds({"standard": threshold}) <= MARGIN * tpot_ms)
     ]
     assert decided(plan, load, "capacity") == {"standard": max(fitting, default=0.5)}
