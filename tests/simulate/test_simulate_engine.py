@@ -112,4 +112,4 @@ def test_tokens_and_times_are_those_of_the_real_engine(rate: float) -> None:
     assert found.ttft_ms is not None and found.e2e_ms is not None
     arrived = dict(enumerate(wish.arrival_s for wish in wishes))
     assert found.e2e_ms.mean / 1000 == pytest.approx(mean(end_s[at] - arrived[at] for at in arrived), rel=0.12)
-    assert found.ttft_ms.mean / 1000 == pytest.approx(mean(first_s[at] - arrived[at] for at in arrived), rel=0.15)
+    assert found.ttft_ms.mean / 1000 == pytest.approx(mean(first_s[at] - arrived[at] for at in arrived), rel=0.2)
