@@ -82,7 +82,12 @@ def main() -> None:
             )
             show(results)
             if asked.json:
-                report = {"command": " ".join(sys.argv), "machine": machine(), "slo": asdict(slo), "results": results}
+                report = {
+                    "command": " ".join(Path(word).name for word in sys.argv),
+                    "machine": machine(),
+                    "slo": asdict(slo),
+                    "results": results,
+                }
                 asked.json.write_text(json.dumps(report, indent=1) + "\n")
 
 

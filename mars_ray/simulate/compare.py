@@ -119,7 +119,7 @@ def bench_policy(options: PolicyOptions) -> dict[str, Any]:
     _show_steady(steady)
     return {
         "command": "mars-ray bench policy " + " ".join(path.name for path in options.traces),
-        "options": {key: str(value) for key, value in asdict(options).items()},
+        "options": {key: value for key, value in asdict(options).items() if key not in ("traces", "machine")},
         "machine": this_machine(),
         "simulated_machine": machine.model_dump(exclude={"profile"}),
         "traces": found,
