@@ -229,7 +229,7 @@ def simulation(
             "settings": {"policy": policy["policy"], "slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms}},
         }
     )
-    promise = Promise(ttft_s=_s(slo.ttft_ms), tpot_s=_s(slo.tpot_ms), e2e_s=_s(slo.e2e_ms))
+    promise = Promise.of(slo)
     options = SimulationOptions(replicas=REPLICAS, front_s=front_s, promise=promise, seed=SEED)
     return simulate(Arrivals(wishes, mix=[1.0], seed=SEED), machine_of(seen), plan, options)
 
@@ -246,10 +246,6 @@ def machine_of(seen: list[dict[str, Any]]) -> Machine:
         points.append(ThresholdPoint(**known.model_dump() | {"survival": mean}))
     update = {"rows": ROWS, "queue": QUEUE, "step_time": StepSeconds(**times), "profile": tuple(points)}
     return shipped.model_copy(update=update)
-
-
-def _s(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000
 
 
 def result(

@@ -227,7 +227,7 @@ class Controller:
         for name, aim in self._aims.items():
             if aim.threshold != before[name].threshold:
                 self._changes[name] += 1
-                log.info("threshold of class %s: %g -> %g: %s", name, before[name].threshold, *_said(aim))
+                log.info("threshold of class %s: %g -> %g: %s", name, before[name].threshold, aim.threshold, aim.reason)
         self._hot = self._hot_replicas(now_s)
         self._desired_replicas = _desired(whole, self._plan)
 
@@ -280,10 +280,6 @@ class Controller:
             settled = {name: self._settled(replica, name, aims[name], now_s) for name in self._aims}
             found[replica] = {name: aim for name, aim in settled.items() if aim.threshold < self._aims[name].threshold}
         return found
-
-
-def _said(aim: Aim) -> tuple[float, str]:
-    return aim.threshold, aim.reason
 
 
 def _load(meters: list[DemandMeter]) -> Load:

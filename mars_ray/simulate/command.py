@@ -139,7 +139,7 @@ def run_simulation(options: SimulateOptions, plot_file: Path | None = None) -> d
         ticks_per_s=options.ticks,
         scaling=options.scaling(),
         front_s=options.front_ms / 1000,
-        promise=None if slo is None else _promise(slo),
+        promise=None if slo is None else Promise.of(slo),
         duration_s=options.duration,
         seed=options.seed,
     )
@@ -172,14 +172,6 @@ def _yaml(path: Path | None) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise ConfigError(f"{path} must hold a mapping of settings, ceiling, classes.")
     return given
-
-
-def _promise(slo: Slo) -> Promise:
-    return Promise(ttft_s=_s(slo.ttft_ms), tpot_s=_s(slo.tpot_ms), e2e_s=_s(slo.e2e_ms))
-
-
-def _s(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000
 
 
 def _report(

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 from rich.console import Console
@@ -23,6 +24,7 @@ from mars_ray.bench.serve_arrivals import read_trace
 from mars_ray.bench.serve_slo import parse_slo
 from mars_ray.control.policy import Law
 from mars_ray.control.settings import ControlPlan
+from mars_ray.engine.profile import GRID
 from mars_ray.errors import ConfigError
 from mars_ray.progress import ProgressLine
 from mars_ray.simulate.arrivals import Arrivals, Wish
@@ -101,9 +103,8 @@ def bench_policy(options: PolicyOptions) -> dict[str, Any]:
         raise ConfigError("slo is empty; give what callers are promised, such as ttft:1000,tpot:30.")
     if not options.traces:
         raise ConfigError("there is no trace; give one or more Azure trace files.")
-    promise = Promise(ttft_s=_s(slo.ttft_ms), tpot_s=_s(slo.tpot_ms), e2e_s=_s(slo.e2e_ms))
     machine = read_machine(options.machine).model_copy(update={"rows": options.rows, "queue": 256})
-    setting = Setting(machine=machine, promise=promise, replicas=options.replicas, seed=options.seed)
+    setting = Setting(machine=machine, promise=Promise.of(slo), replicas=options.replicas, seed=options.seed)
     found: dict[str, Any] = {}
     with (
         ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool,
@@ -247,7 +248,7 @@ def _oracle(run: _Runner, wishes: tuple[Wish, ...], speed: float, ours: Simulati
     Beginning with full quality everywhere, thresholds fall by a step in the windows where promises were broken and in
     those before them that left a queue, until as many are kept as by ours.
     """
-    grid = [1.0, 0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7]
+    grid = [threshold for threshold in GRID if threshold >= FLOOR]
     windows = int(len(best.seconds) / WINDOW_S) + 2
     steps = [0] * windows
     for _ in range(ORACLE_ROUNDS):
@@ -256,12 +257,11 @@ def _oracle(run: _Runner, wishes: tuple[Wish, ...], speed: float, ours: Simulati
         broken = _broken_windows(best, windows)
         if not any(broken) or all(steps[each] == len(grid) - 1 for each in range(windows) if broken[each]):
             break
-        for each in range(windows):
-            # Half of the broken windows each round, the worst first: mending one often mends those behind it.
-            if broken[each] and broken[each] >= sorted(filter(None, broken))[len(list(filter(None, broken))) // 2]:
-                for place in (each - 1, each):
-                    if place >= 0:
-                        steps[place] = min(steps[place] + 1, len(grid) - 1)
+        # Half of the broken windows each round, the worst first: mending one often mends those behind it.
+        worst = median_high(filter(None, broken))
+        for each in [number for number, misses in enumerate(broken) if misses >= worst]:
+            for place in range(max(0, each - 1), each + 1):
+                steps[place] = min(steps[place] + 1, len(grid) - 1)
         schedule = tuple(grid[step] for step in steps)
         [best] = run.all([Job(contender=BEST, wishes=wishes, speed=speed, schedule=schedule)])
     return best
@@ -323,10 +323,6 @@ def _wishes(path: Path, options: PolicyOptions, machine: Machine) -> Iterator[Wi
         output = max(1, math.floor(row.generated_tokens * options.output_scale + 0.5))
         output = min(output, machine.positions - 1)
         yield Wish(row.arrival_s, min(prompt, machine.positions - output), output)
-
-
-def _s(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000
 
 
 def _ms(seconds: float | None) -> float | None:

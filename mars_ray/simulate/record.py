@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mars_ray.bench.serve_slo import Slo
 from mars_ray.simulate.machine import Machine
 
 Array = NDArray[np.float64]
@@ -71,6 +72,12 @@ class Promise:
     ttft_s: float | None = None
     tpot_s: float | None = None
     e2e_s: float | None = None
+
+    @classmethod
+    def of(cls, slo: Slo) -> "Promise":
+        """Return the limits of a load test."""
+        limits = {"ttft_s": slo.ttft_ms, "tpot_s": slo.tpot_ms, "e2e_s": slo.e2e_ms}
+        return cls(**{name: None if limit is None else limit / 1000 for name, limit in limits.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
