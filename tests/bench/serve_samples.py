@@ -161,11 +161,5 @@ def serving(app: SmallServer) -> Iterator[str]:
         listening.close()
 
 
-def free_port() -> int:
-    """Return a port where nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
-
-
 def endpoint(url: str, **changes: Any) -> Endpoint:
     return Endpoint(**{"url": url, "model": "small", "timeout_s": 60.0, **changes})

@@ -14,7 +14,8 @@ from mars_ray.bench import serve_probe
 from mars_ray.bench.serve import bench_serve
 from mars_ray.bench.serve_options import ServeOptions
 from mars_ray.errors import ConfigError, DataError, RunError
-from serve_samples import SmallServer, free_port
+from mars_ray.serve.serve_environment import free_ports
+from serve_samples import SmallServer
 
 
 def options(url: str = "http://127.0.0.1:1", **changes: Any) -> ServeOptions:
@@ -79,7 +80,7 @@ def test_ctrl_c_ends_the_load_and_what_was_measured_is_shown(
 
 
 def test_a_port_without_a_server_ends_in_one_line_that_says_what_to_do() -> None:
-    url = f"http://127.0.0.1:{free_port()}"
+    url = f"http://127.0.0.1:{next(free_ports())}"
     with pytest.raises(RunError, match=rf"{url} cannot be reached .*Start the server, or check --url") as raised:
         bench_serve(options(url))
     assert "\n" not in str(raised.value)

@@ -14,7 +14,8 @@ from mars_ray.bench import serve_client
 from mars_ray.bench.serve_clients import Clients
 from mars_ray.bench.serve_load import run_load
 from mars_ray.bench.serve_record import Outcome, PlannedRequest, RequestRecord
-from serve_samples import SmallServer, endpoint, free_port, planned
+from mars_ray.serve.serve_environment import free_ports
+from serve_samples import SmallServer, endpoint, planned
 
 
 def load(url: str, requests: list[PlannedRequest], clients: int | None = 2, **changes: Any) -> list[RequestRecord]:
@@ -78,7 +79,7 @@ def test_a_server_that_hangs_is_left_when_the_time_is_over(
 
 
 def test_nobody_at_the_port_is_an_outcome_of_each_request() -> None:
-    seen = load(f"http://127.0.0.1:{free_port()}", planned("a", "b", arrivals_s=(0.0, 0.0)))
+    seen = load(f"http://127.0.0.1:{next(free_ports())}", planned("a", "b", arrivals_s=(0.0, 0.0)))
     assert [each.outcome for each in seen] == [Outcome.CONNECTION] * 2
     assert all(each.http_status is None and each.error for each in seen)
 

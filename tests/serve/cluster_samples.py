@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,8 @@ from typing import Any
 
 import psutil
 import yaml
+
+from mars_ray.serve.serve_environment import free_ports
 
 COMMAND = Path(sys.executable).with_name("mars-ray")
 GATEWAY, ENGINE, CONTROLLER = "ray::ServeReplica:mars:Gateway", "ray::ServeReplica:mars:Engine", "ray::ServeController"
@@ -41,12 +42,6 @@ def deploy_file(path: Path, args: dict[str, Any], **engine: Any) -> Path:
     }
     path.write_text(yaml.safe_dump(fields))
     return path
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @dataclass
@@ -123,34 +118,34 @@ class Cluster:
 @contextmanager
 def cluster(*arguments: str, port: int | None = None) -> Iterator[Cluster]:
     """Start `mars-ray serve` and wait for its ready line; afterwards nothing of it may live on."""
-    port = port or free_port()
+    port = port or next(free_ports())
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [str(COMMAND), "serve", "--port", str(port), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
         env=environment,
-    )
-    assert process.stdout is not None
-    said: list[str] = []
-    family: list[psutil.Process] = []
-    """Everything of it, taken down before it ends: afterwards nobody could tell whose they were."""
-    try:
-        for line in process.stdout:
-            said.append(line)
-            if line.startswith("ready"):
-                break
-        assert said and said[-1].startswith("ready"), "".join(said)
-        family = psutil.Process(process.pid).children(recursive=True)
-        yield Cluster(f"http://127.0.0.1:{port}", process)
-    finally:
-        if process.poll() is None:
-            family += psutil.Process(process.pid).children(recursive=True)
-            process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=STEP_SECONDS)
-        _, alive = psutil.wait_procs(family, timeout=STEP_SECONDS)
-        for left in alive:
-            left.kill()
-        assert not alive, f"left behind: {alive}"
+    ) as process:
+        assert process.stdout is not None
+        said: list[str] = []
+        family: list[psutil.Process] = []
+        """Everything of it, taken down before it ends: afterwards nobody could tell whose they were."""
+        try:
+            for line in process.stdout:
+                said.append(line)
+                if line.startswith("ready"):
+                    break
+            assert said and said[-1].startswith("ready"), "".join(said)
+            family = psutil.Process(process.pid).children(recursive=True)
+            yield Cluster(f"http://127.0.0.1:{port}", process)
+        finally:
+            if process.poll() is None:
+                family += psutil.Process(process.pid).children(recursive=True)
+                process.send_signal(signal.SIGTERM)
+                process.communicate(timeout=STEP_SECONDS)
+            _, alive = psutil.wait_procs(family, timeout=STEP_SECONDS)
+            for left in alive:
+                left.kill()
+            assert not alive, f"left behind: {alive}"
