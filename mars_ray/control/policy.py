@@ -24,7 +24,7 @@ GAIN, GAIN_PER_S = 0.3, 0.05
 """`slo`: of the way from ceiling to floor, per 100 % that the latency is above what was promised."""
 RELIEF = 4
 """`slo`: times as fast the sum falls as it rises; the smoother keeps thresholds down for long enough."""
-MARGIN = 0.9
+MARGIN = 0.8
 """Of what was promised: aimed at, so that the tail keeps it too."""
 
 

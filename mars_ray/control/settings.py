@@ -38,9 +38,9 @@ class ControlSettings(_Settings):
     'capacity' what demand takes by the measured speed."""
     slo: Slo = Slo()
     """For 'slo' and 'capacity'."""
-    headroom: float = Field(0.05, ge=0, lt=1)
+    headroom: float = Field(0.02, ge=0, lt=1)
     """Share of the replicas' time that thresholds keep free."""
-    recover_s: float = Field(30.0, ge=0)
+    recover_s: float = Field(40.0, ge=0)
     """A threshold rises no further than load allowed for so long."""
     min_agreement: float = Field(0.95, ge=0, le=1)
     """No threshold at which fewer of the tokens are those of autoregressive decoding, by calibration or live audit."""
