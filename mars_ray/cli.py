@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from mars_ray.cli_control import status, threshold_app
+from mars_ray.cli_generate import generate
 from mars_ray.cli_keys import keys_app
-from mars_ray.engine.mode import Mode
 from mars_ray.errors import ConfigError, InterruptedRunError, MarsRayError, OutputError
 
 app = typer.Typer(
@@ -31,6 +31,7 @@ app.add_typer(bench, name="bench")
 app.add_typer(keys_app, name="keys")
 app.add_typer(threshold_app, name="threshold")
 app.command()(status)
+app.command()(generate)
 
 Json = Annotated[bool, typer.Option("--json", help="End with one machine-readable line.")]
 Dtype = Annotated[str, typer.Option(help="'float32' or 'bfloat16'.")]
@@ -74,44 +75,6 @@ def prepare(
     with ProgressLine(f"tokenise {input_file.name}", total=None) as progress:
         report = run(input_file, output, folder, options, progress)
     show("prepared", asdict(report), as_json)
-
-
-@app.command()
-def generate(
-    input_file: Annotated[
-        Path, typer.Option("--input", help="JSONL (plain or gz) or parquet with 'prompt' or 'messages'.")
-    ],
-    output: Annotated[Path, typer.Option(help="Folder for the rows; must be new or empty.")],
-    model: Model = "bundled",
-    threshold: Annotated[float, typer.Option(help="Confidence a token ahead needs; 1 is one token at a time.")] = 0.95,
-    mode: Annotated[
-        Mode,
-        typer.Option(help="'exact' compares every token ahead with 'ar', one token at a time, and gives the same."),
-    ] = Mode.THRESHOLD,
-    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.0,
-    seed: Annotated[
-        int | None,
-        typer.Option(help="The same seed gives the same rows; without one, how far to look ahead follows the load."),
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Tokens per row at most.")] = 256,
-    workers: Annotated[int, typer.Option(help="Processes that decode.")] = 1,
-    as_json: Json = False,
-) -> None:
-    """Generate a response for every row of a file with Ray Data."""
-    from mars_ray.batch.ray_generate import GenerateOptions
-    from mars_ray.batch.ray_generate import generate as run
-    from mars_ray.engine.request import DecodeParams, SamplingParams
-
-    options = GenerateOptions(
-        input=input_file,
-        output=output,
-        model=model,
-        sampling=SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens),
-        decode=DecodeParams(mode=mode, threshold=threshold),
-        workers=workers,
-    )
-    report = run(options)
-    show("generated", asdict(report), as_json)
 
 
 @app.command()

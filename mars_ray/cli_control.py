@@ -58,7 +58,7 @@ def set_threshold(
     api_key: ApiKey = None,
 ) -> None:
     """Set a threshold, whatever the policy says."""
-    seconds = None if lasting is None else _seconds(lasting)
+    seconds = None if lasting is None else seconds_of(lasting, "--for")
     body = {"threshold": threshold, "service_class": service_class, "seconds": seconds}
     _ask("PUT", url, api_key, "/threshold", json=body)
     until = f"for {lasting}" if lasting else "until it is cleared"
@@ -93,10 +93,11 @@ def _ask(method: str, url: str, api_key: str | None, path: str = "", **what: Any
     raise RunError(message)
 
 
-def _seconds(text: str) -> float:
+def seconds_of(text: str, option: str) -> float:
+    """Return the seconds in a text such as 10m. Raises `ConfigError`."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if found is None or float(found[1]) == 0:
-        raise ConfigError(f"--for is {text!r}; give a time such as 90s, 10m or 2h.")
+        raise ConfigError(f"{option} is {text!r}; give a time such as 90s, 10m or 2h.")
     return float(found[1]) * UNITS[found[2]]
 
 

@@ -1,39 +1,81 @@
-"""Progress of long work: a rich bar on a terminal, a plain line every ten seconds elsewhere.
+"""Progress of long work: a live picture on a terminal, a plain line every ten seconds elsewhere.
 
 Everything goes to standard error, so that standard output holds results only.
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import TracebackType
+from typing import Self
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 PLAIN_LINE_EVERY_S = 10.0
 
 
-class ProgressLine:
-    """Shows how far one piece of work is; use as a context manager."""
+class Display(ABC):
+    """Work that a person watches; use as a context manager, and call `refresh` when there is news."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._console = Console(stderr=True)
+        self._live = Live(console=self._console, get_renderable=self.picture)
+        self._started_s = self._printed_s = clock()
+
+    @abstractmethod
+    def picture(self) -> RenderableType:
+        """Draw the work for a terminal, several times a second and from another thread."""
+
+    @abstractmethod
+    def line(self) -> str:
+        """Say the same in one line."""
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def refresh(self) -> None:
+        """Show what changed: at once on a terminal, elsewhere when the next line is due."""
+        if not self._console.is_terminal and self._clock() - self._printed_s >= PLAIN_LINE_EVERY_S:
+            self._print_line()
+
+    def say(self, line: str) -> None:
+        """Print a line now where there is no terminal."""
+        if not self._console.is_terminal:
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def _print_line(self) -> None:
+        self._printed_s = self._clock()
+        self.say(f"{self.line()}  {self._printed_s - self._started_s:.0f} s")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+        else:
+            self._print_line()
+
+
+class ProgressLine(Display):
+    """Shows how far one piece of work is."""
 
     def __init__(self, what: str, total: int | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._what, self._total, self._clock = what, total, clock
-        self._console = Console(stderr=True)
-        self._started_s = self._printed_s = clock()
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
         )
-        self._bar = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=self._console)
+        self._bar = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn())
         self._task = self._bar.add_task(what, total=total, note="")
+        self._what, self._total = what, total
         self._last = (0, "")
-
-    def __enter__(self) -> "ProgressLine":
-        if self._console.is_terminal:
-            self._bar.start()
-        return self
+        super().__init__(clock)
 
     def update(self, done: int, figures: Mapping[str, object], total: int | None = None) -> None:
         """Say how much is done, of how much once that is known; `figures` are shown as `name value`."""
@@ -41,20 +83,14 @@ class ProgressLine:
         self._last = (done, note)
         self._total = total or self._total
         self._bar.update(self._task, completed=done, total=self._total, note=note)
-        if not self._console.is_terminal and self._clock() - self._printed_s >= PLAIN_LINE_EVERY_S:
-            self._print_plain()
+        self.refresh()
 
-    def _print_plain(self) -> None:
+    def picture(self) -> RenderableType:
+        """Draw a bar."""
+        return self._bar
+
+    def line(self) -> str:
+        """Say how much is done, of how much, and the figures."""
         done, note = self._last
-        self._printed_s = self._clock()
         total = "" if self._total is None else f"/{self._total}"
-        elapsed_s = self._printed_s - self._started_s
-        self._console.print(f"{self._what}: {done}{total}  {note}  {elapsed_s:.0f} s", highlight=False, soft_wrap=True)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._console.is_terminal:
-            self._bar.stop()
-        else:
-            self._print_plain()
+        return f"{self._what}: {done}{total}  {note}"

@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 
-from mars_ray.batch.job import GenerateReport
+from mars_ray.batch.plain_form import PlainSettings
 from mars_ray.batch.ray_generate import GenerateOptions, generate
+from mars_ray.batch.report import JobReport
 from mars_ray.data.tasks import verify
 from mars_ray.engine.request import DecodeParams, SamplingParams
 
@@ -27,7 +28,7 @@ class DemoRow:
     threshold: float
     accuracy: float
     """Share of the rows that the exact verifier of their family accepts."""
-    report: GenerateReport
+    report: JobReport
 
 
 def demo(output: Path) -> list[DemoRow]:
@@ -38,8 +39,8 @@ def demo(output: Path) -> list[DemoRow]:
     for threshold in THRESHOLDS:
         folder = output / f"threshold-{threshold}"
         shutil.rmtree(folder, ignore_errors=True)
-        decode, sampling = DecodeParams(threshold=threshold), SamplingParams(max_tokens=128)
-        report = generate(GenerateOptions(input=prompts, output=folder, sampling=sampling, decode=decode))
+        form = PlainSettings(sampling=SamplingParams(max_tokens=128), decode=DecodeParams(threshold=threshold))
+        report = generate(GenerateOptions(input=(str(prompts),), output=folder, form=form))
         rows = read_rows(folder)
         right = sum(verify(expected[row["id"]]["family"], expected[row["id"]]["answer"], row["text"]) for row in rows)
         done.append(DemoRow(threshold=threshold, accuracy=right / len(expected), report=report))
@@ -72,7 +73,7 @@ def show_demo(done: list[DemoRow], output: Path) -> None:
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
     """Return what a job wrote into its output folder."""
-    rows: list[dict[str, Any]] = pq.read_table(sorted(folder.glob("part-*.parquet"))).to_pylist()
+    rows: list[dict[str, Any]] = pq.read_table(folder / "rows").to_pylist()
     return rows
 
 

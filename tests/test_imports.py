@@ -20,7 +20,7 @@ BELOW = {
     "train": {"errors", "progress", "ray_cluster", "method", "model", "data"},
     "engine": {"errors", "method", "model"},
     "control": {"errors", "engine"},
-    "batch": {"errors", "progress", "ray_cluster", "method", "model", "data", "engine"},
+    "batch": {"errors", "progress", "ray_cluster", "method", "model", "data", "engine", "control", "serve"},
     "serve": {"errors", "ray_cluster", "model", "data", "engine", "control"},
     "evaluate": {"errors", "progress", "method", "model", "data", "engine"},
     "simulate": {"errors", "progress", "data", "model", "engine", "control", "bench"},

@@ -23,7 +23,7 @@ class Row:
     id: str
     """The row's own, or the one made from its content."""
     request: Request
-    """Its id is the row's key."""
+    """Under any id."""
     shown: str
     """What the output shows as the question."""
     columns: Record

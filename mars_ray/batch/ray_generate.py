@@ -1,149 +1,239 @@
-"""Answer a file of rows with Ray Data: read, decode in a pool of actors, write on the driver (shell)."""
+"""Answer files of rows with Ray Data: read, decode in a pool of actors, write on the driver (shell)."""
 
+import asyncio
+import json
 import math
+import os
+import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import islice
 from pathlib import Path
+from typing import Any, Literal
 
 import pyarrow as pa
+import ray
 import ray.data
-import torch
+from pydantic import TypeAdapter
 from ray.data import ActorPoolStrategy
 from ray.data.exceptions import ExecutionTimeoutError
 from ray.exceptions import RayError
 
-from mars_ray.batch.generator import Generator
-from mars_ray.batch.job import GenerateJob, GenerateReport
-from mars_ray.batch.outcomes import outcome_table
+from mars_ray.batch.columns import Kind, Survey
+from mars_ray.batch.form import Form
+from mars_ray.batch.identity import Identity
+from mars_ray.batch.job import Job
+from mars_ray.batch.job_progress import JobProgress
+from mars_ray.batch.openai_form import OpenAIForm, OpenAISettings, is_openai_batch, openai_id
+from mars_ray.batch.outcome import to_table
+from mars_ray.batch.output import LEDGER, Format, open_output
+from mars_ray.batch.plain_form import PlainForm, PlainSettings, plain_id
+from mars_ray.batch.ray_source import READ_RECORDS, Rows, read_rows
+from mars_ray.batch.report import JobReport, Status
+from mars_ray.batch.worker import Worker
 from mars_ray.data.chat import ChatEncoder
-from mars_ray.data.ray_read import read_raw
 from mars_ray.data.record_file import check_source, read_records
+from mars_ray.data.sources import find_sources
+from mars_ray.engine.async_engine import AsyncEngine
+from mars_ray.engine.messages import EngineSpec
 from mars_ray.engine.options import EngineOptions
-from mars_ray.engine.request import DecodeParams, SamplingParams
-from mars_ray.errors import ClusterError, ConfigError, EmptyDataError, MarsRayError, RunError
+from mars_ray.errors import ClusterError, ConfigError, EmptyDataError, InterruptedRunError, RunError
 from mars_ray.model.card import read_card
-from mars_ray.model.checkpoint import load_checkpoint
+from mars_ray.model.digest import folder_digest
 from mars_ray.model.folder import check_folder
 from mars_ray.model.resolve import resolve_model
 from mars_ray.model.tokenizer import load_tokenizer
 from mars_ray.progress import ProgressLine
 from mars_ray.ray_cluster import cluster_cpus, connect
 
-ROWS_PER_BLOCK = 128
-"""What one actor takes at a time: several times what it decodes together, for its batch runs empty at the end of a
-block, and few enough to spread and to show progress."""
+ROWS_PER_BLOCK = 32
+CALLS = 8
+"""Blocks an actor works on at a time. A block leaves when its last row is done, so there are several times as many
+rows as an engine decodes together: it never runs empty, however long single rows take."""
+
+QUEUE = 1 << 16
+"""Sequences that may wait in an engine: more than a worker ever adds."""
 
 NO_PROGRESS_S = 24 * 3600
-"""Ray gives up when no block is finished for so long. Its half an hour is too short for 128 rows of a 7B on CPUs."""
+"""Ray gives up when no block is finished for so long. Its half an hour is too short for rows of a 7B on CPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateOptions:
     """What to answer, with what, and where to."""
 
-    input: Path
-    """JSONL (plain or gz) or parquet, with `prompt` or `messages`."""
+    input: tuple[str, ...]
+    """Files, folders, globs: JSONL (plain, gz, zst), parquet, or OpenAI batch files."""
     output: Path
-    """A folder that is absent or empty."""
+    """A folder that is absent, empty, or holds this very job, which then goes on."""
     model: str = "bundled"
-    sampling: SamplingParams
-    decode: DecodeParams
+    form: PlainSettings
+    """Of OpenAI batch files only the defaults of decoding count."""
+    format: Format = "parquet"
+    """OpenAI batch files are answered as JSONL, whatever it says."""
+    limit: int | None = None
+    """Only the first rows of the input."""
+    new: bool = False
+    """Put an earlier job in the folder aside and begin again."""
+    retry_errors: bool = False
+    """Do the rows with errors again."""
     workers: int = 1
     """Actors that decode, each with its own copy of the model."""
+    cpus: float | None = None
+    """Of each worker; None shares what there is. From 2 on, a step uses as many threads."""
+    gpus: float = 0.0
+    """Of each worker."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
 
 
-def generate(options: GenerateOptions) -> GenerateReport:
+def generate(options: GenerateOptions) -> JobReport:
     """Answer every row of the input; what cannot be answered goes to an errors file, and the others go on.
 
-    Raises an `InputError` before any work when something given is unusable, `InterruptedRunError` on Ctrl-C, and
-    `RunError` when the work cannot go on; the rows answered so far are written.
+    The same call goes on with a job that was stopped. Raises an `InputError` before any work when something given is
+    unusable, `InterruptedRunError` on Ctrl-C, and `RunError` when the work cannot go on; rows answered so far are kept.
     """
-    if options.workers < 1:
-        raise ConfigError(f"workers is {options.workers}; it must be at least 1.")
-    source, model = options.input.absolute(), resolve_model(options.model).absolute()  # workers have another folder
-    _check_model(model)
-    check_source(source)
-    actors = _useful_actors(source, options.workers)
-    job = GenerateJob(options.output, actors)
-    try:
+    _check_numbers(options)
+    model = resolve_model(options.model).absolute()  # workers have another working folder
+    read_card(model)
+    paths = tuple(path.absolute() for given in options.input for path in find_sources(given))
+    survey = _survey(paths, options.limit)
+    openai = survey.first is not None and is_openai_batch(survey.first)
+    form = OpenAISettings(model=model.name, decode=options.form.decode) if openai else options.form
+    _open_form(form, model)  # what is wrong with model or template is said before any work
+    settings = {"model": folder_digest(model), "dtype": options.dtype, **_flat(form)}
+    rows = Rows(
+        paths=paths,
+        ledger=options.output.absolute() / LEDGER,
+        given=openai_id if openai else plain_id,
+        salt=json.dumps(settings, sort_keys=True),
+        limit=options.limit,
+    )
+    with open_output(options.output, new=options.new) as output:
+        output.ledger.agree(settings)
+        output.kinds, output.format = _kept(survey.kinds, options.form), "jsonl" if openai else options.format
+        if options.retry_errors:
+            output.ledger.forget_errors()
         connect()
-        _check_cluster(options.workers)
-        outcomes = _answered(source, model, options, actors)
-        with ProgressLine(f"generate {source.name}", total=None) as progress:
-            return job.collect(_blocks(outcomes, options.output), progress)
-    except MarsRayError:
-        job.discard()
-        raise
+        _check_cluster(options)
+        job = Job(output, total=survey.rows, workers=options.workers, settings=settings, clock=time.monotonic)
+        status: Status = "stopped"
+        try:
+            with JobProgress() as progress, suppress(KeyboardInterrupt):
+                for table in _tables(_outcomes(options, model, form, rows)):
+                    job.take(table)
+                    progress.update(job.figures())
+                status = "complete with errors" if job.errors else "complete"
+        finally:
+            output.settle()
+            report = job.report(status, model=options.model)
+            output.report(report)
+    if status == "stopped":
+        raise InterruptedRunError(
+            f"Stopped after {report.rows} of {report.total} rows; they are in {options.output}. "
+            "The same command goes on."
+        )
+    return report
 
 
-def _check_model(folder: Path) -> None:
+def _check_numbers(options: GenerateOptions) -> None:
+    for name, value in (("workers", options.workers), ("limit", options.limit)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} is {value}; it must be at least 1.")
+    if options.cpus is not None and not 0 < options.cpus < math.inf:
+        raise ConfigError(f"cpus is {options.cpus}; it must be above 0.")
+    if not 0 <= options.gpus < math.inf:
+        raise ConfigError(f"gpus is {options.gpus}; it must be at least 0.")
+
+
+def _open_form(settings: PlainSettings | OpenAISettings, folder: Path) -> Form:
+    """Return the form of rows with the tokenizer in `folder`. Raises `ModelError`, `ConfigError`."""
     found = check_folder(folder)
-    read_card(folder)
-    ChatEncoder(load_tokenizer(folder, found.config, found.tokenizer_is_custom))
+    tokenizer = load_tokenizer(folder, found.config, found.tokenizer_is_custom)
+    if isinstance(settings, OpenAISettings):
+        return OpenAIForm(settings, tokenizer, found.config.get_text_config().max_position_embeddings)
+    return PlainForm(settings, ChatEncoder(tokenizer))
 
 
-def _useful_actors(source: Path, workers: int) -> int:
-    """Return how many workers will have something to do: a block each, or they would load the model for nothing."""
-    blocks = sum(1 for _ in islice(read_records(source, ROWS_PER_BLOCK), workers))
-    if not blocks:
-        raise EmptyDataError(f"{source} holds no rows.")
-    return blocks
+def _survey(paths: tuple[Path, ...], limit: int | None) -> Survey:
+    """Read all of the input once: a damaged file is found now, and how much there is to do is known from the start."""
+    survey = Survey()
+    with ProgressLine("look at the input", total=None) as progress:
+        for path in paths:
+            check_source(path)
+            for chunk in read_records(path, READ_RECORDS):
+                survey.look(chunk if limit is None else chunk[: limit - survey.rows])
+                progress.update(survey.rows, {})
+    if not survey.rows:
+        raise EmptyDataError(f"{', '.join(map(str, paths))} holds no rows.")
+    return survey
 
 
-def _check_cluster(workers: int) -> None:
-    cpus = cluster_cpus()
-    if workers > cpus:
+def _kept(kinds: dict[str, Kind | None], form: PlainSettings) -> dict[str, Kind | None]:
+    """Return the columns of the input that stand beside ours: `prompt` is one of ours where it was the question."""
+    asked = form.template is None and form.prompt_column is None and "messages" not in kinds
+    return {name: kind for name, kind in kinds.items() if not (asked and name == "prompt")}
+
+
+def _flat(form: PlainSettings | OpenAISettings) -> dict[str, Any]:
+    """Return settings by dotted names, as JSON."""
+    found: dict[str, Any] = {"form": type(form).__name__.removesuffix("Settings").lower()}
+    nested = [("", TypeAdapter[Any](type(form)).dump_python(form, mode="json"))]
+    while nested:
+        prefix, fields = nested.pop()
+        for name, value in fields.items():
+            if isinstance(value, dict) and value:
+                nested.append((f"{prefix}{name}.", value))
+            else:
+                found[f"{prefix}{name}"] = value
+    return found
+
+
+def _check_cluster(options: GenerateOptions) -> None:
+    there, wanted = cluster_cpus(), options.workers * (options.cpus or 1.0)
+    if wanted > there:
         raise ClusterError(
-            f"{workers} workers need as many CPUs, the cluster has {cpus:g}. "
+            f"{options.workers} workers need {wanted:g} CPUs, the cluster has {there:g}. "
             "Lower workers or join a larger cluster with RAY_ADDRESS."
+        )
+    gpus = ray.cluster_resources().get("GPU", 0.0)
+    if options.workers * options.gpus > gpus:
+        raise ClusterError(
+            f"{options.workers} workers need {options.workers * options.gpus:g} GPUs, the cluster has {gpus:g}."
         )
 
 
-def _answered(source: Path, model: Path, options: GenerateOptions, actors: int) -> ray.data.Dataset:
-    cpus = cluster_cpus()
-    outcomes = read_raw(source, ROWS_PER_BLOCK).map_batches(
+def _outcomes(
+    options: GenerateOptions, model: Path, form: PlainSettings | OpenAISettings, rows: Rows
+) -> ray.data.Dataset:
+    # Together the actors leave one CPU to the task that reads, or it would wait for ever.
+    share = min(1.0, math.floor(100 * (cluster_cpus() - 1) / options.workers) / 100)
+    outcomes = read_rows(rows, ROWS_PER_BLOCK).map_batches(
         Decoder,
         fn_constructor_kwargs={
-            "model": model,
-            "sampling": options.sampling,
-            "decode": options.decode,
+            "form": form,
+            "spec": EngineSpec(
+                folder=model,
+                dtype=options.dtype,
+                threads=max(1, int(options.cpus or 1)),
+                # Whoever asks for many tokens pays for them; the queue never refuses what a worker adds.
+                options=EngineOptions(queue=QUEUE, request_tokens=QUEUE * options.form.sampling.max_tokens),
+            ),
         },
-        compute=ActorPoolStrategy(size=actors),
-        # Together the actors leave one CPU to the task that reads, or it would wait for ever.
-        num_cpus=min(1.0, math.floor(100 * (cpus - 1) / actors) / 100),
+        compute=ActorPoolStrategy(
+            size=options.workers, max_tasks_in_flight_per_actor=CALLS, max_concurrent_calls_per_actor=CALLS
+        ),
+        num_cpus=options.cpus or share,
+        num_gpus=options.gpus or None,
+        batch_size=None,
         batch_format="pyarrow",
     )
     outcomes.context.enable_progress_bars = False  # ours shows rows and tokens instead of blocks
-    outcomes.context.execution_options.preserve_order = True  # the output is in the order of the input
     outcomes.context.execution_no_progress_timeout_s = NO_PROGRESS_S
     return outcomes
 
 
-class Decoder:
-    """One actor: loads the model once, then answers block after block."""
-
-    def __init__(self, model: Path, sampling: SamplingParams, decode: DecodeParams) -> None:
-        self._model, self._sampling, self._decode = model, sampling, decode
-
-    @cached_property
-    def _generator(self) -> Generator:
-        # Made by the first block: when a constructor fails, Ray starts the actor again and again.
-        options = EngineOptions(request_tokens=self._sampling.max_tokens)  # whoever asks for it pays for it
-        torch.set_num_threads(1)  # more workers use more cores; threads of one step spend their time waiting
-        return Generator(load_checkpoint(self._model), self._sampling, self._decode, options)
-
-    def __call__(self, batch: pa.Table) -> pa.Table:
-        """Raw rows in, outcomes out."""
-        generator = self._generator
-        started_s = time.monotonic()
-        outcomes = generator.run(batch["raw"].to_pylist())
-        return outcome_table(outcomes, time.monotonic() - started_s)
-
-
-def _blocks(outcomes: ray.data.Dataset, output: Path) -> Iterator[pa.Table]:
+def _tables(outcomes: ray.data.Dataset) -> Iterator[pa.Table]:
     try:
         yield from outcomes.iter_batches(batch_size=None, batch_format="pyarrow")
     except (RayError, ExecutionTimeoutError) as error:
@@ -151,4 +241,36 @@ def _blocks(outcomes: ray.data.Dataset, output: Path) -> Iterator[pa.Table]:
         lines = str(error).strip().splitlines()
         ours = [line.partition(": ")[2] for line in lines if line.startswith("mars_ray.errors.")]
         reason = (ours or lines)[-1].removesuffix(".")
-        raise RunError(f"The run failed: {reason}. The rows answered before it are in {output}.") from error
+        raise RunError(f"The run failed: {reason}. What was done is kept; the same command goes on.") from error
+
+
+class Decoder:
+    """One actor: an engine in a process of its own, rows in several calls at a time."""
+
+    def __init__(self, form: PlainSettings | OpenAISettings, spec: EngineSpec) -> None:
+        self._form, self._spec = form, spec
+        self._worker: asyncio.Task[Worker] | None = None
+
+    async def __call__(self, batch: pa.Table) -> pa.Table:
+        """Rows in, outcomes out."""
+        if self._worker is None:
+            # Made by the first block: when a constructor fails, Ray starts the actor again and again.
+            self._worker = asyncio.create_task(self._started())
+        worker = await asyncio.shield(self._worker)
+        columns = batch.to_pydict()
+        identities = [
+            Identity(key=key, id=id, repeated=repeated)
+            for key, id, repeated in zip(columns["key"], columns["id"], columns["repeated"], strict=True)
+        ]
+        return to_table(await worker.answer(identities, columns["raw"]))
+
+    async def _started(self) -> Worker:
+        worker = Worker(
+            f"{socket.gethostname()}:{os.getpid()}", _open_form(self._form, self._spec.folder), self._engine
+        )
+        await worker.start()
+        return worker
+
+    async def _engine(self) -> AsyncEngine:
+        engine, _ = await AsyncEngine.start(self._spec)
+        return engine

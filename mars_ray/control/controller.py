@@ -1,8 +1,9 @@
 """The controller: reports of all replicas in, a directive for each out.
 
-In:    reports, orders of an operator, a clock.
+In:    reports, orders of an operator, the backlog of a batch job, a clock.
 Out:   the answer to each report; the state of the cluster for people.
-Never: needs what it knew before it was restarted, except for overrides: reports rebuild the rest in two heartbeats.
+Never: needs what it knew before it was restarted, except for overrides: reports, and the driver of a batch job, rebuild
+       the rest in two heartbeats.
 """
 
 import logging
@@ -13,12 +14,13 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Protocol
 
+from mars_ray.control.backlog import Backlog, Pace
 from mars_ray.control.demand import DemandMeter
 from mars_ray.control.directive import Directive
 from mars_ray.control.limits import Bounds, bounds_of
 from mars_ray.control.load import Load, together
 from mars_ray.control.override import Override
-from mars_ray.control.policy import POLICIES, Aim, Law, Memory
+from mars_ray.control.policy import ALIKE, POLICIES, Aim, Law, Memory
 from mars_ray.control.report import ReplicaReport
 from mars_ray.control.settings import ControlPlan
 from mars_ray.control.smoother import Smoother
@@ -81,6 +83,8 @@ class ClassStatus:
     changes: int
     """Of its threshold, since the controller started."""
     override: Override | None
+    late_s: float
+    """So long after its deadline a batch job ends even at the floor; 0 for as long as it can be in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +127,9 @@ class Controller:
         self._hot: dict[str, dict[str, Aim]] = {}
         self._changes: Counter[str] = Counter()
         self._overrides = self._stored()
+        self._backlog: Backlog | None = None
+        self._told_s = 0.0
+        self._paused = False
 
     def answer(self, report: ReplicaReport) -> Directive:
         """Take a report and say what holds. Raises `ReportError` for a report of another kind of engine."""
@@ -146,7 +153,12 @@ class Controller:
             reasons={name: aim.reason for name, aim in aims.items()},
             lease_s=self._plan.settings.lease_s,
             desired_replicas=self._desired_replicas,
+            paused=self._paused,
         )
+
+    def tell(self, backlog: Backlog, *, paused: bool) -> None:
+        """Take what is left of a batch job, and whether its workers are to take no new rows. Holds until told again."""
+        self._backlog, self._told_s, self._paused = backlog, self._now_s(), paused
 
     def set_threshold(self, threshold: float, name: str | None, seconds: float | None) -> None:
         """Override what the policy says, of one class or of all, for so long or until cleared.
@@ -191,6 +203,7 @@ class Controller:
                     requests_s=requests_s.get(name, 0.0),
                     changes=self._changes[name],
                     override=self._overrides.get(name),
+                    late_s=aim.late_s,
                 )
                 for name, aim in self._aims.items()
             ),
@@ -220,7 +233,7 @@ class Controller:
         dt_s = 0.0 if self._decided_s is None else now_s - self._decided_s
         self._decided_s, self._epoch = now_s, self._epoch + 1
         self._bounds = bounds_of(self._plan, [meter.last.state.profile for meter in self._meters.values()])
-        whole = _load(list(self._meters.values()))
+        whole = replace(_load(list(self._meters.values())), pace=self._pace(now_s))
         aims, self._memory = self._law(self._plan, whole, self._bounds, self._memory, dt_s)
         before = self._aims
         self._aims = {name: self._settled("", name, aims[name], now_s) for name in self._bounds}
@@ -230,6 +243,19 @@ class Controller:
                 log.info("threshold of class %s: %g -> %g: %s", name, before[name].threshold, aim.threshold, aim.reason)
         self._hot = self._hot_replicas(now_s)
         self._desired_replicas = _desired(whole, self._plan)
+
+    def _pace(self, now_s: float) -> Pace | None:
+        if self._backlog is None or not self._meters:
+            return None
+        left_s, meters = self._backlog.seconds, self._meters.values()
+        thresholds = [each.threshold for meter in meters for each in meter.last.state.classes]
+        rates = [meter.tokens_s() for meter in meters]
+        known = [each for each in rates if each is not None]
+        return Pace(
+            backlog=replace(self._backlog, seconds=None if left_s is None else left_s - (now_s - self._told_s)),
+            threshold=sum(thresholds) / len(thresholds),
+            tokens_s=sum(known) if len(known) == len(rates) else None,
+        )
 
     def _forget_silent(self, now_s: float) -> None:
         for replica, seen_s in list(self._seen_s.items()):
@@ -258,16 +284,16 @@ class Controller:
             held = None
         threshold = smoother.follow(aim.threshold, now_s)  # under an override too: when it ends, this is what holds
         if held:
-            return Aim(held.threshold, "set by an operator")
+            return replace(aim, threshold=held.threshold, reason="set by an operator")
         reason = aim.reason if threshold == aim.threshold else f"{aim.reason}; it rises once that lasts"
         if threshold < bounds.floor or (bounds.floor_reason and threshold == bounds.floor):
             reason = f"no lower, for {bounds.floor_reason}" if bounds.floor_reason else "the floor"
-        return Aim(min(max(threshold, bounds.floor), bounds.ceiling), reason)
+        return replace(aim, threshold=min(max(threshold, bounds.floor), bounds.ceiling), reason=reason)
 
     def _hot_replicas(self, now_s: float) -> dict[str, dict[str, Aim]]:
         """Return the thresholds of replicas that have more to do than the others."""
         found: dict[str, dict[str, Aim]] = {}
-        if len(self._meters) < 2 or self._law is POLICIES["fixed"]:
+        if len(self._meters) < 2 or self._law in ALIKE:
             return found
         for replica, meter in self._meters.items():
             own = _load([meter])

@@ -1,7 +1,7 @@
 """What callers want of a replica, from its reports.
 
 In:    reports in any order, some twice.
-Out:   requests a second and their sizes, by class of service.
+Out:   requests a second and their sizes, by class of service; tokens a second.
 Never: counts a request again because its report came again.
 """
 
@@ -61,6 +61,21 @@ class DemandMeter:
         """Return the demand by class, in the order of the report."""
         return tuple(self._demand(now) for now in self.last.state.classes)
 
+    def tokens_s(self) -> float | None:
+        """Return the tokens generated each second; None before as many sequences ended as run.
+
+        A sequence that runs counts as half done, or the first seconds would look idle.
+        """
+        start, tokens = self._start(RATE_S), 0.0
+        seconds = self.last.seconds - start.seconds
+        for now in self.last.state.classes:
+            before = _class(start, now.name)
+            if before is None or now.ended < now.running or seconds < JUMP_S:
+                return None
+            usual = now.tokens / max(1, now.ended)
+            tokens += now.tokens - before.tokens + (now.running - before.running) * usual / 2
+        return max(0.0, tokens) / seconds
+
     def _demand(self, now: ClassState) -> ClassDemand:
         usual, usual_s = self._arrived(now, RATE_S)
         sudden, sudden_s = self._arrived(now, JUMP_S)
@@ -70,9 +85,12 @@ class DemandMeter:
 
     def _arrived(self, now: ClassState, window_s: float) -> tuple[int, float]:
         """Return how many arrived since the oldest report of the last seconds, and how long ago that was."""
-        start = next(each for each in self._reports if self.last.seconds - each.seconds <= window_s)
+        start = self._start(window_s)
         before = _class(start, now.name)
         return max(0, now.arrived - before.arrived) if before else 0, self.last.seconds - start.seconds
+
+    def _start(self, window_s: float) -> ReplicaReport:
+        return next(each for each in self._reports if self.last.seconds - each.seconds <= window_s)
 
 
 def _class(report: ReplicaReport, name: str) -> ClassState | None:

@@ -29,6 +29,8 @@ class Directive:
     """So long after the report was made it holds."""
     desired_replicas: int
     """What demand needs at full quality; for the autoscaler."""
+    paused: bool
+    """A worker of a batch job takes no new rows; replicas that serve callers are never paused."""
 
     def __post_init__(self) -> None:
         for name, value in self.thresholds.items():

@@ -11,6 +11,7 @@ from itertools import groupby
 
 import numpy as np
 
+from mars_ray.control.backlog import Pace
 from mars_ray.control.demand import ClassDemand
 from mars_ray.control.speed import Speed
 
@@ -30,6 +31,8 @@ class Load:
     """Of all replicas together."""
     ttft_p95_s: float | None
     itl_p95_s: float | None
+    pace: Pace | None = None
+    """Of a batch job; None where callers make the load, and before the driver told of the job."""
 
     def lasting(self, name: str, threshold: float) -> float:
         """Return the share of one replica's time that the arrivals of a class take, 1.0 for all of it."""

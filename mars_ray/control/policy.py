@@ -8,12 +8,18 @@ Lowering a threshold costs quality and no compute, so it goes down with load: la
 less under load to save compute, have the other sign. The block, which does cost compute, is the engine's own to choose.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import timedelta
 
+import numpy as np
+
+from mars_ray.control.backlog import Pace
 from mars_ray.control.limits import Bounds
 from mars_ray.control.load import Load
 from mars_ray.control.settings import ControlPlan, PolicyName
+from mars_ray.control.speed import Speed
 
 Memory = Mapping[str, float]
 
@@ -27,6 +33,20 @@ RELIEF = 4
 MARGIN = 0.8
 """Of what was promised: aimed at, so that the tail keeps it too."""
 
+LEVEL = 0.005
+"""`deadline`: from one threshold to the next."""
+BAND = 0.02
+"""`deadline`: so much more speed than is needed before a threshold rises."""
+HALF_LIFE, HALF_LIFE_S = 0.1, 10.0
+"""`deadline`: measured longer ago than this share of the time left, and than so many seconds, it counts half."""
+GUESS = 0.01
+"""`deadline`: the prediction counts as if it had been measured for this share of the time left."""
+SURE, LATE = 0.03, 0.05
+"""`deadline`: an end too late is made known once speed was measured for this share of the time left, and when it is too
+late by this share of all the time."""
+TINY_S = 1e-6
+"""`deadline`: less than was ever measured, and more than nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Aim:
@@ -34,6 +54,8 @@ class Aim:
 
     threshold: float
     reason: str
+    late_s: float = 0.0
+    """So long after its deadline a batch job ends at the lowest thresholds; 0 for as long as it can be in time."""
 
 
 Law = Callable[[ControlPlan, Load, Mapping[str, Bounds], Memory, float], tuple[dict[str, Aim], Memory]]
@@ -107,7 +129,64 @@ def capacity(
     return {name: min(aim, measured[name], key=_threshold) for name, aim in aims.items()}, memory
 
 
-POLICIES: Mapping[PolicyName, Law] = {"fixed": fixed, "load": load, "slo": slo, "capacity": capacity}
+def deadline(
+    plan: ControlPlan, now: Load, bounds: Mapping[str, Bounds], memory: Memory, dt_s: float
+) -> tuple[dict[str, Aim], Memory]:
+    """Take the highest threshold at which a batch job ends in time, by the speed measured so far.
+
+    What was predicted is corrected by what came of it, and rows that are longer than was thought show in what is left:
+    so first estimates need not be right.
+    """
+    pace, speed = now.pace, now.speed
+    if pace is None or pace.backlog.seconds is None or speed is None:
+        return {name: Aim(each.ceiling, "no deadline or no speed known yet") for name, each in bounds.items()}, memory
+    tokens, left_s = pace.backlog.tokens, pace.backlog.seconds
+    memory = _learned(now, pace, speed, memory, max(left_s, 0.0), dt_s)
+    replicas = now.replicas * memory["gained_s"] / memory["measured_s"]
+    floor, ceiling = min(each.floor for each in bounds.values()), max(each.ceiling for each in bounds.values())
+    levels = np.linspace(ceiling, floor, 1 + math.ceil((ceiling - floor) / LEVEL)).tolist()
+
+    def highest(tokens_s: float) -> float:
+        return next((level for level in levels if replicas * speed.most(level) >= tokens_s), floor)
+
+    needed = tokens / max(left_s * (1 - plan.settings.headroom), 1.0)
+    level = min(max(pace.threshold, highest(needed * (1 + BAND))), highest(needed))
+    reason = f"{needed:.0f} of {replicas * speed.most(level):.0f} tokens/s at {level:.3g} are needed"
+    late_s = tokens / (replicas * speed.most(floor)) - left_s
+    if memory["measured_s"] < SURE * left_s or late_s <= (0 if memory.get("late_s") else LATE * memory["all_s"]):
+        late_s = 0.0
+    else:
+        reason = f"even at {floor:.3g} the job ends {timedelta(seconds=round(late_s))} after its deadline"
+    aims = {name: Aim(min(max(level, each.floor), each.ceiling), reason, late_s) for name, each in bounds.items()}
+    return aims, {**memory, "late_s": late_s}
+
+
+POLICIES: Mapping[PolicyName, Law] = {
+    "fixed": fixed,
+    "load": load,
+    "slo": slo,
+    "capacity": capacity,
+    "deadline": deadline,
+}
+ALIKE = (fixed, deadline)
+"""Laws that give all replicas the same thresholds."""
+
+
+def _learned(now: Load, pace: Pace, speed: Speed, memory: Memory, left_s: float, dt_s: float) -> Memory:
+    """Return for how long speed was measured, how long the same was predicted to take, and the time there ever was."""
+    guess_s = max(GUESS * left_s, TINY_S)
+    measured_s, gained_s = memory.get("measured_s", guess_s), memory.get("gained_s", guess_s)
+    running = round(sum(each.running for each in now.classes) / now.replicas)
+    if pace.tokens_s is not None and running:
+        predicted = now.replicas * float(speed.rates(pace.threshold)[min(running, speed.rows) - 1])
+        keep = 0.5 ** (dt_s / max(HALF_LIFE * left_s, HALF_LIFE_S))
+        measured_s, gained_s = keep * measured_s + dt_s, keep * gained_s + dt_s * pace.tokens_s / predicted
+    return {
+        **memory,
+        "measured_s": max(measured_s, TINY_S),
+        "gained_s": max(gained_s, TINY_S),
+        "all_s": max(left_s, memory.get("all_s", 0.0)),
+    }
 
 
 def _fitted(

@@ -15,6 +15,7 @@ from ray.exceptions import ActorDiedError, RayError
 from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 from ray.util import list_named_actors
 
+from mars_ray.control.backlog import Backlog
 from mars_ray.control.controller import ClusterStatus, Controller
 from mars_ray.control.directive import Directive
 from mars_ray.control.override import Override, from_json, to_json
@@ -23,9 +24,12 @@ from mars_ray.control.settings import ControlPlan
 from mars_ray.errors import MarsRayError, UnavailableError
 
 NAMESPACE = "mars-ray"
+BATCH = "generate-"
+"""Applications whose names begin so are batch jobs."""
 IDLE_SECONDS = 60.0
 """A controller nobody asks for so long ends itself: what it controlled is gone."""
 ASK_SECONDS = 5.0
+_KIND = "controller:"
 
 
 class ControllerActor:
@@ -46,6 +50,12 @@ class ControllerActor:
 
     async def status(self) -> ClusterStatus:
         """Return what is known and decided."""
+        return self._controller.status()
+
+    async def tell(self, backlog: Backlog, paused: bool) -> ClusterStatus:
+        """Take what is left of a batch job."""
+        self._asked_s = time.monotonic()
+        self._controller.tell(backlog, paused=paused)
         return self._controller.status()
 
     async def set_threshold(self, threshold: float, name: str | None, seconds: float | None) -> MarsRayError | None:
@@ -87,6 +97,11 @@ class RayController:
         status: ClusterStatus = await self._ask("status")
         return status
 
+    async def tell(self, backlog: Backlog, *, paused: bool) -> ClusterStatus:
+        """Say what is left of a batch job and whether its workers are to take no new rows; return the status."""
+        status: ClusterStatus = await self._ask("tell", backlog, paused)
+        return status
+
     async def set_threshold(self, threshold: float, name: str | None, seconds: float | None) -> None:
         """Override the policy. Raises `ConfigError`."""
         await self._ask("set_threshold", threshold, name, seconds)
@@ -126,13 +141,34 @@ class RayController:
 
 def remove_controllers(app: str) -> None:
     """End the controllers of an application that is gone."""
-    for each in list_named_actors(all_namespaces=True):
-        if each["namespace"] == NAMESPACE and each["name"].startswith(_prefix(app)):
-            ray.kill(ray.get_actor(each["name"], namespace=NAMESPACE))
+    for name in _named(_prefix(app)):
+        ray.kill(ray.get_actor(name, namespace=NAMESPACE))
+
+
+async def online_statuses() -> list[ClusterStatus]:
+    """Return what the controllers of all applications on the cluster say that are no batch jobs; silent ones do not
+    count."""
+
+    async def status(name: str) -> ClusterStatus:
+        handle = await asyncio.to_thread(ray.get_actor, name, namespace=NAMESPACE)
+        async with asyncio.timeout(ASK_SECONDS):
+            found: ClusterStatus = await handle.status.remote()
+        return found
+
+    names = await asyncio.to_thread(_named, _KIND)
+    online = [name for name in names if not name.startswith(f"{_KIND}{BATCH}")]
+    said = await asyncio.gather(*map(status, online), return_exceptions=True)
+    return [each for each in said if isinstance(each, ClusterStatus)]
+
+
+def _named(prefix: str) -> list[str]:
+    """Return the names of the controllers that begin so."""
+    actors = list_named_actors(all_namespaces=True)
+    return [each["name"] for each in actors if each["namespace"] == NAMESPACE and each["name"].startswith(prefix)]
 
 
 def _prefix(app: str) -> str:
-    return f"controller:{app}:"
+    return f"{_KIND}{app}:"
 
 
 class _ClusterStore:

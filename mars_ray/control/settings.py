@@ -14,7 +14,7 @@ from mars_ray.engine.service_class import ServiceClass
 FLOOR = 0.9
 """Of classes that name none: below it a token per forward costs several times the quality (arXiv 2604.07023, GSM8K)."""
 
-PolicyName = Literal["fixed", "load", "slo", "capacity"]
+PolicyName = Literal["fixed", "load", "slo", "capacity", "deadline"]
 
 
 class _Settings(BaseModel):
@@ -35,11 +35,11 @@ class ControlSettings(_Settings):
 
     policy: PolicyName = "capacity"
     """'fixed' never lowers them; 'load' follows how many requests there are, 'slo' the latency that is measured,
-    'capacity' what demand takes by the measured speed."""
+    'capacity' what demand takes by the measured speed, 'deadline' what is left of a batch job."""
     slo: Slo = Slo()
     """For 'slo' and 'capacity'."""
     headroom: float = Field(0.02, ge=0, lt=1)
-    """Share of the replicas' time that thresholds keep free."""
+    """Share of the replicas' time, or of the time of a batch job, that thresholds keep free."""
     recover_s: float = Field(40.0, ge=0)
     """A threshold rises no further than load allowed for so long."""
     min_agreement: float = Field(0.95, ge=0, le=1)

@@ -1,15 +1,13 @@
 """A file of records -> the JSON text of each, in order.
 
-In:    JSONL (plain or gz) or parquet.
+In:    JSONL (plain, gz or zst) or parquet.
 Out:   JSON texts as bytes; blank lines are left out. What is not JSON comes out as it is: whoever parses it says so.
 Never: parses a record, holds more than a chunk of the file, knows Ray.
 
 A line ends at a line feed and nowhere else: other characters that Unicode calls line ends may stand in JSON strings.
 """
 
-import gzip
 import json
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
@@ -21,8 +19,11 @@ import pyarrow.parquet as pq
 
 from mars_ray.errors import DataError
 
-JSONL = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json.gz")
 PARQUET = ".parquet"
+COMPRESSED = (".gz", ".zst")
+KINDS = (PARQUET, ".jsonl", ".ndjson", *(f"{kind}{by}" for kind in (".jsonl", ".ndjson", ".json") for by in COMPRESSED))
+"""How the names of such files end."""
+GIVE = "Give a .parquet file or JSONL: .jsonl, .jsonl.gz or .jsonl.zst."
 
 RECORD_BYTES_MAX = 64 << 20
 """A longer line is no record but a file of another kind, and would be read into memory whole."""
@@ -35,11 +36,11 @@ def check_source(path: Path) -> None:
     not after hours of work.
     """
     if path.is_dir():
-        raise DataError(f"{path} is a folder. Give a .jsonl, .jsonl.gz or .parquet file.")
+        raise DataError(f"{path} is a folder. {GIVE}")
     if not path.exists():
-        raise DataError(f"There is no file {path}. Give a .jsonl, .jsonl.gz or .parquet file.")
-    if not path.name.endswith((*JSONL, PARQUET)):
-        raise DataError(f"{path} is neither JSONL nor parquet. Give a .jsonl, .jsonl.gz or .parquet file.")
+        raise DataError(f"There is no file {path}. {GIVE}")
+    if not path.name.endswith(KINDS):
+        raise DataError(f"{path} is neither JSONL nor parquet. {GIVE}")
     with _damage_named(path):
         if path.suffix == PARQUET:
             with pq.ParquetFile(path) as file:
@@ -47,7 +48,7 @@ def check_source(path: Path) -> None:
                     pass
         else:
             with _open_lines(path) as lines:
-                while lines.read(1 << 20) and path.suffix == ".gz":
+                while lines.read(1 << 20) and path.suffix in COMPRESSED:
                     pass
 
 
@@ -59,8 +60,9 @@ def read_records(path: Path, chunk_records: int) -> Iterator[list[bytes]]:
             yield chunk
 
 
-def _open_lines(path: Path) -> gzip.GzipFile | BufferedReader:
-    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+def _open_lines(path: Path) -> BufferedReader:
+    # Arrow sees from the name how the file is compressed, and reads on where one compressed stream follows another.
+    return BufferedReader(pa.input_stream(path))
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -89,5 +91,5 @@ def _damage_named(path: Path) -> Iterator[None]:
     try:
         yield
     # Arrow raises ValueError and OverflowError for a value that Python has no form for.
-    except (OSError, EOFError, zlib.error, pa.ArrowException, ValueError, OverflowError) as error:
+    except (OSError, pa.ArrowException, ValueError, OverflowError) as error:
         raise DataError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error

@@ -4,6 +4,10 @@ In:    logits of one position or of several, and what the request asked for.
 Out:   tokens and confidences.
 Never: keeps a state between calls: the draw at a position depends on seed and position alone.
 
+A grammar leaves alone a choice that it allows, with its confidence: only a forbidden one is made again, among what is
+allowed and with a second number, which for a plain temperature is a draw from the allowed tokens. So the grammar's mask
+is looked at only where the model would leave the grammar.
+
 The draw is one uniform number per (seed, position), turned into a token by the inverse of the cumulative
 distribution, the most likely token first. Draft and target of exact mode share it, so they agree whenever their
 distributions are alike, and what leaves the engine is the very token that autoregressive decoding draws with the
@@ -16,14 +20,20 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass
 from hashlib import blake2b
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mars_ray.engine.request import SamplingParams
 from mars_ray.engine.sequence import Sequence
 from mars_ray.engine.walk import Proposal
+from mars_ray.errors import StepError
 from mars_ray.method.acceptance import confidence
 from mars_ray.method.metric import Metric
+
+SECOND = 2**63
+"""Added to the number of a position whose token is drawn a second time."""
 
 
 def is_plain(sequence: Sequence) -> bool:
@@ -93,6 +103,19 @@ def propose(logits_WV: Tensor, best_W: List[int], positions: List[Position]) -> 
         for number, value in zip(at_metric, confidence(logits_WV[at_metric], metric).tolist(), strict=True):
             certainty[number] = value
     return [Proposal(token, sure, token == best) for token, sure, best in zip(tokens, certainty, best_W, strict=True)]
+
+
+def choose_allowed(
+    logits_1V: Tensor, best: int, sequence: Sequence, accepted: List[int], allowed_V: NDArray[np.bool_]
+) -> Proposal:
+    """Choose among the tokens that are allowed behind `accepted`; the logits are changed in place."""
+    constrain(logits_1V, sequence, len(accepted), accepted)
+    logits_1V.masked_fill_(torch.from_numpy(~allowed_V).to(logits_1V.device), -torch.inf)
+    if logits_1V.amax() == -torch.inf:
+        raise StepError("the grammar and what else was asked for leave no token to choose.")
+    request, number = sequence.request, sequence.generated + len(accepted)
+    again = Position(request.sampling, request.decode.metric, uniform(sequence.seed, SECOND + number))
+    return propose(logits_1V, [best], [again])[0]
 
 
 def draw(logits_MV: Tensor, sampling_M: List[SamplingParams], uniform_M: List[float]) -> Tensor:

@@ -8,6 +8,7 @@ Never: chooses a token.
 from dataclasses import dataclass
 
 from mars_ray.engine.chunk import FinishReason
+from mars_ray.engine.grammar import Matcher
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.profile import Profile
 from mars_ray.engine.runner import Window
@@ -38,19 +39,46 @@ def advance(sequence: Sequence, walked: Walk) -> Emitted:
     if sequence.request.decode.mode is Mode.EXACT:
         gained, sequence.drafts = walked.kept, walked.drafted
     else:
-        gained = walked.kept + walked.drafted
+        gained, sequence.drafts = walked.kept + walked.drafted, []
     sequence.looked_ahead = walked.confidences
+    ended = False
+    if sequence.matcher is not None and gained[-1] not in sequence.stop_ids:
+        gained, ended = _follow(sequence, sequence.matcher, gained)
     # Everything fed is cached now, and of the drafts those that were right; masks and wrong drafts are written over.
     sequence.cached = len(sequence.tokens) + walked.agreed
     sequence.forwards += 1
-    emitted = _emit(sequence, gained)
+    emitted = _emit(sequence, gained, ended)
     sequence.tokens += emitted.tokens
     sequence.cached = min(sequence.cached, len(sequence.tokens))
     return emitted
 
 
-def _emit(sequence: Sequence, gained: list[int]) -> Emitted:
-    """Find where `gained` ends, at a stop token, a stop string or the limit, and the text up to there."""
+def _follow(sequence: Sequence, matcher: Matcher, gained: list[int]) -> tuple[list[int], bool]:
+    """Settle `gained` in the grammar; return it with what the grammar forces behind it, and whether that is the end.
+
+    Log-probabilities need logits: where they are asked for, what is forced is fed as drafts instead.
+    """
+    sampling = sequence.request.sampling
+    matcher.seek(gained)
+    forced = matcher.take_forced(sequence.limit - sequence.generated - len(gained))
+    if sampling.logprobs is None:
+        gained = gained + forced
+        sequence.drafts = sequence.drafts[len(forced) :]
+        sequence.looked_ahead = sequence.looked_ahead[len(forced) :]
+    else:
+        matcher.seek(gained)
+        sequence.drafts = max(sequence.drafts, forced, key=len)  # the one begins with the other
+    if sequence.request.decode.mode is not Mode.EXACT:
+        sequence.looked_ahead = []  # an audit would ask whether the model agrees with the grammar
+    matcher.settle()
+    return gained, matcher.ended
+
+
+def _emit(sequence: Sequence, gained: list[int], ended: bool) -> Emitted:
+    """Find where `gained` ends, at a stop token, a stop string or the limit, and the text up to there.
+
+    `ended` says that nothing can follow it.
+    """
     sampling, number, pieces = sequence.request.sampling, sequence.generated, list[str]()
     for count, token in enumerate(gained, start=1):
         if token in sequence.stop_ids:
@@ -58,6 +86,9 @@ def _emit(sequence: Sequence, gained: list[int]) -> Emitted:
         pieces.append(sequence.text.push(token, may_stop=number + count > sampling.min_tokens))
         if sequence.text.stopped:
             return Emitted(tuple(gained[:count]), tuple(pieces), "stop")
+        if ended and count == len(gained):
+            pieces[-1] += sequence.text.finish()
+            return Emitted(tuple(gained), tuple(pieces), "stop")
         if number + count == sequence.limit:
             pieces[-1] += sequence.text.finish()
             return Emitted(tuple(gained[:count]), tuple(pieces), "length")

@@ -18,6 +18,7 @@ from mars_ray.engine.blocks import BlockChoice
 from mars_ray.engine.chunk import Chunk, Finished, FinishReason, TokenLogprobs
 from mars_ray.engine.commit import advance, picks_of, record
 from mars_ray.engine.detokenize import TextStream
+from mars_ray.engine.grammar import Grammars
 from mars_ray.engine.kv_cache import SlotKVCache
 from mars_ray.engine.kv_rows import KVRows
 from mars_ray.engine.limits import resolve_limits
@@ -97,6 +98,7 @@ class Engine:
             prefill_tokens=options.prefill_tokens,
             clock=clock,
         )
+        self._grammars = Grammars(checkpoint, limits.vocabulary)
         self._requests: dict[str, list[Sequence]] = {}
         self._cancelled: list[Chunk] = []
         self._ended: list[Sequence] = []
@@ -190,6 +192,12 @@ class Engine:
             known = ", ".join(self._counts)
             raise RequestError(f"service_class is {request.service_class!r}; this engine has {known}.")
         sampling = request.sampling
+        limit = min(sampling.max_tokens, self.limits.positions - len(request.prompt))
+        stop_ids = sampling.stop_ids | (frozenset() if sampling.ignore_eos else self._checkpoint.stop_ids)
+        matchers = [
+            None if sampling.grammar is None else self._grammars.matcher(sampling.grammar, stop_ids)
+            for _ in range(sampling.n)
+        ]
         counts.arrived += sampling.n
         counts.prompt_tokens += len(request.prompt)  # the others of its n find it in the cache
         seed = self._new_seed() if sampling.seed is None else sampling.seed
@@ -198,12 +206,14 @@ class Engine:
                 request=request,
                 index=index,
                 seed=(seed + index) % 2**64,
-                limit=min(sampling.max_tokens, self.limits.positions - len(request.prompt)),
-                stop_ids=sampling.stop_ids | (frozenset() if sampling.ignore_eos else self._checkpoint.stop_ids),
+                limit=limit,
+                stop_ids=stop_ids,
                 text=TextStream(self._checkpoint.tokenizer, sampling.stop),
                 tokens=list(request.prompt),
+                matcher=matcher,
+                drafts=matcher.take_forced(limit) if matcher else [],  # read with the prompt
             )
-            for index in range(sampling.n)
+            for index, matcher in enumerate(matchers)
         ]
         self._scheduler.add(sequences)
         self._requests[request.id] = sequences

@@ -10,12 +10,14 @@ from itertools import repeat
 
 import torch
 
-from mars_ray.engine.choose import constrain, is_plain, is_sequential, positions_of, propose
+from mars_ray.engine.choose import choose_allowed, constrain, is_plain, is_sequential, positions_of, propose
 from mars_ray.engine.chunk import TokenLogprobs
+from mars_ray.engine.grammar import Matcher
 from mars_ray.engine.runner import Window
 from mars_ray.engine.scheduler import Feed
 from mars_ray.engine.sequence import Sequence
 from mars_ray.engine.walk import Proposal
+from mars_ray.method.metric import Metric
 
 Proposals = Iterable[Proposal | tuple[int, float, bool]]
 
@@ -37,6 +39,9 @@ def propose_all(feeds: list[Feed], picks: list[slice], window: Window) -> list[P
             together.append(number)
     if together:
         _propose_together([(feeds[number].sequence, picks[number]) for number in together], together, window, proposed)
+    for number, feed in enumerate(feeds):
+        if feed.complete and (matcher := feed.sequence.matcher) is not None:
+            proposed[number] = _within_grammar(feed.sequence, matcher, proposed[number], picks[number], window)
     return proposed
 
 
@@ -60,7 +65,7 @@ def _propose_together(
 
 def _one_by_one(sequence: Sequence, where: slice, window: Window) -> Iterator[Proposal]:
     """Choose at one position after the other: the walk asks for the next only if it kept the one before."""
-    accepted: list[int] = []
+    accepted = [] if sequence.matcher is None else sequence.matcher.ahead
     for position, pick in zip(
         positions_of(sequence, where.stop - where.start), range(where.start, where.stop), strict=True
     ):
@@ -68,7 +73,29 @@ def _one_by_one(sequence: Sequence, where: slice, window: Window) -> Iterator[Pr
             logits_1V = window.logits_MV[pick : pick + 1].clone()
             constrain(logits_1V, sequence, len(accepted), accepted)
             proposal = propose(logits_1V, window.tokens[pick : pick + 1], [position])[0]
-        accepted.append(proposal.token)
+        if sequence.matcher is None:
+            accepted.append(proposal.token)
+        yield proposal
+
+
+def _within_grammar(
+    sequence: Sequence, matcher: Matcher, proposals: Proposals, where: slice, window: Window
+) -> Iterator[Proposal | tuple[int, float, bool]]:
+    """Put in place of a proposal what the grammar forces, or where it forbids the proposal, a choice it allows."""
+    certain = 0.0 if sequence.request.decode.metric is Metric.ENTROPY else 1.0
+    matcher.seek([])
+    for proposal, pick in zip(proposals, range(where.start, where.stop), strict=True):
+        if matcher.ended:
+            return
+        best = window.tokens[pick]
+        if (forced := matcher.forced()) is not None:
+            proposal = Proposal(forced, certain, forced == best)
+            matcher.take(forced)
+        elif not matcher.take(proposal[0]):
+            with torch.inference_mode():
+                logits_1V = window.logits_MV[pick : pick + 1].clone()
+                proposal = choose_allowed(logits_1V, best, sequence, matcher.ahead, matcher.allowed())
+            matcher.take(proposal.token)
         yield proposal
 
 

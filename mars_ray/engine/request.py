@@ -8,6 +8,7 @@ Never: knows a model; what depends on one is checked by `limits`.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mars_ray.engine.grammar_spec import GrammarSpec
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.service_class import STANDARD
 from mars_ray.errors import RequestError
@@ -31,7 +32,8 @@ class SamplingParams:
     max_tokens: int = 256
     """Tokens generated at most; fewer where the context of the model ends."""
     min_tokens: int = 0
-    """No stop token is chosen, and no stop string looked for, before so many tokens."""
+    """No stop token is chosen, and no stop string looked for, before so many tokens. A grammar that allows nothing more
+    ends the sequence all the same."""
     temperature: float = 0.0
     """0 takes the most likely token."""
     top_p: float = 1.0
@@ -58,6 +60,8 @@ class SamplingParams:
     """Subtracted for each time a token was generated before."""
     repetition_penalty: float = 1.0
     """Divides the positive, multiplies the negative logits of tokens in prompt or output (arXiv 1909.05858)."""
+    grammar: GrammarSpec | None = None
+    """What the text must be; an answer that `max_tokens` or a stop string cuts short is only the beginning of it."""
 
     def __post_init__(self) -> None:
         _check_whole("max_tokens", self.max_tokens, 1)
@@ -86,6 +90,8 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             _check_whole("a token of logit_bias", token, 0)
             _check_number(f"logit_bias of token {token}", bias, -100, 100)
+        if self.grammar is not None and not isinstance(self.grammar, GrammarSpec):
+            raise RequestError(f"grammar is {type(self.grammar).__name__}; it must be a GrammarSpec.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

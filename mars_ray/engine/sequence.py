@@ -8,6 +8,7 @@ Never: decides anything; the scheduler and the walk do.
 from dataclasses import dataclass, field
 
 from mars_ray.engine.detokenize import TextStream
+from mars_ray.engine.grammar import Matcher
 from mars_ray.engine.request import Request
 
 
@@ -25,10 +26,12 @@ class Sequence:
     text: TextStream
     tokens: list[int]
     """The prompt and what left the engine."""
+    matcher: Matcher | None = None
+    """Where it is in its grammar; between steps, behind `tokens`."""
     cached: int = 0
     row: int | None = None
     drafts: list[int] = field(default_factory=list)
-    """Exact mode: tokens proposed at masks, fed behind `tokens` to be verified."""
+    """Fed behind `tokens` to be verified: in exact mode tokens proposed at masks, in any what a grammar forces."""
     looked_ahead: list[float] = field(default_factory=list)
     """Threshold mode: for each token at the end of `tokens` that was accepted at a mask, the least confidence in
     its draft up to it."""

@@ -22,7 +22,7 @@ class Proposal(NamedTuple):
     confidence: float
     foreseen: bool
     """Whether the token is the model's own most likely one. What stands behind masks was proposed on the assumption
-    that it would be; a token that a draw, a penalty or a bias put there instead ends the walk."""
+    that it would be; a token that a draw, a penalty, a bias or a grammar put there instead ends the walk."""
 
 
 @dataclass(slots=True)
@@ -50,12 +50,15 @@ def walk(
     """Verify `drafts`, take the autoregressive token, then accept at masks while the confidence passes.
 
     `proposals` are those behind the last token and behind each draft, then those at the masks. At most `room` tokens
-    are kept and drafted, and nothing behind a stop token.
+    are kept and drafted, and nothing behind a stop token. Where the proposals end early, nothing can follow.
     """
     coming = iter(proposals)
     done = Walk([])
     for number in range(len(drafts) + 1):
-        token, _, foreseen = next(coming)
+        proposal = next(coming, None)
+        if proposal is None:
+            return done
+        token, _, foreseen = proposal
         done.kept.append(token)
         right = number < len(drafts) and token == drafts[number]
         done.agreed += right

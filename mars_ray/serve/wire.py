@@ -43,7 +43,6 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "modalities": (["text"],),
     "moderation": (),
     "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
@@ -103,6 +102,34 @@ class Message(Body):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
+class TextFormat(Body):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Body):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchema(Body):
+    """A schema and what it is called. It always holds to the letter, `strict` or not."""
+
+    name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    json_schema: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(Body):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
 Positive = Annotated[int, Field(ge=1)]
 
 
@@ -128,6 +155,9 @@ class GenerateRequest(Body):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    response_format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] = (
+        TextFormat(type="text")
+    )
     threshold: Annotated[float, Field(ge=0, le=1)] | None = None
     """Confidence a token ahead needs, for this request alone."""
     threshold_floor: Annotated[float, Field(ge=0, le=1)] | None = None

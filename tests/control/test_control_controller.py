@@ -282,4 +282,4 @@ def test_an_override_that_cannot_be_is_refused_and_nothing_changes(
 
 
 def test_every_law_has_its_name_in_the_settings() -> None:
-    assert set(POLICIES) == {*FOLLOWING, "fixed"}
+    assert set(POLICIES) == {*FOLLOWING, "fixed", "deadline"}

@@ -41,6 +41,7 @@ def answer(number: int = 1, threshold: float = 0.6, **fields: object) -> Directi
         "reasons": {"standard": "load"},
         "lease_s": 5.0,
         "desired_replicas": 1,
+        "paused": False,
     }
     return Directive(**(usual | fields))  # type: ignore[arg-type]
 

@@ -111,6 +111,7 @@ def directive(**fields: object) -> Directive:
         "reasons": {"standard": "load"},
         "lease_s": 5.0,
         "desired_replicas": 1,
+        "paused": False,
     }
     return Directive(**(usual | fields))  # type: ignore[arg-type]
 

@@ -15,6 +15,8 @@ from mars_ray.data.record_file import check_source, read_records
 from mars_ray.data.records import parse_record
 from mars_ray.errors import BadRecordError, DataError
 
+ZSTD_SKIPPED = b"\x50\x2a\x4d\x18\x04\x00\x00\x00four"
+"""A frame that a reader passes over (RFC 8878, section 3.1.2); pzstd writes such ones between the others."""
 RECORDS = [{"prompt": f"count to {n}", "response": "one two three " * n} for n in range(1, 40)]
 
 
@@ -31,11 +33,19 @@ def written(path: Path, content: bytes) -> Path:
     return path
 
 
-def test_jsonl_gz_and_parquet_hold_the_same_records(tmp_path: Path) -> None:
-    paths = [written(tmp_path / "a.jsonl", lines(RECORDS)), tmp_path / "a.jsonl.gz", tmp_path / "a.parquet"]
-    paths[1].write_bytes(gzip.compress(lines(RECORDS[:20])) + gzip.compress(lines(RECORDS[20:])))
-    pq.write_table(pa.Table.from_pylist(RECORDS), paths[2], row_group_size=7)
-    for path in paths:
+def zstd(content: bytes) -> bytes:
+    return bytes(pa.compress(content, "zstd", asbytes=True))
+
+
+def test_jsonl_gz_zst_and_parquet_hold_the_same_records(tmp_path: Path) -> None:
+    start, end = lines(RECORDS[:20]), lines(RECORDS[20:])
+    pq.write_table(pa.Table.from_pylist(RECORDS), tmp_path / "a.parquet", row_group_size=7)
+    for path in (
+        tmp_path / "a.parquet",
+        written(tmp_path / "a.jsonl", start + end),
+        written(tmp_path / "a.jsonl.gz", gzip.compress(start) + gzip.compress(end)),
+        written(tmp_path / "a.json.zst", zstd(start) + ZSTD_SKIPPED + zstd(end)),
+    ):
         check_source(path)
         assert records_in(path) == RECORDS
 
@@ -111,6 +121,9 @@ DAMAGED = {
     "sum.jsonl.gz": MEGABYTES[:-8] + bytes(8),
     "middle.jsonl.gz": MEGABYTES[:10] + b"\xff" * 99 + MEGABYTES[109:],
     "plain.jsonl.gz": lines(RECORDS),
+    "half.jsonl.zst": zstd(lines(RECORDS * 300))[:-40],
+    "no_end.jsonl.zst": zstd(lines(RECORDS)) + zstd(lines(RECORDS))[:-1],
+    "plain.jsonl.zst": lines(RECORDS),
     "text.parquet": lines(RECORDS),
     "empty.parquet": b"",
     "half.parquet": parquet_bytes()[:-40],

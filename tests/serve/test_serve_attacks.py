@@ -145,8 +145,6 @@ def test_no_route_takes_a_template_or_arguments_of_one(endpoint: Served, path: s
         {"guided_regex": "(a+)+$"},
         {"guided_json": {"type": "object"}},
         {"structured_outputs": {"regex": "(a|aa)+$"}},
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"pattern": "(a+)+$"}}}},
-        {"response_format": {"type": "json_object"}},
         {"tools": [{"type": "function", "function": {"name": "x", "parameters": {"pattern": "(a+)+$"}}}]},
         {"logits_processors": ["os.system"]},
     ],

@@ -44,7 +44,6 @@ CHANGING: dict[str, Any] = {
     "modalities": ["text", "audio"],
     "moderation": {"model": "omni"},
     "reasoning_effort": "high",
-    "response_format": {"type": "json_object"},
     "suffix": "end",
     "tool_choice": "required",
     "tools": [{"type": "function", "function": {"name": "f"}}],

@@ -1,0 +1,49 @@
+"""What the controller of a batch job goes by.
+
+In:    the model's folder, the threshold of the job, its deadline and the loss of quality it may cost.
+Out:   the plan for controller and workers; the engines take threshold and classes from it.
+Never: goes below what was calibrated, or below the usual floor for a model that never was.
+"""
+
+from pathlib import Path
+
+from mars_ray.control.settings import ControlPlan, ControlSettings
+from mars_ray.engine.service_class import ServiceClass
+from mars_ray.errors import ConfigError
+from mars_ray.model.card import read_card
+
+RECOVER = 0.02
+"""Of the time until the deadline: thresholds of a short job come back sooner than those of a long one."""
+
+
+def batch_plan(
+    folder: Path, *, threshold: float, deadline_s: float | None, max_quality_loss: float | None
+) -> ControlPlan:
+    """Return the plan. Without a deadline the threshold stays; without `max_quality_loss` the usual bounds hold.
+
+    Raises `ConfigError` for a value out of range, `ModelError` for an invalid card.
+    """
+    if deadline_s is not None and not 0 < deadline_s < float("inf"):
+        raise ConfigError(f"the deadline is {deadline_s} s from now; it must be more than 0.")
+    if max_quality_loss is not None and not 0 <= max_quality_loss <= 1:
+        raise ConfigError(f"max_quality_loss is {max_quality_loss}; it must be in 0..1.")
+    card = read_card(folder)
+    points = card.calibration if card else ()
+    accuracy = tuple((each.threshold, each.accuracy) for each in points if each.accuracy is not None)
+    settings: dict[str, object] = {"policy": "fixed"}
+    if deadline_s is not None:
+        recover_s = min(ControlSettings().recover_s, RECOVER * deadline_s)
+        settings = {"policy": "deadline", "recover_s": recover_s}
+    floor = None
+    if max_quality_loss is not None:
+        settings["max_accuracy_loss"] = max_quality_loss
+        if not accuracy:  # then what differs from autoregressive decoding counts as lost
+            settings["min_agreement"] = 1 - max_quality_loss
+        floor = min([threshold, *(each.threshold for each in points)]) if points else None
+    return ControlPlan(
+        settings=ControlSettings.model_validate(settings),
+        ceiling=threshold,
+        classes=(ServiceClass(floor=floor),),
+        agreement=tuple((each.threshold, each.agreement) for each in points),
+        accuracy=accuracy,
+    )

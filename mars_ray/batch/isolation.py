@@ -1,0 +1,41 @@
+"""Who is suspected of killing an engine works with it alone.
+
+In:    work, and whether it is suspected.
+Out:   turns: any number of others at a time, or one suspect.
+Never: starves a suspect: while one waits, nobody else begins.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class Isolation:
+    """Within one event loop."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Condition()
+        self._working = self._suspects = 0
+
+    @asynccontextmanager
+    async def turn(self, *, alone: bool) -> AsyncIterator[None]:
+        """Wait for a turn, and work."""
+        async with self._changed:
+            if alone:
+                self._suspects += 1
+                try:
+                    await self._changed.wait_for(lambda: not self._working)
+                except BaseException:
+                    self._suspects -= 1
+                    self._changed.notify_all()
+                    raise
+            else:
+                await self._changed.wait_for(lambda: not self._suspects)
+            self._working += 1
+        try:
+            yield
+        finally:
+            async with self._changed:
+                self._working -= 1
+                self._suspects -= alone
+                self._changed.notify_all()

@@ -1,0 +1,160 @@
+"""The command `mars-ray generate`: answer every row of a data set."""
+
+import json
+import shlex
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from mars_ray.engine.grammar_spec import GrammarSpec
+from mars_ray.engine.mode import Mode
+from mars_ray.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from mars_ray.batch.ray_generate import GenerateOptions
+    from mars_ray.batch.report import JobReport
+
+WITH_ERRORS = 3
+"""Exit code of a job that is complete, but for rows with errors."""
+
+
+def generate(
+    sources: Annotated[
+        list[str],
+        typer.Option("--input", help="A file, folder or glob: JSONL (plain, gz, zst), parquet, OpenAI batch files."),
+    ],
+    output: Annotated[Path, typer.Option(help="Folder for the rows. The same command goes on with what it holds.")],
+    model: Annotated[str, typer.Option(help="'bundled' or a model folder.")] = "bundled",
+    template: Annotated[
+        str | None, typer.Option(help="Jinja over the columns of a row, or a file of it: what the user says.")
+    ] = None,
+    prompt_column: Annotated[str | None, typer.Option(help="By default 'messages', else 'prompt'.")] = None,
+    threshold: Annotated[float, typer.Option(help="Confidence a token ahead needs; 1 is one token at a time.")] = 0.95,
+    mode: Annotated[
+        Mode,
+        typer.Option(help="'exact' compares every token ahead with 'ar', one token at a time, and gives the same."),
+    ] = Mode.THRESHOLD,
+    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.0,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="The same seed gives the same rows; without one, how far to look ahead follows the load."),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens per answer at most.")] = 256,
+    n: Annotated[int, typer.Option(help="Answers per row.")] = 1,
+    logprobs: Annotated[int | None, typer.Option(help="Keep them, with so many of the most likely tokens.")] = None,
+    schema: Annotated[Path | None, typer.Option(help="JSON Schema that every answer holds to.")] = None,
+    regex: Annotated[str | None, typer.Option(help="Regular expression that every answer matches.")] = None,
+    form: Annotated[Literal["parquet", "jsonl"], typer.Option("--format", help="Of the output.")] = "parquet",
+    limit: Annotated[int | None, typer.Option(help="Only the first rows.")] = None,
+    dry_run: Annotated[int | None, typer.Option(help="Show what the first rows give, and write nothing.")] = None,
+    new: Annotated[bool, typer.Option("--new", help="Put an earlier job in --output aside and begin again.")] = False,
+    retry_errors: Annotated[bool, typer.Option("--retry-errors", help="Do the rows with errors again.")] = False,
+    workers: Annotated[int, typer.Option(help="Engines, each in a process of its own.")] = 1,
+    cpus: Annotated[float | None, typer.Option(help="Of each worker; by default they share what there is.")] = None,
+    gpus: Annotated[float, typer.Option(help="Of each worker.")] = 0.0,
+    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option()] = "float32",
+    as_json: Annotated[bool, typer.Option("--json", help="End with one machine-readable line.")] = False,
+) -> None:
+    """Answer every row of a data set with Ray Data.
+
+    Exit codes: 0 complete, 3 complete with errors, 130 stopped, 1 failed (the same command goes on), 2 wrong input.
+    """
+    from mars_ray.batch.plain_form import PlainSettings
+    from mars_ray.batch.ray_generate import GenerateOptions
+    from mars_ray.batch.ray_generate import generate as run
+    from mars_ray.engine.request import DecodeParams, SamplingParams
+
+    sampling = SamplingParams(
+        temperature=temperature,
+        seed=seed,
+        max_tokens=max_tokens,
+        n=n,
+        logprobs=logprobs,
+        grammar=_grammar(schema, regex),
+    )
+    options = GenerateOptions(
+        input=tuple(sources),
+        output=output,
+        model=model,
+        form=PlainSettings(
+            sampling=sampling,
+            decode=DecodeParams(mode=mode, threshold=threshold),
+            template=_template(template),
+            prompt_column=prompt_column,
+        ),
+        format=form,
+        limit=limit,
+        new=new,
+        retry_errors=retry_errors,
+        workers=workers,
+        cpus=cpus,
+        gpus=gpus,
+        dtype=dtype,
+    )
+    if dry_run is not None:
+        _dry_run(replace(options, limit=dry_run, format="jsonl"))
+        return
+    report = run(options)
+    _show(report)
+    if as_json:
+        print(json.dumps(asdict(report)))
+    if report.errors:
+        raise typer.Exit(WITH_ERRORS)
+
+
+def _grammar(schema: Path | None, regex: str | None) -> GrammarSpec | None:
+    if schema is not None and regex is not None:
+        raise ConfigError("give --schema or --regex, not both.")
+    if schema is not None:
+        return GrammarSpec(kind="json_schema", text=_read(schema))
+    return None if regex is None else GrammarSpec(kind="regex", text=regex)
+
+
+def _template(given: str | None) -> str | None:
+    """Return the template: the option itself, or what stands in the file it names."""
+    if given is None or "{{" in given or "{%" in given:
+        return given
+    return _read(Path(given))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}.") from None
+
+
+def _dry_run(options: "GenerateOptions") -> None:
+    from mars_ray.batch.ray_generate import generate as run
+
+    with TemporaryDirectory() as place:
+        output = Path(place) / "dry-run"
+        report = run(replace(options, output=output))
+        for path in sorted([*output.glob("rows/part-*"), *output.glob("errors.jsonl")], reverse=True):
+            print(path.read_text(encoding="utf-8"), end="")
+    say = Console(stderr=True)
+    say.print(
+        f"{report.rows} rows, {report.errors} errors, {report.tokens / max(1, report.rows):.0f} tokens a row, "
+        f"{report.tokens_per_forward:.2f} tokens a forward. Nothing was written.",
+        highlight=False,
+    )
+
+
+def _show(report: "JobReport") -> None:
+    say = Console(soft_wrap=True, highlight=False)
+    say.print(
+        f"{report.status}: {report.rows:,} of {report.total:,} rows, {report.errors:,} errors, "
+        f"{report.tokens:,} tokens, {report.tokens_per_s:,.0f} tokens/s, "
+        f"{report.tokens_per_forward:.2f} tokens per forward, {report.seconds:,.0f} s in {report.runs} runs",
+        markup=False,
+    )
+    say.print(f"rows: {report.output}/rows   report: {report.output}/report.html", markup=False)
+    if report.errors:
+        again = shlex.join(["mars-ray", *sys.argv[1:]])
+        retry = "" if "--retry-errors" in sys.argv else " --retry-errors"
+        say.print(f"errors: {report.output}/errors.jsonl; to do just those again: {again}{retry}", markup=False)

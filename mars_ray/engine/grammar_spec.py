@@ -1,0 +1,33 @@
+"""What the text of an answer must be: JSON of a schema, any JSON object, or what a regular expression matches.
+
+In:    text from anywhere.
+Out:   a frozen value that may cross processes.
+Never: loads the library that reads it (see `grammar_library`), or knows a tokenizer.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from mars_ray.errors import RequestError
+
+GrammarKind = Literal["json_schema", "json_object", "regex"]
+
+GRAMMAR_CHARACTERS_MAX = 2**15
+"""A schema of this length takes the engine 0.2 s at worst: a thousand properties, each of which may be left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarSpec:
+    """A grammar as a caller gives it. Raises `RequestError` for one that is too long."""
+
+    kind: GrammarKind
+    text: str = ""
+    """The schema as JSON, or the regular expression; nothing for any JSON object."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(GrammarKind):
+            raise RequestError(f"the kind of a grammar is {self.kind!r}; choose one of {get_args(GrammarKind)}.")
+        if len(self.text) > GRAMMAR_CHARACTERS_MAX:
+            raise RequestError(
+                f"the {self.kind} has {len(self.text)} characters; at most {GRAMMAR_CHARACTERS_MAX} are allowed."
+            )
