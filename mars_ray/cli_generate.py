@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
+from mars_ray.cli_control import seconds_of
 from mars_ray.engine.grammar_spec import GrammarSpec
 from mars_ray.engine.mode import Mode
 from mars_ray.errors import ConfigError, DataError
@@ -34,7 +35,20 @@ def generate(
         str | None, typer.Option(help="Jinja over the columns of a row, or a file of it: what the user says.")
     ] = None,
     prompt_column: Annotated[str | None, typer.Option(help="By default 'messages', else 'prompt'.")] = None,
-    threshold: Annotated[float, typer.Option(help="Confidence a token ahead needs; 1 is one token at a time.")] = 0.95,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            help="Confidence a token ahead needs; 1 is one token at a time. By default 0.95, and 1 with --deadline."
+        ),
+    ] = None,
+    deadline: Annotated[
+        str | None,
+        typer.Option(help="Such as 90s, 10m, 2h: take the highest threshold, up to --threshold, that ends in time."),
+    ] = None,
+    max_quality_loss: Annotated[
+        float | None,
+        typer.Option(help="Share of right answers that may be lost, by calibration; alone: as fast as that allows."),
+    ] = None,
     mode: Annotated[
         Mode,
         typer.Option(help="'exact' compares every token ahead with 'ar', one token at a time, and gives the same."),
@@ -91,6 +105,8 @@ def generate(
         limit=limit,
         new=new,
         retry_errors=retry_errors,
+        deadline_s=None if deadline is None else seconds_of(deadline, "--deadline"),
+        max_quality_loss=max_quality_loss,
         workers=workers,
         cpus=cpus,
         gpus=gpus,
@@ -153,6 +169,8 @@ def _show(report: "JobReport") -> None:
         f"{report.tokens_per_forward:.2f} tokens per forward, {report.seconds:,.0f} s in {report.runs} runs",
         markup=False,
     )
+    if report.deadline:
+        say.print(report.deadline, markup=False)
     say.print(f"rows: {report.output}/rows   report: {report.output}/report.html", markup=False)
     if report.errors:
         again = shlex.join(["mars-ray", *sys.argv[1:]])

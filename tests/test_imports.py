@@ -74,6 +74,7 @@ def test_every_part_has_its_rule() -> None:
         "__init__",
         "cli",
         "cli_control",
+        "cli_generate",
         "cli_keys",
         "ray_demo",
         "assets",

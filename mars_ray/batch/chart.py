@@ -53,7 +53,7 @@ class Chart:
 def chart(spans: Sequence[Span], bottom: float, top: float, unit: str = "") -> Chart:
     """Lay out at least one span; `bottom` and `top` are the ends of the vertical axis."""
     first, last = spans[0].low, spans[-1].high
-    scale = UNITS_S[unit] if unit in UNITS_S else 1
+    scale = UNITS_S.get(unit, 1)
 
     def across(value: float) -> float:
         return 100 * (value - first) / (last - first)

@@ -1,14 +1,14 @@
 """Answer files of rows with Ray Data: read, decode in a pool of actors, write on the driver (shell)."""
 
-import asyncio
+import hashlib
 import json
 import math
-import os
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,29 +21,29 @@ from ray.data.exceptions import ExecutionTimeoutError
 from ray.exceptions import RayError
 
 from mars_ray.batch.columns import Kind, Survey
-from mars_ray.batch.form import Form
-from mars_ray.batch.identity import Identity
+from mars_ray.batch.control_plan import batch_plan
+from mars_ray.batch.forms import FormSettings, open_form
 from mars_ray.batch.job import Job
 from mars_ray.batch.job_progress import JobProgress
-from mars_ray.batch.openai_form import OpenAIForm, OpenAISettings, is_openai_batch, openai_id
-from mars_ray.batch.outcome import to_table
+from mars_ray.batch.openai_form import OpenAISettings, is_openai_batch, openai_id
 from mars_ray.batch.output import LEDGER, Format, open_output
-from mars_ray.batch.plain_form import PlainForm, PlainSettings, plain_id
+from mars_ray.batch.plain_form import PlainSettings, plain_id
+from mars_ray.batch.ray_decoder import Decoder
+from mars_ray.batch.ray_oversee import Overseer
 from mars_ray.batch.ray_source import READ_RECORDS, Rows, read_rows
 from mars_ray.batch.report import JobReport, Status
-from mars_ray.batch.worker import Worker
-from mars_ray.data.chat import ChatEncoder
+from mars_ray.control.limits import bounds_of
+from mars_ray.control.ray_controller import BATCH
+from mars_ray.control.settings import ControlPlan
 from mars_ray.data.record_file import check_source, read_records
 from mars_ray.data.sources import find_sources
-from mars_ray.engine.async_engine import AsyncEngine
 from mars_ray.engine.messages import EngineSpec
 from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.request import DecodeParams
 from mars_ray.errors import ClusterError, ConfigError, EmptyDataError, InterruptedRunError, RunError
 from mars_ray.model.card import read_card
 from mars_ray.model.digest import folder_digest
-from mars_ray.model.folder import check_folder
 from mars_ray.model.resolve import resolve_model
-from mars_ray.model.tokenizer import load_tokenizer
 from mars_ray.progress import ProgressLine
 from mars_ray.ray_cluster import cluster_cpus, connect
 
@@ -54,6 +54,10 @@ rows as an engine decodes together: it never runs empty, however long single row
 
 QUEUE = 1 << 16
 """Sequences that may wait in an engine: more than a worker ever adds."""
+
+THRESHOLD = 0.95
+FIRST_TOKENS = 64
+"""Of an answer, before any row is done."""
 
 NO_PROGRESS_S = 24 * 3600
 """Ray gives up when no block is finished for so long. Its half an hour is too short for rows of a 7B on CPUs."""
@@ -78,6 +82,10 @@ class GenerateOptions:
     """Put an earlier job in the folder aside and begin again."""
     retry_errors: bool = False
     """Do the rows with errors again."""
+    deadline_s: float | None = None
+    """The job should end so soon: it takes the highest threshold, up to its own, that does it."""
+    max_quality_loss: float | None = None
+    """No threshold at which calibration found more right answers lost. Without a deadline the lowest such is taken."""
     workers: int = 1
     """Actors that decode, each with its own copy of the model."""
     cpus: float | None = None
@@ -99,9 +107,12 @@ def generate(options: GenerateOptions) -> JobReport:
     paths = tuple(path.absolute() for given in options.input for path in find_sources(given))
     survey = _survey(paths, options.limit)
     openai = survey.first is not None and is_openai_batch(survey.first)
-    form = OpenAISettings(model=model.name, decode=options.form.decode) if openai else options.form
-    _open_form(form, model)  # what is wrong with model or template is said before any work
-    settings = {"model": folder_digest(model), "dtype": options.dtype, **_flat(form)}
+    plan, decode = _controlled(options, model)
+    form: FormSettings = replace(options.form, decode=decode)
+    if openai:
+        form = OpenAISettings(model=model.name, decode=decode)
+    open_form(form, model)  # what is wrong with model or template is said before any work
+    settings = {"model": folder_digest(model), "dtype": options.dtype, "threshold": plan.ceiling, **_flat(form)}
     rows = Rows(
         paths=paths,
         ledger=options.output.absolute() / LEDGER,
@@ -114,19 +125,21 @@ def generate(options: GenerateOptions) -> JobReport:
         output.kinds, output.format = _kept(survey.kinds, options.form), "jsonl" if openai else options.format
         if options.retry_errors:
             output.ledger.forget_errors()
+        app = f"{BATCH}{hashlib.sha256(str(output.folder.absolute()).encode()).hexdigest()[:12]}"
         connect()
         _check_cluster(options)
         job = Job(output, total=survey.rows, workers=options.workers, settings=settings, clock=time.monotonic)
+        overseer = Overseer(app, plan, partial(_tokens_left, job), options.deadline_s)
         status: Status = "stopped"
         try:
-            with JobProgress() as progress, suppress(KeyboardInterrupt):
-                for table in _tables(_outcomes(options, model, form, rows)):
+            with overseer, JobProgress() as progress, suppress(KeyboardInterrupt):
+                for table in _tables(_outcomes(options, model, form, rows, plan, app)):
                     job.take(table)
-                    progress.update(job.figures())
+                    progress.update(job.figures(overseer.note))
                 status = "complete with errors" if job.errors else "complete"
         finally:
             output.settle()
-            report = job.report(status, model=options.model)
+            report = job.report(status, model=options.model, deadline=_kept_deadline(overseer, status))
             output.report(report)
     if status == "stopped":
         raise InterruptedRunError(
@@ -146,15 +159,6 @@ def _check_numbers(options: GenerateOptions) -> None:
         raise ConfigError(f"gpus is {options.gpus}; it must be at least 0.")
 
 
-def _open_form(settings: PlainSettings | OpenAISettings, folder: Path) -> Form:
-    """Return the form of rows with the tokenizer in `folder`. Raises `ModelError`, `ConfigError`."""
-    found = check_folder(folder)
-    tokenizer = load_tokenizer(folder, found.config, found.tokenizer_is_custom)
-    if isinstance(settings, OpenAISettings):
-        return OpenAIForm(settings, tokenizer, found.config.get_text_config().max_position_embeddings)
-    return PlainForm(settings, ChatEncoder(tokenizer))
-
-
 def _survey(paths: tuple[Path, ...], limit: int | None) -> Survey:
     """Read all of the input once: a damaged file is found now, and how much there is to do is known from the start."""
     survey = Survey()
@@ -169,13 +173,44 @@ def _survey(paths: tuple[Path, ...], limit: int | None) -> Survey:
     return survey
 
 
+def _controlled(options: GenerateOptions, model: Path) -> tuple[ControlPlan, DecodeParams]:
+    """Return what the controller goes by, and what rows ask for that say nothing themselves.
+
+    Only a job with a deadline leaves the threshold to the controller.
+    """
+    decode = options.form.decode
+    ceiling = decode.threshold if decode.threshold is not None else (THRESHOLD if options.deadline_s is None else 1.0)
+    plan = batch_plan(
+        model, threshold=ceiling, deadline_s=options.deadline_s, max_quality_loss=options.max_quality_loss
+    )
+    if options.deadline_s is not None:
+        return plan, replace(decode, threshold=None)
+    if options.max_quality_loss is not None:
+        [bounds] = bounds_of(plan, []).values()
+        return plan, replace(decode, threshold=bounds.floor)
+    return plan, replace(decode, threshold=ceiling)
+
+
+def _tokens_left(job: Job) -> float:
+    left = job.tokens_left
+    return job.left * FIRST_TOKENS if left is None else left
+
+
+def _kept_deadline(overseer: Overseer, status: Status) -> str:
+    left_s = overseer.left_s
+    if left_s is None:
+        return ""
+    ended = "stopped" if status == "stopped" else "ended"
+    return f"{ended} {timedelta(seconds=round(abs(left_s)))} {'before' if left_s >= 0 else 'after'} the deadline"
+
+
 def _kept(kinds: dict[str, Kind | None], form: PlainSettings) -> dict[str, Kind | None]:
     """Return the columns of the input that stand beside ours: `prompt` is one of ours where it was the question."""
     asked = form.template is None and form.prompt_column is None and "messages" not in kinds
     return {name: kind for name, kind in kinds.items() if not (asked and name == "prompt")}
 
 
-def _flat(form: PlainSettings | OpenAISettings) -> dict[str, Any]:
+def _flat(form: FormSettings) -> dict[str, Any]:
     """Return settings by dotted names, as JSON."""
     found: dict[str, Any] = {"form": type(form).__name__.removesuffix("Settings").lower()}
     nested = [("", TypeAdapter[Any](type(form)).dump_python(form, mode="json"))]
@@ -204,7 +239,12 @@ def _check_cluster(options: GenerateOptions) -> None:
 
 
 def _outcomes(
-    options: GenerateOptions, model: Path, form: PlainSettings | OpenAISettings, rows: Rows
+    options: GenerateOptions,
+    model: Path,
+    form: FormSettings,
+    rows: Rows,
+    plan: ControlPlan,
+    app: str,
 ) -> ray.data.Dataset:
     # Together the actors leave one CPU to the task that reads, or it would wait for ever.
     share = min(1.0, math.floor(100 * (cluster_cpus() - 1) / options.workers) / 100)
@@ -212,12 +252,19 @@ def _outcomes(
         Decoder,
         fn_constructor_kwargs={
             "form": form,
+            "plan": plan,
+            "app": app,
             "spec": EngineSpec(
                 folder=model,
                 dtype=options.dtype,
                 threads=max(1, int(options.cpus or 1)),
                 # Whoever asks for many tokens pays for them; the queue never refuses what a worker adds.
-                options=EngineOptions(queue=QUEUE, request_tokens=QUEUE * options.form.sampling.max_tokens),
+                options=EngineOptions(
+                    queue=QUEUE,
+                    request_tokens=QUEUE * options.form.sampling.max_tokens,
+                    threshold=plan.ceiling,
+                    classes=plan.classes,
+                ),
             ),
         },
         compute=ActorPoolStrategy(
@@ -242,35 +289,3 @@ def _tables(outcomes: ray.data.Dataset) -> Iterator[pa.Table]:
         ours = [line.partition(": ")[2] for line in lines if line.startswith("mars_ray.errors.")]
         reason = (ours or lines)[-1].removesuffix(".")
         raise RunError(f"The run failed: {reason}. What was done is kept; the same command goes on.") from error
-
-
-class Decoder:
-    """One actor: an engine in a process of its own, rows in several calls at a time."""
-
-    def __init__(self, form: PlainSettings | OpenAISettings, spec: EngineSpec) -> None:
-        self._form, self._spec = form, spec
-        self._worker: asyncio.Task[Worker] | None = None
-
-    async def __call__(self, batch: pa.Table) -> pa.Table:
-        """Rows in, outcomes out."""
-        if self._worker is None:
-            # Made by the first block: when a constructor fails, Ray starts the actor again and again.
-            self._worker = asyncio.create_task(self._started())
-        worker = await asyncio.shield(self._worker)
-        columns = batch.to_pydict()
-        identities = [
-            Identity(key=key, id=id, repeated=repeated)
-            for key, id, repeated in zip(columns["key"], columns["id"], columns["repeated"], strict=True)
-        ]
-        return to_table(await worker.answer(identities, columns["raw"]))
-
-    async def _started(self) -> Worker:
-        worker = Worker(
-            f"{socket.gethostname()}:{os.getpid()}", _open_form(self._form, self._spec.folder), self._engine
-        )
-        await worker.start()
-        return worker
-
-    async def _engine(self) -> AsyncEngine:
-        engine, _ = await AsyncEngine.start(self._spec)
-        return engine

@@ -10,7 +10,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -29,20 +29,23 @@ log = logging.getLogger(__name__)
 LOOK_AHEAD = 16
 """Rows that wait in the engine, so that a row of its batch that becomes free is taken at once."""
 DEATHS = 3
-"""Of engines that worked on a row: at the first it was one of many, at the others alone."""
+"""Of engines: so many may die one after the other while they start, or with a row in them: first one row of many, then
+that row alone."""
 
 
 class Worker:
-    """`start_engine` does what it says. Call `start` first; use it within one event loop."""
+    """`start_engine` does what it says; while `feeding` is cleared, no row begins.
 
-    def __init__(self, name: str, form: Form, start_engine: Callable[[], Awaitable[AsyncEngine]]) -> None:
+    Call `start` first; use it within one event loop.
+    """
+
+    def __init__(
+        self, name: str, form: Form, start_engine: Callable[[], Awaitable[AsyncEngine]], feeding: asyncio.Event
+    ) -> None:
         self._name, self._form, self._start_engine = name, form, start_engine
         self._places, self._ready_s = asyncio.Semaphore(0), 0.0
-        self._isolation, self._numbers = Isolation(), count()
+        self._isolation, self._numbers, self._feeding = Isolation(), count(), feeding
         self._engine: asyncio.Future[AsyncEngine] | None = None
-        self.feeding = asyncio.Event()
-        """Cleared, no row begins."""
-        self.feeding.set()
 
     async def start(self) -> None:
         """Start the engine. Raises what starting it raises."""
@@ -68,6 +71,9 @@ class Worker:
     async def _after(self, dead: asyncio.Future[AsyncEngine] | None) -> AsyncEngine:
         if dead is not None and not dead.exception():
             await dead.result().close()
+        for _ in range(DEATHS - 1):
+            with suppress(ReplicaLostError):
+                return await self._start_engine()
         return await self._start_engine()
 
     @staticmethod
@@ -110,7 +116,7 @@ class Worker:
         """Return the chunks of each sequence."""
         for deaths in range(DEATHS):
             async with self._isolation.turn(alone=deaths > 0):
-                await self.feeding.wait()
+                await self._feeding.wait()
                 try:
                     engine = await self._engine_now()
                 except MarsRayError as error:

@@ -11,7 +11,6 @@ less under load to save compute, have the other sign. The block, which does cost
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import timedelta
 
 import numpy as np
 
@@ -149,14 +148,15 @@ def deadline(
     def highest(tokens_s: float) -> float:
         return next((level for level in levels if replicas * speed.most(level) >= tokens_s), floor)
 
-    needed = tokens / max(left_s * (1 - plan.settings.headroom), 1.0)
+    kept_s = plan.settings.headroom * memory["all_s"]
+    needed = tokens / max(left_s - kept_s, left_s / 2, 1.0)
     level = min(max(pace.threshold, highest(needed * (1 + BAND))), highest(needed))
     reason = f"{needed:.0f} of {replicas * speed.most(level):.0f} tokens/s at {level:.3g} are needed"
     late_s = tokens / (replicas * speed.most(floor)) - left_s
     if memory["measured_s"] < SURE * left_s or late_s <= (0 if memory.get("late_s") else LATE * memory["all_s"]):
         late_s = 0.0
     else:
-        reason = f"even at {floor:.3g} the job ends {timedelta(seconds=round(late_s))} after its deadline"
+        reason = f"even at {floor:.3g} the job ends {late_s:.0f} s after its deadline"
     aims = {name: Aim(min(max(level, each.floor), each.ceiling), reason, late_s) for name, each in bounds.items()}
     return aims, {**memory, "late_s": late_s}
 

@@ -64,12 +64,10 @@ def _follow(sequence: Sequence, matcher: Matcher, gained: list[int]) -> tuple[li
     if sampling.logprobs is None:
         gained = gained + forced
         sequence.drafts = sequence.drafts[len(forced) :]
-        sequence.looked_ahead = sequence.looked_ahead[len(forced) :]
     else:
         matcher.seek(gained)
         sequence.drafts = max(sequence.drafts, forced, key=len)  # the one begins with the other
-    if sequence.request.decode.mode is not Mode.EXACT:
-        sequence.looked_ahead = []  # an audit would ask whether the model agrees with the grammar
+    sequence.looked_ahead = []  # an audit would take what the grammar says for what the model says
     matcher.settle()
     return gained, matcher.ended
 

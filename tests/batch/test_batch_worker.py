@@ -15,7 +15,7 @@ from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.messages import EngineSpec
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
-from mars_ray.errors import BadRecordError, ModelError, RunError
+from mars_ray.errors import BadRecordError, ModelError, ReplicaLostError, RunError
 
 POISON = ord("!")
 
@@ -63,10 +63,12 @@ def answered(folder: Path, raws: list[bytes], repeated: Sequence[int] = ()) -> l
         async def start() -> AsyncEngine:
             return (await Mortal.start(spec))[0]
 
-        worker = Worker("one", Letters(), start)
+        feeding = asyncio.Event()
+        feeding.set()
+        worker = Worker("one", Letters(), start, feeding)
         await worker.start()
         identities = [
-            Identity(number.to_bytes(16, "big"), f"row-{number}", repeated=number in repeated)
+            Identity(key=number.to_bytes(16, "big"), id=f"row-{number}", repeated=number in repeated)
             for number in range(len(raws))
         ]
         half = len(raws) // 2
@@ -119,14 +121,40 @@ def test_without_any_engine_the_work_stops_and_says_why(model_folder: Path) -> N
             spec = EngineSpec(folder=model_folder, dtype="float32", threads=1, options=EngineOptions(compiled=False))
             return (await Mortal.start(spec))[0]
 
-        worker = Worker("one", Letters(), start)
+        feeding = asyncio.Event()
+        feeding.set()
+        worker = Worker("one", Letters(), start, feeding)
         await worker.start()
         try:
-            await worker.answer([Identity(b"k", "a", repeated=False)], [b"!"])
+            await worker.answer([Identity(key=b"k", id="a", repeated=False)], [b"!"])
         except RunError as error:
             assert str(error) == "no engine starts: the folder is gone"
         else:
             raise AssertionError
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_dies_while_it_starts_is_started_again(model_folder: Path) -> None:
+    async def run() -> None:
+        starts = 0
+
+        async def start() -> AsyncEngine:
+            nonlocal starts
+            starts += 1
+            if starts < 3:
+                raise ReplicaLostError("the engine died while it started.")
+            spec = EngineSpec(folder=model_folder, dtype="float32", threads=1, options=EngineOptions(compiled=False))
+            return (await Mortal.start(spec))[0]
+
+        feeding = asyncio.Event()
+        feeding.set()
+        worker = Worker("one", Letters(), start, feeding)
+        await worker.start()
+        assert [each.tokens for each in await worker.answer([Identity(key=b"k", id="a", repeated=False)], [b"x"])] == [
+            (8,)
+        ]
+        await worker.close()
 
     asyncio.run(run())
 
@@ -139,14 +167,16 @@ def test_no_row_begins_while_the_worker_is_not_to_feed(model_folder: Path) -> No
         async def start() -> AsyncEngine:
             return engine
 
-        worker = Worker("one", Letters(), start)
+        feeding = asyncio.Event()
+        feeding.set()
+        worker = Worker("one", Letters(), start, feeding)
         await worker.start()
-        worker.feeding.clear()
-        answers = asyncio.create_task(worker.answer([Identity(b"k", "a", repeated=False)], [b"x"]))
+        feeding.clear()
+        answers = asyncio.create_task(worker.answer([Identity(key=b"k", id="a", repeated=False)], [b"x"]))
         for _ in range(3):
             state = await engine.state()
         assert state.classes[0].arrived == 0
-        worker.feeding.set()
+        feeding.set()
         assert [each.tokens for each in await answers] == [(8,)]
         await worker.close()
 

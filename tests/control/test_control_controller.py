@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from control_samples import SPEED, Plant, class_state, plan_of, profile, report, requests_at
+from mars_ray.control.backlog import Backlog
 from mars_ray.control.controller import Controller
 from mars_ray.control.override import Override, from_json, to_json
 from mars_ray.control.policy import POLICIES
@@ -283,3 +284,58 @@ def test_an_override_that_cannot_be_is_refused_and_nothing_changes(
 
 def test_every_law_has_its_name_in_the_settings() -> None:
     assert set(POLICIES) == {*FOLLOWING, "fixed", "deadline"}
+
+
+JOB = plan_of(ServiceClass(floor=0.5), policy="deadline")
+
+
+def told(tokens: float, seconds: float | None, paused: bool = False, plan: ControlPlan = JOB) -> Cluster:
+    cluster = Cluster(plan, replicas=2)
+    cluster.controller.tell(Backlog(tokens=tokens, seconds=seconds), paused=paused)
+    return cluster
+
+
+def test_workers_of_a_job_that_is_short_of_time_follow_its_backlog() -> None:
+    cluster = told(2e6, 100.0)
+    assert cluster.run(5, [0.9, 0.9])[-1] == [0.5, 0.5]
+    cluster.controller.tell(Backlog(tokens=10.0, seconds=100.0), paused=False)
+    assert cluster.run(60, [0.9, 0.9])[-1] == [0.95, 0.95]
+
+
+def test_the_time_left_goes_on_between_what_a_driver_tells() -> None:
+    cluster = told(SPEED_8.most(0.95) * 2 * 60, 100.0)
+    assert cluster.run(2, [0.9, 0.9])[-1] == [0.95, 0.95]
+    assert cluster.run(90, [0.9, 0.9])[-1] == [0.5, 0.5]
+
+
+def test_how_late_a_job_ends_is_in_the_status_with_the_reason() -> None:
+    cluster = told(2e6, 100.0)
+    cluster.run(20, [0.9, 0.9])
+    (status,) = cluster.controller.status().classes
+    assert status.late_s > 100 and "after its deadline" in status.reason
+    cluster.controller.set_threshold(0.8, None, None)
+    cluster.run(2, [0.9, 0.9])
+    assert cluster.controller.status().classes[0].late_s > 100
+
+
+def test_a_job_without_a_deadline_keeps_its_threshold() -> None:
+    fixed = plan_of(ServiceClass(floor=0.5), policy="fixed")
+    assert told(2e6, None, plan=fixed).run(20, [2.0, 2.0]) == [[0.95, 0.95]] * 20
+
+
+def test_workers_are_paused_when_their_driver_says_so_and_no_replica_is_else() -> None:
+    cluster = told(10.0, 100.0, paused=True)
+    report_of = cluster.plants[0].report
+    assert cluster.controller.answer(report_of()).paused
+    cluster.controller.tell(Backlog(tokens=10.0, seconds=100.0), paused=False)
+    assert not cluster.controller.answer(report_of()).paused
+    assert not Cluster(plan_of()).controller.answer(report_of()).paused
+
+
+def test_a_job_whose_only_worker_said_nothing_new_for_long_has_no_worker() -> None:
+    cluster = told(2e6, 100.0)
+    first = cluster.plants[0].report()
+    cluster.controller.answer(first)
+    cluster.clock.now_s += 60
+    assert cluster.controller.answer(first).thresholds == {"standard": 0.95}
+    assert cluster.controller.status().replicas == ()

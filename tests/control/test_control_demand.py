@@ -128,3 +128,38 @@ def test_a_jump_is_seen_within_two_seconds_and_chance_is_not() -> None:
     assert only(jumped).requests_s == pytest.approx((120 - 2 * math.sqrt(120)) / 2)
     wave = metered(reports([(10, 1, 10)] * 10 + [(14, 1, 10), (13, 1, 10)]))
     assert only(wave).requests_s == pytest.approx((6 * 10 + 27) / 8)
+
+
+def rows_at_work(seconds: int) -> list[ReplicaReport]:
+    """Four rows from second 0 on, begun together, of 60 tokens in 3 seconds each."""
+    made = [report(1, 0.0, class_state())]
+    for second in range(1, seconds + 1):
+        ended = 4 * (second // 3)
+        state = class_state(arrived=ended + 4, ended=ended, tokens=60 * ended, running=4)
+        made.append(report(second + 1, float(second), state))
+    return made
+
+
+def test_tokens_a_second_are_those_that_were_generated() -> None:
+    rates = [metered(rows_at_work(seconds)).tokens_s() for seconds in range(20, 40)]
+    assert sum(each for each in rates if each) / len(rates) == pytest.approx(4 * 20, rel=0.05)
+
+
+def test_tokens_a_second_are_not_known_before_as_many_ended_as_run() -> None:
+    assert [metered(rows_at_work(seconds)).tokens_s() for seconds in (0, 1, 2)] == [None] * 3
+    # Begun rows count as half done: 4 ended and 4 begun, in 3 seconds.
+    assert metered(rows_at_work(3)).tokens_s() == pytest.approx((240 + 120) / 3)
+
+
+def test_tokens_of_rows_that_end_without_successors_are_counted_once() -> None:
+    made = rows_at_work(30)
+    last = made[-1].state.classes[0]
+    for second in range(31, 45):
+        state = class_state(arrived=last.arrived, ended=last.ended + 4, tokens=last.tokens + 240)
+        made.append(report(second + 1, float(second), state))
+    assert metered(made).tokens_s() == 0.0
+
+
+def test_an_engine_that_was_started_again_under_a_name_gives_no_negative_rate() -> None:
+    made = [*rows_at_work(30), report(32, 31.0, class_state(ended=1, tokens=5))]
+    assert metered(made).tokens_s() == 0.0

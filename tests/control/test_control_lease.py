@@ -11,7 +11,7 @@ from mars_ray.control.directive import Directive
 from mars_ray.control.lease import REPORTS_KEPT, Lease
 from mars_ray.control.steady_clock import SteadyClock
 
-PLAN = plan_of(lease_s=5.0)
+PLAN = plan_of(lease_s=5.0, recover_s=30.0)
 
 
 class Clock:

@@ -259,14 +259,15 @@ def test_limits_and_stops_work_inside_a_grammar(
     assert all(re.fullmatch("[0-9]+", each.text) for each in several.values())
 
 
-def test_the_audit_does_not_ask_whether_the_model_agrees_with_a_grammar(
-    make_engine: MakeEngine, prompts: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("decode", [EAGER, EXACT], ids=lambda each: str(each.mode))
+def test_the_audit_does_not_take_a_grammar_for_the_model(
+    make_engine: MakeEngine, prompts: list[tuple[int, ...]], decode: DecodeParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_module, "AUDIT_EVERY", 1)
     engine = make_engine()
-    run(engine, [request(n, p, EAGER, max_tokens=40, grammar=schema(PERSON)) for n, p in enumerate(prompts[::50])])
+    run(engine, [request(n, p, decode, max_tokens=40, grammar=schema(PERSON)) for n, p in enumerate(prompts[::50])])
     assert all(point.audited == 0 for point in engine.profile.points())
-    run(engine, [request(n, p, EAGER, max_tokens=40) for n, p in enumerate(prompts[::50])])
+    run(engine, [request(n, p, decode, max_tokens=40) for n, p in enumerate(prompts[::50])])
     assert any(point.audited > 0 for point in engine.profile.points())
 
 

@@ -1,0 +1,198 @@
+"""A generate job that is killed again and again: every row once, and how many tokens were made twice.
+
+    python benchmarks/batch_kill.py --rows 100000 --kills 10 --json benchmarks/results/DATE-batch-kill.json
+
+The bundled model answers prompts of its own tasks. At random moments, spread over the job, `kill -9` goes to the driver
+or to a worker in turn: to the actor of Ray, or to the engine of one. Whenever the driver died, the same job is started
+again. Every token that any engine hands out is counted in a file, so what was made twice is measured and not guessed.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+import pyarrow.dataset
+from rich.console import Console
+
+from mars_ray.batch import ray_decoder, ray_generate
+from mars_ray.batch.plain_form import PlainSettings
+from mars_ray.batch.ray_decoder import Decoder
+from mars_ray.batch.ray_generate import GenerateOptions, generate
+from mars_ray.bench.machine import machine
+from mars_ray.data.tasks.split import mixture
+from mars_ray.engine.async_engine import AsyncEngine
+from mars_ray.engine.chunk import Chunk
+from mars_ray.engine.request import DecodeParams, SamplingParams
+from mars_ray.errors import MarsRayError
+
+TARGETS = ("driver", "ray::MapWorker", "mars_ray.engine.engine_worker")
+POLL_S = 0.2
+
+
+class CountingEngine(AsyncEngine):
+    """Notes how many tokens the engine hands out."""
+
+    counted: Path
+
+    def _deliver(self, chunks: list[Chunk]) -> None:
+        with (self.counted / f"{os.getpid()}.txt").open("a") as file:
+            file.write(f"{sum(len(chunk.tokens) for chunk in chunks)}\n")
+        super()._deliver(chunks)
+
+
+class CountingDecoder(Decoder):
+    """A worker whose engine counts."""
+
+    async def _engine(self) -> AsyncEngine:
+        CountingEngine.counted = Path(os.environ["MARS_RAY_COUNTED"])
+        ray_decoder.AsyncEngine = CountingEngine  # type: ignore[misc]
+        return await super()._engine()
+
+
+@dataclass
+class Killed:
+    """What was killed when."""
+
+    rows: list[int] = field(default_factory=list)
+    """Done at each kill."""
+    targets: Counter[str] = field(default_factory=Counter)
+
+
+def main() -> None:
+    """Run the job to its end."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.run:
+        run(given.run, given.workers)
+        return
+    with TemporaryDirectory() as place:
+        report = measure(Path(place), given.rows, given.kills, given.workers, given.seed)
+    Console().print_json(data=report)
+    if given.json:
+        given.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def run(place: Path, workers: int) -> None:
+    """One start of the job, as the command line does it."""
+    ray_generate.Decoder = CountingDecoder  # type: ignore[misc]
+    options = GenerateOptions(
+        input=(str(place / "rows.jsonl"),),
+        output=place / "out",
+        form=PlainSettings(sampling=SamplingParams(max_tokens=64), decode=DecodeParams(threshold=0.95)),
+        workers=workers,
+    )
+    try:
+        generate(options)
+    except MarsRayError as error:
+        sys.exit(str(error))
+
+
+def measure(place: Path, rows: int, kills: int, workers: int, seed: int) -> dict[str, Any]:
+    """Return what came of the job."""
+    source, counted = place / "rows.jsonl", place / "counted"
+    counted.mkdir()
+    with source.open("w") as file:
+        for number, example in enumerate(islice(mixture("train", seed), rows)):
+            file.write(json.dumps({"id": f"row-{number}", "prompt": example.prompt}) + "\n")
+    killed, started_s = Killed(), time.monotonic()
+    chance = random.Random(seed)
+    moments = sorted(chance.uniform(0.02, 0.98) * rows for _ in range(kills))
+    starts = 0
+    while True:
+        starts += 1
+        command = [sys.executable, __file__, "--run", str(place), "--workers", str(workers)]
+        driver = subprocess.Popen(command, env=os.environ | {"MARS_RAY_COUNTED": str(counted)}, start_new_session=True)
+        died = _watch(driver, place / "out", moments, killed)
+        if not died:
+            break
+    seconds = time.monotonic() - started_s
+    table = pyarrow.dataset.dataset(place / "out" / "rows").to_table(columns=["id", "tokens"])
+    ids = Counter(table["id"].to_pylist())
+    wanted = {f"row-{number}" for number in range(rows)}
+    kept = sum(table["tokens"].to_pylist())
+    made = sum(int(line) for path in counted.iterdir() for line in path.read_text().split())
+    return {
+        "command": "python benchmarks/batch_kill.py",
+        "machine": machine(),
+        "rows": rows,
+        "workers": workers,
+        "seed": seed,
+        "kills": {"at_rows": killed.rows, "of": dict(killed.targets), "starts_of_the_driver": starts},
+        "exit_code": driver.returncode,
+        "seconds": seconds,
+        "missing": len(wanted - ids.keys()),
+        "twice": sum(count > 1 for count in ids.values()),
+        "unasked": len(ids.keys() - wanted),
+        "tokens_kept": kept,
+        "tokens_made": made,
+        "rework": made / kept - 1,
+    }
+
+
+def _watch(driver: "subprocess.Popen[bytes]", output: Path, moments: list[float], killed: Killed) -> bool:
+    """Kill at the moments that are due; return True once the driver was killed, False when it ended by itself."""
+    while driver.poll() is None:
+        time.sleep(POLL_S)
+        done = _done(output)
+        if not moments or done < moments[0] or done == (killed.rows or [-1])[-1]:
+            continue
+        target = TARGETS[len(killed.rows) % len(TARGETS)]
+        family = psutil.Process(driver.pid).children(recursive=True)
+        if target == "driver":
+            victims = [psutil.Process(driver.pid)]
+        else:
+            victims = [each for each in family if target in _command(each)]
+        if not victims:
+            continue
+        moments.pop(0)
+        killed.rows.append(done)
+        killed.targets[target] += 1
+        os.kill(victims[0].pid, signal.SIGKILL)
+        if target == "driver":
+            driver.wait()
+            return True
+    return False
+
+
+def _done(output: Path) -> int:
+    import sqlite3
+    from contextlib import closing
+
+    path = output / ".job" / "ledger.sqlite"
+    if not path.exists():
+        return 0
+    try:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+            [(done,)] = connection.execute("SELECT count(*) FROM done")
+            return int(done)
+    except sqlite3.OperationalError:
+        return 0
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+if __name__ == "__main__":
+    main()

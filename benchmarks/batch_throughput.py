@@ -1,0 +1,111 @@
+"""Rows through a generate job against the bare engine on the same rows.
+
+    python benchmarks/batch_throughput.py --rows 4000 --repeats 3 --json benchmarks/results/DATE-batch-throughput.json
+
+The bundled model answers prompts of its own tasks at threshold 0.95, one thread for each engine. The bare engine gets
+requests that were tokenised beforehand, in a process that does nothing else. The seconds of both begin when
+the model is loaded and its step compiled; those of a job end with the last row in the ledger. Contenders take turns.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+from statistics import mean, stdev
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from mars_ray.batch.plain_form import PlainForm, PlainSettings
+from mars_ray.batch.ray_generate import GenerateOptions, generate
+from mars_ray.bench.machine import machine
+from mars_ray.data.chat import ChatEncoder
+from mars_ray.data.tasks.split import mixture
+from mars_ray.engine.engine import Engine
+from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.request import DecodeParams, SamplingParams
+from mars_ray.model.checkpoint import load_checkpoint
+from mars_ray.model.resolve import resolve_model
+
+SETTINGS = PlainSettings(sampling=SamplingParams(max_tokens=64), decode=DecodeParams(threshold=0.95))
+CONTENDERS = ("bare engine", "1 worker", "2 workers")
+
+
+def main() -> None:
+    """Compare, print, and write the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=4000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--one", choices=CONTENDERS, help=argparse.SUPPRESS)
+    parser.add_argument("--source", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        print(json.dumps(one(given.one, given.source)))
+        return
+    found: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    with TemporaryDirectory() as place:
+        source = Path(place) / "rows.jsonl"
+        with source.open("w") as file:
+            for number, example in enumerate(islice(mixture("train", 0), given.rows)):
+                file.write(json.dumps({"id": str(number), "prompt": example.prompt}) + "\n")
+        for _ in range(given.repeats):
+            for name in CONTENDERS:
+                command = [sys.executable, __file__, "--one", name, "--source", str(source)]
+                done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+                found[name].append(json.loads(done.stdout.splitlines()[-1]))
+    report: dict[str, Any] = {
+        "command": f"python benchmarks/batch_throughput.py --rows {given.rows} --repeats {given.repeats}",
+        "machine": machine(),
+        "tokens_per_s": found,
+    }
+    bare, single = mean(found["bare engine"]), mean(found["1 worker"])
+    table = Table(title=f"{given.rows} rows, {given.repeats} times")
+    for column in ("", "tokens/s", "of the bare engine", "of 1 worker"):
+        table.add_column(column, justify="right")
+    for name, rates in found.items():
+        spread = stdev(rates) if len(rates) > 1 else 0.0
+        row = (f"{mean(rates):,.0f} ± {spread:,.0f}", f"{mean(rates) / bare:.0%}", f"{mean(rates) / single:.2f} x")
+        table.add_row(name, *row)
+    Console().print(table)
+    if given.json:
+        given.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def one(name: str, source: Path) -> float:
+    """Return the tokens per second of one contender."""
+    return bare_engine(source) if name == "bare engine" else job(source, int(name[0]))
+
+
+def bare_engine(source: Path) -> float:
+    """Decode all rows in this process."""
+    torch.set_num_threads(1)
+    checkpoint = load_checkpoint(resolve_model("bundled"))
+    form = PlainForm(SETTINGS, ChatEncoder(checkpoint.tokenizer))
+    requests = [form.parse(str(n), raw).request for n, raw in enumerate(source.read_bytes().splitlines())]
+    engine = Engine(checkpoint, EngineOptions(queue=len(requests)))
+    engine.wait_until_compiled()
+    started_s, tokens = time.monotonic(), 0
+    for request in requests:
+        engine.add(request)
+    while engine.busy:
+        tokens += sum(chunk.finished.tokens for chunk in engine.step() if chunk.finished)
+    return tokens / (time.monotonic() - started_s)
+
+
+def job(source: Path, workers: int) -> float:
+    """Run a job."""
+    with TemporaryDirectory() as place:
+        output = Path(place) / "out"
+        report = generate(GenerateOptions(input=(str(source),), output=output, form=SETTINGS, workers=workers))
+    return report.tokens_per_s
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""The driver's ear and mouth: it tells the job's controller what is left, and hears how the job stands (shell)."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from types import TracebackType
+
+from mars_ray.control.backlog import Backlog
+from mars_ray.control.controller import ClusterStatus
+from mars_ray.control.ray_controller import RayController, online_statuses, remove_controllers
+from mars_ray.control.settings import ControlPlan
+from mars_ray.control.yielding import Yielding
+from mars_ray.errors import MarsRayError
+
+EVERY_S = 2.0
+
+
+class Overseer:
+    """Works in a thread of its own, within the block; `tokens_left` says what is left of the job."""
+
+    def __init__(self, app: str, plan: ControlPlan, tokens_left: Callable[[], float], deadline_s: float | None) -> None:
+        self._app, self._plan, self._tokens_left = app, plan, tokens_left
+        self._ends_s = None if deadline_s is None else time.monotonic() + deadline_s
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._oversee()), name="overseer", daemon=True)
+        self.note = ""
+        """What a person should know of the job now."""
+        self.late_s = 0.0
+        """So long after its deadline the job ends even at the lowest threshold allowed."""
+
+    def __enter__(self) -> "Overseer":
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._ended.set()
+        self._thread.join()
+        remove_controllers(self._app)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the deadline, below 0 once it passed."""
+        return None if self._ends_s is None else self._ends_s - time.monotonic()
+
+    async def _oversee(self) -> None:
+        controller, yielding = RayController(self._app, self._plan), Yielding(self._plan.settings.recover_s)
+        while not self._ended.is_set():
+            with suppress(MarsRayError):  # without a controller, workers decide alone for a while
+                paused = yielding.follow(await online_statuses(), time.monotonic())
+                backlog = Backlog(tokens=self._tokens_left(), seconds=self.left_s)
+                self._hear(await controller.tell(backlog, paused=paused), paused)
+            await asyncio.to_thread(self._ended.wait, EVERY_S)
+
+    def _hear(self, status: ClusterStatus, paused: bool) -> None:
+        [found] = status.classes
+        self.late_s = found.late_s
+        if paused:
+            self.note = "paused: the cluster's callers need what there is"
+        elif found.late_s:
+            self.note = (
+                f"late: even at threshold {found.floor:g}, the lowest that quality allows, the job ends about "
+                f"{timedelta(seconds=round(found.late_s))} after its deadline"
+            )
+        else:
+            self.note = ""
