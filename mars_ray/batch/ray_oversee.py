@@ -16,6 +16,8 @@ from mars_ray.control.yielding import Yielding
 from mars_ray.errors import MarsRayError
 
 EVERY_S = 2.0
+NEWS = 1.5
+"""Times as late as was said, or as little, is worth a new line."""
 
 
 class Overseer:
@@ -28,8 +30,7 @@ class Overseer:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._oversee()), name="overseer", daemon=True)
         self.note = ""
         """What a person should know of the job now."""
-        self.late_s = 0.0
-        """So long after its deadline the job ends even at the lowest threshold allowed."""
+        self._said_late_s = 0.0
 
     def __enter__(self) -> "Overseer":
         self._thread.start()
@@ -56,13 +57,15 @@ class Overseer:
 
     def _hear(self, status: ClusterStatus, paused: bool) -> None:
         [found] = status.classes
-        self.late_s = found.late_s
         if paused:
             self.note = "paused: the cluster's callers need what there is"
         elif found.late_s:
+            if self._said_late_s <= found.late_s * NEWS and found.late_s <= self._said_late_s * NEWS:
+                return  # a person has read that
+            self._said_late_s = found.late_s
             self.note = (
                 f"late: even at threshold {found.floor:g}, the lowest that quality allows, the job ends about "
                 f"{timedelta(seconds=round(found.late_s))} after its deadline"
             )
         else:
-            self.note = ""
+            self.note, self._said_late_s = "", 0.0

@@ -39,7 +39,7 @@ class Grammars:
         return Matcher(ready.deep_copy(), stop_ids, no_text, self._vocabulary)
 
     def _make_ready(self, spec: GrammarSpec) -> LLMatcher:
-        library = LLMatcher(self._tokenizer(), library_grammar(spec), limits=LIMITS)
+        library = LLMatcher(self._tokenizer(), library_grammar(spec), log_level=0, limits=LIMITS)
         first_V = _tokens_of(library, self._vocabulary)  # whether there are any comes out here
         if library.is_error():
             raise unusable(spec, library.get_error())

@@ -28,11 +28,11 @@ REASON_CHARACTERS = 300
 
 
 def library_grammar(spec: GrammarSpec) -> str:
-    """Return `spec` in the library's form. Raises `RequestError` for what is no schema at all."""
-    if spec.kind == "regex":
-        return LLMatcher.grammar_from_regex(spec.text)
+    """Return `spec` in the library's form. Raises `RequestError` for what is no text or no schema at all."""
     schema = spec.text if spec.kind == "json_schema" else json.dumps({"type": "object"})
     try:
+        if spec.kind == "regex":
+            return LLMatcher.grammar_from_regex(spec.text)
         return LLMatcher.grammar_from_json_schema(schema, overrides=LAYOUT)
     except ValueError as error:
         raise unusable(spec, str(error)) from error

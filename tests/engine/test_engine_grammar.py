@@ -282,6 +282,7 @@ def test_the_audit_does_not_take_a_grammar_for_the_model(
         (schema({"type": "integer", "minimum": 5, "maximum": 4}), "minimum"),
         (regex("(a"), "regex cannot be used.*unclosed group"),
         (regex("a(?=b)"), "look-around"),
+        (regex("\ud800"), "surrogates not allowed"),
         (GrammarSpec(kind="json_schema", text="[" * 10_000), "recursion limit"),
         (
             schema(

@@ -1,0 +1,111 @@
+"""Memory of a generate job as its input grows: the driver's, the reader's and the workers'.
+
+    python benchmarks/batch_memory.py --json benchmarks/results/DATE-batch-memory.json
+
+Workers echo their rows instead of decoding them; reading, identities, Ray Data, ledger and shards are those of every
+job. Memory is what a process has that it shares with nobody (USS), at its highest.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.dataset
+from rich.console import Console
+
+from mars_ray.batch import ray_generate
+from mars_ray.batch.outcome import Outcome, as_json, to_table
+from mars_ray.batch.plain_form import PlainSettings
+from mars_ray.batch.ray_decoder import Decoder
+from mars_ray.batch.ray_generate import GenerateOptions, generate
+from mars_ray.bench.machine import machine
+from mars_ray.engine.request import DecodeParams, SamplingParams
+
+PARTS = {"reader": "ray::Read", "worker": "ray::MapWorker"}
+POLL_S = 0.5
+
+
+class Echo(Decoder):
+    """Answers every row with its own text."""
+
+    async def __call__(self, batch: pa.Table) -> pa.Table:
+        """Rows in, outcomes out."""
+        return to_table(
+            [
+                Outcome(
+                    key=row["key"],
+                    records=(as_json({"id": row["id"], "sample": 0, "text": row["raw"].decode(), "tokens": 8}),),
+                    tokens=(8,),
+                    forwards=(2,),
+                    threshold=0.95,
+                    worker="echo",
+                )
+                for row in batch.to_pylist()
+            ]
+        )
+
+
+def main() -> None:
+    """Run both sizes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.run:
+        ray_generate.Decoder = Echo  # type: ignore[misc]
+        form = PlainSettings(sampling=SamplingParams(), decode=DecodeParams())
+        generate(GenerateOptions(input=(str(given.run / "rows.jsonl"),), output=given.run / "out", form=form))
+        return
+    report = {
+        "command": f"python benchmarks/batch_memory.py --rows {' '.join(map(str, given.rows))}",
+        "machine": machine(),
+        "rows": {str(rows): measure(rows) for rows in given.rows},
+    }
+    Console().print_json(data=report)
+    if given.json:
+        given.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def measure(rows: int) -> dict[str, Any]:
+    """Return the highest memory of each process, in MiB."""
+    with TemporaryDirectory() as name:
+        place = Path(name)
+        with (place / "rows.jsonl").open("w") as file:
+            for number in range(rows):
+                file.write(json.dumps({"prompt": f"What is {number} and one?", "tag": number % 7}) + "\n")
+        started_s = time.monotonic()
+        driver = subprocess.Popen([sys.executable, __file__, "--run", name])
+        most = dict.fromkeys(["driver", *PARTS], 0.0)
+        while driver.poll() is None:
+            time.sleep(POLL_S)
+            most["driver"] = max(most["driver"], _mib(driver.pid))
+            for part, title in PARTS.items():
+                most[part] = max([most[part], *(_mib(each.pid) for each in _family(driver.pid, title))])
+        kept = pyarrow.dataset.dataset(place / "out" / "rows").count_rows()
+        return {"mib": most, "seconds": time.monotonic() - started_s, "kept": kept, "exit_code": driver.returncode}
+
+
+def _family(pid: int, title: str) -> list[psutil.Process]:
+    try:
+        return [each for each in psutil.Process(pid).children(recursive=True) if title in " ".join(each.cmdline())]
+    except psutil.Error:
+        return []
+
+
+def _mib(pid: int) -> float:
+    try:
+        return float(psutil.Process(pid).memory_full_info().uss) / 2**20
+    except psutil.Error:
+        return 0.0
+
+
+if __name__ == "__main__":
+    main()
