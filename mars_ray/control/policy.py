@@ -43,8 +43,8 @@ GUESS = 0.01
 SURE, LATE = 0.03, 0.05
 """`deadline`: an end too late is made known once speed was measured for this share of the time left, and when it is too
 late by this share of all the time."""
-TINY_S = 1e-6
-"""`deadline`: less than was ever measured, and more than nothing."""
+LEAST = 0.001
+"""`deadline`: this part of the predicted speed is always believed in: workers that stand still will go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ ALIKE = (fixed, deadline)
 
 def _learned(now: Load, pace: Pace, speed: Speed, memory: Memory, left_s: float, dt_s: float) -> Memory:
     """Return for how long speed was measured, how long the same was predicted to take, and the time there ever was."""
-    guess_s = max(GUESS * left_s, TINY_S)
+    guess_s = GUESS * max(left_s, 1.0)
     measured_s, gained_s = memory.get("measured_s", guess_s), memory.get("gained_s", guess_s)
     running = round(sum(each.running for each in now.classes) / now.replicas)
     if pace.tokens_s is not None and running:
@@ -183,8 +183,8 @@ def _learned(now: Load, pace: Pace, speed: Speed, memory: Memory, left_s: float,
         measured_s, gained_s = keep * measured_s + dt_s, keep * gained_s + dt_s * pace.tokens_s / predicted
     return {
         **memory,
-        "measured_s": max(measured_s, TINY_S),
-        "gained_s": max(gained_s, TINY_S),
+        "measured_s": measured_s,
+        "gained_s": max(gained_s, LEAST * measured_s),
         "all_s": max(left_s, memory.get("all_s", 0.0)),
     }
 

@@ -53,6 +53,12 @@ def alone(engine: Engine, prompt: tuple[int, ...], decode: DecodeParams, **sampl
     return run(engine, [request("it", prompt, decode, **sampling)])["it"]
 
 
+def schema_of(answer: dict[str, object]) -> dict[str, object]:
+    kinds = {str: "string", int: "integer"}
+    properties = {name: {"type": kinds[type(value)]} for name, value in answer.items()}
+    return {"type": "object", "properties": properties, "required": [*answer], "additionalProperties": False}
+
+
 def assert_in_grammar(text: str, grammar: GrammarSpec) -> None:
     match grammar.kind:
         case "regex":
@@ -179,7 +185,28 @@ def test_what_is_forced_takes_no_forward(make_engine: MakeEngine, prompts: list[
     output = alone(make_engine(), prompts[0], DecodeParams(threshold=1.0), max_tokens=400, grammar=grammar)
     assert json.loads(output.text)[1] == long
     assert output.finished.reason == "stop"
-    assert output.finished.forwards <= 4 < 40 < len(output.tokens)
+    assert output.finished.forwards == 1 < 40 < len(output.tokens)
+
+
+def test_a_schema_costs_no_tokens_per_forward(make_engine: MakeEngine, prompts: list[tuple[int, ...]]) -> None:
+    decode, per_forward = DecodeParams(threshold=0.95, block=8), []
+    free = run(make_engine(), [request(n, p, decode, max_tokens=64) for n, p in enumerate(prompts)])
+    answers = {name: json.loads(each.text) for name, each in free.items() if each.text.startswith("{")}
+    assert len(answers) > 30
+    for bound in (False, True):
+        asked = [
+            request(
+                name, prompts[int(name)], decode, max_tokens=64, grammar=schema(schema_of(answer)) if bound else None
+            )
+            for name, answer in answers.items()
+        ]
+        outputs = run(make_engine(), asked)
+        assert {name: json.loads(each.text) for name, each in outputs.items()} == answers
+        per_forward.append(
+            sum(len(each.tokens) for each in outputs.values())
+            / sum(each.finished.forwards for each in outputs.values())
+        )
+    assert per_forward[1] >= per_forward[0]
 
 
 def test_a_text_that_is_forced_as_a_whole_takes_one_forward(
@@ -204,19 +231,24 @@ def test_forced_tokens_have_the_log_probabilities_of_the_model_where_they_are_as
 
 
 def test_a_draw_is_one_from_the_allowed_tokens(
-    make_engine: MakeEngine, prompts: list[tuple[int, ...]], oracle: Checkpoint
+    make_engine: MakeEngine, prompts: list[tuple[int, ...]], oracle: Checkpoint, grammars: Grammars
 ) -> None:
-    letters = "abcdefgh"
-    ids = [oracle.tokenizer.convert_tokens_to_ids(letter) for letter in letters]
     with torch.inference_mode():
-        logits_V = oracle.network(torch.tensor([prompts[430]])).logits[0, -1]
-    expected = (logits_V[ids].double() / 4).softmax(dim=-1) * 800
-    asked = [
-        request(n, prompts[430], AR, max_tokens=1, temperature=4.0, seed=n, grammar=regex(f"[{letters}]"))
-        for n in range(800)
-    ]
-    seen = Counter(output.text for output in run(make_engine(), asked).values())
-    assert chisquare([seen[letter] for letter in letters], expected.tolist()).pvalue > 1e-4
+        logits_V = oracle.network(torch.tensor([prompts[430]])).logits[0, -1].double() / 4
+    likely = oracle.tokenizer.decode(logits_V.topk(4).indices)
+    grammar = regex(f"[^{re.escape(likely)}].*")
+    allowed_V = torch.from_numpy(grammars.matcher(grammar, oracle.stop_ids).allowed())
+    share_V = logits_V.softmax(dim=-1).masked_fill(~allowed_V, 0)
+    assert 0.2 < share_V.sum() < 0.8, "some draws are the first, some the second"
+    asked = [request(n, prompts[430], AR, max_tokens=1, temperature=4.0, seed=n, grammar=grammar) for n in range(1000)]
+    seen = Counter(output.tokens[0] for output in run(make_engine(), asked).values())
+    expected_V = 1000 * share_V / share_V.sum()
+    often = [token for token, expected in enumerate(expected_V.tolist()) if expected >= 15]
+    assert len(often) > 4
+    drawn = [seen[token] for token in often]
+    expected = expected_V[often].tolist()
+    p = chisquare([*drawn, 1000 - sum(drawn)], [*expected, 1000 - sum(expected)]).pvalue
+    assert p > 1e-4
 
 
 def test_neighbours_without_a_grammar_say_what_they_say_alone(

@@ -1,0 +1,222 @@
+"""A MARS model taught by itself: does training on its own answers make it look further ahead?
+
+    python pipelines/self_distill.py --output runs/self-distill --seeds 0 1 2 --json self-distill.json
+
+Text that a model would have written itself is easier for it to foresee than text that others wrote. For each seed:
+
+1. take prompts of the task families (put your own into `write_prompts`);
+2. answer them one token at a time, in autoregressive mode, with `generate` (Ray Data);
+3. fine-tune the model with MARS on these answers, "self", and as a control on the same prompts with the reference
+   answers, "gold", both from the same start with the same settings (Ray Train);
+4. decode held-out prompts at threshold 0.95 with the model as it was, "before", and with both.
+
+What a step has made is kept: stopped by Ctrl-C or a crash, the same command goes on. A seed that is done is not
+done again, so more seeds may be added later.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from pyarrow.dataset import dataset
+from rich.console import Console
+from rich.table import Table
+from transformers.utils import logging
+
+from mars_ray.batch.plain_form import PlainSettings
+from mars_ray.batch.ray_generate import GenerateOptions, generate
+from mars_ray.bench.machine import machine
+from mars_ray.data.tasks import mixture
+from mars_ray.data.tasks.split import Split
+from mars_ray.engine.mode import Mode
+from mars_ray.engine.request import DecodeParams, SamplingParams
+from mars_ray.errors import ConfigError, MarsRayError
+from mars_ray.evaluate.curve import curve_of
+from mars_ray.evaluate.questions import family_questions
+from mars_ray.model.checkpoint import load_checkpoint
+from mars_ray.model.resolve import resolve_model
+from mars_ray.train.config import TrainConfig, parse_config
+from mars_ray.train.ray_trainer import train
+from mars_ray.train.run_folder import RunFolder
+
+THRESHOLD = 0.95
+MAX_TOKENS = 256
+TEACHERS = ("self", "gold")
+MODELS = ("before", *TEACHERS)
+MEASURED_WHILE_TRAINING = 64
+"""Held-out examples."""
+FIGURES = {"tokens_per_forward": "{:.3f}", "agreement": "{:.2%}", "accuracy": "{:.2%}"}
+
+Json = dict[str, Any]
+
+
+def main() -> None:
+    """Run every seed, then compare the models over all of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("runs/self-distill"), help="folder of the run")
+    parser.add_argument("--json", type=Path, help="file for the comparison")
+    parser.add_argument("--model", default="bundled", help="'bundled' or the folder of a MARS model")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--prompts", type=int, default=4096, help="to learn from, per seed")
+    parser.add_argument("--epochs", type=float, default=2.0)
+    parser.add_argument("--learning-rate", type=float, default=2e-4)
+    parser.add_argument("--per-family", type=int, default=50, help="held-out prompts of each family, per seed")
+    given = parser.parse_args()
+    logging.disable_progress_bar()
+    settings = {name: value for name, value in vars(given).items() if name not in ("output", "json", "seeds")}
+    agree(given.output / "settings.json", settings)
+    runs = [run_seed(given.output / f"seed-{seed}", seed, given) for seed in given.seeds]
+    comparison = {
+        "threshold": THRESHOLD,
+        "settings": settings,
+        "machine": machine(),
+        "models": {name: over_seeds([run["models"][name] for run in runs]) for name in MODELS},
+        "gain_over_before": {name: over_seeds([gain(run, name) for run in runs]) for name in TEACHERS},
+        "runs": runs,
+    }
+    show(comparison)
+    if given.json:
+        write(given.json, [json.dumps(comparison, indent=1)])
+
+
+def agree(path: Path, settings: Json) -> None:
+    """Refuse to go on with other settings than the folder was begun with."""
+    if not path.exists():
+        write(path, [json.dumps(settings)])
+    for name, before in json.loads(path.read_text()).items():
+        if settings[name] != before:
+            raise ConfigError(f"{path.parent}: {name} was {before}, now it is {settings[name]}. Give another --output.")
+
+
+def run_seed(folder: Path, seed: int, given: argparse.Namespace) -> Json:
+    """Return what came of one seed, from where an earlier run of it stopped."""
+    result = folder / "result.json"
+    if not result.exists():
+        write_prompts(folder / "prompts.jsonl", "train", seed, given.prompts)
+        write_prompts(folder / "heldout.jsonl", "heldout", seed, MEASURED_WHILE_TRAINING)
+        answer(folder, given.model)
+        folders = {"before": resolve_model(given.model)}
+        steps = {}
+        for teacher in TEACHERS:
+            config = training(folder, teacher, seed, given)
+            steps[teacher] = train(config).step
+            folders[teacher] = RunFolder(config.output).model
+        models = {name: measured(folders[name], seed, given.per_family) for name in MODELS}
+        learnt_from = sum(1 for _ in (folder / "self.jsonl").open())
+        write(result, [json.dumps({"seed": seed, "learnt_from": learnt_from, "steps": steps, "models": models})])
+    found: Json = json.loads(result.read_text())
+    return found
+
+
+def write_prompts(path: Path, split: Split, seed: int, count: int) -> None:
+    """Write examples of the task families, with ids."""
+    examples = islice(mixture(split, seed), count)
+    write(path, (json.dumps({"id": str(number)} | asdict(each)) for number, each in enumerate(examples)))
+
+
+def answer(folder: Path, model: str) -> None:
+    """Answer the prompts with the model itself, and write what each teacher says to those it answered to the end."""
+    prompts = folder / "prompts.jsonl"
+    form = PlainSettings(sampling=SamplingParams(max_tokens=MAX_TOKENS), decode=DecodeParams(mode=Mode.AR))
+    generate(GenerateOptions(input=(str(prompts),), output=folder / "answers", model=model, form=form))
+    own = {row["id"]: row["text"] for row in rows_in(folder / "answers") if row["finish_reason"] == "stop"}
+    asked = [row for row in map(json.loads, prompts.open()) if row["id"] in own]
+    write(folder / "self.jsonl", (record(row["prompt"], own[row["id"]]) for row in asked))
+    write(folder / "gold.jsonl", (record(row["prompt"], row["response"]) for row in asked))
+
+
+def rows_in(job: Path) -> Iterator[Json]:
+    """Yield the rows of a job, a batch in memory at a time."""
+    for batch in dataset(job / "rows").to_batches():
+        yield from batch.to_pylist()
+
+
+def record(prompt: str, response: str) -> str:
+    """Return a conversation, as training reads it."""
+    return json.dumps({"messages": [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]})
+
+
+def training(folder: Path, teacher: str, seed: int, given: argparse.Namespace) -> TrainConfig:
+    """Return the settings of a MARS fine-tuning; see pipelines/finetune.yaml for those of a large model."""
+    return parse_config(
+        {
+            "model": given.model,
+            "output": folder / f"trained-{teacher}",
+            "data": {"train": folder / f"{teacher}.jsonl", "heldout": folder / "heldout.jsonl", "length": 256},
+            "objective": {"kind": "mars", "block": 8},
+            "optimizer": {"learning_rate": given.learning_rate, "epochs": given.epochs, "batch_rows": 8},
+            "compute": {"precision": "bfloat16"},
+            "checkpoint_every": 50,
+            "seed": seed,
+        },
+        "the command line",
+    )
+
+
+def measured(model: Path, seed: int, per_family: int) -> Json:
+    """Return what held-out prompts give; those of a seed are the same for all models."""
+    questions = family_questions(per_family, range(seed, seed + 1))
+    sampling = SamplingParams(max_tokens=MAX_TOKENS)
+    [point] = curve_of(load_checkpoint(model), questions, (THRESHOLD,), sampling, "task families, held out")
+    return point.model_dump(include={*FIGURES, "examples", "tokens", "by_family"})
+
+
+def gain(run: Json, name: str) -> Json:
+    """Return by how much the figures of a model are above those before, on the same prompts."""
+    return {figure: run["models"][name][figure] - run["models"]["before"][figure] for figure in FIGURES}
+
+
+def over_seeds(found: list[Json]) -> Json:
+    """Return mean and standard deviation of each figure."""
+    values = {figure: [each[figure] for each in found] for figure in FIGURES}
+    return {
+        figure: {"mean": fmean(each), "std": stdev(each) if len(each) > 1 else None} for figure, each in values.items()
+    }
+
+
+def show(comparison: Json) -> None:
+    """Print the models and what each teacher brought."""
+    runs = comparison["runs"]
+    examples = sum(run["models"]["before"]["examples"] for run in runs)
+    table = Table(
+        title=f"Self-distillation, threshold {THRESHOLD}",
+        caption=f"{len(runs)} seeds, {examples:,} held-out prompts; ± standard deviation over seeds",
+    )
+    for name in ("model", *FIGURES):
+        table.add_column(name.replace("_", " "))
+    rows = comparison["models"] | {f"{name} - before": each for name, each in comparison["gain_over_before"].items()}
+    for name, figures in rows.items():
+        table.add_row(name, *(shown(figures[figure], form) for figure, form in FIGURES.items()))
+    Console().print(table)
+
+
+def shown(figure: Json, form: str) -> str:
+    """Return a mean with its spread, if it has one."""
+    spread = "" if figure["std"] is None else f" ± {form.format(figure['std'])}"
+    return form.format(figure["mean"]) + spread
+
+
+def write(path: Path, lines: Iterable[str]) -> None:
+    """Write a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.writelines(line + "\n" for line in lines)
+    partial.replace(path)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except MarsRayError as error:
+        print(f"self_distill: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("self_distill: Stopped. The same command goes on.", file=sys.stderr)
+        sys.exit(130)
