@@ -1,11 +1,10 @@
 """One sequence as the engine ended it.
 
-In:    the chunks of a sequence.
+In:    the chunk that holds it.
 Out:   a frozen record.
 Never: knows what row it is for.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mars_ray.engine.chunk import Chunk, Finished, TokenLogprobs
@@ -25,14 +24,13 @@ class Answer:
     finished: Finished
 
 
-def answer_of(chunks: Sequence[Chunk]) -> Answer:
-    """Join the chunks of one sequence, the last of which says how it ended."""
-    finished = chunks[-1].finished
-    assert finished is not None
+def answer_of(whole: Chunk) -> Answer:
+    """Return what a chunk says that holds a whole sequence."""
+    assert whole.finished is not None
     return Answer(
-        text="".join(chunk.text for chunk in chunks),
-        tokens=tuple(token for chunk in chunks for token in chunk.tokens),
-        logprobs=tuple(each for chunk in chunks for each in chunk.logprobs),
-        threshold=min(chunk.threshold for chunk in chunks),
-        finished=finished,
+        text=whole.text,
+        tokens=whole.tokens,
+        logprobs=whole.logprobs,
+        threshold=whole.threshold,
+        finished=whole.finished,
     )

@@ -7,7 +7,7 @@ Never: decodes, writes files.
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -64,7 +64,7 @@ def as_json(record: Record) -> str:
 
 def to_table(outcomes: Sequence[Outcome]) -> pa.Table:
     """Lay out outcomes, one row each."""
-    return pa.Table.from_pylist([asdict(outcome) for outcome in outcomes], schema=SCHEMA)
+    return pa.table({name: [getattr(each, name) for each in outcomes] for name in SCHEMA.names}, schema=SCHEMA)
 
 
 def from_table(table: pa.Table) -> list[Outcome]:

@@ -37,6 +37,7 @@ from mars_ray.control.ray_controller import BATCH
 from mars_ray.control.settings import ControlPlan
 from mars_ray.data.record_file import check_source, read_records
 from mars_ray.data.sources import find_sources
+from mars_ray.engine.grammar_library import check_grammar
 from mars_ray.engine.messages import EngineSpec
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams
@@ -47,11 +48,14 @@ from mars_ray.model.resolve import resolve_model
 from mars_ray.progress import ProgressLine
 from mars_ray.ray_cluster import cluster_cpus, connect
 
-ROWS_PER_BLOCK = 32
+BLOCK_ROWS = 64
+"""At most; a small job has blocks for all workers."""
 CALLS = 8
 """Blocks an actor works on at a time. A block leaves when its last row is done, so there are several times as many
 rows as an engine decodes together: it never runs empty, however long single rows take."""
 
+SPREAD = 4
+"""Blocks for each worker at least."""
 QUEUE = 1 << 16
 """Sequences that may wait in an engine: more than a worker ever adds."""
 
@@ -102,6 +106,8 @@ def generate(options: GenerateOptions) -> JobReport:
     unusable, `InterruptedRunError` on Ctrl-C, and `RunError` when the work cannot go on; rows answered so far are kept.
     """
     _check_numbers(options)
+    if options.form.sampling.grammar is not None:
+        check_grammar(options.form.sampling.grammar)
     model = resolve_model(options.model).absolute()  # workers have another working folder
     read_card(model)
     paths = tuple(path.absolute() for given in options.input for path in find_sources(given))
@@ -130,10 +136,11 @@ def generate(options: GenerateOptions) -> JobReport:
         _check_cluster(options)
         job = Job(output, total=survey.rows, workers=options.workers, settings=settings, clock=time.monotonic)
         overseer = Overseer(app, plan, partial(_tokens_left, job), options.deadline_s)
+        block_rows = min(BLOCK_ROWS, math.ceil(survey.rows / (SPREAD * options.workers)))
         status: Status = "stopped"
         try:
             with overseer, JobProgress() as progress, suppress(KeyboardInterrupt):
-                for table in _tables(_outcomes(options, model, form, rows, plan, app)):
+                for table in _tables(_outcomes(options, model, form, rows, plan, app, block_rows)):
                     job.take(table)
                     progress.update(job.figures(overseer.note))
                 status = "complete with errors" if job.errors else "complete"
@@ -245,10 +252,11 @@ def _outcomes(
     rows: Rows,
     plan: ControlPlan,
     app: str,
+    block_rows: int,
 ) -> ray.data.Dataset:
     # Together the actors leave one CPU to the task that reads, or it would wait for ever.
     share = min(1.0, math.floor(100 * (cluster_cpus() - 1) / options.workers) / 100)
-    outcomes = read_rows(rows, ROWS_PER_BLOCK).map_batches(
+    outcomes = read_rows(rows, block_rows).map_batches(
         Decoder,
         fn_constructor_kwargs={
             "form": form,

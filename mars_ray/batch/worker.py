@@ -98,8 +98,8 @@ class Worker:
     def _origin(self) -> dict[str, Any]:
         return {"worker": self._name, "age_s": time.monotonic() - self._ready_s}
 
-    def _answered(self, key: bytes, row: Row, chunks: list[list[Chunk]]) -> Outcome:
-        answers = [answer_of(each) for each in chunks]
+    def _answered(self, key: bytes, row: Row, sequences: list[Chunk]) -> Outcome:
+        answers = [answer_of(each) for each in sequences]
         failed = next((each.finished.error for each in answers if each.finished.error), None)
         if failed is not None:
             raise failed
@@ -112,8 +112,8 @@ class Worker:
             **self._origin(),
         )
 
-    async def _decoded(self, row: Row) -> list[list[Chunk]]:
-        """Return the chunks of each sequence."""
+    async def _decoded(self, row: Row) -> list[Chunk]:
+        """Return the sequences of a row."""
         for deaths in range(DEATHS):
             async with self._isolation.turn(alone=deaths > 0):
                 await self._feeding.wait()
@@ -122,16 +122,17 @@ class Worker:
                 except MarsRayError as error:
                     raise RunError(f"no engine starts: {error}") from error
                 try:
-                    found: list[list[Chunk]] = [[] for _ in range(row.request.sampling.n)]
                     # A batch that Ray hands out twice may be here twice.
                     request = replace(row.request, id=str(next(self._numbers)))
-                    async with aclosing(engine.generate(request)) as chunks:
-                        async for chunk in chunks:
-                            found[chunk.index].append(chunk)
-                    return found
+                    async with aclosing(engine.generate(request, whole=True)) as sequences:
+                        return sorted([each async for each in sequences], key=_index)
                 except ReplicaLostError:
                     log.warning("the engine died while row %s was in it", row.id)
         raise ReplicaLostError(f"the engine died {DEATHS} times while this row was in it, the last ones with it alone")
+
+
+def _index(sequence: Chunk) -> int:
+    return sequence.index
 
 
 def _kind(error: MarsRayError) -> str:

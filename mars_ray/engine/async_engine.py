@@ -39,6 +39,9 @@ log = logging.getLogger(__name__)
 BUFFERED_TOKENS = 2048
 """A stream whose reader is further behind than this is cancelled: its row serves someone who reads."""
 
+WHOLE = sys.maxsize
+"""Who waits for whole answers takes them in one piece, however long."""
+
 LOST = "the engine stopped before the request ended."
 
 
@@ -81,8 +84,10 @@ class AsyncEngine:
         """Begin to read, where the engine at the other end runs already."""
         self._reading = asyncio.create_task(self._read(await self._connect()))
 
-    async def generate(self, request: Request) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, request: Request, *, whole: bool = False) -> AsyncGenerator[Chunk, None]:
         """Yield the chunks of all n sequences as they come; the last of each says how it ended.
+
+        With `whole`, each sequence is one chunk, which comes when it ended.
 
         Raises `RequestError` or `QueueFullError` before any work, `ReplicaLostError` when the engine died, and
         `SlowReaderError` when the stream was cancelled because its chunks were not taken. Leave it early only with
@@ -90,9 +95,9 @@ class AsyncEngine:
         """
         if request.id in self._streams:
             raise RequestError(f"a request with the id {request.id!r} is already here; ids must differ.")
-        stream = self._streams[request.id] = _Stream(request, self._buffered_tokens)
+        stream = self._streams[request.id] = _Stream(request, WHOLE if whole else self._buffered_tokens)
         try:
-            self._order(Add(request))
+            self._order(Add(request, whole))
             async for chunk in stream:
                 yield chunk
         finally:

@@ -25,6 +25,7 @@ from mars_ray.engine.messages import (
     Refused,
     SetThresholds,
 )
+from mars_ray.engine.whole import Gatherer
 from mars_ray.errors import MarsRayError, StepError
 
 log = logging.getLogger(__name__)
@@ -39,25 +40,28 @@ def serve_engine(engine: Engine, orders: OrderSocket) -> None:
     """Work until the other end is gone."""
     alive: dict[str, int] = {}
     """Sequences of each request that have not ended."""
+    gatherer = Gatherer()
     try:
         while True:
             while orders.waiting() or not engine.busy:
                 order = orders.receive()
                 if order is None:
                     return
-                _obey(order, engine, orders, alive)
-            _step(engine, orders, alive)
+                _obey(order, engine, orders, alive, gatherer)
+            _step(engine, orders, alive, gatherer)
     except ConnectionError:
         return
     finally:
         engine.close()
 
 
-def _obey(order: Order, engine: Engine, orders: OrderSocket, alive: dict[str, int]) -> None:
+def _obey(order: Order, engine: Engine, orders: OrderSocket, alive: dict[str, int], gatherer: Gatherer) -> None:
     match order:
-        case Add(request):
+        case Add(request, whole):
             try:
                 engine.add(request)
+                if whole:
+                    gatherer.want(request.id)
                 alive[request.id] = request.sampling.n
             except MarsRayError as error:
                 orders.send(Refused(request.id, error))
@@ -72,23 +76,25 @@ def _obey(order: Order, engine: Engine, orders: OrderSocket, alive: dict[str, in
                 log.error("thresholds stay as they were: %s", error)
 
 
-def _step(engine: Engine, orders: OrderSocket, alive: dict[str, int]) -> None:
+def _step(engine: Engine, orders: OrderSocket, alive: dict[str, int], gatherer: Gatherer) -> None:
     try:
         chunks = engine.step()
     except Exception as error:  # a bug of ours; those who wait must hear of it all the same
         log.exception("a step failed as a whole")
         for request_id in alive:
             engine.cancel(request_id)
+            gatherer.forget(request_id)
             orders.send(Refused(request_id, StepError(f"decoding failed: {error!r}.")))
         alive.clear()
         return
-    if chunks:
-        orders.send(chunks)
+    if leaving := gatherer.gather(chunks):
+        orders.send(leaving)
     for chunk in chunks:
         if chunk.finished and chunk.request_id in alive:
             alive[chunk.request_id] -= 1
             if not alive[chunk.request_id]:
                 del alive[chunk.request_id]
+                gatherer.forget(chunk.request_id)
 
 
 def main(descriptor: int) -> None:

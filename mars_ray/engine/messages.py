@@ -53,6 +53,8 @@ class Add:
     """Queue a request."""
 
     request: Request
+    whole: bool
+    """Each sequence leaves as one chunk, once it ended: the fewer chunks, the less both ends have to do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,14 +43,15 @@ class Mortal(AsyncEngine):
     deaths = 0
     """Since the test began."""
 
-    async def generate(self, request: Request) -> AsyncGenerator[Chunk, None]:
-        async with aclosing(super().generate(request)) as chunks:
+    async def generate(self, request: Request, *, whole: bool = False) -> AsyncGenerator[Chunk, None]:
+        async with aclosing(super().generate(request, whole=whole)) as chunks:
+            first = asyncio.ensure_future(anext(chunks))
             if POISON in request.prompt:
-                await anext(chunks)
+                await self.state()  # the request is in the engine now
                 assert self._process is not None
                 self._process.kill()
-                await self.gone.wait()
                 Mortal.deaths += 1
+            yield await first
             async for chunk in chunks:
                 yield chunk
 

@@ -54,7 +54,7 @@ def alone(engine: Engine, prompt: tuple[int, ...], decode: DecodeParams, **sampl
 
 
 def schema_of(answer: dict[str, object]) -> dict[str, object]:
-    kinds = {str: "string", int: "integer", list: "array"}
+    kinds = {str: "string", int: "integer", list: "array", dict: "object"}
     properties = {name: {"type": kinds[type(value)]} for name, value in answer.items()}
     return {"type": "object", "properties": properties, "required": [*answer], "additionalProperties": False}
 

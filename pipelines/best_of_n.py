@@ -1,0 +1,145 @@
+"""A filtered data set: several answers to each prompt, of which a verifier keeps a right one.
+
+    python pipelines/best_of_n.py --output runs/best-of-n --prompts 2000 --n 4
+
+1. take prompts of the task families (put your own into `write_prompts`);
+2. sample n answers to each with `generate` (Ray Data);
+3. keep of each prompt the shortest answer that is right (put your own verifier into `is_right`);
+4. report for each family how many answers were right, and of how many prompts one was kept.
+
+`kept.jsonl` is what `mars-ray train` reads; `kept.json` has the shares. Stopped by Ctrl-C or a crash, the same command
+goes on; other settings need another output folder.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import groupby, islice
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from pyarrow.dataset import dataset
+from rich.console import Console
+from rich.table import Table
+
+from mars_ray.batch.plain_form import PlainSettings
+from mars_ray.batch.ray_generate import GenerateOptions, generate
+from mars_ray.data.tasks import mixture, verify
+from mars_ray.engine.request import DecodeParams, SamplingParams
+from mars_ray.errors import MarsRayError
+
+Row = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Share:
+    """What was kept of one family."""
+
+    prompts: int = 0
+    kept: int = 0
+    """Prompts with a right answer."""
+    answers: int = 0
+    right: int = 0
+
+
+def main() -> None:
+    """Sample, filter, report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("runs/best-of-n"), help="folder of the run")
+    parser.add_argument("--model", default="bundled", help="'bundled' or a model folder")
+    parser.add_argument("--prompts", type=int, default=2000)
+    parser.add_argument("--n", type=int, default=4, help="answers to each prompt")
+    parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--seed", type=int, default=0, help="of prompts and answers")
+    given = parser.parse_args()
+    prompts, answers = given.output / "prompts.jsonl", given.output / "answers"
+    sampling = SamplingParams(temperature=given.temperature, n=given.n, seed=given.seed, max_tokens=256)
+    write_prompts(prompts, given.seed, given.prompts)
+    generate(
+        GenerateOptions(
+            input=(str(prompts),),
+            output=answers,
+            model=given.model,
+            form=PlainSettings(sampling=sampling, decode=DecodeParams()),
+        )
+    )
+    shares: dict[str, Share] = {}
+    write(given.output / "kept.jsonl", map(record, kept(answers, shares)))
+    write(given.output / "kept.json", [json.dumps({name: asdict(share) for name, share in sorted(shares.items())})])
+    show(shares)
+
+
+def write_prompts(path: Path, seed: int, count: int) -> None:
+    """Write prompts, each with what its verifier needs; `generate` keeps these columns beside the answers."""
+    examples = islice(mixture("train", seed), count)
+    write(
+        path,
+        (
+            json.dumps({"id": str(number), "family": each.family, "prompt": each.prompt, "answer": each.answer})
+            for number, each in enumerate(examples)
+        ),
+    )
+
+
+def kept(job: Path, shares: dict[str, Share]) -> Iterator[Row]:
+    """Yield the shortest right answer to each prompt that has one, counting in `shares`."""
+    # The answers to a prompt stand together, in the order of the shards.
+    for _, rows in groupby(rows_in(job), key=itemgetter("id")):
+        answers = list(rows)
+        right = [row for row in answers if is_right(row)]
+        share = shares.setdefault(answers[0]["family"], Share())
+        share.prompts += 1
+        share.kept += bool(right)
+        share.answers += len(answers)
+        share.right += len(right)
+        if right:
+            yield min(right, key=itemgetter("tokens"))
+
+
+def is_right(row: Row) -> bool:
+    """Judge one answer."""
+    return row["finish_reason"] == "stop" and verify(row["family"], row["answer"], row["text"])
+
+
+def rows_in(job: Path) -> Iterator[Row]:
+    """Yield the rows of a job, a batch in memory at a time."""
+    for batch in dataset(job / "rows").to_batches():
+        yield from batch.to_pylist()
+
+
+def record(row: Row) -> str:
+    """Return a conversation, as training reads it."""
+    messages = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["text"]}]
+    return json.dumps({"messages": messages}, ensure_ascii=False)
+
+
+def show(shares: dict[str, Share]) -> None:
+    """Print the shares, and those of all families together."""
+    table = Table(title="Best of n")
+    for name in ("family", "prompts", "answers right", "prompts kept"):
+        table.add_column(name, justify="left" if name == "family" else "right")
+    total = Share(*(sum(column) for column in zip(*(asdict(each).values() for each in shares.values()), strict=True)))
+    for name, share in [*sorted(shares.items()), ("all", total)]:
+        right, kept_of = share.right / max(1, share.answers), share.kept / max(1, share.prompts)
+        table.add_row(name, f"{share.prompts:,}", f"{right:.1%}", f"{kept_of:.1%}")
+    Console().print(table)
+
+
+def write(path: Path, lines: Iterable[str]) -> None:
+    """Write a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.writelines(line + "\n" for line in lines)
+    partial.replace(path)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except MarsRayError as error:
+        print(f"best_of_n: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

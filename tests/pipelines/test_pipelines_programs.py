@@ -1,0 +1,114 @@
+"""The programs in pipelines/, run as a user runs them: on a real Ray, with the bundled model, small."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mars_ray.data.records import parse_record
+from mars_ray.data.tasks import FAMILIES, examples, verify
+
+PIPELINES = Path(__file__).parents[2] / "pipelines"
+
+
+def run(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(PIPELINES / f"{program}.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def done(program: str, *arguments: object) -> str:
+    ended = run(program, *arguments)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def conversations(path: Path) -> list[tuple[str, str]]:
+    """Return question and answer of each record, which must be what training reads."""
+    records = [parse_record(line) for line in path.read_bytes().splitlines()]
+    assert all([each["role"] for each in record.messages] == ["user", "assistant"] for record in records)
+    return [(record.messages[0]["content"], record.messages[1]["content"]) for record in records]
+
+
+@pytest.mark.ray
+def test_documents_become_instructions_of_the_schema(tmp_path: Path) -> None:
+    ask = "Extract name, age and city as JSON: "
+    people = [each for each in examples(FAMILIES["json_extract"], "heldout", 0) if each.prompt.startswith(ask)][:30]
+    documents = [{"body": each.prompt.removeprefix(ask)} for each in people] + [{"body": None}]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in documents))
+    # The order of the keys is not the one the model was trained on: only the schema can have brought it about.
+    kinds = {"city": {"type": "string"}, "name": {"type": "string"}, "age": {"type": "integer"}}
+    schema = {"type": "object", "properties": kinds, "required": list(kinds), "additionalProperties": False}
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    said = done(
+        "documents_to_instructions",
+        *("--output", tmp_path / "out", "--input", tmp_path / "in.jsonl"),
+        *("--schema", tmp_path / "schema.json", "--template", ask + "{{ body }}"),
+    )
+    assert "30 of 31 documents are instructions, 1 errors" in said
+    found = conversations(tmp_path / "out" / "instructions.jsonl")
+    assert sorted(question for question, _ in found) == sorted(each.prompt for each in people)
+    assert {tuple(json.loads(answer)) for _, answer in found} == {("city", "name", "age")}
+
+
+@pytest.mark.ray
+def test_answers_that_were_cut_off_are_no_instructions(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "Adam, 34, lives in Paris."}')
+    said = done(
+        "documents_to_instructions",
+        *("--output", tmp_path / "out", "--input", tmp_path / "in.jsonl", "--max-tokens", 5),
+    )
+    assert "0 of 1 documents are instructions, 1 dropped as not JSON, 0 errors" in said
+    assert (tmp_path / "out" / "instructions.jsonl").read_text() == ""
+
+
+@pytest.mark.ray
+def test_of_several_answers_a_right_one_is_kept(tmp_path: Path) -> None:
+    # So hot that many answers are wrong.
+    done("best_of_n", "--output", tmp_path, "--prompts", 48, "--n", 3, "--temperature", 1.8)
+    asked = [json.loads(line) for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
+    right = {row["prompt"]: (row["family"], row["answer"]) for row in asked}
+    found = conversations(tmp_path / "kept.jsonl")
+    assert 0 < len(found) < len(asked)
+    assert all(verify(*right[question], answer) for question, answer in found)
+    shares: dict[str, dict[str, int]] = json.loads((tmp_path / "kept.json").read_text())
+    assert sum(share["kept"] for share in shares.values()) == len(found)
+    assert sum(share["prompts"] for share in shares.values()) == len(asked)
+    assert all(share["answers"] == 3 * share["prompts"] for share in shares.values())
+    assert all(share["kept"] <= share["right"] <= 3 * share["kept"] for share in shares.values())
+
+
+@pytest.mark.ray
+def test_a_model_learns_from_itself_and_from_references_and_a_finished_seed_is_not_done_again(tmp_path: Path) -> None:
+    budget = ("--prompts", 64, "--epochs", 1, "--per-family", 1, "--seeds", 3)
+    command = ("--output", tmp_path / "run", "--json", tmp_path / "found.json", *budget)
+    assert "self - before" in done("self_distill", *command)
+    folder = tmp_path / "run" / "seed-3"
+    own, gold = (conversations(folder / f"{teacher}.jsonl") for teacher in ("self", "gold"))
+    assert [question for question, _ in own] == [question for question, _ in gold]
+    assert own != gold
+    [seed] = json.loads((tmp_path / "found.json").read_text())["runs"]
+    assert seed["learnt_from"] == len(own)
+    assert min(seed["steps"].values()) >= 1
+    figures: list[dict[str, Any]] = [seed["models"][name] for name in ("before", "self", "gold")]
+    assert all(each["examples"] == 12 and each["tokens_per_forward"] > 2 for each in figures)
+    weights = [folder / f"trained-{teacher}" / "model" / "model.safetensors" for teacher in ("self", "gold")]
+    assert weights[0].read_bytes() != weights[1].read_bytes()
+    written = [path.stat().st_mtime_ns for path in weights]
+    result = (folder / "result.json").read_bytes()
+    assert "self - before" in done("self_distill", *command)
+    assert (folder / "result.json").read_bytes() == result
+    assert [path.stat().st_mtime_ns for path in weights] == written
+    other = run("self_distill", *command, "--epochs", 2)
+    assert other.returncode == 2
+    assert "epochs was 1.0, now it is 2.0" in other.stderr
+
+
+@pytest.mark.parametrize("program", ["documents_to_instructions", "best_of_n", "self_distill"])
+def test_an_error_is_one_line_with_an_exit_code(program: str, tmp_path: Path) -> None:
+    ended = run(program, "--output", tmp_path / "out", "--model", tmp_path / "none")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(f"{program}: unknown model")
+    assert len(ended.stderr.splitlines()) == 1
