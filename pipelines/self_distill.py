@@ -36,9 +36,10 @@ from mars_ray.data.tasks import mixture
 from mars_ray.data.tasks.split import Split
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, SamplingParams
-from mars_ray.errors import ConfigError, MarsRayError
+from mars_ray.errors import ConfigError, MarsRayError, ModelError
 from mars_ray.evaluate.curve import curve_of
 from mars_ray.evaluate.questions import family_questions
+from mars_ray.model.card import read_card
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
 from mars_ray.train.config import TrainConfig, parse_config
@@ -47,6 +48,8 @@ from mars_ray.train.run_folder import RunFolder
 
 THRESHOLD = 0.95
 MAX_TOKENS = 256
+LENGTH = 256
+"""Tokens of a packed row; longer conversations are not learnt from."""
 TEACHERS = ("self", "gold")
 MODELS = ("before", *TEACHERS)
 MEASURED_WHILE_TRAINING = 64
@@ -70,8 +73,8 @@ def main() -> None:
     given = parser.parse_args()
     logging.disable_progress_bar()
     settings = {name: value for name, value in vars(given).items() if name not in ("output", "json", "seeds")}
-    agree(given.output / "settings.json", settings)
-    runs = [run_seed(given.output / f"seed-{seed}", seed, given) for seed in given.seeds]
+    settings["block"] = block_of(given.model)
+    runs = [run_seed(given.output / f"seed-{seed}", seed, settings) for seed in given.seeds]
     comparison = {
         "threshold": THRESHOLD,
         "settings": settings,
@@ -85,6 +88,32 @@ def main() -> None:
         write(given.json, [json.dumps(comparison, indent=1)])
 
 
+def block_of(model: str) -> int:
+    """Return how many tokens the model was trained to look ahead in a forward."""
+    card = read_card(resolve_model(model))
+    if card is None or card.block is None:
+        raise ModelError(f"{model} was not trained with MARS, by its mars.json. Begin with `mars-ray train`.")
+    return card.block
+
+
+def run_seed(folder: Path, seed: int, settings: Json) -> Json:
+    """Return what came of one seed, from where an earlier run of it stopped."""
+    configs = {teacher: training(folder, teacher, seed, settings) for teacher in TEACHERS}
+    agree(folder / "settings.json", settings)
+    result = folder / "result.json"
+    if not result.exists():
+        write_prompts(folder / "prompts.jsonl", "train", seed, settings["prompts"])
+        write_prompts(folder / "heldout.jsonl", "heldout", seed, MEASURED_WHILE_TRAINING)
+        learnt_from = answer(folder, settings["model"])
+        steps = {teacher: train(config).step for teacher, config in configs.items()}
+        folders = {"before": resolve_model(settings["model"])}
+        folders |= {teacher: RunFolder(config.output).model for teacher, config in configs.items()}
+        models = {name: measured(folders[name], seed, settings["per_family"]) for name in MODELS}
+        write(result, [json.dumps({"seed": seed, "learnt_from": learnt_from, "steps": steps, "models": models})])
+    found: Json = json.loads(result.read_text())
+    return found
+
+
 def agree(path: Path, settings: Json) -> None:
     """Refuse to go on with other settings than the folder was begun with."""
     if not path.exists():
@@ -94,34 +123,17 @@ def agree(path: Path, settings: Json) -> None:
             raise ConfigError(f"{path.parent}: {name} was {before}, now it is {settings[name]}. Give another --output.")
 
 
-def run_seed(folder: Path, seed: int, given: argparse.Namespace) -> Json:
-    """Return what came of one seed, from where an earlier run of it stopped."""
-    result = folder / "result.json"
-    if not result.exists():
-        write_prompts(folder / "prompts.jsonl", "train", seed, given.prompts)
-        write_prompts(folder / "heldout.jsonl", "heldout", seed, MEASURED_WHILE_TRAINING)
-        answer(folder, given.model)
-        folders = {"before": resolve_model(given.model)}
-        steps = {}
-        for teacher in TEACHERS:
-            config = training(folder, teacher, seed, given)
-            steps[teacher] = train(config).step
-            folders[teacher] = RunFolder(config.output).model
-        models = {name: measured(folders[name], seed, given.per_family) for name in MODELS}
-        learnt_from = sum(1 for _ in (folder / "self.jsonl").open())
-        write(result, [json.dumps({"seed": seed, "learnt_from": learnt_from, "steps": steps, "models": models})])
-    found: Json = json.loads(result.read_text())
-    return found
-
-
 def write_prompts(path: Path, split: Split, seed: int, count: int) -> None:
     """Write examples of the task families, with ids."""
     examples = islice(mixture(split, seed), count)
     write(path, (json.dumps({"id": str(number)} | asdict(each)) for number, each in enumerate(examples)))
 
 
-def answer(folder: Path, model: str) -> None:
-    """Answer the prompts with the model itself, and write what each teacher says to those it answered to the end."""
+def answer(folder: Path, model: str) -> int:
+    """Answer the prompts with the model itself, and write what each teacher says to those it answered to the end.
+
+    Returns how many that are.
+    """
     prompts = folder / "prompts.jsonl"
     form = PlainSettings(sampling=SamplingParams(max_tokens=MAX_TOKENS), decode=DecodeParams(mode=Mode.AR))
     generate(GenerateOptions(input=(str(prompts),), output=folder / "answers", model=model, form=form))
@@ -129,6 +141,7 @@ def answer(folder: Path, model: str) -> None:
     asked = [row for row in map(json.loads, prompts.open()) if row["id"] in own]
     write(folder / "self.jsonl", (record(row["prompt"], own[row["id"]]) for row in asked))
     write(folder / "gold.jsonl", (record(row["prompt"], row["response"]) for row in asked))
+    return len(asked)
 
 
 def rows_in(job: Path) -> Iterator[Json]:
@@ -142,15 +155,15 @@ def record(prompt: str, response: str) -> str:
     return json.dumps({"messages": [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]})
 
 
-def training(folder: Path, teacher: str, seed: int, given: argparse.Namespace) -> TrainConfig:
+def training(folder: Path, teacher: str, seed: int, settings: Json) -> TrainConfig:
     """Return the settings of a MARS fine-tuning; see pipelines/finetune.yaml for those of a large model."""
     return parse_config(
         {
-            "model": given.model,
+            "model": settings["model"],
             "output": folder / f"trained-{teacher}",
-            "data": {"train": folder / f"{teacher}.jsonl", "heldout": folder / "heldout.jsonl", "length": 256},
-            "objective": {"kind": "mars", "block": 8},
-            "optimizer": {"learning_rate": given.learning_rate, "epochs": given.epochs, "batch_rows": 8},
+            "data": {"train": folder / f"{teacher}.jsonl", "heldout": folder / "heldout.jsonl", "length": LENGTH},
+            "objective": {"kind": "mars", "block": settings["block"]},
+            "optimizer": {name: settings[name] for name in ("learning_rate", "epochs")} | {"batch_rows": 8},
             "compute": {"precision": "bfloat16"},
             "checkpoint_every": 50,
             "seed": seed,

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ def conversations(path: Path) -> list[tuple[str, str]]:
 @pytest.mark.ray
 def test_documents_become_instructions_of_the_schema(tmp_path: Path) -> None:
     ask = "Extract name, age and city as JSON: "
-    people = [each for each in examples(FAMILIES["json_extract"], "heldout", 0) if each.prompt.startswith(ask)][:30]
+    extractions = examples(FAMILIES["json_extract"], "heldout", 0)
+    people = list(islice((each for each in extractions if each.prompt.startswith(ask)), 30))
     documents = [{"body": each.prompt.removeprefix(ask)} for each in people] + [{"body": None}]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in documents))
     # The order of the keys is not the one the model was trained on: only the schema can have brought it about.

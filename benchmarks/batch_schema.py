@@ -1,0 +1,123 @@
+"""What holding answers to a JSON schema costs: the same rows with and without, side by side in one process.
+
+    python benchmarks/batch_schema.py --rows 1000 --json benchmarks/results/DATE-batch-schema.json
+
+Rows are of the bundled model's JSON task (`json_extract`), whose answers the task's own verifier judges. A row's schema
+is made from the keys of its right answer, text or whole numbers. Both contenders take turns, part by part.
+"""
+
+import argparse
+import json
+import time
+from itertools import islice
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import jsonschema
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from mars_ray.bench.machine import machine
+from mars_ray.data.chat import ChatEncoder
+from mars_ray.data.tasks import verify
+from mars_ray.data.tasks.registry import FAMILIES
+from mars_ray.data.tasks.split import examples
+from mars_ray.engine.engine import Engine
+from mars_ray.engine.grammar_spec import GrammarSpec
+from mars_ray.engine.mode import Mode
+from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.request import DecodeParams, Request, SamplingParams
+from mars_ray.model.checkpoint import load_checkpoint
+from mars_ray.model.resolve import resolve_model
+
+DECODING = {
+    "threshold 0.95": DecodeParams(threshold=0.95),
+    "exact": DecodeParams(mode=Mode.EXACT),
+}
+TASK = "json_extract"
+PART = 100
+
+
+def main() -> None:
+    """Measure, print, and write the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1000)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    checkpoint = load_checkpoint(resolve_model("bundled"))
+    engine = Engine(checkpoint, EngineOptions(queue=given.rows))
+    engine.wait_until_compiled()
+    encoder = ChatEncoder(checkpoint.tokenizer)
+    rows = list(islice(examples(FAMILIES[TASK], "heldout", 0), given.rows))
+    report: dict[str, Any] = {
+        "command": f"python benchmarks/batch_schema.py --rows {given.rows}",
+        "machine": machine(),
+        "decoding": {},
+    }
+    table = Table(title=f"{given.rows} rows of {TASK}, tokens/s by parts of {PART} rows")
+    for column in ("", "schema", "tokens/s", "rows/s", "valid", "right"):
+        table.add_column(column, justify="right")
+    for name, decode in DECODING.items():
+        found: dict[str, Any] = {}
+        for start in range(0, len(rows), PART):
+            part = rows[start : start + PART]
+            for label in ("with", "without") if start // PART % 2 else ("without", "with"):
+                requests = [
+                    Request(
+                        id=str(number),
+                        prompt=tuple(encoder.prompt(({"role": "user", "content": row.prompt},))),
+                        sampling=SamplingParams(max_tokens=96, grammar=_spec(row.answer) if label == "with" else None),
+                        decode=decode,
+                    )
+                    for number, row in enumerate(part)
+                ]
+                tokens, seconds, texts = _decoded(engine, requests)
+                kept = found.setdefault(label, {"tokens_per_s": [], "rows_per_s": [], "valid": 0, "right": 0})
+                kept["tokens_per_s"].append(tokens / seconds)
+                kept["rows_per_s"].append(len(part) / seconds)
+                kept["valid"] += sum(_valid(text, row.answer) for text, row in zip(texts, part, strict=True))
+                kept["right"] += sum(verify(TASK, row.answer, text) for text, row in zip(texts, part, strict=True))
+        report["decoding"][name] = found
+        for label, kept in found.items():
+            rate, per_row = kept["tokens_per_s"], kept["rows_per_s"]
+            row = (f"{mean(rate):,.0f} ± {stdev(rate):,.0f}", f"{mean(per_row):.1f} ± {stdev(per_row):.1f}")
+            table.add_row(name, label, *row, f"{kept['valid']}", f"{kept['right']}")
+    Console().print(table)
+    if given.json:
+        given.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def _decoded(engine: Engine, requests: list[Request]) -> tuple[int, float, list[str]]:
+    texts, tokens, started_s = [""] * len(requests), 0, time.monotonic()
+    for request in requests:
+        engine.add(request)
+    while engine.busy:
+        for chunk in engine.step():
+            texts[int(chunk.request_id)] += chunk.text
+            tokens += len(chunk.tokens)
+    return tokens, time.monotonic() - started_s, texts
+
+
+def _schema(answer: str) -> dict[str, Any]:
+    fields = json.loads(answer)
+    kinds = {name: {"type": "integer" if isinstance(value, int) else "string"} for name, value in fields.items()}
+    return {"type": "object", "properties": kinds, "required": list(kinds), "additionalProperties": False}
+
+
+def _spec(answer: str) -> GrammarSpec:
+    return GrammarSpec(kind="json_schema", text=json.dumps(_schema(answer)))
+
+
+def _valid(text: str, answer: str) -> bool:
+    try:
+        jsonschema.validate(json.loads(text), _schema(answer))
+    except (ValueError, jsonschema.ValidationError):
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main()
