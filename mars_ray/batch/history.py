@@ -124,10 +124,13 @@ class History:
     def _bars(self, what: str, unit: float) -> tuple[Bar, ...]:
         most = self._one("SELECT max(value) FROM tally WHERE what = ?", what)
         width = most // BARS + 1
-        found = self._db.execute(
-            f"SELECT value / {width}, sum(count) FROM tally WHERE what = ? GROUP BY 1 ORDER BY 1", (what,)
+        found = dict(
+            self._db.execute(f"SELECT value / {width}, sum(count) FROM tally WHERE what = ? GROUP BY 1", (what,))
         )
-        return tuple(Bar(low=n * width / unit, high=(n + 1) * width / unit, count=count) for n, count in found)
+        return tuple(
+            Bar(low=number * width / unit, high=(number + 1) * width / unit, count=found.get(number, 0))
+            for number in range(min(found, default=0), max(found, default=-1) + 1)
+        )
 
     def _count(self, what: str, values: Counter[int]) -> None:
         self._db.executemany(
