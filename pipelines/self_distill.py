@@ -138,7 +138,7 @@ def answer(folder: Path, model: str) -> int:
     form = PlainSettings(sampling=SamplingParams(max_tokens=MAX_TOKENS), decode=DecodeParams(mode=Mode.AR))
     generate(GenerateOptions(input=(str(prompts),), output=folder / "answers", model=model, form=form))
     own = {row["id"]: row["text"] for row in rows_in(folder / "answers") if row["finish_reason"] == "stop"}
-    asked = [row for row in map(json.loads, prompts.open()) if row["id"] in own]
+    asked = [row for row in map(json.loads, prompts.read_text().splitlines()) if row["id"] in own]
     write(folder / "self.jsonl", (record(row["prompt"], own[row["id"]]) for row in asked))
     write(folder / "gold.jsonl", (record(row["prompt"], row["response"]) for row in asked))
     return len(asked)

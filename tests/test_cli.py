@@ -28,12 +28,12 @@ def generate(rows: Path, **changes: str) -> subprocess.CompletedProcess[str]:
     ("changes", "message"),
     [
         ({"input": "nowhere.jsonl"}, "There is no file"),
-        ({"input": "pyproject.toml"}, "neither JSONL nor parquet"),
+        ({"input": "pyproject.toml"}, "holds no file whose name ends with"),
         ({"model": "bundeld"}, "unknown model 'bundeld'"),
         ({"threshold": "1.5"}, "threshold is 1.5"),
         ({"max-tokens": "0"}, "max_tokens is 0"),
         ({"workers": "0"}, "workers is 0"),
-        ({"output": "mars_ray"}, "already in use"),
+        ({"output": "mars_ray"}, "holds something that is no job"),
     ],
 )
 def test_a_job_that_cannot_start_says_why_in_one_line(rows: Path, changes: dict[str, str], message: str) -> None:

@@ -49,8 +49,6 @@ class Survey:
     """What the input holds."""
 
     rows: int = 0
-    first: bytes | None = None
-    """The first row."""
     kinds: dict[str, Kind | None] = field(default_factory=dict)
     """Of each column; None where no value was seen."""
 
@@ -58,7 +56,6 @@ class Survey:
         """Take more rows into account. What is no JSON object is a row too."""
         for raw in raws:
             self.rows += 1
-            self.first = self.first or raw
             try:
                 fields = parse_object(raw)
             except (BadRecordError, RecursionError):

@@ -111,8 +111,7 @@ def generate(options: GenerateOptions) -> JobReport:
     model = resolve_model(options.model).absolute()  # workers have another working folder
     read_card(model)
     paths = tuple(path.absolute() for given in options.input for path in find_sources(given))
-    survey = _survey(paths, options.limit)
-    openai = survey.first is not None and is_openai_batch(survey.first)
+    openai = is_openai_batch(_first(paths))
     plan, decode = _controlled(options, model)
     form: FormSettings = replace(options.form, decode=decode)
     if openai:
@@ -128,6 +127,7 @@ def generate(options: GenerateOptions) -> JobReport:
     )
     with open_output(options.output, new=options.new) as output:
         output.ledger.agree(settings)
+        survey = _survey(paths, options.limit)
         output.kinds, output.format = _kept(survey.kinds, options.form), "jsonl" if openai else options.format
         if options.retry_errors:
             output.ledger.forget_errors()
@@ -166,6 +166,14 @@ def _check_numbers(options: GenerateOptions) -> None:
         raise ConfigError(f"gpus is {options.gpus}; it must be at least 0.")
 
 
+def _first(paths: tuple[Path, ...]) -> bytes:
+    """Return the first row. Raises `EmptyDataError`."""
+    for path in paths:
+        for [raw] in read_records(path, 1):
+            return raw
+    raise EmptyDataError(f"{', '.join(map(str, paths))} holds no rows.")
+
+
 def _survey(paths: tuple[Path, ...], limit: int | None) -> Survey:
     """Read all of the input once: a damaged file is found now, and how much there is to do is known from the start."""
     survey = Survey()
@@ -175,8 +183,6 @@ def _survey(paths: tuple[Path, ...], limit: int | None) -> Survey:
             for chunk in read_records(path, READ_RECORDS):
                 survey.look(chunk if limit is None else chunk[: limit - survey.rows])
                 progress.update(survey.rows, {})
-    if not survey.rows:
-        raise EmptyDataError(f"{', '.join(map(str, paths))} holds no rows.")
     return survey
 
 

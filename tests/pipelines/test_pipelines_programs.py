@@ -12,6 +12,7 @@ import pytest
 from mars_ray.data.records import parse_record
 from mars_ray.data.tasks import FAMILIES, examples, verify
 
+pytestmark = pytest.mark.timeout(600)
 PIPELINES = Path(__file__).parents[2] / "pipelines"
 
 
@@ -40,8 +41,8 @@ def test_documents_become_instructions_of_the_schema(tmp_path: Path) -> None:
     people = list(islice((each for each in extractions if each.prompt.startswith(ask)), 30))
     documents = [{"body": each.prompt.removeprefix(ask)} for each in people] + [{"body": None}]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in documents))
-    # The order of the keys is not the one the model was trained on: only the schema can have brought it about.
-    kinds = {"city": {"type": "string"}, "name": {"type": "string"}, "age": {"type": "integer"}}
+    # The model was trained to write ages as numbers.
+    kinds = {name: {"type": "string"} for name in ("name", "age", "city")}
     schema = {"type": "object", "properties": kinds, "required": list(kinds), "additionalProperties": False}
     (tmp_path / "schema.json").write_text(json.dumps(schema))
     said = done(
@@ -52,18 +53,18 @@ def test_documents_become_instructions_of_the_schema(tmp_path: Path) -> None:
     assert "30 of 31 documents are instructions, 1 errors" in said
     found = conversations(tmp_path / "out" / "instructions.jsonl")
     assert sorted(question for question, _ in found) == sorted(each.prompt for each in people)
-    assert {tuple(json.loads(answer)) for _, answer in found} == {("city", "name", "age")}
+    assert {type(json.loads(answer)["age"]) for _, answer in found} == {str}
 
 
 @pytest.mark.ray
-def test_answers_that_were_cut_off_are_no_instructions(tmp_path: Path) -> None:
-    (tmp_path / "in.jsonl").write_text('{"text": "Adam, 34, lives in Paris."}')
-    said = done(
-        "documents_to_instructions",
-        *("--output", tmp_path / "out", "--input", tmp_path / "in.jsonl", "--max-tokens", 5),
-    )
-    assert "0 of 1 documents are instructions, 1 dropped as not JSON, 0 errors" in said
-    assert (tmp_path / "out" / "instructions.jsonl").read_text() == ""
+def test_an_answer_that_was_cut_off_is_no_instruction(tmp_path: Path) -> None:
+    whole, cut = {"text": "Adam, 34, lives in Paris."}, {"text": "Mia, 41, lives in Oslo.", "max_tokens": 5}
+    (tmp_path / "in.jsonl").write_text(f"{json.dumps(whole)}\n{json.dumps(cut)}\n")
+    said = done("documents_to_instructions", "--output", tmp_path / "out", "--input", tmp_path / "in.jsonl")
+    assert "1 of 2 documents are instructions, 1 dropped as not JSON, 0 errors" in said
+    [(question, answer)] = conversations(tmp_path / "out" / "instructions.jsonl")
+    assert question == "Extract name, age and city as JSON: Adam, 34, lives in Paris."
+    assert json.loads(answer) == {"name": "Adam", "age": 34, "city": "Paris"}
 
 
 @pytest.mark.ray
