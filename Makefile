@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow check bench-decode bench-floor bench-serve bench-overhead bench-policy bundled-model clean
+.PHONY: demo test test-slow check bench-decode bench-floor bench-serve bench-overhead bench-policy bench-batch bundled-model clean
 
 demo: $(VENV)/.ready
 	$(BIN)/mars-ray demo
@@ -32,6 +32,12 @@ bench-overhead: $(VENV)/.ready
 # TRACES="--trace conv.csv.gz --trace code.csv.gz", from github.com/Azure/AzurePublicDataset
 bench-policy: $(VENV)/.ready
 	$(BIN)/mars-ray bench policy $(TRACES) --json benchmarks/results/$(shell date +%F)-policy.json
+
+bench-batch: $(VENV)/.ready
+	$(BIN)/python benchmarks/batch_throughput.py --json benchmarks/results/$(shell date +%F)-batch-throughput.json
+	$(BIN)/python benchmarks/batch_schema.py --json benchmarks/results/$(shell date +%F)-batch-schema.json
+	$(BIN)/python benchmarks/batch_memory.py --json benchmarks/results/$(shell date +%F)-batch-memory.json
+	$(BIN)/python benchmarks/batch_kill.py --json benchmarks/results/$(shell date +%F)-batch-kill.json
 
 bench-floor: $(VENV)/.ready
 	$(BIN)/mars-ray bench floor --json benchmarks/results/$(shell date +%F)-floor-bundled.json
