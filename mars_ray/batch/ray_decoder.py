@@ -33,6 +33,8 @@ class Decoder:
         self._worker: asyncio.Task[Worker] | None = None
         self._feeding = asyncio.Event()
         self._beating: asyncio.Task[None] | None = None
+        # One prompt at a time gains nothing from threads, and the cores are the engines'.
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
     async def __call__(self, batch: pa.Table) -> pa.Table:
         """Rows in, outcomes out."""

@@ -291,6 +291,7 @@ def _outcomes(
     )
     outcomes.context.enable_progress_bars = False  # ours shows rows and tokens instead of blocks
     outcomes.context.execution_no_progress_timeout_s = NO_PROGRESS_S
+    outcomes.context.memory_usage_poll_interval_s = None  # in a thread for each call, and nobody reads it
     return outcomes
 
 

@@ -103,6 +103,7 @@ def done_in(output: Path) -> int:
         return int(done)
 
 
+@pytest.mark.slow
 def test_workers_take_no_new_rows_while_callers_wait(model_folder: Path, tmp_path: Path) -> None:
     shop, reports = Shop(), list[JobReport]()
     shop.start()

@@ -56,6 +56,7 @@ def test_documents_become_instructions_of_the_schema(tmp_path: Path) -> None:
     assert {type(json.loads(answer)["age"]) for _, answer in found} == {str}
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_an_answer_that_was_cut_off_is_no_instruction(tmp_path: Path) -> None:
     whole, cut = {"text": "Adam, 34, lives in Paris."}, {"text": "Mia, 41, lives in Oslo.", "max_tokens": 5}
@@ -67,6 +68,7 @@ def test_an_answer_that_was_cut_off_is_no_instruction(tmp_path: Path) -> None:
     assert json.loads(answer) == {"name": "Adam", "age": 34, "city": "Paris"}
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_of_several_answers_a_right_one_is_kept(tmp_path: Path) -> None:
     # So hot that many answers are wrong.
@@ -83,6 +85,7 @@ def test_of_several_answers_a_right_one_is_kept(tmp_path: Path) -> None:
     assert all(share["kept"] <= share["right"] <= 3 * share["kept"] for share in shares.values())
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_model_learns_from_itself_and_from_references_and_a_finished_seed_is_not_done_again(tmp_path: Path) -> None:
     budget = ("--prompts", 64, "--epochs", 1, "--per-family", 1, "--seeds", 3)
@@ -109,6 +112,7 @@ def test_a_model_learns_from_itself_and_from_references_and_a_finished_seed_is_n
     assert "epochs was 1.0, now it is 2.0" in other.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["documents_to_instructions", "best_of_n", "self_distill"])
 def test_an_error_is_one_line_with_an_exit_code(program: str, tmp_path: Path) -> None:
     ended = run(program, "--output", tmp_path / "out", "--model", tmp_path / "none")
