@@ -72,6 +72,7 @@ def generate(
     cpus: Annotated[float | None, typer.Option(help="Of each worker; by default they share what there is.")] = None,
     gpus: Annotated[float, typer.Option(help="Of each worker.")] = 0.0,
     dtype: Annotated[Literal["float32", "bfloat16"], typer.Option()] = "float32",
+    compiled: Annotated[bool, typer.Option(help="Compile the decoding step in the background.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="End with one machine-readable line.")] = False,
 ) -> None:
     """Answer every row of a data set with Ray Data.
@@ -111,6 +112,7 @@ def generate(
         cpus=cpus,
         gpus=gpus,
         dtype=dtype,
+        compiled=compiled,
     )
     if dry_run is not None:
         _dry_run(replace(options, limit=dry_run, format="jsonl"))

@@ -97,6 +97,8 @@ class GenerateOptions:
     gpus: float = 0.0
     """Of each worker."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    compiled: bool = True
+    """Compile the decoding step in the background where a compiler is present."""
 
 
 def generate(options: GenerateOptions) -> JobReport:
@@ -278,6 +280,7 @@ def _outcomes(
                     request_tokens=QUEUE * options.form.sampling.max_tokens,
                     threshold=plan.ceiling,
                     classes=plan.classes,
+                    compiled=options.compiled,
                 ),
             ),
         },

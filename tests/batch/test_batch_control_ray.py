@@ -50,6 +50,7 @@ def options(place: Path, model: Path, rows: int, deadline_s: float) -> GenerateO
         model=str(model),
         form=PlainSettings(sampling=SamplingParams(max_tokens=60), decode=DecodeParams()),
         deadline_s=deadline_s,
+        compiled=False,
     )
 
 

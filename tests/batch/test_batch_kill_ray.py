@@ -24,7 +24,7 @@ SECONDS = 120
 
 
 def start(source: Path, output: Path, model: Path) -> "subprocess.Popen[str]":
-    settings = ["--model", str(model), "--max-tokens", "60", "--threshold", "1", "--workers", "1"]
+    settings = ["--model", str(model), "--max-tokens", "60", "--threshold", "1", "--workers", "1", "--no-compiled"]
     return subprocess.Popen(
         [str(COMMAND), "generate", "--input", str(source), "--output", str(output), *settings],
         stdout=subprocess.PIPE,
@@ -69,9 +69,23 @@ def _session(process: psutil.Process) -> int:
         return -1
 
 
-def test_every_row_is_there_once_after_kills_and_ctrl_c(model_folder: Path, tmp_path: Path) -> None:
-    source, output = tmp_path / "rows.jsonl", tmp_path / "out"
+def rows_in(source: Path) -> None:
     source.write_text("".join(json.dumps({"id": f"row-{n}", "prompt": f"say {n}"}) + "\n" for n in range(ROWS)))
+
+
+def check(output: Path, last: "subprocess.Popen[str]", runs: int) -> None:
+    """Let the last run end, and find every row once."""
+    said, _ = last.communicate(timeout=SECONDS)
+    assert last.returncode == 0, said
+    ids = Counter(pq.read_table(output / "rows")["id"].to_pylist())
+    assert ids == Counter({f"row-{n}": 1 for n in range(ROWS)})
+    report = json.loads((output / "report.json").read_text())
+    assert (report["rows"], report["runs"], report["status"]) == (ROWS, runs, "complete")
+
+
+def test_every_row_is_there_once_after_a_kill_and_ctrl_c(model_folder: Path, tmp_path: Path) -> None:
+    source, output = tmp_path / "rows.jsonl", tmp_path / "out"
+    rows_in(source)
 
     killed = start(source, output, model_folder)
     until(100, output, killed)
@@ -79,10 +93,7 @@ def test_every_row_is_there_once_after_kills_and_ctrl_c(model_folder: Path, tmp_
     end(killed)
 
     stopped = start(source, output, model_folder)
-    until(done_in(output) + 100, output, stopped)
-    worker = next(each for each in psutil.Process(stopped.pid).children(recursive=True) if "MapWorker" in each.name())
-    worker.kill()
-    until(done_in(output) + 100, output, stopped)
+    until(done_in(output) + 1, output, stopped)
     stopped.send_signal(signal.SIGINT)
     said, _ = stopped.communicate(timeout=SECONDS)
     assert stopped.returncode == 130, said
@@ -90,10 +101,14 @@ def test_every_row_is_there_once_after_kills_and_ctrl_c(model_folder: Path, tmp_
     readable = pq.read_table(output / "rows").num_rows
     assert readable == done_in(output) < ROWS
 
-    last = start(source, output, model_folder)
-    said, _ = last.communicate(timeout=SECONDS)
-    assert last.returncode == 0, said
-    ids = Counter(pq.read_table(output / "rows")["id"].to_pylist())
-    assert ids == Counter({f"row-{n}": 1 for n in range(ROWS)})
-    report = json.loads((output / "report.json").read_text())
-    assert (report["rows"], report["runs"], report["status"]) == (ROWS, 3, "complete")
+    check(output, start(source, output, model_folder), runs=3)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_is_replaced(model_folder: Path, tmp_path: Path) -> None:
+    source, output = tmp_path / "rows.jsonl", tmp_path / "out"
+    rows_in(source)
+    job = start(source, output, model_folder)
+    until(1, output, job)
+    next(each for each in psutil.Process(job.pid).children(recursive=True) if "MapWorker" in each.name()).kill()
+    check(output, job, runs=1)

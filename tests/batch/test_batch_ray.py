@@ -81,7 +81,7 @@ def errors_in(folder: Path) -> list[dict[str, Any]]:
 
 
 def options(source: Path, output: Path, model: Path, **changes: Any) -> GenerateOptions:
-    given = {"input": (str(source),), "output": output, "model": str(model), "form": SETTINGS}
+    given = {"input": (str(source),), "output": output, "model": str(model), "form": SETTINGS, "compiled": False}
     return GenerateOptions(**(given | changes))
 
 

@@ -188,7 +188,7 @@ def test_a_file_that_breaks_while_it_is_read_is_a_data_error_of_one_line(
 ) -> None:
     monkeypatch.setattr(ray_prepare, "check_source", lambda source: None)  # it was whole when it was looked at
     (tmp_path / "half.jsonl.gz").write_bytes(gzip.compress(lines(RECORDS))[:-9])
-    with pytest.raises(DataError, match=r"half\.jsonl\.gz cannot be read: Compressed file ended") as caught:
+    with pytest.raises(DataError, match=r"half\.jsonl\.gz cannot be read: Truncated compressed stream") as caught:
         packed(tmp_path / "half.jsonl.gz", model)
     assert "\n" not in str(caught.value)
 

@@ -34,6 +34,7 @@ def conversations(path: Path) -> list[tuple[str, str]]:
     return [(record.messages[0]["content"], record.messages[1]["content"]) for record in records]
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_documents_become_instructions_of_the_schema(tmp_path: Path) -> None:
     ask = "Extract name, age and city as JSON: "
