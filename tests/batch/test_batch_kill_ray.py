@@ -19,7 +19,9 @@ from mars_ray.batch.output import LEDGER
 
 pytestmark = pytest.mark.ray
 COMMAND = Path(sys.executable).with_name("mars-ray")
-ROWS = 1200
+ROWS = 600
+POLL_SECONDS = 0.1
+"""Whoever looks all the time takes a core from the job."""
 SECONDS = 120
 
 
@@ -51,6 +53,7 @@ def until(done: int, output: Path, process: "subprocess.Popen[str]") -> None:
     while done_in(output) < done:
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < ends_s, f"only {done_in(output)} rows are done"
+        time.sleep(POLL_SECONDS)
 
 
 def end(process: "subprocess.Popen[str]") -> None:
