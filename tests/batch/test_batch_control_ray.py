@@ -60,6 +60,7 @@ def test_a_job_with_time_to_spare_is_done_at_full_quality(model_folder: Path, tm
     assert set(pq.read_table(tmp_path / "out" / "rows")["threshold"].to_pylist()) == {1.0}
 
 
+@pytest.mark.slow
 def test_a_job_that_cannot_be_in_time_goes_as_low_as_it_may_and_says_so(
     model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

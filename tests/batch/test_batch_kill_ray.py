@@ -17,7 +17,7 @@ import pytest
 
 from mars_ray.batch.output import LEDGER
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 COMMAND = Path(sys.executable).with_name("mars-ray")
 ROWS = 600
 POLL_SECONDS = 0.1
@@ -107,7 +107,6 @@ def test_every_row_is_there_once_after_a_kill_and_ctrl_c(model_folder: Path, tmp
     check(output, start(source, output, model_folder), runs=3)
 
 
-@pytest.mark.slow
 def test_a_worker_that_is_killed_is_replaced(model_folder: Path, tmp_path: Path) -> None:
     source, output = tmp_path / "rows.jsonl", tmp_path / "out"
     rows_in(source)
