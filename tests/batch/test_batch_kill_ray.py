@@ -19,10 +19,10 @@ from mars_ray.batch.output import LEDGER
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 COMMAND = Path(sys.executable).with_name("mars-ray")
-ROWS = 600
+ROWS = 6000
 POLL_SECONDS = 0.1
 """Whoever looks all the time takes a core from the job."""
-SECONDS = 120
+SECONDS = 300
 
 
 def start(source: Path, output: Path, model: Path) -> "subprocess.Popen[str]":

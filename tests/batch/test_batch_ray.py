@@ -124,6 +124,7 @@ def test_the_same_call_adds_nothing_to_a_finished_job_and_does_what_was_added_to
     assert answered(output) == found
 
 
+@pytest.mark.slow
 def test_other_settings_are_refused_unless_the_job_is_new(cluster: None, model_folder: Path, tmp_path: Path) -> None:
     source, output = tmp_path / "rows.jsonl", tmp_path / "out"
     source.write_text('{"prompt": "x"}')
