@@ -3,11 +3,13 @@
     python benchmarks/batch_memory.py --json benchmarks/results/DATE-batch-memory.json
 
 Workers echo their rows instead of decoding them; reading, identities, Ray Data, ledger and shards are those of every
-job. Memory is what a process has that it shares with nobody (USS), at its highest.
+job. Memory is what a process has of its own (RssAnon in /proc), at its highest. Pages of Ray's object store are not
+counted: they belong to all processes, and Ray bounds them.
 """
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import time
@@ -102,9 +104,11 @@ def _family(pid: int, title: str) -> list[psutil.Process]:
 
 def _mib(pid: int) -> float:
     try:
-        return float(psutil.Process(pid).memory_full_info().uss) / 2**20
-    except psutil.Error:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:  # it has ended
         return 0.0
+    [kib] = re.findall(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE) or [0]  # an ended one may still have a status
+    return int(kib) / 1024
 
 
 if __name__ == "__main__":

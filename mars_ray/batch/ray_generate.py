@@ -49,7 +49,9 @@ from mars_ray.progress import ProgressLine
 from mars_ray.ray_cluster import cluster_cpus, connect
 
 BLOCK_ROWS = 64
-"""At most; a small job has blocks for all workers."""
+"""As a rule; a small job has blocks for all workers."""
+BLOCKS = 4096
+"""At most, for Ray keeps some kilobytes of each: a job has larger ones rather than more."""
 CALLS = 8
 """Blocks an actor works on at a time. A block leaves when its last row is done, so there are several times as many
 rows as an engine decodes together: it never runs empty, however long single rows take."""
@@ -138,7 +140,9 @@ def generate(options: GenerateOptions) -> JobReport:
         _check_cluster(options)
         job = Job(output, total=survey.rows, workers=options.workers, settings=settings, clock=time.monotonic)
         overseer = Overseer(app, plan, partial(_tokens_left, job), options.deadline_s)
-        block_rows = min(BLOCK_ROWS, math.ceil(survey.rows / (SPREAD * options.workers)))
+        block_rows = min(
+            max(BLOCK_ROWS, math.ceil(survey.rows / BLOCKS)), math.ceil(survey.rows / (SPREAD * options.workers))
+        )
         status: Status = "stopped"
         try:
             with overseer, JobProgress() as progress, suppress(KeyboardInterrupt):

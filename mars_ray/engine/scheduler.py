@@ -13,7 +13,7 @@ again.
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as List
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mars_ray.engine.kv_rows import KVRows
 from mars_ray.engine.sequence import Sequence
@@ -35,11 +35,12 @@ class Feed:
     count: int
     drafts: int = 0
     masks: int = 0
+    complete: bool = field(init=False)
+    """Whether the last token is among them, so that there are logits to read."""
 
-    @property
-    def complete(self) -> bool:
-        """Whether the last token is among them, so that there are logits to read."""
-        return self.count == self.sequence.pending
+    def __post_init__(self) -> None:
+        # Of this feed for good: the sequence is ahead of it as soon as what the forward gave is committed.
+        self.complete = self.count == self.sequence.pending
 
     @property
     def length(self) -> int:

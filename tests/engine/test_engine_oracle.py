@@ -257,3 +257,15 @@ def test_other_architectures_decode_unchanged(architecture: str) -> None:
     )
     expected = decode(network, given, DecodeOptions(threshold=0.0, block=3, max_tokens=9), mask_id=310)
     assert [outputs[str(n)].tokens for n in range(3)] == [each.tokens for each in expected]
+
+
+def test_log_probabilities_belong_to_the_tokens_they_come_with(
+    make_engine: MakeEngine, prompts: list[tuple[int, ...]]
+) -> None:
+    # Enough requests for steps that audit what earlier ones looked ahead: their forwards have more logits than tokens.
+    sure = DecodeParams(threshold=0.5, block=4)
+    outputs = run(
+        make_engine(), (request(n, prompt, sure, max_tokens=40, logprobs=1) for n, prompt in enumerate(prompts[::8]))
+    )
+    for output in outputs.values():
+        assert [token for ((token, _),) in (each.top for each in output.logprobs)] == output.tokens
