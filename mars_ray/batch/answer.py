@@ -17,6 +17,8 @@ class Answer:
     text: str
     tokens: tuple[int, ...]
     """The one that stopped it included."""
+    gains: tuple[int, ...] = ()
+    """How many of the tokens each forward gave."""
     logprobs: tuple[TokenLogprobs, ...]
     """One for each token, when asked for."""
     threshold: float
@@ -30,6 +32,7 @@ def answer_of(whole: Chunk) -> Answer:
     return Answer(
         text=whole.text,
         tokens=whole.tokens,
+        gains=whole.gains,
         logprobs=whole.logprobs,
         threshold=whole.threshold,
         finished=whole.finished,

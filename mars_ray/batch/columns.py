@@ -40,6 +40,8 @@ OURS: dict[str, pa.DataType] = {
     "threshold": pa.float64(),
     "finish_reason": pa.string(),
     "logprobs": LOGPROBS,
+    "token_ids": pa.list_(pa.int64()),
+    "accepted": pa.list_(pa.int64()),
 }
 INT64 = range(-(2**63), 2**63)
 

@@ -40,6 +40,8 @@ class PlainSettings:
     """Jinja, over the columns of a row; what it writes is the message of the user."""
     prompt_column: str | None = None
     """Holds text or a conversation; None looks for `messages`, then `prompt`."""
+    trace: bool = False
+    """Keep the ids of the tokens, and how many of them each forward gave."""
 
 
 class PlainForm:
@@ -78,6 +80,7 @@ class PlainForm:
             {"id": row.id, "sample": sample, "prompt": row.shown}
             | _outcome(answer)
             | ({"logprobs": _logprobs(answer)} if logprobs else {})
+            | ({"token_ids": list(answer.tokens), "accepted": list(answer.gains)} if self._settings.trace else {})
             | own
             for sample, answer in enumerate(answers)
         ]

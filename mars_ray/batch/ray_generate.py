@@ -58,6 +58,8 @@ rows as an engine decodes together: it never runs empty, however long single row
 
 SPREAD = 4
 """Blocks for each worker at least."""
+READ_BYTES = 4 << 20
+"""Rows are handed on in pieces of at most so much. By Ray's 128 MiB workers would wait for most of an input."""
 QUEUE = 1 << 16
 """Sequences that may wait in an engine: more than a worker ever adds."""
 
@@ -296,6 +298,7 @@ def _outcomes(
         batch_size=None,
         batch_format="pyarrow",
     )
+    outcomes.context.target_max_block_size = READ_BYTES
     outcomes.context.enable_progress_bars = False  # ours shows rows and tokens instead of blocks
     outcomes.context.execution_no_progress_timeout_s = NO_PROGRESS_S
     outcomes.context.memory_usage_poll_interval_s = None  # in a thread for each call, and nobody reads it
