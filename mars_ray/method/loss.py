@@ -1,12 +1,14 @@
 """The MARS training loss: next-token cross-entropy on both streams.
 
-`L = L_mask + ar_weight * L_ar` (arXiv 2604.07023, section 3), each a mean over the response tokens it counts.
+`L = L_mask + ar_weight * L_ar` (arXiv 2604.07023, section 3), each a mean over the response tokens it counts. Beyond
+the paper, masks further ahead may weigh less, and the clean stream may teach the noisy one (arXiv 1503.02531).
 Sums and counts are kept apart, so that gradient accumulation and data parallelism divide by the tokens of the whole
 step: the loss does not depend on how examples were packed or spread.
 """
 
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -17,33 +19,45 @@ from mars_ray.method.visibility import dense_mask, flex_mask
 
 
 @dataclass(frozen=True, slots=True)
-class TokenCounts:
-    """How many labels each stream has."""
+class LabelWeights:
+    """What the labels of each stream weigh together: how many there are, where none weighs less than another."""
 
-    mask: int
-    ar: int
+    mask: float
+    ar: float
 
     @classmethod
-    def of(cls, streams: Streams) -> "TokenCounts":
-        """Count the labels of `streams`."""
-        labelled_RS = streams.label_RS != IGNORE
-        mask = int((labelled_RS & streams.noisy_RS).sum())
-        return cls(mask=mask, ar=int(labelled_RS.sum()) - mask)
+    def of(cls, streams: Streams) -> "LabelWeights":
+        """Weigh the labels of `streams`."""
+        weight_RS = streams.weight_RS * (streams.label_RS != IGNORE)
+        mask = float(weight_RS[streams.noisy_RS].sum())
+        return cls(mask=mask, ar=float(weight_RS.sum()) - mask)
 
 
 class StreamLoss(nn.Module):
-    """A network together with the loss of one forward over its streams; what DDP and FSDP wrap."""
+    """A network together with the loss of one forward over its streams; what DDP and FSDP wrap.
 
-    def __init__(self, network: PreTrainedModel) -> None:
+    `distill` is the share of a mask's target that is what the clean stream predicts there; the rest is the token of
+    the data.
+    """
+
+    def __init__(self, network: PreTrainedModel, distill: float = 0.0) -> None:
         super().__init__()
-        self.network = network
+        self.network, self._distill = network, distill
 
     def forward(self, streams: Streams) -> tuple[Tensor, Tensor]:
-        """Return the summed cross-entropy of the noisy and of the clean stream, two float32 scalars."""
+        """Return the weighted sums of cross-entropies of the noisy and of the clean stream, two float32 scalars."""
         labelled_RS = streams.label_RS != IGNORE
-        logits_MV = training_logits(self.network, streams, labelled_RS)
-        each_M = F.cross_entropy(logits_MV.float(), streams.label_RS[labelled_RS], reduction="none")
+        logits_MV = training_logits(self.network, streams, labelled_RS).float()
+        each_M = F.cross_entropy(logits_MV, streams.label_RS[labelled_RS], reduction="none")
         noisy_M = streams.noisy_RS[labelled_RS]
+        if self._distill:
+            # Two streams read the same tokens; the clean one knows more of them, so it can teach. Not the other way.
+            number_RS = labelled_RS.long().flatten().cumsum(0).view_as(streams.label_RS) - 1
+            twin_M = number_RS.gather(1, streams.twin_RS)[labelled_RS]
+            teacher_MV = logits_MV.detach()[twin_M[noisy_M]].softmax(dim=-1)
+            taught_M = F.cross_entropy(logits_MV[noisy_M], teacher_MV, reduction="none")
+            each_M = each_M.masked_scatter(noisy_M, torch.lerp(each_M[noisy_M], taught_M, self._distill))
+        each_M = each_M * streams.weight_RS[labelled_RS]
         return (each_M * noisy_M).sum(), (each_M * ~noisy_M).sum()
 
 

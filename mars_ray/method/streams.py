@@ -57,6 +57,10 @@ class Streams:
     """bool, the slot belongs to the noisy stream."""
     label_RS: Tensor
     """int64, the token after this position where the loss counts it, else `IGNORE`."""
+    twin_RS: Tensor
+    """int64, the clean slot of the same token."""
+    weight_RS: Tensor
+    """float32, what the loss at the label counts."""
 
     def to(self, device: torch.device | str) -> "Streams":
         """Return the same streams on `device`."""
@@ -78,23 +82,35 @@ def clean_stream(rows: PackedRows) -> Streams:
         block_RS=torch.zeros_like(rows.position_RT),
         noisy_RS=torch.zeros_like(rows.response_RT),
         label_RS=_next_response_token(rows),
+        twin_RS=torch.arange(rows.tokens_RT.shape[1]).expand_as(rows.tokens_RT),
+        weight_RS=torch.ones(rows.tokens_RT.shape),
     )
 
 
 def mars_streams(
-    rows: PackedRows, *, block: int, mask_id: int, phase_RT: Tensor | int = 0, multiple_of: int = 1
+    rows: PackedRows,
+    *,
+    block: int,
+    mask_id: int,
+    phase_RT: Tensor | int = 0,
+    shown_RT: Tensor | None = None,
+    decay: float = 1.0,
+    multiple_of: int = 1,
 ) -> Streams:
     """Build `[noisy | clean]` with blocks of `block` tokens.
 
     `phase_RT` is 0 for absolute blocks (as the authors) or the result of `random_phases`. A mask is labelled with
     the token after it; the first token of a response is predicted by a prompt token, which is no mask, so only
-    the clean stream trains it. N is rounded up to a multiple of `multiple_of`, or to T, with padding: kernels
-    compiled for a shape then meet few shapes.
+    the clean stream trains it. `shown_RT` holds the ids of tokens that stand in the noisy stream in place of masks,
+    `IGNORE` elsewhere. A mask with k masks before it in its block weighs `decay`^k in the loss. N is rounded up to a
+    multiple of `multiple_of`, or to T, with padding: kernels compiled for a shape then meet few shapes.
     """
     clean = clean_stream(rows)
     block_RT = (rows.position_RT + phase_RT) // block
     label_RT = torch.where(rows.response_RT, clean.label_RS, IGNORE)
     tokens_RT = rows.tokens_RT.masked_fill(rows.response_RT, mask_id)
+    if shown_RT is not None:
+        tokens_RT = torch.where(rows.response_RT & (shown_RT != IGNORE), shown_RT, tokens_RT)
     slot_RN, padding_RN = _blocks_with_a_response(rows, block_RT, multiple_of)
 
     def both(noisy_RT: Tensor, clean_RT: Tensor, padding: int) -> Tensor:
@@ -107,6 +123,8 @@ def mars_streams(
         block_RS=both(block_RT, block_RT, 0),
         noisy_RS=torch.cat([torch.ones_like(padding_RN), clean.noisy_RS], dim=1),
         label_RS=both(label_RT, clean.label_RS, IGNORE),
+        twin_RS=torch.cat([slot_RN, clean.twin_RS], dim=1) + slot_RN.shape[1],
+        weight_RS=both(decay ** masks_before(rows, block_RT), clean.weight_RS, 0),
     )
 
 
@@ -118,13 +136,24 @@ def _next_response_token(rows: PackedRows) -> Tensor:
     return label_RT
 
 
+def masks_before(rows: PackedRows, block_RT: Tensor) -> Tensor:
+    """Return how many response tokens stand before each token in its block, float32 [R, T]."""
+    before_RT = rows.response_RT.long().cumsum(dim=1) - rows.response_RT.long()
+    # It never falls along a row, so what stands before a block is the largest count at a start up to here.
+    return (before_RT - (before_RT * _starts(rows, block_RT)).cummax(dim=1).values).float()
+
+
+def _starts(rows: PackedRows, block_RT: Tensor) -> Tensor:
+    """Return where a block of an example starts: bool [R, T]."""
+    starts_RT = torch.ones_like(rows.response_RT)
+    starts_RT[:, 1:] = (block_RT[:, 1:] != block_RT[:, :-1]) | (rows.example_RT[:, 1:] != rows.example_RT[:, :-1])
+    return starts_RT
+
+
 def _blocks_with_a_response(rows: PackedRows, block_RT: Tensor, multiple_of: int) -> tuple[Tensor, Tensor]:
     """Return the positions whose block holds a response token, int64 [R, N], and which of the N are filling, bool."""
     R, T = block_RT.shape
-    # Number the blocks of a row through all its examples: a new one starts where the block or the example changes.
-    starts_RT = torch.ones_like(rows.response_RT)
-    starts_RT[:, 1:] = (block_RT[:, 1:] != block_RT[:, :-1]) | (rows.example_RT[:, 1:] != rows.example_RT[:, :-1])
-    number_RT = starts_RT.long().cumsum(dim=1) - 1
+    number_RT = _starts(rows, block_RT).long().cumsum(dim=1) - 1  # through all examples of a row
     responses_RT = torch.zeros(R, T, dtype=torch.long).scatter_add_(1, number_RT, rows.response_RT.long())
     keep_RT = responses_RT.gather(1, number_RT) > 0
     N = min(T, math.ceil(int(keep_RT.sum(dim=1).max()) / multiple_of) * multiple_of)

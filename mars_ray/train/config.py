@@ -38,6 +38,14 @@ class ObjectiveSection(_Section):
     phase: Literal["absolute", "random"] = "random"
     """Blocks start at multiples of `block` (as the authors) or are shifted at random per example."""
     ar_weight: float = Field(1.0, ge=0)
+    mask_share: float = Field(1.0, gt=0, le=1)
+    """Of the response tokens of the noisy stream; the others stand there as they are."""
+    guesses: bool = False
+    """Show the network's own guesses at the beginning of each block instead of masks."""
+    decay: float = Field(1.0, gt=0, le=1)
+    """What a mask counts against the one before it in its block."""
+    distill: float = Field(0.0, ge=0, le=1)
+    """Share of a mask's target that is what the clean stream predicts; the rest is the token of the data."""
 
 
 class OptimizerSection(_Section):

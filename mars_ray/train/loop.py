@@ -19,6 +19,7 @@ from mars_ray.data.packed import PackedData
 from mars_ray.errors import DivergedError
 from mars_ray.method.loss import StreamLoss
 from mars_ray.method.streams import PADDING, PackedRows, Streams, clean_stream, mars_streams, random_phases
+from mars_ray.method.visible import shown_guesses, shown_tokens
 from mars_ray.model.card import Card, library_versions
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from mars_ray.model.resolve import resolve_model
@@ -64,7 +65,9 @@ class TrainingRun:
             weight_decay=optimizer.weight_decay,
             fused=True,
         )
-        self._loss, self._optimizer = accelerator.prepare(StreamLoss(self._checkpoint.network), adamw)
+        self._loss, self._optimizer = accelerator.prepare(
+            StreamLoss(self._checkpoint.network, distill=config.objective.distill), adamw
+        )
 
     def run(self) -> RunState:
         """Train from the newest saved state to the end, or until asked to stop; the state is saved either way.
@@ -129,12 +132,14 @@ class TrainingRun:
         )
 
     def _micro_batches(self, rows: PackedRows, step: int) -> list[Streams]:
-        """Cut this worker's share of a step into micro-batches; phases are drawn before, so no cut changes them."""
-        phase_RT = self._phases(rows, generator_for(self._config.seed, step))
+        """Cut this worker's share of a step into micro-batches; what is drawn is drawn before, so no cut changes it."""
+        generator = generator_for(self._config.seed, step)
+        phase_RT = self._phases(rows, generator)
+        draw_RT = torch.rand(rows.tokens_RT.shape, generator=generator)
         mine = range(self._accelerator.process_index, len(rows.tokens_RT), self._accelerator.num_processes)
         size = self._config.optimizer.micro_rows
         cuts = [list(mine[start : start + size]) for start in range(0, len(mine), size)]
-        return [self._streams(rows.select(cut), phase_RT[cut]) for cut in cuts]
+        return [self._streams(rows.select(cut), phase_RT[cut], draw_RT[cut]) for cut in cuts]
 
     def _phases(self, rows: PackedRows, generator: torch.Generator) -> Tensor:
         objective = self._config.objective
@@ -142,7 +147,8 @@ class TrainingRun:
             return torch.zeros_like(rows.position_RT)
         return random_phases(rows, objective.block, generator)
 
-    def _streams(self, rows: PackedRows, phase_RT: Tensor) -> Streams:
+    def _streams(self, rows: PackedRows, phase_RT: Tensor, draw_RT: Tensor | None = None) -> Streams:
+        """Build the streams; without draws every response token is masked."""
         objective = self._config.objective
         if objective.kind == "ar":
             return clean_stream(rows)
@@ -151,8 +157,23 @@ class TrainingRun:
             block=objective.block,
             mask_id=self._checkpoint.mask_id,
             phase_RT=phase_RT,
+            shown_RT=None if draw_RT is None else self._shown(rows, phase_RT, draw_RT),
+            decay=objective.decay,
             multiple_of=FLEX_TILE if self._flex else 1,
         )
+
+    def _shown(self, rows: PackedRows, phase_RT: Tensor, draw_RT: Tensor) -> Tensor | None:
+        objective, checkpoint = self._config.objective, self._checkpoint
+        if objective.guesses:
+            return shown_guesses(
+                checkpoint.network,
+                rows,
+                block=objective.block,
+                mask_id=checkpoint.mask_id,
+                phase_RT=phase_RT,
+                draw_RT=draw_RT,
+            )
+        return shown_tokens(rows, objective.mask_share, draw_RT) if objective.mask_share < 1 else None
 
     def _look_ahead(self) -> Lookahead | None:
         """Measure the held-out rows; every worker does, since a sharded network needs them all for a forward."""

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from mars_ray.errors import DivergedError
-from mars_ray.method.loss import TokenCounts
+from mars_ray.method.loss import LabelWeights
 from mars_ray.method.streams import Streams
 
 
@@ -39,9 +39,9 @@ def train_step(
     clip_norm: float,
 ) -> StepLosses:
     """Update the weights once. Raises `DivergedError`, with the weights untouched, when the loss is not finite."""
-    counts = [TokenCounts.of(streams) for streams in batches]
-    local = torch.tensor([sum(c.mask for c in counts), sum(c.ar for c in counts)], device=accelerator.device)
-    mask_total, ar_total = accelerator.reduce(local).clamp(min=1).tolist()
+    weights = [LabelWeights.of(streams) for streams in batches]
+    local = torch.tensor([sum(w.mask for w in weights), sum(w.ar for w in weights)], device=accelerator.device)
+    mask_total, ar_total = (total or 1.0 for total in accelerator.reduce(local).tolist())
     sums = torch.zeros(2, device=accelerator.device)
     for number, streams in enumerate(batches, start=1):
         last = number == len(batches)
@@ -57,5 +57,5 @@ def train_step(
         raise DivergedError(f"mask loss {mask_sum / mask_total}, AR loss {ar_sum / ar_total}, gradient norm {norm}")
     optimizer.step()
     optimizer.zero_grad()
-    masks = any(count.mask for count in counts)
+    masks = any(each.mask for each in weights)
     return StepLosses(mask_sum / mask_total if masks else None, ar_sum / ar_total, norm)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_mask
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from mars_ray.method.loss import StreamLoss, TokenCounts, training_logits
+from mars_ray.method.loss import LabelWeights, StreamLoss, training_logits
 from mars_ray.method.streams import (
     IGNORE,
     PADDING,
@@ -44,6 +44,8 @@ def whole_noisy_stream(packed_rows: PackedRows, block: int, phase_RT: torch.Tens
         block_RS=block_RT.repeat(1, 2),
         noisy_RS=torch.cat([torch.ones_like(clean.noisy_RS), clean.noisy_RS], 1),
         label_RS=torch.cat([label_RT, clean.label_RS], 1),
+        twin_RS=clean.twin_RS.repeat(1, 2) + clean.twin_RS.shape[1],
+        weight_RS=clean.weight_RS.repeat(1, 2),
     )
 
 
@@ -79,7 +81,7 @@ def test_leaving_out_blocks_without_a_response_leaves_the_loss_as_it_is(
     short = mars_streams(packed_rows, block=block, mask_id=MASK_ID, phase_RT=phase_RT, multiple_of=multiple_of)
     whole = whole_noisy_stream(packed_rows, block, phase_RT)
     assert short.tokens_RS.shape[1] <= whole.tokens_RS.shape[1]
-    assert TokenCounts.of(short) == TokenCounts.of(whole)
+    assert LabelWeights.of(short) == LabelWeights.of(whole)
     with torch.no_grad():
         torch.testing.assert_close(StreamLoss(network)(short), StreamLoss(network)(whole), rtol=1e-4, atol=1e-4)
 
