@@ -1,12 +1,12 @@
-"""Questions -> what the engine answers at each of several thresholds.
+"""Questions -> what the engine answers in each of several ways of decoding.
 
-In:    a checkpoint, questions, thresholds.
-Out:   for each question, an answer at each threshold, decoded greedily with the block of the card.
+In:    a checkpoint, questions, ways to decode.
+Out:   for each question an answer of each, decoded greedily, with the block of the card where none is asked for.
 Never: lets the load decide about anything: how far is looked ahead is fixed, so the answers are the same in any order.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.engine import Engine
@@ -33,17 +33,17 @@ class Answer:
 def answer_all(
     checkpoint: Checkpoint,
     questions: Sequence[Question],
-    thresholds: Sequence[float],
+    decodes: Sequence[DecodeParams],
     sampling: SamplingParams,
     progress: ProgressLine,
 ) -> list[list[Answer]]:
-    """Answer every question at every threshold.
+    """Answer every question in every way of decoding; where one does not say how far to look, the card does.
 
     Raises `DataError` for a question the chat template refuses, or the model has no room for, before any is answered.
     """
     engine = Engine(checkpoint, EngineOptions(compiled=False, request_tokens=sampling.max_tokens))
     encoder = ChatEncoder(checkpoint.tokenizer)
-    decodes = [DecodeParams(threshold=threshold, block=engine.block) for threshold in thresholds]
+    decodes = [replace(decode, block=decode.block or engine.block) for decode in decodes]
     prompts = [_prompt(question, encoder, engine, sampling) for question in questions]
     answers = [[Answer(prompt) for _ in decodes] for prompt in prompts]
     coming = _requests(prompts, sampling, decodes)
@@ -77,7 +77,7 @@ def _prompt(question: Question, encoder: ChatEncoder, engine: Engine, sampling: 
 def _requests(
     prompts: Sequence[tuple[int, ...]], sampling: SamplingParams, decodes: Sequence[DecodeParams]
 ) -> Iterator[Request]:
-    """All thresholds of a prompt together: they share it in the cache."""
+    """All ways of a prompt together: they share it in the cache."""
     for number, prompt in enumerate(prompts):
         for rank, decode in enumerate(decodes):
             yield Request(id=f"{number}/{rank}", prompt=prompt, sampling=sampling, decode=decode)

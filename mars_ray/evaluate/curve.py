@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from mars_ray.data.tasks import FAMILIES, verify
-from mars_ray.engine.request import SamplingParams
+from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.evaluate.agreement import agreed_tokens
 from mars_ray.evaluate.answers import Answer, answer_all
 from mars_ray.evaluate.questions import Question
@@ -62,7 +62,8 @@ def curve_of(
 ) -> tuple[CalibrationPoint, ...]:
     """Measure every threshold; `data` is the name the questions go by."""
     with ProgressLine("decode", total=len(questions) * len(thresholds)) as progress:
-        answers = answer_all(checkpoint, questions, thresholds, sampling, progress)
+        decodes = [DecodeParams(threshold=threshold) for threshold in thresholds]
+        answers = answer_all(checkpoint, questions, decodes, sampling, progress)
     # Most thresholds give most answers alike.
     different = list({(each.prompt, tuple(each.tokens)) for of_question in answers for each in of_question})
     with ProgressLine("compare with autoregressive decoding", total=len(different)) as progress:

@@ -1,0 +1,127 @@
+"""Packed examples -> the two streams of one training forward of block diffusion, and who sees whom there.
+
+In:    `PackedRows`, a block size, a generator.
+Out:   `[noisy | clean]` along the sequence, with labels and weights; the attention mask.
+Never: touches a network.
+
+Letters: R rows, T clean positions, C blocks that are noisy, B block size, N = C * B noisy slots, S = N + T.
+
+Source: arXiv 2503.09573. Block t // B of an example holds its position t, as at decoding time. Who sees whom, within
+one example:
+
+    noisy sees its own noisy block, in both directions, and the clean tokens of earlier blocks;
+    clean sees the clean tokens of its own block, in both directions, and of earlier ones, which is how the decoder
+    leaves a finished block behind in the cache.
+
+Attention inside a block would tell where an answer ends, if its last block ended there. So a noisy block is always
+whole: what stands in it behind the response, be it another turn, another example or nothing, is the stop token, and
+is masked and learned like the response. (A second response that begins in such a block is learned from its next
+block on.)
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mars_ray.method.streams import IGNORE, PADDING, PackedRows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffusionStreams:
+    """One training forward. Every tensor is [R, S], the N noisy slots first."""
+
+    tokens_RS: Tensor
+    position_RS: Tensor
+    """int64, the same for a token and for the mask in its place."""
+    example_RS: Tensor
+    """int64, number of the example within the row, `PADDING` for filling."""
+    block_RS: Tensor
+    """int64, number of the block within the example."""
+    noisy_RS: Tensor
+    """bool, the slot belongs to the noisy stream."""
+    response_RS: Tensor
+    """bool, the noisy slot is to be predicted, masked now or not."""
+    label_RS: Tensor
+    """int64, the token at this very position where it is masked, else `IGNORE`."""
+    weight_RS: Tensor
+    """float32, 1 / (share of masks drawn for the block), as the linear schedule has it."""
+
+    def to(self, device: torch.device | str) -> "DiffusionStreams":
+        """Return the same streams on `device`."""
+        return DiffusionStreams(**{name: getattr(self, name).to(device) for name in self.__slots__})
+
+
+def diffusion_streams(
+    rows: PackedRows, *, block: int, mask_id: int, stop_id: int, generator: torch.Generator
+) -> DiffusionStreams:
+    """Draw a share of masks for each block that holds a response token, and mask so much of its response.
+
+    The share is uniform in 0..1, but no less than 1 / `block`, which bounds the weight. A block has at least one mask.
+    """
+    R, T = rows.tokens_RT.shape
+    start_RC, filling_RC = _starts(rows, block)
+    slot_RCB = start_RC[:, :, None] + torch.arange(block)
+    within_RCB = slot_RCB < T
+
+    def at_slots(field_RT: Tensor) -> Tensor:
+        return field_RT.gather(1, slot_RCB.clamp(max=T - 1).flatten(1)).view_as(slot_RCB)
+
+    example_RC = rows.example_RT.gather(1, start_RC)
+    own_RCB = within_RCB & (at_slots(rows.example_RT) == example_RC[:, :, None])
+    of_response_RCB = own_RCB & at_slots(rows.response_RT)
+    # From the first response token of a block to the next token that is none, the response; behind that, stop tokens.
+    begun_RCB = of_response_RCB.long().cumsum(dim=2) > 0
+    behind_RCB = (begun_RCB & ~of_response_RCB).long().cumsum(dim=2) > 0
+    response_RCB = begun_RCB & ~filling_RC[:, :, None]
+    token_RCB = at_slots(rows.tokens_RT).masked_fill(behind_RCB, stop_id)
+
+    share_RC1 = torch.rand(*start_RC.shape, 1, generator=generator).clamp(min=1 / block)
+    draw_RCB = torch.rand(slot_RCB.shape, generator=generator).masked_fill(~response_RCB, 2.0)
+    # The least draw is masked whatever the share.
+    masked_RCB = response_RCB & ((draw_RCB < share_RC1) | (draw_RCB == draw_RCB.amin(dim=2, keepdim=True)))
+
+    def both(noisy_RCB: Tensor, clean_RT: Tensor, padding: int) -> Tensor:
+        return torch.cat([noisy_RCB.masked_fill(filling_RC[:, :, None], padding).flatten(1), clean_RT], dim=1)
+
+    position_RCB = rows.position_RT.gather(1, start_RC)[:, :, None] + torch.arange(block)
+    nowhere_RT = torch.zeros_like(rows.response_RT)
+    return DiffusionStreams(
+        tokens_RS=both(token_RCB.masked_fill(masked_RCB, mask_id), rows.tokens_RT, mask_id),
+        position_RS=both(position_RCB, rows.position_RT, 0),
+        example_RS=both(example_RC[:, :, None].expand_as(slot_RCB), rows.example_RT, PADDING),
+        block_RS=both(position_RCB // block, rows.position_RT // block, 0),
+        noisy_RS=torch.cat([torch.ones_like(response_RCB).flatten(1), nowhere_RT], dim=1),
+        response_RS=torch.cat([response_RCB.flatten(1), nowhere_RT], dim=1),
+        label_RS=both(token_RCB.masked_fill(~masked_RCB, IGNORE), torch.full_like(rows.tokens_RT, IGNORE), IGNORE),
+        weight_RS=torch.cat([(1 / share_RC1).expand(slot_RCB.shape).flatten(1), torch.zeros(R, T)], dim=1),
+    )
+
+
+def _starts(rows: PackedRows, block: int) -> tuple[Tensor, Tensor]:
+    """Return the slots at which blocks with a response token start, int64 [R, C], and which of the C are filling."""
+    R, T = rows.tokens_RT.shape
+    start_RT = torch.arange(T) - rows.position_RT % block
+    starts_RT = torch.zeros(R, T, dtype=torch.bool)
+    row_M = rows.response_RT.nonzero()[:, 0]
+    starts_RT[row_M, start_RT[rows.response_RT]] = True
+    C = int(starts_RT.sum(dim=1).max())
+    start_RC = torch.argsort((~starts_RT).to(torch.uint8), dim=1, stable=True)[:, :C]
+    return start_RC, ~starts_RT.gather(1, start_RC)
+
+
+def diffusion_mask(streams: DiffusionStreams) -> Tensor:
+    """Return the mask for SDPA, bool [R, 1, S, S], True where attention is allowed; filling sees filling."""
+
+    def query(field_RS: Tensor) -> Tensor:
+        return field_RS[:, None, :, None]
+
+    def key(field_RS: Tensor) -> Tensor:
+        return field_RS[:, None, None, :]
+
+    same_block = query(streams.block_RS) == key(streams.block_RS)
+    earlier_block = key(streams.block_RS) < query(streams.block_RS)
+    of_own_stream = same_block & (query(streams.noisy_RS) == key(streams.noisy_RS))
+    return (query(streams.example_RS) == key(streams.example_RS)) & (
+        of_own_stream | (earlier_block & ~key(streams.noisy_RS))
+    )

@@ -1,0 +1,81 @@
+"""A network that reads one sequence and keeps what it read in a cache, so that a forward computes new slots only.
+
+In:    the ids of the whole sequence, each time; the cache knows how many of them were read before.
+Out:   logits and hidden states of the last slots.
+Never: finds out by itself that a cached token was wrong; who guessed says how much to keep.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+
+
+class Reading(NamedTuple):
+    """What one forward says at the last M slots."""
+
+    logits_MV: Tensor
+    """At least float32, and -inf for the mask token, which is never generated."""
+    hidden_MD: Tensor
+    """What enters the output embedding."""
+
+
+class Reader:
+    """One sequence in the cache of one network. `forwards` counts the calls of `read`."""
+
+    def __init__(self, network: PreTrainedModel, mask_id: int) -> None:
+        self._network, self._mask_id = network, mask_id
+        self._cache = DynamicCache()
+        self.forwards = 0
+
+    @property
+    def length(self) -> int:
+        """Slots in the cache."""
+        length: int = self._cache.get_seq_length()
+        return length
+
+    def keep(self, length: int) -> None:
+        """Keep no more than the first `length` slots."""
+        self._cache.crop(min(0, length - self.length))
+
+    def read(
+        self,
+        ids: Sequence[int],
+        last: int,
+        *,
+        positions: Sequence[int] | None = None,
+        visible_QS: Tensor | None = None,
+    ) -> Reading:
+        """Forward the Q of the S `ids` that are not in the cache, at least `last`, and read the last ones.
+
+        `positions` of those Q are their places in `ids` and attention is causal, unless given. `visible_QS` is bool and
+        wants a network with SDPA attention.
+        """
+        cached = self.length
+        device = self._network.device
+        hidden_MD: Tensor | None = None
+
+        def pick(_module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
+            nonlocal hidden_MD
+            hidden_MD = args[0][0, -last:]
+            return (hidden_MD[None],)
+
+        hook = self._network.get_output_embeddings().register_forward_pre_hook(pick)
+        try:
+            logits_MV: Tensor = self._network(
+                input_ids=torch.tensor([ids[cached:]], device=device),
+                position_ids=torch.tensor([positions or range(cached, len(ids))], device=device),
+                attention_mask=None if visible_QS is None else visible_QS[None, None].to(device),
+                past_key_values=self._cache,
+                use_cache=True,
+            ).logits[0]
+        finally:
+            hook.remove()
+        self.forwards += 1
+        assert hidden_MD is not None
+        # Converted once: the CPU searches float32 four times as fast as bfloat16.
+        logits_MV = logits_MV.to(torch.promote_types(logits_MV.dtype, torch.float32))
+        logits_MV[:, self._mask_id] = -torch.inf
+        return Reading(logits_MV, hidden_MD)

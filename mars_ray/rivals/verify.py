@@ -1,0 +1,15 @@
+"""Guesses and what the network says at each of them -> the tokens autoregressive decoding gives there."""
+
+from collections.abc import Sequence
+
+
+def verified(guesses: Sequence[int], says: Sequence[int]) -> list[int]:
+    """Return the right guesses, up to the first wrong one, and the token the network says in place of that.
+
+    `says` has one token more than `guesses`: before each of them, and after the last. So 1..len(says) tokens are
+    returned, of which all but the last were guessed.
+    """
+    right = 0
+    while right < len(guesses) and guesses[right] == says[right]:
+        right += 1
+    return list(says[: right + 1])

@@ -1,0 +1,248 @@
+"""The paper's claims and every baseline at one budget, side by side, with spread over seeds.
+
+    python pipelines/reproduce.py --output runs/reproduce --json benchmarks/results/DATE-reproduction.json
+
+Small networks are trained on the task families by each recipe of `reproduce_recipes.py`, once for every seed, and
+decoded in every way (`reproduce_measures.py`). The table and what follows from it for each claim of arXiv 2604.07023
+are printed, and written as Markdown beside the JSON (`reproduce_report.py`).
+
+Ray runs as many of these as there are cores. What is done is kept: stopped by Ctrl-C or a crash, the same command goes
+on, and a seed may be added later.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from build_bundled_model import make_tokenizer, write_examples
+from ray.exceptions import RayTaskError
+from reproduce_measures import MAX_TOKENS, caches, curve, diffusion, metrics, rivals
+from reproduce_recipes import TASKS, Recipe, recipes
+from reproduce_report import markdown
+from reproduce_training import LENGTH, SHAPES, random_model, train_recipe
+from self_distill import agree, record, rows_in, write
+from transformers import AutoTokenizer
+from transformers.utils import logging
+
+from mars_ray.batch.plain_form import PlainSettings
+from mars_ray.batch.ray_generate import GenerateOptions, generate
+from mars_ray.bench.machine import machine
+from mars_ray.data.packed import read_report
+from mars_ray.data.ray_prepare import PrepareOptions, prepare
+from mars_ray.data.tasks.split import Split, mixture
+from mars_ray.engine.mode import Mode
+from mars_ray.engine.request import DecodeParams, SamplingParams
+from mars_ray.errors import MarsRayError, RunError
+from mars_ray.progress import ProgressLine
+from mars_ray.ray_cluster import cluster_cpus, connect
+
+DATA_SEED = 7
+HELDOUT = 256
+"""Examples looked at while training."""
+RIVALS = ("ar", "mars-4", "draft-ar", "draft-mars-4", "medusa")
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """One piece of work; it is done when its file is there."""
+
+    result: Path
+    work: Callable[[], Json]
+    needs: tuple[Path, ...] = ()
+    """Results of other units."""
+    alone: bool = False
+    """Nothing else runs beside it: its seconds count."""
+
+
+def main() -> None:
+    """Do what is left, then compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("runs/reproduce"), help="folder of the run")
+    parser.add_argument("--json", type=Path, help="file for all figures; the report lies beside it as .md")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--examples", type=int, default=40_000, help="to learn from")
+    parser.add_argument("--per-family", type=int, default=100, help="held-out questions of each family")
+    given = parser.parse_args()
+    logging.disable_progress_bar()
+    place, settings = given.output.absolute(), {"examples": given.examples, "per_family": given.per_family}
+    begin(place, settings)
+    seeds = {seed: place / f"seed-{seed}" for seed in given.seeds}
+    first: list[Unit] = []
+    others: list[Unit] = []
+    for seed, folder in seeds.items():
+        for recipe in recipes():
+            (first if recipe.name == "ar" else others).append(training(place, folder, recipe, seed))
+        others += measures(folder, given.per_family)
+    do(first)
+    for folder in seeds.values():
+        own_answers(place, folder)
+    do(others)
+    report = {
+        "command": " ".join(["python", "pipelines/reproduce.py", *sys.argv[1:]]),
+        "settings": settings,
+        "machine": machine(),
+        "recipes": [asdict(recipe) for recipe in recipes()],
+        "seeds": {str(seed): results(folder) for seed, folder in seeds.items()},
+    }
+    text = markdown(report)
+    print(text)
+    if given.json:
+        write(given.json, [json.dumps(report, indent=1)])
+        write(given.json.with_suffix(".md"), [text])
+
+
+def begin(place: Path, settings: Json) -> None:
+    """Write and pack what every recipe learns from. Raises `ConfigError` where other settings were used before."""
+    agree(place / "settings.json", settings)
+    tokenizer = place / "tokenizer"
+    if not tokenizer.exists():
+        partial = tokenizer.with_suffix(".partial")
+        make_tokenizer().save_pretrained(partial)
+        partial.rename(tokenizer)
+    connect()
+    splits: dict[Split, int] = {"train": settings["examples"], "heldout": HELDOUT}
+    for split, count in splits.items():
+        source = place / f"{split}.jsonl"
+        write_examples(source, islice(mixture(split, DATA_SEED, TASKS), count))
+        pack(place, source, place / "references" / split)
+
+
+def pack(place: Path, source: Path, folder: Path) -> None:
+    """Tokenise and pack examples."""
+    if read_report(folder) is None:
+        options = PrepareOptions(length=LENGTH, overlong="drop", bad_records="error")
+        with ProgressLine(f"tokenise {source.name}", total=None) as progress:
+            prepare(source, folder, start_model(place, "small", 0), options, progress)
+
+
+def start_model(place: Path, shape: str, seed: int) -> Path:
+    """Return the network with random weights that a seed begins with."""
+    folder = place / f"{shape}-{seed}"
+    if not folder.exists():
+        random_model(folder, shape, AutoTokenizer.from_pretrained(place / "tokenizer"), seed)
+    return folder
+
+
+def training(place: Path, folder: Path, recipe: Recipe, seed: int) -> Unit:
+    """Return the unit that trains a recipe."""
+    begins = start_model(place, recipe.start, seed) if recipe.start in SHAPES else folder / recipe.start / "model"
+    data = folder / "own" if recipe.answers_of else place / "references"
+
+    def work() -> Json:
+        output = folder / recipe.name
+        output.mkdir(parents=True, exist_ok=True)
+        if not (output / "data").exists():
+            (output / "data").symlink_to(data)
+        started_s = time.process_time()
+        train_recipe(recipe, begins, output, seed)
+        return {"cpu_s": time.process_time() - started_s}
+
+    needs = () if recipe.start in SHAPES else (folder / f"{recipe.start}.json",)
+    return Unit(result=folder / f"{recipe.name}.json", work=work, needs=needs)
+
+
+def own_answers(place: Path, folder: Path) -> None:
+    """Answer the prompts with the AR model of a seed, and pack what it answered to the end."""
+    if read_report(folder / "own" / "train") is not None:
+        return
+    form = PlainSettings(sampling=SamplingParams(max_tokens=MAX_TOKENS), decode=DecodeParams(mode=Mode.AR))
+    model, answers = folder / "ar" / "model", folder / "answers"
+    generate(
+        GenerateOptions(
+            input=(str(place / "train.jsonl"),), output=answers, model=str(model), form=form, workers=cluster_cores()
+        )
+    )
+    ended = (row for row in rows_in(answers) if row["finish_reason"] == "stop")
+    write(folder / "own.jsonl", (record(row["prompt"], row["text"]) for row in ended))
+    pack(place, folder / "own.jsonl", folder / "own" / "train")
+    (folder / "own" / "heldout").symlink_to(place / "references" / "heldout")
+
+
+def measures(folder: Path, per_family: int) -> Iterator[Unit]:
+    """Yield what is measured of the models of a seed."""
+
+    def unit(name: str, work: Callable[[], Json], *needs: str, alone: bool = False) -> Unit:
+        return Unit(
+            result=folder / f"{name}.figures.json",
+            work=work,
+            needs=tuple(folder / f"{need}.json" for need in needs),
+            alone=alone,
+        )
+
+    def model(name: str) -> Path:
+        return folder / name / "model"
+
+    for recipe in recipes():
+        if recipe.kind == "streams":
+            yield unit(recipe.name, partial(curve, model(recipe.name), per_family), recipe.name)
+    yield unit("diffusion-4", partial(diffusion, model("diffusion-4"), 4, per_family), "diffusion-4")
+    yield unit("metrics", partial(metrics, model("mars-8"), per_family), "mars-8")
+    named = {name: model(name) for name in RIVALS}
+    yield unit("rivals", partial(rivals, named, max(1, per_family // 10)), *RIVALS, alone=True)
+    yield unit("caches", partial(caches, model("mars-16"), 48, 3), "mars-16", alone=True)
+
+
+def do(units: list[Unit]) -> None:
+    """Run what has no result yet, each unit as a Ray task behind those it needs. Raises `RunError` when one fails."""
+    left = [unit for unit in units if not unit.result.exists()]
+    cores = cluster_cores()
+    refs: dict[Path, ray.ObjectRef[None]] = {}
+    coming: dict[ray.ObjectRef[None], Unit] = {}
+    for unit in left:
+        needs = [refs[need] for need in unit.needs if need in refs]
+        refs[unit.result] = _run.options(num_cpus=cores if unit.alone else 1).remote(unit, *needs)
+        coming[refs[unit.result]] = unit
+    with ProgressLine("reproduce", total=len(units)) as progress:
+        while coming:
+            progress.update(len(units) - len(coming), {})
+            [ready], _ = ray.wait(list(coming), num_returns=1)
+            unit = coming.pop(ready)
+            try:
+                ray.get(ready)
+            except RayTaskError as error:
+                reason = str(error.cause).removesuffix(".")
+                raise RunError(f"{unit.result.name}: {reason}. Mend it; the same command goes on.") from error
+            progress.update(len(units) - len(coming), {"last": unit.result.name})
+
+
+@ray.remote(max_retries=0)  # type: ignore[untyped-decorator]  # Ray is untyped to us
+def _run(unit: Unit, *_needs: None) -> None:
+    logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    write(unit.result, [json.dumps(unit.work())])
+
+
+def cluster_cores() -> int:
+    """Return how many units may run side by side."""
+    return max(1, int(cluster_cpus()))
+
+
+def results(folder: Path) -> Json:
+    """Return all that was measured of a seed, and what training took."""
+    found = {
+        path.name.removesuffix(".figures.json"): json.loads(path.read_text()) for path in folder.glob("*.figures.json")
+    }
+    trained = {recipe.name: json.loads((folder / f"{recipe.name}.json").read_text()) for recipe in recipes()}
+    return {"figures": found, "training": trained}
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except MarsRayError as error:
+        print(f"reproduce: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("reproduce: Stopped. The same command goes on.", file=sys.stderr)
+        sys.exit(130)

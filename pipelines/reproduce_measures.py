@@ -1,0 +1,170 @@
+"""What `reproduce.py` measures of trained models: curves by threshold, rival decoders, caches.
+
+Every function returns JSON: rows by name, each with its figures. All decode greedily, on the same held-out prompts.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from reproduce_recipes import TASKS
+from reproduce_training import HEADS_FILE
+
+from mars_ray.bench.contenders import contenders, subject
+from mars_ray.bench.measure import interleaved, throughput
+from mars_ray.data.chat import ChatEncoder
+from mars_ray.data.tasks import verify
+from mars_ray.engine.mode import Mode
+from mars_ray.engine.request import DecodeParams, SamplingParams
+from mars_ray.evaluate.agreement import agreed_tokens
+from mars_ray.evaluate.answers import answer_all
+from mars_ray.evaluate.questions import Question, family_questions
+from mars_ray.method.metric import Metric
+from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
+from mars_ray.progress import ProgressLine
+from mars_ray.rivals.answer import Answer
+from mars_ray.rivals.autoregressive import decode_autoregressive
+from mars_ray.rivals.block_diffusion import decode_block_diffusion
+from mars_ray.rivals.jacobi import decode_jacobi
+from mars_ray.rivals.medusa import MedusaHeads, decode_medusa
+from mars_ray.rivals.speculative import Window, decode_speculative
+
+THRESHOLDS = (0.99, 0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
+ENTROPIES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.4)
+"""In nats."""
+MAX_TOKENS = 96
+SAMPLING = SamplingParams(max_tokens=MAX_TOKENS)
+QUESTIONS_SEED = 100
+"""The questions are the same for every seed of training: what spreads is the model."""
+THRESHOLD = 0.95
+DRAFTS = 4
+"""A round of speculative decoding."""
+BATCHES = (1, 4, 16)
+
+Json = dict[str, Any]
+
+
+def questions(per_family: int) -> list[Question]:
+    """Return held-out questions, as many of each family."""
+    every = family_questions(per_family, range(QUESTIONS_SEED, QUESTIONS_SEED + 1))
+    return [each for each in every if each.example is not None and each.example.family in TASKS]
+
+
+def curve(model: Path, per_family: int) -> Json:
+    """Return one row for autoregressive decoding, and where the model has a block, one for each threshold."""
+    checkpoint = load_checkpoint(model)
+    decodes = {"ar": DecodeParams(mode=Mode.AR)}
+    if checkpoint.card is not None and checkpoint.card.block is not None:
+        decodes |= {f"{threshold:g}": DecodeParams(threshold=threshold) for threshold in THRESHOLDS}
+    return _rows(checkpoint, decodes, questions(per_family))
+
+
+def metrics(model: Path, per_family: int) -> Json:
+    """Return one row for each metric and threshold; see `method.metric`."""
+    decodes = {
+        f"{metric.value} {threshold:g}": DecodeParams(threshold=threshold, metric=metric)
+        for metric in Metric
+        for threshold in (ENTROPIES if metric is Metric.ENTROPY else THRESHOLDS)
+    }
+    return _rows(load_checkpoint(model), decodes, questions(per_family))
+
+
+def _rows(checkpoint: Checkpoint, decodes: Mapping[str, DecodeParams], asked: Sequence[Question]) -> Json:
+    with ProgressLine("decode", total=len(asked) * len(decodes)) as progress:
+        answers = answer_all(checkpoint, asked, list(decodes.values()), SAMPLING, progress)
+    different = list({(each.prompt, tuple(each.tokens)) for of_question in answers for each in of_question})
+    with ProgressLine("compare with autoregressive decoding", total=len(different)) as progress:
+        counts = agreed_tokens(checkpoint.network, different, checkpoint.mask_id, progress)
+    agreed = dict(zip(different, counts, strict=True))
+    rows = {}
+    for rank, name in enumerate(decodes):
+        said = [of_question[rank] for of_question in answers]
+        tokens = sum(len(each.tokens) for each in said)
+        rows[name] = figures(asked, [each.text for each in said]) | {
+            "tokens": tokens,
+            "tokens_per_forward": tokens / sum(each.forwards for each in said),
+            "agreement": sum(agreed[each.prompt, tuple(each.tokens)] for each in said) / tokens,
+        }
+    return rows
+
+
+def figures(asked: Sequence[Question], texts: Sequence[str]) -> Json:
+    """Return how many answers are right, every family alike."""
+    right: dict[str, list[bool]] = {name: [] for name in TASKS}
+    for question, text in zip(asked, texts, strict=True):
+        assert question.example is not None  # they are of the families
+        right[question.example.family].append(verify(question.example.family, question.example.answer, text))
+    by_family = {name: sum(each) / len(each) for name, each in right.items()}
+    return {"accuracy": sum(by_family.values()) / len(by_family), "by_family": by_family, "examples": len(asked)}
+
+
+def diffusion(model: Path, block: int, per_family: int) -> Json:
+    """Return a row for each threshold, and one for a token a forward."""
+    checkpoint, asked = load_checkpoint(model), questions(per_family)
+    thresholds = {"one at a time": 1.0} | {f"{threshold:g}": threshold for threshold in THRESHOLDS}
+    return {
+        name: decoded(
+            checkpoint,
+            asked,
+            partial(decode_block_diffusion, checkpoint.network, block=block, threshold=threshold),
+        )
+        for name, threshold in thresholds.items()
+    }
+
+
+def rivals(models: Mapping[str, Path], per_family: int) -> Json:
+    """Return a row for each decoder that takes one prompt after the other, in turns, with the seconds of each round."""
+    loaded = {name: load_checkpoint(path) for name, path in models.items() if name != "medusa"}
+    networks = {name: each.network for name, each in loaded.items()}
+    ar, mars = networks["ar"], networks["mars-4"]
+    draft, draft_mars = networks["draft-ar"], networks["draft-mars-4"]
+    window = Window(block=4, threshold=THRESHOLD)
+    speculative = partial(decode_speculative, draft_length=DRAFTS)
+    ways: dict[str, Callable[..., list[Answer]]] = {
+        "AR": partial(decode_autoregressive, ar),
+        "Jacobi": partial(decode_jacobi, ar, block=DRAFTS),
+        "Medusa": partial(decode_medusa, ar, MedusaHeads.load(models["medusa"] / HEADS_FILE, ar)),
+        "speculative, AR + AR": partial(speculative, ar, draft),
+        "speculative, AR draft, MARS target": partial(speculative, mars, draft, target_window=window),
+        "speculative, MARS both": partial(speculative, mars, draft_mars, target_window=window, draft_window=window),
+    }
+    asked = questions(per_family)
+    rounds = [{name: decoded(loaded["ar"], asked, way) for name, way in ways.items()} for _ in range(3)]
+    return {name: rounds[0][name] | {"seconds": [each[name]["seconds"] for each in rounds]} for name in ways}
+
+
+def decoded(checkpoint: Checkpoint, asked: Sequence[Question], way: Callable[..., list[Answer]]) -> Json:
+    """Return the figures of a decoder."""
+    encoder = ChatEncoder(checkpoint.tokenizer)
+    prompts = [encoder.prompt(question.messages) for question in asked]
+    started_s = time.perf_counter()
+    answers = way(prompts, max_tokens=MAX_TOKENS, stop_ids=checkpoint.stop_ids, mask_id=checkpoint.mask_id)
+    seconds = time.perf_counter() - started_s
+    texts = [checkpoint.tokenizer.decode(answer.tokens, skip_special_tokens=True) for answer in answers]
+    tokens = sum(len(answer.tokens) for answer in answers)
+    return figures(asked, texts) | {
+        "tokens": tokens,
+        "tokens_per_forward": tokens / sum(answer.forwards for answer in answers),
+        "draft_forwards": sum(answer.draft_forwards for answer in answers),
+        "seconds": seconds,
+    }
+
+
+def caches(model: Path, requests: int, repeats: int) -> Json:
+    """Return the tokens per second of everyone who decodes with a cache or without, by batch."""
+    torch.set_num_threads(1)
+    on = subject(str(model), requests, "float32")
+    found: Json = {}
+    for batch in BATCHES:
+        candidates, _ = contenders(on, batch)
+        with ProgressLine(f"batch {batch}", total=len(candidates) * (repeats + 1)) as progress:
+            samples = interleaved(candidates, repeats, progress)
+        found[str(batch)] = {
+            name: asdict(throughput(each)) | {"samples": [asdict(sample) for sample in each]}
+            for name, each in samples.items()
+        }
+    return found

@@ -1,0 +1,148 @@
+"""One recipe of `reproduce.py`, trained in one process with one thread: recipe and seed -> a model folder.
+
+A model that is there is complete, so nothing is done twice; a run that was killed goes on from its last state.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from reproduce_recipes import Recipe
+from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
+
+from mars_ray.data.packed import PackedData
+from mars_ray.method.streams import PackedRows
+from mars_ray.model.card import Card, library_versions
+from mars_ray.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from mars_ray.rivals.block_diffusion import diffusion_loss
+from mars_ray.rivals.medusa import MedusaHeads, train_heads
+from mars_ray.train.config import parse_config
+from mars_ray.train.local_store import LocalStore
+from mars_ray.train.loop import TrainingRun
+from mars_ray.train.run_folder import RunFolder
+from mars_ray.train.schedule import generator_for, learning_rate, row_numbers, step_count
+
+LENGTH = 256
+"""Tokens of a packed row."""
+BATCH_ROWS = 8
+CLIP_NORM = 1.0
+HEADS_FILE = "medusa.safetensors"
+SHAPES = {"small": {"hidden_size": 192, "num_hidden_layers": 4}, "tiny": {"hidden_size": 64, "num_hidden_layers": 2}}
+HEAD_SIZE = 32
+
+
+def random_model(folder: Path, shape: str, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
+    """Write a network with random weights."""
+    torch.manual_seed(seed)
+    hidden = SHAPES[shape]["hidden_size"]
+    network = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer) + 4,
+            intermediate_size=3 * hidden,
+            num_attention_heads=hidden // HEAD_SIZE,
+            num_key_value_heads=hidden // HEAD_SIZE // 2,
+            max_position_embeddings=1024,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            **SHAPES[shape],
+        )
+    )
+    partial = folder.with_suffix(".partial")
+    network.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    partial.rename(folder)
+
+
+def train_recipe(recipe: Recipe, start: Path, output: Path, seed: int) -> None:
+    """Train on the packed data in `output/data`; the model is in `output/model` then."""
+    torch.set_num_threads(1)
+    {"streams": _streams, "diffusion": _diffusion, "medusa": _medusa}[recipe.kind](recipe, start, output, seed)
+
+
+def _streams(recipe: Recipe, start: Path, output: Path, seed: int) -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    TrainingRun(_config(recipe, start, output, seed), accelerator, LocalStore(output / "states")).run()
+
+
+def _config(recipe: Recipe, start: Path, output: Path, seed: int) -> Any:
+    return parse_config(
+        {
+            "model": str(start),
+            "output": output,
+            "data": {"train": "references", "heldout": "heldout", "length": LENGTH},
+            "objective": recipe.objective,
+            "optimizer": {
+                "learning_rate": recipe.learning_rate,
+                "epochs": recipe.passes,
+                "batch_rows": BATCH_ROWS,
+                "micro_rows": BATCH_ROWS,
+                "clip_norm": CLIP_NORM,
+            },
+            "compute": {"precision": "bfloat16"},
+            "measure_every": 100,
+            "seed": seed,
+        },
+        recipe.name,
+    )
+
+
+def _diffusion(recipe: Recipe, start: Path, output: Path, seed: int) -> None:
+    """The loop of a training run around another loss; bfloat16 as there."""
+    checkpoint, data = load_checkpoint(start), PackedData(RunFolder(output).train_data)
+    network, block = checkpoint.network.train(), recipe.objective["block"]
+    [stop_id] = checkpoint.stop_ids
+    optimizer = torch.optim.AdamW(network.parameters(), betas=(0.9, 0.95), weight_decay=0.01, fused=True)
+    steps = step_count(len(data), epochs=recipe.passes, batch_rows=BATCH_ROWS)
+    for step, rows in enumerate(_batches(data, steps, seed)):
+        optimizer.param_groups[0]["lr"] = learning_rate(step, steps, peak=recipe.learning_rate, warmup=0.03)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = diffusion_loss(
+                network,
+                rows,
+                block=block,
+                mask_id=checkpoint.mask_id,
+                stop_id=stop_id,
+                generator=generator_for(seed, step),
+            )
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(network.parameters(), CLIP_NORM)
+        optimizer.step()
+        optimizer.zero_grad()
+    card = Card(
+        method="ar",  # there is no name for it: nothing but `reproduce.py` decodes it
+        block=None,
+        phase=None,
+        mask_token=checkpoint.tokenizer.convert_ids_to_tokens(checkpoint.mask_id),
+        mask_token_id=checkpoint.mask_id,
+        ar_weight=None,
+        data="references",
+        examples=data.report.examples,
+        tokens=steps * BATCH_ROWS * LENGTH,
+        steps=steps,
+        seed=seed,
+        versions=library_versions(),
+        losses={},
+    )
+    save_checkpoint(Checkpoint(network, checkpoint.tokenizer, checkpoint.mask_id, card), RunFolder(output).model)
+
+
+def _medusa(recipe: Recipe, start: Path, output: Path, seed: int) -> None:
+    network = load_checkpoint(start, attention="sdpa").network.requires_grad_(requires_grad=False)
+    data = PackedData(RunFolder(output).train_data)
+    torch.manual_seed(seed)
+    heads = MedusaHeads(recipe.objective["heads"], network.config.hidden_size)
+    steps = step_count(len(data), epochs=recipe.passes, batch_rows=BATCH_ROWS)
+    train_heads(network, heads, _batches(data, steps, seed), steps=steps, learning_rate=recipe.learning_rate)
+    partial = output / "model.partial"
+    partial.mkdir(exist_ok=True)
+    heads.save(partial / HEADS_FILE)
+    partial.rename(RunFolder(output).model)
+
+
+def _batches(data: PackedData, steps: int, seed: int) -> Iterator[PackedRows]:
+    for step in range(steps):
+        yield data.rows(row_numbers(step, len(data), batch_rows=BATCH_ROWS, seed=seed))
