@@ -134,7 +134,7 @@ def _medusa(recipe: Recipe, start: Path, output: Path, seed: int) -> None:
     network = load_checkpoint(start, attention="sdpa").network.requires_grad_(requires_grad=False)
     data = PackedData(RunFolder(output).train_data)
     torch.manual_seed(seed)
-    heads = MedusaHeads(recipe.objective["heads"], network.config.hidden_size)
+    heads = MedusaHeads(recipe.objective["heads"], network.get_output_embeddings().weight)
     steps = step_count(len(data), epochs=recipe.passes, batch_rows=BATCH_ROWS)
     train_heads(network, heads, _batches(data, steps, seed), steps=steps, learning_rate=recipe.learning_rate)
     partial = output / "model.partial"

@@ -4,12 +4,11 @@ In:    a network, packed rows to train the heads on; prompts.
 Out:   the heads; the tokens of autoregressive decoding, up to the rounding of the network.
 Never: changes the network.
 
-Letters: K heads, D hidden size, M picked positions.
+Letters: K heads, D hidden size, V vocabulary, M picked positions.
 
 Source: arXiv 2401.10774. Head k of 0..K-1 predicts the token k + 2 ahead (the network itself the one 1 ahead), by one
-residual block before the output embedding. Of two things the paper does otherwise here: all heads share the network's
-own output embedding, where the paper trains a copy for each, and guesses are a chain (the first choice of each head),
-where it verifies a tree.
+residual block and an output embedding of its own. Otherwise than in the paper guesses are a chain (the first choice of
+each head), where it verifies a tree.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,25 +34,26 @@ DECAY = 0.8
 
 
 class MedusaHeads(nn.Module):
-    """K residual blocks side by side. New ones change nothing: each head says what the network says."""
+    """K heads side by side. New ones say what the network says whose output embedding [V, D] they begin with."""
 
-    def __init__(self, heads: int, hidden_size: int) -> None:
+    def __init__(self, heads: int, output_VD: Tensor) -> None:
         super().__init__()
         if heads < 1:
             raise ConfigError(f"heads is {heads}; it must be at least 1.")
-        self.weight_KDD = nn.Parameter(torch.zeros(heads, hidden_size, hidden_size))
-        self.bias_KD = nn.Parameter(torch.zeros(heads, hidden_size))
+        D = output_VD.shape[1]
+        self.weight_KDD = nn.Parameter(output_VD.new_zeros(heads, D, D))
+        self.bias_KD = nn.Parameter(output_VD.new_zeros(heads, D))
+        self.output_KVD = nn.Parameter(output_VD.detach().expand(heads, -1, -1).clone())
 
-    def forward(self, hidden_MD: Tensor, embedding: nn.Linear) -> Tensor:
-        """Return the logits [K, M, V] of all heads through the output embedding of the network."""
+    def forward(self, hidden_MD: Tensor) -> Tensor:
+        """Return the logits [K, M, V] of all heads."""
         hidden_MD = hidden_MD.to(self.weight_KDD.dtype)
         inner_KMD = hidden_MD @ self.weight_KDD.mT + self.bias_KD[:, None]
-        logits_KMV: Tensor = embedding((hidden_MD + F.silu(inner_KMD)).to(embedding.weight.dtype))
-        return logits_KMV
+        return (hidden_MD + F.silu(inner_KMD)) @ self.output_KVD.mT
 
-    def loss(self, hidden_MD: Tensor, label_KM: Tensor, embedding: nn.Linear) -> Tensor:
+    def loss(self, hidden_MD: Tensor, label_KM: Tensor) -> Tensor:
         """Return the mean over the heads of their weighted cross-entropies, each a mean over its labels."""
-        logits_KMV = self(hidden_MD, embedding).float()
+        logits_KMV = self(hidden_MD).float()
         each_KM = F.cross_entropy(logits_KMV.transpose(1, 2), label_KM, ignore_index=IGNORE, reduction="none")
         mean_K = each_KM.sum(dim=1) / (label_KM != IGNORE).sum(dim=1).clamp(min=1)
         weight_K = DECAY ** torch.arange(1, len(mean_K) + 1, device=mean_K.device)
@@ -65,17 +65,18 @@ class MedusaHeads(nn.Module):
 
     @classmethod
     def load(cls, path: Path, network: PreTrainedModel) -> "MedusaHeads":
-        """Read heads made for networks of this hidden size, on the CPU. Raises `ModelError` for anything else."""
+        """Read heads made for networks of these sizes, on the CPU. Raises `ModelError` for anything else."""
         try:
             weights = load_file(path)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path} is not a complete safetensors file: {error}. Train the heads again.") from error
-        D = network.get_output_embeddings().weight.shape[1]
+        output_VD = network.get_output_embeddings().weight
+        V, D = output_VD.shape
         shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
         K = shapes.get("bias_KD", (0,))[0]
-        if K < 1 or shapes != {"weight_KDD": (K, D, D), "bias_KD": (K, D)}:
+        if K < 1 or shapes != {"weight_KDD": (K, D, D), "bias_KD": (K, D), "output_KVD": (K, V, D)}:
             raise ModelError(f"{path} holds no heads for a network of hidden size {D}, but {shapes}. Train new ones.")
-        heads = cls(K, D)
+        heads = cls(K, output_VD.cpu())
         heads.load_state_dict(weights)
         return heads
 
@@ -114,7 +115,7 @@ def train_heads(
         where_RT = (label_KRT != IGNORE).any(dim=0)
         label_KM = label_KRT[:, where_RT].to(network.device)
         hidden_MD = hidden_at(network, batch, where_RT)
-        loss = heads.loss(hidden_MD, label_KM, network.get_output_embeddings())
+        loss = heads.loss(hidden_MD, label_KM)
         if not torch.isfinite(loss):
             raise DivergedError(
                 f"the loss of the heads is {float(loss.detach())}. Lower the learning rate {learning_rate}."
@@ -163,7 +164,6 @@ def decode_medusa(
     mask_id: int,
 ) -> list[Answer]:
     """Decode each prompt, none of them empty. A forward verifies the guesses of the one before: 1..K + 1 tokens."""
-    embedding = network.get_output_embeddings()
     answers = []
     for prompt in prompts:
         answer, reader = Answer(max_tokens, stop_ids), Reader(network, mask_id)
@@ -176,7 +176,7 @@ def decode_medusa(
             answer.extend(given)
             reader.keep(len(prefix) + len(given) - 1)
             # The position that gave the last token: the heads look past it from there.
-            logits_KV = heads(reading.hidden_MD[len(given) - 1, None], embedding)[:, 0]
+            logits_KV = heads(reading.hidden_MD[len(given) - 1, None])[:, 0]
             logits_KV[:, mask_id] = -torch.inf
             guesses = logits_KV.argmax(dim=-1).tolist()
         answer.forwards = reader.forwards

@@ -23,9 +23,13 @@ examples = st.lists(st.booleans(), min_size=1, max_size=10)
 layouts = st.lists(st.lists(examples, min_size=1, max_size=3), min_size=1, max_size=2)
 
 
-def random_heads(heads: int, hidden_size: int, scale: float) -> MedusaHeads:
+def new_heads(heads: int, network: PreTrainedModel) -> MedusaHeads:
+    return MedusaHeads(heads, network.get_output_embeddings().weight)
+
+
+def random_heads(heads: int, network: PreTrainedModel, scale: float) -> MedusaHeads:
     torch.manual_seed(3)
-    made = MedusaHeads(heads, hidden_size).double()
+    made = new_heads(heads, network)
     with torch.no_grad():
         for weight in made.parameters():
             weight.normal_(std=scale)
@@ -48,7 +52,7 @@ def test_whatever_the_heads_say_the_tokens_are_those_of_autoregressive_decoding(
     max_tokens: int,
     stop_ids: frozenset[int],
 ) -> None:
-    made = random_heads(heads, 32, scale)
+    made = random_heads(heads, exact_network, scale)
     answers = decode_medusa(exact_network, made, prompts, max_tokens=max_tokens, stop_ids=stop_ids, mask_id=MASK_ID)
     options = DecodeOptions(mode="ar", max_tokens=max_tokens, stop_ids=stop_ids)
     expected = decode(exact_network, prompts, options, mask_id=MASK_ID)
@@ -58,7 +62,12 @@ def test_whatever_the_heads_say_the_tokens_are_those_of_autoregressive_decoding(
 def test_right_guesses_of_all_heads_are_taken_in_one_forward(repeating_network: PreTrainedModel) -> None:
     """New heads say what the network says, which here is always the same token."""
     (answer,) = decode_medusa(
-        repeating_network, MedusaHeads(3, 64).double(), [[5, 9]], max_tokens=9, stop_ids=frozenset(), mask_id=MASK_ID
+        repeating_network,
+        new_heads(3, repeating_network),
+        [[5, 9]],
+        max_tokens=9,
+        stop_ids=frozenset(),
+        mask_id=MASK_ID,
     )
     assert (answer.tokens, answer.forwards) == ([9] * 9, 3)
 
@@ -66,9 +75,9 @@ def test_right_guesses_of_all_heads_are_taken_in_one_forward(repeating_network: 
 def test_a_new_head_says_what_the_network_says(network: PreTrainedModel) -> None:
     rows = packed([[[False] * 4 + [True] * 6], [[True] * 10]])
     where_RT = rows.response_RT
-    heads = MedusaHeads(2, 32)
+    heads = new_heads(2, network)
     with torch.no_grad():
-        logits_KMV = heads(hidden_at(network, rows, where_RT), network.get_output_embeddings())
+        logits_KMV = heads(hidden_at(network, rows, where_RT))
         expected_MV = network(input_ids=rows.tokens_RT, use_cache=False).logits[where_RT]
     for logits_MV in logits_KMV:
         torch.testing.assert_close(logits_MV, expected_MV, rtol=1e-4, atol=1e-4)
@@ -92,8 +101,7 @@ def test_the_loss_is_the_mean_of_the_weighted_means_of_the_heads(
     network: PreTrainedModel, layout: list, heads: int
 ) -> None:
     rows = packed(layout)
-    made = random_heads(heads, 32, 0.5).float()
-    embedding = network.get_output_embeddings()
+    made = random_heads(heads, network, 0.5)
     hidden_MD = hidden_at(network, rows, torch.ones_like(rows.response_RT))
     label_KM = head_labels(rows, heads).flatten(1)
     with torch.no_grad():
@@ -101,13 +109,15 @@ def test_the_loss_is_the_mean_of_the_weighted_means_of_the_heads(
         for k in range(heads):
             hidden = hidden_MD + F.silu(hidden_MD @ made.weight_KDD[k].T + made.bias_KD[k])
             if (label_KM[k] != IGNORE).any():
-                total += 0.8 ** (k + 1) * float(F.cross_entropy(embedding(hidden), label_KM[k], ignore_index=IGNORE))
-        assert float(made.loss(hidden_MD, label_KM, embedding)) == pytest.approx(total / heads, rel=1e-4, abs=1e-5)
+                total += 0.8 ** (k + 1) * float(
+                    F.cross_entropy(hidden @ made.output_KVD[k].T, label_KM[k], ignore_index=IGNORE)
+                )
+        assert float(made.loss(hidden_MD, label_KM)) == pytest.approx(total / heads, rel=1e-4, abs=1e-5)
 
 
 def test_training_teaches_the_heads_and_leaves_the_network_as_it_is(network: PreTrainedModel) -> None:
     before = deepcopy(network.state_dict())
-    heads = MedusaHeads(3, 32)
+    heads = new_heads(3, network)
     rows = packed([[[False] * 3 + [True] * 20], [[False] * 5 + [True] * 18]])
     losses = train_heads(network, heads, [rows] * 60, steps=50, learning_rate=0.03)
     assert len(losses) == 50
@@ -121,7 +131,7 @@ def test_heads_trained_on_the_answers_of_the_bundled_model_save_forwards(
 ) -> None:
     how = {"max_tokens": 32, "stop_ids": bundled.stop_ids, "mask_id": bundled.mask_id}
     prompts = bundled_prompts[:3]
-    new, trained = (MedusaHeads(3, 256).double() for _ in range(2))
+    new, trained = (new_heads(3, bundled.network) for _ in range(2))
     before = decode_medusa(bundled.network, new, prompts, **how)
     rows = rows_of([(prompt, answer.tokens) for prompt, answer in zip(prompts, before, strict=True)])
     train_heads(bundled.network, trained, [rows] * 12, steps=12, learning_rate=0.01)
@@ -141,7 +151,7 @@ def forwards_by_hand(
     row = rows_of([(prompt, tokens)])
     hidden_TD = hidden_at(network, row, torch.ones_like(row.response_RT))
     with torch.no_grad():
-        logits_KTV = heads(hidden_TD, network.get_output_embeddings())
+        logits_KTV = heads(hidden_TD)
     logits_KTV[..., mask_id] = -torch.inf
     guess_TK = logits_KTV.argmax(dim=-1).T.tolist()
     taken, forwards = 1, 1
@@ -161,24 +171,25 @@ def rows_of(examples: list[tuple[list[int], list[int]]]) -> PackedRows:
 
 
 def test_saved_heads_come_back_the_same(tmp_path: Path, network: PreTrainedModel) -> None:
-    heads = random_heads(2, 32, 0.5).float()
+    heads = random_heads(2, network, 0.5)
     heads.save(tmp_path / "heads.safetensors")
     loaded = MedusaHeads.load(tmp_path / "heads.safetensors", network)
     assert torch.equal(loaded.weight_KDD, heads.weight_KDD)
     assert torch.equal(loaded.bias_KD, heads.bias_KD)
+    assert torch.equal(loaded.output_KVD, heads.output_KVD)
 
 
 def test_a_file_that_holds_no_heads_for_this_network_is_refused(tmp_path: Path, network: PreTrainedModel) -> None:
     with pytest.raises(ModelError, match="not a complete safetensors file"):
         MedusaHeads.load(tmp_path / "absent.safetensors", network)
-    MedusaHeads(2, 16).save(tmp_path / "small.safetensors")
+    MedusaHeads(2, torch.zeros(9, 16)).save(tmp_path / "small.safetensors")
     with pytest.raises(ModelError, match="no heads for a network of hidden size 32"):
         MedusaHeads.load(tmp_path / "small.safetensors", network)
 
 
 def test_no_heads_and_a_loss_that_is_not_finite_are_refused(network: PreTrainedModel) -> None:
     with pytest.raises(ConfigError, match="heads is 0"):
-        MedusaHeads(0, 32)
-    heads = random_heads(1, 32, float("inf")).float()
+        new_heads(0, network)
+    heads = random_heads(1, network, float("inf"))
     with pytest.raises(DivergedError, match="the loss of the heads"):
         train_heads(network, heads, [packed([[[True] * 9]])], steps=1, learning_rate=0.1)
