@@ -22,13 +22,19 @@ POSITIONS_PER_FORWARD = 2048
 
 @torch.inference_mode()
 def agreed_tokens(
-    network: PreTrainedModel, answers: Sequence[tuple[Tokens, Tokens]], mask_id: int, progress: ProgressLine
+    network: PreTrainedModel,
+    answers: Sequence[tuple[Tokens, Tokens]],
+    mask_id: int,
+    progress: ProgressLine,
+    done: int = 0,
 ) -> list[int]:
-    """Return for each prompt and its answer how many tokens of the answer are the most likely ones."""
+    """Return for each prompt and its answer how many tokens of the answer are the most likely ones.
+
+    `done` of what the progress shows were compared before.
+    """
     agreed = [0] * len(answers)
-    done = 0
-    with _plain_attention(network):
-        for numbers in _batches([len(prompt) + len(answer) for prompt, answer in answers]):
+    with plain_attention(network):
+        for numbers in batches_of_like_length([len(prompt) + len(answer) for prompt, answer in answers]):
             for number, count in zip(numbers, _agreed(network, [answers[n] for n in numbers], mask_id), strict=True):
                 agreed[number] = count
             done += len(numbers)
@@ -55,7 +61,7 @@ def _agreed(network: PreTrainedModel, batch: Sequence[tuple[Tokens, Tokens]], ma
     return counts
 
 
-def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+def batches_of_like_length(lengths: Sequence[int]) -> Iterator[list[int]]:
     """Yield the numbers of rows of like length, as many as one forward takes."""
     batch: list[int] = []
     for number in sorted(range(len(lengths)), key=lengths.__getitem__):
@@ -68,7 +74,7 @@ def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 
 @contextmanager
-def _plain_attention(network: PreTrainedModel) -> Iterator[None]:
+def plain_attention(network: PreTrainedModel) -> Iterator[None]:
     """Lend the network an attention that needs no cache: an engine has put its own in."""
     before = network.config._attn_implementation
     network.set_attn_implementation("sdpa")

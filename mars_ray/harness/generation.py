@@ -1,0 +1,97 @@
+"""What a task asks of a generation -> requests, and requests -> texts, as many at a time as the engine has rows.
+
+In:    the arguments of `generate_until`; an engine.
+Out:   texts, each as soon as it is complete, cut where the task wants them cut.
+Never: leaves out an argument that would change the answer; lets one request end another.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
+
+from mars_ray.engine.engine import Engine
+from mars_ray.engine.request import STOP_CHARACTERS_MAX, STOP_STRINGS_MAX, Request, SamplingParams
+from mars_ray.errors import ConfigError, MarsRayError
+
+SAMPLED_ONLY = ("top_p", "top_k", "min_p")
+"""Without effect on what is decoded greedily, where tasks write values into them that mean nothing."""
+
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+
+NEUTRAL = {"num_beams": 1, "num_return_sequences": 1}
+"""What transformers has and we do not, and the value that asks for nothing."""
+
+_HANDLED = ("until", "max_gen_toks", "do_sample", "temperature", "seed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """How one text is to be made."""
+
+    sampling: SamplingParams
+    until: tuple[str, ...]
+    """The text ends before the first of these. The engine stops at those of them that it takes."""
+
+    def cut(self, text: str) -> str:
+        """Return the text as far as the task wants it."""
+        cut: str = postprocess_generated_text(text, list(self.until), None)
+        return cut
+
+
+@dataclass(slots=True)
+class Generated:
+    """What came of one request."""
+
+    text: str = ""
+    tokens: int = 0
+    forwards: int = 0
+    error: MarsRayError | None = None
+    """What ended it before its time; the text is then what there was."""
+
+
+def wish_of(arguments: Mapping[str, object], *, max_gen_toks: int, number: int) -> Wish:
+    """Read the arguments of the `number`-th request of a call, which draws by a seed of its own: `seed` + `number`.
+
+    Without `seed` the engine asks Python's `random`, which the harness seeds. Raises `ConfigError` for an argument that
+    we do not have, `RequestError` for a value out of range.
+    """
+    asked = normalize_gen_kwargs(dict(arguments), max_gen_toks)
+    for name, value in asked.items():
+        if name in NEUTRAL and value != NEUTRAL[name]:
+            raise ConfigError(f"{name} is {value!r} in the arguments of a generation; we have {NEUTRAL[name]} only.")
+        if name not in (*_HANDLED, *SAMPLED_ONLY, *PENALTIES, *NEUTRAL):
+            raise ConfigError(
+                f"{name!r} in the arguments of a generation is unknown to us. Set --gen_kwargs without it."
+            )
+    temperature = float(asked.get("temperature", 0.0))
+    names = PENALTIES + (SAMPLED_ONLY if temperature else ())
+    seed = asked.get("seed")
+    until = tuple(text for text in asked["until"] if text)
+    stop = [text for text in until if len(text) <= STOP_CHARACTERS_MAX][:STOP_STRINGS_MAX]
+    sampling = SamplingParams(
+        max_tokens=asked["max_gen_toks"],
+        temperature=temperature,
+        stop=tuple(stop),
+        seed=seed + number if isinstance(seed, int) else seed,
+        **{name: asked[name] for name in names if name in asked},
+    )
+    return Wish(sampling=sampling, until=until)
+
+
+def generate(engine: Engine, requests: Iterable[Request]) -> Iterator[tuple[str, Generated]]:
+    """Yield the id of each request, with what came of it, when it has ended."""
+    running: dict[str, Generated] = {}
+    coming = iter(requests)
+    while True:
+        while engine.waiting < engine.limits.rows and (request := next(coming, None)):
+            running[request.id] = Generated()
+            engine.add(request)
+        if not engine.busy:
+            return
+        for chunk in engine.step():
+            generated = running[chunk.request_id]
+            generated.text += chunk.text
+            if ended := chunk.finished:
+                generated.tokens, generated.forwards, generated.error = ended.tokens, ended.forwards, ended.error
+                yield chunk.request_id, running.pop(chunk.request_id)

@@ -1,0 +1,81 @@
+"""How likely a model finds texts it is given, one token after another: plain forwards, no decoding.
+
+In:    a network, contexts with their continuations as token ids.
+Out:   for each the log-probability of the continuation, and whether greedy decoding would have chosen it.
+Never: gives the mask token any probability; like in the engine it is no token a text can have.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from mars_ray.evaluate.agreement import batches_of_like_length, plain_attention
+from mars_ray.method.logits import logits_at
+from mars_ray.progress import ProgressLine
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Tokens, the last of which are to be judged by all before them."""
+
+    tokens: tuple[int, ...]
+    judged: int
+    """Less than there are tokens: the first has nothing before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Likelihood:
+    """Of the judged tokens of one text."""
+
+    logprob: float
+    """Natural logarithm, summed over the tokens; 0 for none."""
+    greedy: bool
+    """Each is the most likely one."""
+
+
+@torch.inference_mode()
+def likelihoods(
+    network: PreTrainedModel, texts: Sequence[Scored], mask_id: int, progress: ProgressLine
+) -> list[Likelihood]:
+    """Judge every text; those of like length share a forward, and the order is kept."""
+    found = [Likelihood(logprob=0.0, greedy=True)] * len(texts)
+    asked = [number for number, text in enumerate(texts) if text.judged]
+    done = 0
+    with plain_attention(network):
+        for ranks in batches_of_like_length([len(texts[number].tokens) for number in asked]):
+            numbers = [asked[rank] for rank in ranks]
+            for number, each in zip(numbers, _likelihoods(network, [texts[n] for n in numbers], mask_id), strict=True):
+                found[number] = each
+            done += len(numbers)
+            progress.update(done, {})
+    return found
+
+
+def _likelihoods(network: PreTrainedModel, batch: Sequence[Scored], mask_id: int) -> list[Likelihood]:
+    device = network.device
+    # The last token of a text predicts nothing that is asked for, so it is not fed. Attention is causal, so fillers to
+    # the right of a row are never seen.
+    length = max(len(text.tokens) for text in batch) - 1
+    ids_RS = torch.tensor([_padded(text.tokens[:-1], length, mask_id) for text in batch], device=device)
+    next_RS = torch.tensor([_padded(text.tokens[1:], length, mask_id) for text in batch], device=device)
+    end_R1 = torch.tensor([[len(text.tokens) - 1] for text in batch], device=device)
+    first_R1 = end_R1 - torch.tensor([[text.judged] for text in batch], device=device)
+    slot_S = torch.arange(length, device=device)
+    judged_RS = (slot_S >= first_R1) & (slot_S < end_R1)
+    logits_MV = logits_at(network, judged_RS, input_ids=ids_RS).float()
+    logits_MV[:, mask_id] = -torch.inf
+    next_M = next_RS[judged_RS]
+    logprob_M = logits_MV.gather(1, next_M[:, None])[:, 0] - logits_MV.logsumexp(dim=1)
+    greedy_M = logits_MV.argmax(dim=1) == next_M
+    counts = [text.judged for text in batch]
+    return [
+        # Hundreds of numbers are added up: in double precision, so that their order does not show.
+        Likelihood(logprob=float(logprobs.double().sum()), greedy=bool(greedy.all()))
+        for logprobs, greedy in zip(torch.split(logprob_M, counts), torch.split(greedy_M, counts), strict=True)
+    ]
+
+
+def _padded(tokens: tuple[int, ...], length: int, filler: int) -> list[int]:
+    return [*tokens, *[filler] * (length - len(tokens))]

@@ -1,0 +1,234 @@
+"""The model class for lm-evaluation-harness: `--model mars-ray`.
+
+In:    `--model_args` (see `settings`), and the requests of tasks.
+Out:   texts that our engine decodes, log-probabilities that plain forwards give; all in the order of the requests.
+Never: batches by `--batch_size`: the engine has as many rows as it has room for.
+
+Words are turned into tokens as the harness does it for models of transformers, so that results can be compared.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from mars_ray.engine.engine import Engine
+from mars_ray.engine.mode import Mode
+from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.request import Request
+from mars_ray.errors import BadRecordError, ConfigError, ModelError
+from mars_ray.harness.generation import Generated, Wish, generate, wish_of
+from mars_ray.harness.likelihood import Scored, likelihoods
+from mars_ray.harness.settings import parse_settings
+from mars_ray.model.checkpoint import load_checkpoint
+from mars_ray.model.resolve import resolve_model
+from mars_ray.progress import ProgressLine
+
+LOG = logging.getLogger("lm_eval.mars_ray")
+"""Under the name of the harness, whose command line shows its own messages only."""
+
+GIVEN_ALWAYS = ("batch_size", "max_batch_size")
+"""What the harness gives to every model, asked or not, and which changes no answer."""
+
+Pair = tuple[tuple[str, str] | None, list[int], list[int]]
+"""Context and continuation as text, None for a part of a longer text; then both as tokens."""
+
+
+class HarnessModel(TemplateLM):  # type: ignore[misc]
+    """A checkpoint with an engine. Raises `ConfigError` for unknown or impossible arguments, `ModelError` for a folder
+    that cannot be loaded."""
+
+    def __init__(self, **arguments: object) -> None:
+        super().__init__()
+        settings = parse_settings({name: value for name, value in arguments.items() if name not in GIVEN_ALWAYS})
+        self._settings = settings
+        self._device = _device(settings.device)
+        self._checkpoint = load_checkpoint(
+            resolve_model(settings.model), dtype=getattr(torch, settings.dtype), device=self._device
+        )
+        self.tokenizer = self._checkpoint.tokenizer
+        if self.tokenizer.eos_token_id is None:
+            raise ModelError(
+                f"{settings.model}: the tokenizer has no end-of-sequence token, which likelihoods begin at."
+            )
+        # Compiled steps begin when they are ready, and round differently: the answers would depend on the time.
+        options = EngineOptions(compiled=False, request_tokens=self.max_length)
+        self._engine = Engine(self._checkpoint, options)
+        self._decode = settings.decode(block=self._engine.block)
+        LOG.info(f"decoding on {self._device}, {settings.dtype}, in blocks of {self._decode.block} tokens")
+        self._threshold = self._decode.threshold_now(options.threshold)
+        self._tokens = self._forwards = 0
+
+    @property
+    def tokens_per_forward(self) -> float | None:
+        """Of all that was generated so far; None before that."""
+        return self._tokens / self._forwards if self._forwards else None
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token that ends a text."""
+        number: int = self.tokenizer.eos_token_id
+        return number
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What stands before a text that has no context."""
+        first: int | None = self.tokenizer.bos_token_id
+        return self.eot_token_id if first is None else first
+
+    @property
+    def max_length(self) -> int:
+        """Tokens the model sees at most."""
+        length: int = self._checkpoint.network.config.get_text_config().max_position_embeddings
+        return length
+
+    @property
+    def tokenizer_name(self) -> str:
+        """What the harness tells its caches of requests apart by."""
+        name: str = self.tokenizer.name_or_path
+        return name.replace("/", "__")
+
+    def get_model_info(self) -> dict[str, Any]:
+        """Return what the harness writes into the `config` of its results."""
+        settings = self._settings
+        return {
+            "mode": settings.mode.value,
+            "threshold": None if settings.mode is Mode.AR else self._threshold,
+            "metric": settings.metric.value,
+            "block": self._decode.block,
+            "dtype": settings.dtype,
+            "tokens_per_forward": self.tokens_per_forward,
+        }
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Return the conversation as one text; without a generation prompt its last message is to be continued."""
+        if not self.tokenizer.chat_template:
+            raise ModelError(f"{self._settings.model} has no chat template; leave out --apply_chat_template.")
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                chat_history,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=not add_generation_prompt,
+            )
+        except Exception as error:  # a template is a program of the model's author: anything may come out of it
+            raise BadRecordError(f"the chat template refuses a conversation: {error}") from error
+        return text
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_unused: object) -> list[int]:
+        """Return token ids; what the tokenizer adds to every text is added unless it is there or is not wanted."""
+        first = self.tokenizer.bos_token
+        adds = (not first or not string.startswith(first)) if add_special_tokens is None else add_special_tokens
+        ids: list[int] = self.tokenizer.encode(string, add_special_tokens=adds)
+        return ids
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Continue the context of each request as its arguments say."""
+        del disable_tqdm  # progress is one line, and goes where errors go
+        contexts = [str(request.args[0]) for request in requests]
+        wishes = [
+            wish_of(request.args[1], max_gen_toks=self._settings.max_gen_toks, number=number)
+            for number, request in enumerate(requests)
+        ]
+        engine_requests = self._requests(contexts, wishes)
+        texts = [""] * len(requests)
+        tokens = forwards = 0
+        with ProgressLine("generate", total=len(requests)) as progress:
+            for done, (name, generated) in enumerate(generate(self._engine, engine_requests), start=1):
+                number = int(name)
+                _warn_if_failed(contexts[number], generated)
+                texts[number] = wishes[number].cut(generated.text)
+                tokens, forwards = tokens + generated.tokens, forwards + generated.forwards
+                progress.update(done, {})
+                self.cache_hook.add_partial("generate_until", requests[number].args, texts[number])
+        self._tokens, self._forwards = self._tokens + tokens, self._forwards + forwards
+        rate = tokens / forwards if forwards else 0.0
+        LOG.info(f"generated {tokens} tokens in {forwards} forwards: {rate:.3f} tokens per forward")
+        return texts
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Return the log-probability of each text, read in windows where it is longer than the model sees."""
+        del disable_tqdm
+        windows: list[Pair] = []
+        counts = []
+        for request in requests:
+            pairs = get_rolling_token_windows(
+                token_list=self.tok_encode(request.args[0]),
+                prefix_token=self.prefix_token_id,
+                max_seq_len=self.max_length,
+                context_len=1,
+            )
+            own: list[Pair] = [(None, *make_disjoint_window(pair)) for pair in pairs]
+            windows += own
+            counts.append(len(own))
+        found = iter(self._loglikelihood_tokens(windows))
+        sums = [sum(next(found)[0] for _ in range(count)) for count in counts]
+        for request, logprob in zip(requests, sums, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, logprob)
+        return sums
+
+    def _loglikelihood_tokens(self, requests: Sequence[Pair], **_unused: object) -> list[tuple[float, bool]]:
+        """Judge each continuation; a context that is too long loses its beginning."""
+        texts = [self._scored(context, continuation) for _, context, continuation in requests]
+        with ProgressLine("likelihood", total=len(texts)) as progress:
+            found = likelihoods(self._checkpoint.network, texts, self._checkpoint.mask_id, progress)
+        answers = [(each.logprob, each.greedy) for each in found]
+        for (key, _, _), answer in zip(requests, answers, strict=True):
+            if key is not None:
+                self.cache_hook.add_partial("loglikelihood", key, answer)
+        return answers
+
+    def _scored(self, context: list[int], continuation: list[int]) -> Scored:
+        if len(continuation) > self.max_length:
+            raise BadRecordError(
+                f"a continuation has {len(continuation)} tokens and the model sees {self.max_length}; "
+                "its likelihood cannot be told. Leave it out of the task."
+            )
+        # The last token is judged and not fed, so there may be one more than the model sees.
+        dropped = max(0, len(context) + len(continuation) - self.max_length - 1)
+        if dropped:
+            LOG.warning(f"a context of {len(context)} tokens is too long for its continuation; {dropped} are left out")
+        return Scored(tokens=(*context[dropped:], *continuation), judged=len(continuation))
+
+    def _requests(self, contexts: Sequence[str], wishes: Sequence[Wish]) -> list[Request]:
+        """Return what the engine is to do; prompts that leave no room for the answer lose their beginning."""
+        requests, longest = [], 0
+        for number, (context, wish) in enumerate(zip(contexts, wishes, strict=True)):
+            room = self._engine.limits.positions - wish.sampling.max_tokens
+            if room < 1:
+                raise ConfigError(
+                    f"max_gen_toks is {wish.sampling.max_tokens} and a sequence may have "
+                    f"{self._engine.limits.positions} tokens, its prompt included. Lower max_gen_toks in --gen_kwargs."
+                )
+            prompt = self.tok_encode(context) or [self.prefix_token_id]
+            if len(prompt) > room:
+                longest = max(longest, len(prompt))
+            requests.append(
+                Request(id=str(number), prompt=tuple(prompt[-room:]), sampling=wish.sampling, decode=self._decode)
+            )
+        if longest:
+            LOG.warning(
+                f"some prompts, the longest of {longest} tokens, leave no room for an answer among the "
+                f"{self._engine.limits.positions} tokens of a sequence; they lose their beginning"
+            )
+        return requests
+
+
+def _warn_if_failed(context: str, generated: Generated) -> None:
+    if generated.error:
+        LOG.error(f"no whole answer to a prompt that ends in {context[-80:]!r}: {generated.error}")
+
+
+def _device(name: str | None) -> torch.device:
+    """Return the device to run on, once it is sure that it can be used."""
+    if name is None or name.startswith("cuda"):
+        # The command line of the harness says cuda:0 where nobody says anything, so a missing GPU is no error.
+        name = (name or "cuda") if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"model_args: device is {name!r}: {str(error).splitlines()[0]}") from None
