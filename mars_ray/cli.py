@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mars_ray.cli_control import status, threshold_app
+from mars_ray.cli_evaluate import evaluate
 from mars_ray.cli_generate import generate
 from mars_ray.cli_keys import keys_app
 from mars_ray.errors import ConfigError, InterruptedRunError, MarsRayError, OutputError
@@ -32,6 +33,7 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(threshold_app, name="threshold")
 app.command()(status)
 app.command()(generate)
+app.command()(evaluate)
 
 Json = Annotated[bool, typer.Option("--json", help="End with one machine-readable line.")]
 Dtype = Annotated[str, typer.Option(help="'float32' or 'bfloat16'.")]

@@ -61,6 +61,12 @@ def generate(
     max_tokens: Annotated[int, typer.Option(help="Tokens per answer at most.")] = 256,
     n: Annotated[int, typer.Option(help="Answers per row.")] = 1,
     logprobs: Annotated[int | None, typer.Option(help="Keep them, with so many of the most likely tokens.")] = None,
+    trace: Annotated[
+        bool,
+        typer.Option(
+            "--trace", help="Keep the ids of the tokens (token_ids), and how many each forward gave (accepted)."
+        ),
+    ] = False,
     schema: Annotated[Path | None, typer.Option(help="JSON Schema that every answer holds to.")] = None,
     regex: Annotated[str | None, typer.Option(help="Regular expression that every answer matches.")] = None,
     form: Annotated[Literal["parquet", "jsonl"], typer.Option("--format", help="Of the output.")] = "parquet",
@@ -101,6 +107,7 @@ def generate(
             decode=DecodeParams(mode=mode, threshold=threshold),
             template=_template(template),
             prompt_column=prompt_column,
+            trace=trace,
         ),
         format=form,
         limit=limit,

@@ -22,7 +22,9 @@ BELOW = {
     "control": {"errors", "engine"},
     "batch": {"errors", "progress", "ray_cluster", "method", "model", "data", "engine", "control", "serve"},
     "serve": {"errors", "ray_cluster", "model", "data", "engine", "control"},
-    "evaluate": {"errors", "progress", "method", "model", "data", "engine"},
+    "evaluate": {"errors", "progress", "method", "model", "data", "engine", "batch", "bench"},
+    "rivals": {"errors", "method"},
+    "harness": {"errors", "progress", "method", "model", "engine", "evaluate"},
     "simulate": {"errors", "progress", "data", "model", "engine", "control", "bench"},
     "bench": {"errors", "progress", "method", "model", "data", "engine", "control"},
 }
@@ -74,6 +76,7 @@ def test_every_part_has_its_rule() -> None:
         "__init__",
         "cli",
         "cli_control",
+        "cli_evaluate",
         "cli_generate",
         "cli_keys",
         "ray_demo",

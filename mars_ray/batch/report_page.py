@@ -5,46 +5,32 @@ Out:   the text of `report.html`, readable on a phone, in the dark and without a
 Never: trusts a word of it: rows, reasons and settings are escaped, and the page forbids scripts and requests.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import Any
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mars_ray.batch.chart import Chart, Span, chart, unit_of
+from mars_ray.batch.page import render
 from mars_ray.batch.report import Bar, JobReport, PacePoint
 
 POINTS = 400
 """Of a chart over time; shorter spans are joined."""
 REASONS = 50
 """The most frequent ones are listed."""
-FOLD_FROM = 400
-"""Characters of a text that is folded behind its beginning."""
 AIR = 0.05
 """Above and below the thresholds in their chart."""
 
 
 def page(report: JobReport) -> str:
     """Write the page."""
-    environment = Environment(
-        loader=PackageLoader("mars_ray", "batch"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"told": _told, "duration": lambda seconds: str(timedelta(seconds=round(seconds)))}
     reasons = sorted(report.errors_by_reason.items(), key=lambda item: (-item[1], item[0]))
-    html = environment.get_template("report_page.html").render(
+    return render(
+        "batch/report_page.html",
         report=report,
         charts=_charts(report),
         reasons=reasons[:REASONS],
         other_reasons=reasons[REASONS:],
-        fold_from=FOLD_FROM,
+        duration=timedelta(seconds=round(report.seconds)),
     )
-    # Half of a surrogate pair, as JSON may hold it, could not be written to a file.
-    return html.encode("utf-8", "replace").decode()
 
 
 def _charts(report: JobReport) -> dict[str, Chart]:
@@ -85,7 +71,3 @@ def _histogram(bars: Sequence[Bar]) -> Chart:
 
 def _above(spans: Sequence[Span]) -> float:
     return 1.08 * max(span.value for span in spans) or 1.0
-
-
-def _told(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

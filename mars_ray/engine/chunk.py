@@ -64,6 +64,8 @@ class Chunk:
     """Masks looked at in this step."""
     finished: Finished | None = None
     """Set in the last chunk of the sequence; every sequence has exactly one such chunk."""
+    gains: tuple[int, ...] = ()
+    """Of a chunk that is a whole sequence: how many of its tokens each step gave. Empty in the chunk of one step."""
 
     @property
     def text(self) -> str:

@@ -55,4 +55,5 @@ def _joined(chunks: Sequence[Chunk]) -> Chunk:
         threshold=min(chunk.threshold for chunk in chunks),
         masks=max(chunk.masks for chunk in chunks),
         finished=last.finished,
+        gains=tuple(len(chunk.tokens) for chunk in chunks if chunk.tokens),
     )

@@ -104,6 +104,14 @@ def test_a_column_by_another_name_holds_text_or_a_conversation(encoder: ChatEnco
         form.parse("a", raw(prompt="why?"))
 
 
+def test_a_trace_says_which_tokens_came_together(encoder: ChatEncoder) -> None:
+    answer = replace(ANSWER, gains=(1, 2))
+    for trace, kept in ((True, {"token_ids": [5, 6, 7], "accepted": [1, 2]}), (False, {})):
+        form = PlainForm(replace(SETTINGS, trace=trace), encoder)
+        [record] = form.answered(form.parse("a", raw(prompt="why?")), [answer])
+        assert {name: record[name] for name in ("token_ids", "accepted") if name in record} == kept
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -15,8 +15,8 @@ def chunk(request: str, index: int, token: int, last: bool) -> Chunk:
     return Chunk(
         request_id=request,
         index=index,
-        tokens=(token,),
-        pieces=(f"<{token}>",),
+        tokens=(token,) * (token % 3),
+        pieces=(f"<{token}>",) * (token % 3),
         threshold=1 / (1 + token),
         masks=token,
         finished=finished(token) if last else None,
@@ -47,6 +47,7 @@ def test_a_whole_sequence_says_what_its_chunks_said_and_others_pass(given: list[
         assert whole.text == "".join(each.text for each in parts)
         assert whole.threshold == min(each.threshold for each in parts)
         assert whole.finished == finished(5)
+        assert whole.gains == tuple(len(each.tokens) for each in parts if each.tokens)
 
 
 def test_what_was_kept_of_a_forgotten_request_is_dropped() -> None:

@@ -1,0 +1,136 @@
+"""What an evaluation found, as it is written to `results.json`.
+
+In:    the fields below.
+Out:   a frozen record; a file that holds all of it or is not there.
+Never: guesses: an unknown or missing field is an error.
+"""
+
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from mars_ray.batch.shards import write_file
+from mars_ray.errors import DataError
+
+RESULTS_FILE = "results.json"
+T = TypeVar("T", bound=BaseModel)
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Plan(_Frozen):
+    """What is evaluated, and how: a run that goes on must ask for the same."""
+
+    version: Literal[1] = 1
+    model: str
+    model_digest: str
+    """Of weights, config, tokenizer and chat template."""
+    block: int
+    """Tokens proposed per forward."""
+    dtype: str
+    tasks: tuple[str, ...]
+    seeds: int
+    questions: int
+    """Of all tasks and seeds."""
+    questions_digest: str
+    """Of all prompts and references."""
+    settings: tuple[str, ...]
+    temperature: float
+    compiled: bool
+
+
+class Paired(_Frozen):
+    """A setting against autoregressive decoding, on the same examples."""
+
+    difference: float
+    """Of the accuracies; negative where the setting is worse."""
+    low: float
+    high: float
+    """95 % bootstrap interval over examples."""
+    better: int
+    """Examples that only the setting has right."""
+    worse: int
+    """Examples that only autoregressive decoding has right."""
+    p_value: float
+    """Exact McNemar test, two-sided, of this one comparison; of all tasks together each example counts alike."""
+
+
+class Figures(_Frozen):
+    """One setting, on one task or on all of them. Each spread, `*_std`, is the standard deviation over seeds, null for
+    a single one."""
+
+    examples: int
+    unanswered: int
+    """They count as wrong."""
+    right: int
+    accuracy: float
+    """Mean over seeds; of all tasks, each counts alike."""
+    accuracy_std: float | None
+    accuracy_low: float
+    accuracy_high: float
+    """95 % bootstrap interval over examples."""
+    tokens: int
+    forwards: int
+    tokens_per_forward: float | None
+    """All tokens over all forwards; null where nothing was answered."""
+    tokens_per_forward_std: float | None
+    agreement: float | None
+    """Share of the tokens that autoregressive decoding chooses too, given what stands before them; null at a
+    temperature above 0, where it makes no one choice."""
+    agreement_std: float | None
+    same_answers: float
+    """Share of the examples with the very tokens of autoregressive decoding."""
+    against_ar: Paired | None
+    """Null for autoregressive decoding itself."""
+
+
+class Speed(_Frozen):
+    """One setting by the clock, the same prompts for all, in turns."""
+
+    tokens_per_s: float
+    """Mean over rounds."""
+    tokens_per_s_std: float
+    rounds: tuple[float, ...]
+
+
+class SpeedPass(_Frozen):
+    """What the clock said, and how it was asked."""
+
+    prompts: int
+    rows: int
+    """Sequences the engine decodes together at most."""
+    device: str
+    threads: int
+    settings: dict[str, Speed]
+
+
+class Results(_Frozen):
+    """An evaluation."""
+
+    version: Literal[1] = 1
+    plan: Plan
+    machine: dict[str, str | int | float | bool | None]
+    """What it ran on, with the commit of this code."""
+    overall: dict[str, Figures]
+    """By setting, all tasks together."""
+    tasks: dict[str, dict[str, Figures]]
+    """By task and setting."""
+    stops: dict[str, tuple[int, ...]]
+    """By setting: forwards that gave 1, 2, ... tokens; those that ended an answer are left out: the end cut them."""
+    speed: SpeedPass
+
+
+def write_model(path: Path, model: BaseModel) -> None:
+    """Write a record as JSON. Raises `RunError` where that is not possible."""
+    write_file(path, [model.model_dump_json(indent=2).encode() + b"\n"])
+
+
+def read_model(path: Path, kind: type[T]) -> T:
+    """Read a record. Raises `DataError` for a file that is none."""
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise DataError(f"{path} is not what an evaluation writes: {error}. Remove it.") from None

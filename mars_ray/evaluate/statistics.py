@@ -1,0 +1,44 @@
+"""What can be said about means of right and wrong: spread over seeds, intervals, paired tests.
+
+In:    arrays of small whole numbers, one for each example.
+Out:   numbers.
+Never: assumes a normal distribution; draws from a global generator.
+
+A bootstrap of n values of which only few differ draws how often each comes, from a multinomial: the same distribution
+as drawing n examples with replacement, in a thousandth of the time.
+"""
+
+from collections.abc import Sequence
+from statistics import fmean, stdev
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binomtest
+
+RESAMPLES = 10_000
+SEED = 0
+"""The same examples have the same interval in every run."""
+COVERED = 0.95
+
+
+def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return mean and standard deviation over samples; a single one has no spread."""
+    return fmean(values), stdev(values) if len(values) > 1 else None
+
+
+def bootstrap_interval(groups: Sequence[NDArray[np.int8]]) -> tuple[float, float]:
+    """Return the 95 % percentile interval of the mean over the groups' means; each group is resampled by itself."""
+    rng = np.random.default_rng(SEED)
+    means = np.zeros(RESAMPLES)
+    for group in groups:
+        values, counts = np.unique(group, return_counts=True)
+        drawn = rng.multinomial(len(group), counts / len(group), size=RESAMPLES)
+        means += drawn @ values / len(group)
+    tail = (1 - COVERED) / 2
+    low, high = np.quantile(means / len(groups), [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def mcnemar(better: int, worse: int) -> float:
+    """Return the exact two-sided p-value of McNemar's test, by the pairs of which only one is right."""
+    return float(binomtest(better, better + worse).pvalue) if better + worse else 1.0

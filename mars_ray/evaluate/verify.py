@@ -1,0 +1,35 @@
+"""Is an answer right? By the verifier of a task family, or by one of a few ways to compare with a reference.
+
+In:    the name of the way, a reference, the text of an answer.
+Out:   yes or no.
+Never: raises because of the text; runs code (that is `code_check`).
+"""
+
+import re
+from collections.abc import Callable
+from decimal import Decimal
+
+from mars_ray.data.tasks import FAMILIES
+from mars_ray.data.tasks.checks import same_json, same_text
+
+_NUMBER = re.compile(r"(?<![\d.])-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+"""A minus behind a digit is a subtraction."""
+
+
+def last_number(text: str) -> Decimal | None:
+    """Return the last number of a text; commas within it group its digits."""
+    found = _NUMBER.findall(text)
+    return Decimal(found[-1].replace(",", "")) if found else None
+
+
+def _same_number(reference: str, text: str) -> bool:
+    return last_number(text) == last_number(reference)
+
+
+def _matches(reference: str, text: str) -> bool:
+    return re.search(reference, text) is not None
+
+
+FILE_MATCHES: dict[str, Callable[[str, str], bool]] = {"exact": same_text, "regex": _matches, "json": same_json}
+"""Those that a file of one's own may ask for: equal but for white space around it; found in the text; equal as JSON."""
+MATCHES = FILE_MATCHES | {"number": _same_number} | {name: family.verify for name, family in FAMILIES.items()}

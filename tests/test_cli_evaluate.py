@@ -1,0 +1,89 @@
+"""What a user gets wrong with `mars-ray evaluate` ends in one line and exit code 2, before any work."""
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mars_ray import cli
+from mars_ray.model.card import CARD_FILE, read_card, write_card
+from mars_ray.model.resolve import resolve_model
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def evaluate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
+    def run(**changes: object) -> tuple[int, str, str]:
+        given = {"tasks": "rephrase", "output": tmp_path / "out", "examples": 1, "seeds": 1} | changes
+        words = (word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value)))
+        monkeypatch.setattr(sys, "argv", ["mars-ray", "evaluate", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        code = ended.value.code or 0
+        assert isinstance(code, int)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def refused(evaluate: Cli, output: Path, message: str, **changes: object) -> None:
+    code, out, err = evaluate(**changes)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tasks": "rephrase,jsn_extract"}, "Did you mean 'json_extract'?"),
+        ({"tasks": ","}, "no task is given"),
+        ({"tasks": "gsm8k", "data": "nowhere"}, "There is no file nowhere/gsm8k/test.jsonl.gz"),
+        ({"tasks": "humaneval"}, "--allow-code-execution"),
+        ({"model": "bundeld"}, "unknown model 'bundeld'"),
+        ({"thresholds": "0.9,x"}, "--thresholds is '0.9,x'"),
+        ({"thresholds": "1.5"}, "threshold is 1.5"),
+        ({"modes": "ar,trheshold"}, "Did you mean 'threshold'?"),
+        ({"temperature": "-1"}, "temperature is -1"),
+        ({"seeds": "0"}, "seeds is 0"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_one_line(
+    evaluate: Cli, tmp_path: Path, changes: dict[str, str], message: str
+) -> None:
+    refused(evaluate, tmp_path / "out", message, **changes)
+
+
+def test_a_file_with_a_missing_reference_is_named_with_the_line(evaluate: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt": "p", "reference": "r"}\n{"prompt": "q"}\n')
+    refused(evaluate, tmp_path / "out", "mine.jsonl, line 2: it has no 'reference'", tasks=path)
+
+
+def test_an_unknown_way_to_compare_is_named(evaluate: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt": "p", "reference": "r"}\n')
+    refused(evaluate, tmp_path / "out", "match is 'near'; choose one of exact, regex, json", tasks=path, match="near")
+
+
+def test_a_model_that_was_not_trained_to_look_ahead_says_what_can_be_done(evaluate: Cli, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(resolve_model("bundled"), tmp_path / "model"))
+    card = read_card(folder)
+    assert card is not None
+    write_card(card.model_copy(update={"method": "ar", "block": None, "phase": None, "ar_weight": None}), folder)
+    refused(evaluate, tmp_path / "out", "was not trained to look ahead (its mars.json names no block)", model=folder)
+    (folder / CARD_FILE).unlink()
+    refused(evaluate, tmp_path / "out", "it can be evaluated with --modes ar alone", model=folder)
+
+
+def test_a_folder_that_holds_something_else_is_refused_and_left_alone(evaluate: Cli, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("mine")
+    code, out, err = evaluate()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "holds something that is no evaluation" in err
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]
