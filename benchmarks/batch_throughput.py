@@ -3,8 +3,9 @@
     python benchmarks/batch_throughput.py --rows 4000 --repeats 3 --json benchmarks/results/DATE-batch-throughput.json
 
 The bundled model answers prompts of its own tasks at threshold 0.95, one thread for each engine. The bare engine gets
-requests that were tokenised beforehand, in a process that does nothing else. The seconds of both begin when
-the model is loaded and its step compiled; those of a job end with the last row in the ledger. Contenders take turns.
+requests that were tokenised beforehand, in a process that does nothing else. Throughput is steady throughput: from the
+moment a quarter of the tokens is there, when every engine has long been at work, until nine tenths are, before the
+first of them has none left. Contenders take turns.
 """
 
 import argparse
@@ -12,7 +13,8 @@ import json
 import subprocess
 import sys
 import time
-from itertools import islice
+from collections.abc import Sequence
+from itertools import accumulate, islice
 from pathlib import Path
 from statistics import mean, stdev
 from tempfile import TemporaryDirectory
@@ -34,13 +36,13 @@ from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
 
 SETTINGS = PlainSettings(sampling=SamplingParams(max_tokens=64), decode=DecodeParams(threshold=0.95))
-CONTENDERS = ("bare engine", "1 worker", "2 workers")
+CONTENDERS = ("bare engine", "2 bare engines", "1 worker", "2 workers")
 
 
 def main() -> None:
     """Compare, print, and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=4000)
+    parser.add_argument("--rows", type=int, default=8000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", choices=CONTENDERS, help=argparse.SUPPRESS)
@@ -80,7 +82,14 @@ def main() -> None:
 
 def one(name: str, source: Path) -> float:
     """Return the tokens per second of one contender."""
-    return bare_engine(source) if name == "bare engine" else job(source, int(name[0]))
+    if name == "bare engine":
+        return bare_engine(source)
+    if name == "2 bare engines":
+        # What two cores give when nothing but engines runs on them.
+        command = [sys.executable, __file__, "--one", "bare engine", "--source", str(source)]
+        both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+        return sum(json.loads(each.communicate()[0].splitlines()[-1]) for each in both)
+    return job(source, int(name[0]))
 
 
 def bare_engine(source: Path) -> float:
@@ -91,12 +100,13 @@ def bare_engine(source: Path) -> float:
     requests = [form.parse(str(n), raw).request for n, raw in enumerate(source.read_bytes().splitlines())]
     engine = Engine(checkpoint, EngineOptions(queue=len(requests)))
     engine.wait_until_compiled()
-    started_s, tokens = time.monotonic(), 0
     for request in requests:
         engine.add(request)
+    pace = []
     while engine.busy:
-        tokens += sum(chunk.finished.tokens for chunk in engine.step() if chunk.finished)
-    return tokens / (time.monotonic() - started_s)
+        tokens = sum(chunk.finished.tokens for chunk in engine.step() if chunk.finished)
+        pace.append((time.monotonic(), tokens))
+    return steady(pace)
 
 
 def job(source: Path, workers: int) -> float:
@@ -104,7 +114,15 @@ def job(source: Path, workers: int) -> float:
     with TemporaryDirectory() as place:
         output = Path(place) / "out"
         report = generate(GenerateOptions(input=(str(source),), output=output, form=SETTINGS, workers=workers))
-    return report.tokens_per_s
+    return steady([(point.second, point.tokens) for point in report.pace])
+
+
+def steady(pace: Sequence[tuple[float, int]]) -> float:
+    """Return tokens per second of the middle of a run, from when how many tokens came."""
+    seconds, tokens = zip(*pace, strict=True)
+    came = list(accumulate(tokens))
+    first, last = (next(n for n, each in enumerate(came) if each >= share * came[-1]) for share in (0.25, 0.9))
+    return (came[last] - came[first]) / (seconds[last] - seconds[first])
 
 
 if __name__ == "__main__":
