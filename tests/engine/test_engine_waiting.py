@@ -58,7 +58,9 @@ def test_of_classes_that_were_served_alike_who_came_first_goes_first() -> None:
 @given(st.lists(st.sampled_from(["low", "middle", "high"]), min_size=1, max_size=20), st.integers(0, 5))
 def test_a_higher_priority_goes_first_whatever_the_shares_and_what_it_was_served(names: list[str], tokens: int) -> None:
     ranks = {"low": -1, "middle": 0, "high": 7}
-    waiting = Waiting([ServiceClass(name=name, priority=rank, share=5 - rank / 2) for name, rank in ranks.items()], 100)
+    waiting = Waiting(
+        [ServiceClass(name=name, priority=rank, share=5 - rank / 2) for name, rank in ranks.items()], 1000
+    )
     waiting.served("high", tokens)
     queued(waiting, *names)
     order = []

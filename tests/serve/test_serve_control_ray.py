@@ -123,6 +123,7 @@ def test_replicas_decide_alone_once_the_lease_of_a_frozen_controller_ended(runni
     until(lambda: thresholds(running) == [overridden, overridden], lambda: thresholds(running))
 
 
+@pytest.mark.slow
 def test_under_lasting_load_engines_come_although_thresholds_fell_and_then_thresholds_return(tmp_path: Path) -> None:
     config = deploy_file(
         tmp_path / "serve.yaml",

@@ -103,6 +103,7 @@ def test_however_it_is_interrupted_a_run_ends_with_the_same_weights(make_config:
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_trained_ends_with_one_line_that_says_why(make_config: MakeConfig, tmp_path: Path) -> None:
     empty, speechless = tmp_path / "empty.jsonl", tmp_path / "speechless.jsonl"
     empty.touch()
