@@ -2,20 +2,19 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from mars_ray.cli_generate import WITH_ERRORS, AsJson, Compiled, Cpus, Dtype, Gpus, Workers
 from mars_ray.errors import ConfigError
 
 if TYPE_CHECKING:
     from mars_ray.evaluate.results import Figures, Results
 
 DATA = Path("..") / "shared" / "data"
-WITH_ERRORS = 3
-"""Exit code of an evaluation in which some question has no answer."""
 
 
 def evaluate(
@@ -49,12 +48,12 @@ def evaluate(
         bool,
         typer.Option("--allow-code-execution", help="humaneval runs what the model wrote, shut off from the rest."),
     ] = False,
-    workers: Annotated[int, typer.Option(help="Engines, each in a process of its own.")] = 1,
-    cpus: Annotated[float | None, typer.Option(help="Of each worker; by default they share what there is.")] = None,
-    gpus: Annotated[float, typer.Option(help="Of each worker.")] = 0.0,
-    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option()] = "float32",
-    compiled: Annotated[bool, typer.Option(help="Compile the decoding step in the background.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one machine-readable line.")] = False,
+    workers: Workers = 1,
+    cpus: Cpus = None,
+    gpus: Gpus = 0.0,
+    dtype: Dtype = "float32",
+    compiled: Compiled = True,
+    as_json: AsJson = False,
 ) -> None:
     """Measure accuracy, agreement and speed at each threshold, and write results.json and report.html.
 

@@ -23,6 +23,14 @@ if TYPE_CHECKING:
 WITH_ERRORS = 3
 """Exit code of a job that is complete, but for rows with errors."""
 
+# Options of every command that runs a job.
+Workers = Annotated[int, typer.Option(help="Engines, each in a process of its own.")]
+Cpus = Annotated[float | None, typer.Option(help="Of each worker; by default they share what there is.")]
+Gpus = Annotated[float, typer.Option(help="Of each worker.")]
+Dtype = Annotated[Literal["float32", "bfloat16"], typer.Option()]
+Compiled = Annotated[bool, typer.Option(help="Compile the decoding step in the background.")]
+AsJson = Annotated[bool, typer.Option("--json", help="End with one machine-readable line.")]
+
 
 def generate(
     sources: Annotated[
@@ -74,12 +82,12 @@ def generate(
     dry_run: Annotated[int | None, typer.Option(help="Show what the first rows give, and write nothing.")] = None,
     new: Annotated[bool, typer.Option("--new", help="Put an earlier job in --output aside and begin again.")] = False,
     retry_errors: Annotated[bool, typer.Option("--retry-errors", help="Do the rows with errors again.")] = False,
-    workers: Annotated[int, typer.Option(help="Engines, each in a process of its own.")] = 1,
-    cpus: Annotated[float | None, typer.Option(help="Of each worker; by default they share what there is.")] = None,
-    gpus: Annotated[float, typer.Option(help="Of each worker.")] = 0.0,
-    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option()] = "float32",
-    compiled: Annotated[bool, typer.Option(help="Compile the decoding step in the background.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one machine-readable line.")] = False,
+    workers: Workers = 1,
+    cpus: Cpus = None,
+    gpus: Gpus = 0.0,
+    dtype: Dtype = "float32",
+    compiled: Compiled = True,
+    as_json: AsJson = False,
 ) -> None:
     """Answer every row of a data set with Ray Data.
 

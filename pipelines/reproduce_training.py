@@ -5,7 +5,6 @@ A model that is there is complete, so nothing is done twice; a run that was kill
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -14,11 +13,10 @@ from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from mars_ray.data.packed import PackedData
 from mars_ray.method.streams import PackedRows
-from mars_ray.model.card import Card, library_versions
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from mars_ray.rivals.block_diffusion import diffusion_loss
 from mars_ray.rivals.medusa import MedusaHeads, train_heads
-from mars_ray.train.config import parse_config
+from mars_ray.train.config import TrainConfig, parse_config
 from mars_ray.train.local_store import LocalStore
 from mars_ray.train.loop import TrainingRun
 from mars_ray.train.run_folder import RunFolder
@@ -68,7 +66,7 @@ def _streams(recipe: Recipe, start: Path, output: Path, seed: int) -> None:
     TrainingRun(_config(recipe, start, output, seed), accelerator, LocalStore(output / "states")).run()
 
 
-def _config(recipe: Recipe, start: Path, output: Path, seed: int) -> Any:
+def _config(recipe: Recipe, start: Path, output: Path, seed: int) -> TrainConfig:
     return parse_config(
         {
             "model": str(start),
@@ -112,22 +110,8 @@ def _diffusion(recipe: Recipe, start: Path, output: Path, seed: int) -> None:
         torch.nn.utils.clip_grad_norm_(network.parameters(), CLIP_NORM)
         optimizer.step()
         optimizer.zero_grad()
-    card = Card(
-        method="ar",  # there is no name for it: nothing but `reproduce.py` decodes it
-        block=None,
-        phase=None,
-        mask_token=checkpoint.tokenizer.convert_ids_to_tokens(checkpoint.mask_id),
-        mask_token_id=checkpoint.mask_id,
-        ar_weight=None,
-        data="references",
-        examples=data.report.examples,
-        tokens=steps * BATCH_ROWS * LENGTH,
-        steps=steps,
-        seed=seed,
-        versions=library_versions(),
-        losses={},
-    )
-    save_checkpoint(Checkpoint(network, checkpoint.tokenizer, checkpoint.mask_id, card), RunFolder(output).model)
+    # Without a card: nothing but `reproduce.py` can decode it, and no card has a name for it.
+    save_checkpoint(Checkpoint(network, checkpoint.tokenizer, checkpoint.mask_id, card=None), RunFolder(output).model)
 
 
 def _medusa(recipe: Recipe, start: Path, output: Path, seed: int) -> None:
