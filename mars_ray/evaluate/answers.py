@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from mars_ray.data.chat import ChatEncoder
+from mars_ray.engine.drive import decode_all
 from mars_ray.engine.engine import Engine
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
@@ -46,22 +47,18 @@ def answer_all(
     decodes = [replace(decode, block=decode.block or engine.block) for decode in decodes]
     prompts = [_prompt(question, encoder, engine, sampling) for question in questions]
     answers = [[Answer(prompt) for _ in decodes] for prompt in prompts]
-    coming = _requests(prompts, sampling, decodes)
-    done, total = 0, len(prompts) * len(decodes)
-    while done < total:
-        while engine.waiting < engine.limits.rows and (request := next(coming, None)):
-            engine.add(request)
-        for chunk in engine.step():
-            number, rank = map(int, chunk.request_id.split("/"))
-            answer = answers[number][rank]
-            answer.tokens += chunk.tokens
-            answer.text += chunk.text
-            if chunk.finished:
-                if chunk.finished.error:
-                    raise chunk.finished.error
-                answer.forwards = chunk.finished.forwards
-                done += 1
-        progress.update(done, {})
+    done = 0
+    for chunk in decode_all(engine, _requests(prompts, sampling, decodes)):
+        number, rank = map(int, chunk.request_id.split("/"))
+        answer = answers[number][rank]
+        answer.tokens += chunk.tokens
+        answer.text += chunk.text
+        if chunk.finished:
+            if chunk.finished.error:
+                raise chunk.finished.error
+            answer.forwards = chunk.finished.forwards
+            done += 1
+            progress.update(done, {})
     return answers
 
 

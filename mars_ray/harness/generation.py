@@ -5,11 +5,13 @@ Out:   texts, each as soon as it is complete, cut where the task wants them cut.
 Never: leaves out an argument that would change the answer; lets one request end another.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
 
+from mars_ray.engine.drive import decode_all
 from mars_ray.engine.engine import Engine
 from mars_ray.engine.request import STOP_CHARACTERS_MAX, STOP_STRINGS_MAX, Request, SamplingParams
 from mars_ray.errors import ConfigError, MarsRayError
@@ -81,17 +83,10 @@ def wish_of(arguments: Mapping[str, object], *, max_gen_toks: int, number: int) 
 
 def generate(engine: Engine, requests: Iterable[Request]) -> Iterator[tuple[str, Generated]]:
     """Yield the id of each request, with what came of it, when it has ended."""
-    running: dict[str, Generated] = {}
-    coming = iter(requests)
-    while True:
-        while engine.waiting < engine.limits.rows and (request := next(coming, None)):
-            running[request.id] = Generated()
-            engine.add(request)
-        if not engine.busy:
-            return
-        for chunk in engine.step():
-            generated = running[chunk.request_id]
-            generated.text += chunk.text
-            if ended := chunk.finished:
-                generated.tokens, generated.forwards, generated.error = ended.tokens, ended.forwards, ended.error
-                yield chunk.request_id, running.pop(chunk.request_id)
+    running: defaultdict[str, Generated] = defaultdict(Generated)
+    for chunk in decode_all(engine, requests):
+        generated = running[chunk.request_id]
+        generated.text += chunk.text
+        if ended := chunk.finished:
+            generated.tokens, generated.forwards, generated.error = ended.tokens, ended.forwards, ended.error
+            yield chunk.request_id, running.pop(chunk.request_id)
