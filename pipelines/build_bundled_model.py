@@ -56,18 +56,25 @@ CHAT_TEMPLATE = (
 def main() -> None:
     """Run the five steps."""
     logging.disable_progress_bar()
-    WORK.mkdir(parents=True, exist_ok=True)
-    write_examples(WORK / "train.jsonl", islice(mixture("train", SEED), TRAIN_EXAMPLES))
-    write_examples(WORK / "heldout.jsonl", islice(mixture("heldout", SEED), HELDOUT_EXAMPLES))
-    make_start(WORK / "init")
-    ar, mars = (read_config(HERE / name) for name in ("bundled_ar.yaml", "bundled_mars.yaml"))
-    train(ar)
+    ar_model = autoregressive_model()
+    mars = read_config(HERE / "bundled_mars.yaml")
     train(mars)
-    ar_model, mars_model = RunFolder(ar.output).model, RunFolder(mars.output).model
+    mars_model = RunFolder(mars.output).model
     in_bfloat16 = WORK / "bundled"
     if not in_bfloat16.exists():
         save_checkpoint(load_checkpoint(mars_model), in_bfloat16, dtype=torch.bfloat16)
     publish(in_bfloat16, calibrated(in_bfloat16, THRESHOLDS), before=calibrated(ar_model, (1.0,)))
+
+
+def autoregressive_model() -> Path:
+    """Run the first two steps and return the model."""
+    WORK.mkdir(parents=True, exist_ok=True)
+    write_examples(WORK / "train.jsonl", islice(mixture("train", SEED), TRAIN_EXAMPLES))
+    write_examples(WORK / "heldout.jsonl", islice(mixture("heldout", SEED), HELDOUT_EXAMPLES))
+    make_start(WORK / "init")
+    ar = read_config(HERE / "bundled_ar.yaml")
+    train(ar)
+    return RunFolder(ar.output).model
 
 
 def write_examples(path: Path, examples: Iterable[TaskExample]) -> None:

@@ -2,9 +2,9 @@
 
     python pipelines/reproduce.py --output runs/reproduce --json benchmarks/results/DATE-reproduction.json
 
-Small networks are trained on the task families by each recipe of `reproduce_recipes.py`, once for every seed, and
-decoded in every way (`reproduce_measures.py`). The table and what follows from it for each claim of arXiv 2604.07023
-are printed, and written as Markdown beside the JSON (`reproduce_report.py`).
+The AR checkpoint of the bundled model is fine-tuned on the task families by each recipe of `reproduce_recipes.py`, once
+for every seed, and decoded in every way (`reproduce_measures.py`). The table and what follows from it for each claim of
+arXiv 2604.07023 are printed, and written as Markdown beside the JSON (`reproduce_report.py`).
 
 Ray runs as many of these as there are cores. What is done is kept: stopped by Ctrl-C or a crash, the same command goes
 on, and a seed may be added later.
@@ -23,14 +23,13 @@ from typing import Any
 
 import ray
 import torch
-from build_bundled_model import make_tokenizer, write_examples
+from build_bundled_model import autoregressive_model, write_examples
 from ray.exceptions import RayTaskError
 from reproduce_measures import MAX_TOKENS, caches, curve, diffusion, metrics, rivals
-from reproduce_recipes import TASKS, Recipe, recipes
+from reproduce_recipes import BASE, DRAFT, HALF, Recipe, recipes
 from reproduce_report import markdown
-from reproduce_training import LENGTH, SHAPES, random_model, train_recipe
+from reproduce_training import LENGTH, random_draft, train_recipe
 from self_distill import agree, record, rows_in, write
-from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from mars_ray.batch.plain_form import PlainSettings
@@ -42,10 +41,12 @@ from mars_ray.data.tasks.split import Split, mixture
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import MarsRayError, RunError
+from mars_ray.model.resolve import resolve_model
 from mars_ray.progress import ProgressLine
 from mars_ray.ray_cluster import cluster_cpus, connect
 
 DATA_SEED = 7
+"""The base has seen other examples."""
 HELDOUT = 256
 """Examples looked at while training."""
 RIVALS = ("ar", "mars-4", "draft-ar", "draft-mars-4", "medusa")
@@ -71,22 +72,26 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/reproduce"), help="folder of the run")
     parser.add_argument("--json", type=Path, help="file for all figures; the report lies beside it as .md")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--examples", type=int, default=40_000, help="to learn from")
-    parser.add_argument("--per-family", type=int, default=100, help="held-out questions of each family")
+    parser.add_argument("--examples", type=int, default=16_000, help="to learn from")
+    parser.add_argument("--per-family", type=int, default=50, help="held-out questions of each family")
+    parser.add_argument("--base", help="model all begin with; without, the AR checkpoint of the bundled one is made")
     given = parser.parse_args()
     logging.disable_progress_bar()
-    place, settings = given.output.absolute(), {"examples": given.examples, "per_family": given.per_family}
-    begin(place, settings)
+    place = given.output.absolute()
+    settings = {"base": given.base, "examples": given.examples, "per_family": given.per_family}
+    agree(place / "settings.json", settings)
+    base = resolve_model(given.base) if given.base else autoregressive_model().absolute()
+    begin(place, base, settings["examples"])
     seeds = {seed: place / f"seed-{seed}" for seed in given.seeds}
     first: list[Unit] = []
     others: list[Unit] = []
     for seed, folder in seeds.items():
         for recipe in recipes():
-            (first if recipe.name == "ar" else others).append(training(place, folder, recipe, seed))
+            (first if recipe.name == "ar" else others).append(training(place, base, folder, recipe, seed))
         others += measures(folder, given.per_family)
     do(first)
     for folder in seeds.values():
-        own_answers(place, folder)
+        own_answers(place, base, folder, int(HALF * given.examples))
     do(others)
     report = {
         "command": " ".join(["python", "pipelines/reproduce.py", *sys.argv[1:]]),
@@ -102,44 +107,33 @@ def main() -> None:
         write(given.json.with_suffix(".md"), [text])
 
 
-def begin(place: Path, settings: Json) -> None:
-    """Write and pack what every recipe learns from. Raises `ConfigError` where other settings were used before."""
-    agree(place / "settings.json", settings)
-    tokenizer = place / "tokenizer"
-    if not tokenizer.exists():
-        partial = tokenizer.with_suffix(".partial")
-        make_tokenizer().save_pretrained(partial)
-        partial.rename(tokenizer)
+def begin(place: Path, base: Path, examples: int) -> None:
+    """Write and pack what every recipe learns from."""
     connect()
-    splits: dict[Split, int] = {"train": settings["examples"], "heldout": HELDOUT}
+    splits: dict[Split, int] = {"train": examples, "heldout": HELDOUT}
     for split, count in splits.items():
         source = place / f"{split}.jsonl"
-        write_examples(source, islice(mixture(split, DATA_SEED, TASKS), count))
-        pack(place, source, place / "references" / split)
+        write_examples(source, islice(mixture(split, DATA_SEED), count))
+        pack(base, source, place / "references" / split)
 
 
-def pack(place: Path, source: Path, folder: Path) -> None:
+def pack(base: Path, source: Path, folder: Path) -> None:
     """Tokenise and pack examples."""
     if read_report(folder) is None:
         options = PrepareOptions(length=LENGTH, overlong="drop", bad_records="error")
         with ProgressLine(f"tokenise {source.name}", total=None) as progress:
-            prepare(source, folder, start_model(place, "small", 0), options, progress)
+            prepare(source, folder, base, options, progress)
 
 
-def start_model(place: Path, shape: str, seed: int) -> Path:
-    """Return the network with random weights that a seed begins with."""
-    folder = place / f"{shape}-{seed}"
-    if not folder.exists():
-        random_model(folder, shape, AutoTokenizer.from_pretrained(place / "tokenizer"), seed)
-    return folder
-
-
-def training(place: Path, folder: Path, recipe: Recipe, seed: int) -> Unit:
+def training(place: Path, base: Path, folder: Path, recipe: Recipe, seed: int) -> Unit:
     """Return the unit that trains a recipe."""
-    begins = start_model(place, recipe.start, seed) if recipe.start in SHAPES else folder / recipe.start / "model"
+    starts = {BASE: base, DRAFT: folder / DRAFT}
+    begins = starts.get(recipe.start, folder / recipe.start / "model")
     data = folder / "own" if recipe.answers_of else place / "references"
 
     def work() -> Json:
+        if recipe.start == DRAFT and not begins.exists():
+            random_draft(begins, base, seed)
         output = folder / recipe.name
         output.mkdir(parents=True, exist_ok=True)
         if not (output / "data").exists():
@@ -148,24 +142,22 @@ def training(place: Path, folder: Path, recipe: Recipe, seed: int) -> Unit:
         train_recipe(recipe, begins, output, seed)
         return {"cpu_s": time.process_time() - started_s}
 
-    needs = () if recipe.start in SHAPES else (folder / f"{recipe.start}.json",)
+    needs = () if recipe.start in starts else (folder / f"{recipe.start}.json",)
     return Unit(result=folder / f"{recipe.name}.json", work=work, needs=needs)
 
 
-def own_answers(place: Path, folder: Path) -> None:
-    """Answer the prompts with the AR model of a seed, and pack what it answered to the end."""
+def own_answers(place: Path, base: Path, folder: Path, count: int) -> None:
+    """Answer the first prompts with the AR model of a seed, and pack what it answered to the end."""
     if read_report(folder / "own" / "train") is not None:
         return
+    asked = place / "asked.jsonl"
+    write_examples(asked, islice(mixture("train", DATA_SEED), count))
     form = PlainSettings(sampling=SamplingParams(max_tokens=MAX_TOKENS), decode=DecodeParams(mode=Mode.AR))
     model, answers = folder / "ar" / "model", folder / "answers"
-    generate(
-        GenerateOptions(
-            input=(str(place / "train.jsonl"),), output=answers, model=str(model), form=form, workers=cluster_cores()
-        )
-    )
+    generate(GenerateOptions(input=(str(asked),), output=answers, model=str(model), form=form, workers=cluster_cores()))
     ended = (row for row in rows_in(answers) if row["finish_reason"] == "stop")
     write(folder / "own.jsonl", (record(row["prompt"], row["text"]) for row in ended))
-    pack(place, folder / "own.jsonl", folder / "own" / "train")
+    pack(base, folder / "own.jsonl", folder / "own" / "train")
     (folder / "own" / "heldout").symlink_to(place / "references" / "heldout")
 
 
@@ -189,8 +181,8 @@ def measures(folder: Path, per_family: int) -> Iterator[Unit]:
     yield unit("diffusion-4", partial(diffusion, model("diffusion-4"), 4, per_family), "diffusion-4")
     yield unit("metrics", partial(metrics, model("mars-8"), per_family), "mars-8")
     named = {name: model(name) for name in RIVALS}
-    yield unit("rivals", partial(rivals, named, max(1, per_family // 10)), *RIVALS, alone=True)
-    yield unit("caches", partial(caches, model("mars-16"), 48, 3), "mars-16", alone=True)
+    yield unit("rivals", partial(rivals, named, max(1, per_family // 12)), *RIVALS, alone=True)
+    yield unit("caches", partial(caches, model("mars-16"), 32, 2), "mars-16", alone=True)
 
 
 def do(units: list[Unit]) -> None:

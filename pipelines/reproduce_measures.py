@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from reproduce_recipes import TASKS
 from reproduce_training import HEADS_FILE
 
 from mars_ray.bench.contenders import contenders, subject
 from mars_ray.bench.measure import interleaved, throughput
 from mars_ray.data.chat import ChatEncoder
-from mars_ray.data.tasks import verify
+from mars_ray.data.tasks import FAMILIES, verify
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.evaluate.agreement import agreed_tokens
@@ -50,8 +49,7 @@ Json = dict[str, Any]
 
 def questions(per_family: int) -> list[Question]:
     """Return held-out questions, as many of each family."""
-    every = family_questions(per_family, range(QUESTIONS_SEED, QUESTIONS_SEED + 1))
-    return [each for each in every if each.example is not None and each.example.family in TASKS]
+    return family_questions(per_family, range(QUESTIONS_SEED, QUESTIONS_SEED + 1))
 
 
 def curve(model: Path, per_family: int) -> Json:
@@ -94,7 +92,7 @@ def _rows(checkpoint: Checkpoint, decodes: Mapping[str, DecodeParams], asked: Se
 
 def figures(asked: Sequence[Question], texts: Sequence[str]) -> Json:
     """Return how many answers are right, every family alike."""
-    right: dict[str, list[bool]] = {name: [] for name in TASKS}
+    right: dict[str, list[bool]] = {name: [] for name in FAMILIES}
     for question, text in zip(asked, texts, strict=True):
         assert question.example is not None  # they are of the families
         right[question.example.family].append(verify(question.example.family, question.example.answer, text))

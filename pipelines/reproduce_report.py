@@ -38,7 +38,7 @@ DECODERS = """\
 ## Ways to decode
 
 One prompt after the other, in turns; tokens/s of the best of three rounds. Speculative decoding drafts four tokens a
-round, with a network of an eighth of the parameters.
+round, with a network of a twentieth of the parameters.
 """
 CACHES = """\
 ## Caches

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from reproduce_recipes import Recipe
-from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from mars_ray.data.packed import PackedData
 from mars_ray.method.streams import PackedRows
@@ -24,29 +24,28 @@ from mars_ray.train.schedule import generator_for, learning_rate, row_numbers, s
 
 LENGTH = 256
 """Tokens of a packed row."""
-BATCH_ROWS = 8
+BATCH_ROWS = 4
 CLIP_NORM = 1.0
 HEADS_FILE = "medusa.safetensors"
-SHAPES = {"small": {"hidden_size": 192, "num_hidden_layers": 4}, "tiny": {"hidden_size": 64, "num_hidden_layers": 2}}
-HEAD_SIZE = 32
 
 
-def random_model(folder: Path, shape: str, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
-    """Write a network with random weights."""
+def random_draft(folder: Path, like: Path, seed: int) -> None:
+    """Write a small network with random weights that reads and writes the tokens of the model `like`."""
     torch.manual_seed(seed)
-    hidden = SHAPES[shape]["hidden_size"]
+    large, tokenizer = AutoConfig.from_pretrained(like), AutoTokenizer.from_pretrained(like)
     network = Qwen2ForCausalLM(
         Qwen2Config(
-            vocab_size=len(tokenizer) + 4,
-            intermediate_size=3 * hidden,
-            num_attention_heads=hidden // HEAD_SIZE,
-            num_key_value_heads=hidden // HEAD_SIZE // 2,
-            max_position_embeddings=1024,
+            vocab_size=large.vocab_size,
+            hidden_size=64,
+            intermediate_size=192,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=large.max_position_embeddings,
             tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            **SHAPES[shape],
+            bos_token_id=large.bos_token_id,
+            eos_token_id=large.eos_token_id,
+            pad_token_id=large.pad_token_id,
         )
     )
     partial = folder.with_suffix(".partial")

@@ -74,7 +74,7 @@ def test_a_model_that_was_not_trained_to_look_ahead_says_what_can_be_done(evalua
     folder = Path(shutil.copytree(resolve_model("bundled"), tmp_path / "model"))
     card = read_card(folder)
     assert card is not None
-    write_card(card.model_copy(update={"method": "ar", "block": None, "phase": None, "ar_weight": None}), folder)
+    write_card(card.model_copy(update={"method": "ar", "block": None, "objective": {}}), folder)
     refused(evaluate, tmp_path / "out", "was not trained to look ahead (its mars.json names no block)", model=folder)
     (folder / CARD_FILE).unlink()
     refused(evaluate, tmp_path / "out", "it can be evaluated with --modes ar alone", model=folder)

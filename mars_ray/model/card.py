@@ -58,16 +58,15 @@ class CalibrationPoint(_Frozen):
 
 
 class Card(_Frozen):
-    """What `mars.json` says. `block`, `phase` and `ar_weight` are null for a checkpoint trained with method "ar"."""
+    """What `mars.json` says. For a checkpoint trained with method "ar", `block` is null and `objective` is empty."""
 
     method: Literal["ar", "mars"]
     block: Annotated[int, Field(ge=1)] | None
     """Largest number of tokens one forward was trained to predict, the autoregressive one included."""
-    phase: Literal["absolute", "random"] | None
-    """Where blocks start: at multiples of `block`, or at an offset drawn per example."""
+    objective: dict[str, bool | float | str]
+    """The other settings of its training objective, as the configuration names them."""
     mask_token: str
     mask_token_id: Count
-    ar_weight: float | None
     data: str
     examples: Count
     tokens: Count
@@ -79,8 +78,8 @@ class Card(_Frozen):
 
     @model_validator(mode="after")
     def _mars_has_a_block(self) -> Self:
-        if self.method == "mars" and (self.block is None or self.phase is None or self.ar_weight is None):
-            raise ValueError('method "mars" needs block, phase and ar_weight')
+        if self.method == "mars" and self.block is None:
+            raise ValueError('method "mars" needs a block')
         return self
 
 

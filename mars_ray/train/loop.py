@@ -206,10 +206,9 @@ class TrainingRun:
         card = Card(
             method=objective.kind,
             block=objective.block if mars else None,
-            phase=objective.phase if mars else None,
+            objective=objective.model_dump(exclude={"kind", "block"}) if mars else {},
             mask_token=self._checkpoint.tokenizer.convert_ids_to_tokens(self._checkpoint.mask_id),
             mask_token_id=self._checkpoint.mask_id,
-            ar_weight=objective.ar_weight if mars else None,
             data=config.data.train.name,
             examples=self._data.report.examples,
             tokens=state.tokens,

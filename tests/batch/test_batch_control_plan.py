@@ -35,10 +35,9 @@ def calibrated(folder: Path, *, accuracy: bool) -> Path:
     card = Card(
         method="mars",
         block=4,
-        phase="absolute",
+        objective={"phase": "absolute", "ar_weight": 1.0},
         mask_token="<|mask|>",
         mask_token_id=5,
-        ar_weight=1.0,
         data="none",
         examples=1,
         tokens=1,

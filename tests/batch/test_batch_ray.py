@@ -32,10 +32,9 @@ SETTINGS = PlainSettings(sampling=SamplingParams(max_tokens=5), decode=DecodePar
 CARD = Card(
     method="mars",
     block=4,
-    phase="absolute",
+    objective={"phase": "absolute", "ar_weight": 1.0},
     mask_token="<|mask|>",
     mask_token_id=5,
-    ar_weight=1.0,
     data="none",
     examples=1,
     tokens=1,

@@ -45,10 +45,9 @@ def mars_card() -> Card:
     return Card(
         method="mars",
         block=4,
-        phase="absolute",
+        objective={"phase": "absolute", "ar_weight": 1.0},
         mask_token="<|mask|>",
         mask_token_id=300,
-        ar_weight=1.0,
         data="tasks",
         examples=1000,
         tokens=64000,

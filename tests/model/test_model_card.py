@@ -37,7 +37,7 @@ def test_a_second_write_replaces_the_first(tmp_path: Path, mars_card: Card) -> N
         ({"surprise": 1}, "surprise: Extra inputs"),
         ({"method": "jacobi"}, "method: Input should be"),
         ({"block": 0}, "block: Input should be greater"),
-        ({"block": None}, 'file: .*"mars" needs block, phase and ar_weight'),
+        ({"block": None}, 'file: .*"mars" needs a block'),
         ({"calibration": [{"threshold": 0.5}]}, r"calibration.0.tokens_per_forward: Field required"),
     ],
 )
@@ -56,7 +56,7 @@ def test_a_card_that_is_no_json_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_autoregressive_card_needs_no_block(tmp_path: Path, mars_card: Card) -> None:
-    fields = mars_card.model_dump() | {"method": "ar", "block": None, "phase": None, "ar_weight": None}
+    fields = mars_card.model_dump() | {"method": "ar", "block": None, "objective": {}}
     card = Card.model_validate(fields)
     write_card(card, tmp_path)
     assert read_card(tmp_path) == card

@@ -54,7 +54,7 @@ def test_every_recipe_is_trained_and_every_way_decoded(tmp_path: Path) -> None:
     from test_pipelines_programs import done
 
     command = ("--output", tmp_path / "run", "--json", tmp_path / "found.json")
-    sizes = ("--seeds", 0, 1, "--examples", 3000, "--per-family", 2)
+    sizes = ("--base", "bundled", "--seeds", 0, 1, "--examples", 1000, "--per-family", 2)
     done("reproduce", *command, *sizes)
     report = (tmp_path / "found.md").read_text()
     found = json.loads((tmp_path / "found.json").read_text())

@@ -7,7 +7,7 @@ Never: uses `hash()`, whose values differ between processes.
 
 import hashlib
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Literal
 
 from mars_ray.data.tasks.family import Family, TaskExample
@@ -44,9 +44,9 @@ def examples(family: Family, split: Split, seed: int) -> Iterator[TaskExample]:
         yield example
 
 
-def mixture(split: Split, seed: int, names: Iterable[str] = FAMILIES) -> Iterator[TaskExample]:
-    """Examples of several families, each drawn as often as its weight says; ends when a family runs out."""
-    families = tuple(FAMILIES[name] for name in names)
+def mixture(split: Split, seed: int) -> Iterator[TaskExample]:
+    """Examples of all families, each drawn as often as its weight says; ends when a family runs out."""
+    families = tuple(FAMILIES.values())
     streams = {family.name: examples(family, split, seed) for family in families}
     weights = [family.weight for family in families]
     rng = random.Random(f"mixture/{split}/{seed}")
