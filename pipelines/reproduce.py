@@ -49,7 +49,7 @@ DATA_SEED = 7
 """The base has seen other examples."""
 HELDOUT = 256
 """Examples looked at while training."""
-RIVALS = ("ar", "mars-4", "draft-ar", "draft-mars-4", "medusa")
+RIVALS = ("ar", "mars-4", "mars-8", "draft-ar", "draft-mars-4", "medusa")
 
 Json = dict[str, Any]
 
@@ -181,7 +181,7 @@ def measures(folder: Path, per_family: int) -> Iterator[Unit]:
     yield unit("diffusion-4", partial(diffusion, model("diffusion-4"), 4, per_family), "diffusion-4")
     yield unit("metrics", partial(metrics, model("mars-8"), per_family), "mars-8")
     named = {name: model(name) for name in RIVALS}
-    yield unit("rivals", partial(rivals, named, max(1, per_family // 12)), *RIVALS, alone=True)
+    yield unit("rivals", partial(rivals, named, max(1, per_family // 5)), *RIVALS, alone=True)
     yield unit("caches", partial(caches, model("mars-16"), 32, 2), "mars-16", alone=True)
 
 

@@ -5,7 +5,8 @@ Every function returns JSON: rows by name, each with its figures. All decode gre
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from copy import deepcopy
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,11 @@ from mars_ray.bench.contenders import contenders, subject
 from mars_ray.bench.measure import interleaved, throughput
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.tasks import FAMILIES, verify
+from mars_ray.engine.drive import decode_all
+from mars_ray.engine.engine import Engine
 from mars_ray.engine.mode import Mode
-from mars_ray.engine.request import DecodeParams, SamplingParams
+from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.evaluate.agreement import agreed_tokens
 from mars_ray.evaluate.answers import answer_all
 from mars_ray.evaluate.questions import Question, family_questions
@@ -115,7 +119,7 @@ def diffusion(model: Path, block: int, per_family: int) -> Json:
 
 
 def rivals(models: Mapping[str, Path], per_family: int) -> Json:
-    """Return a row for each decoder that takes one prompt after the other, in turns, with the seconds of each round."""
+    """Return a row for each decoder, one prompt after the other, in turns, with the seconds of each round."""
     loaded = {name: load_checkpoint(path) for name, path in models.items() if name != "medusa"}
     networks = {name: each.network for name, each in loaded.items()}
     ar, mars = networks["ar"], networks["mars-4"]
@@ -129,10 +133,37 @@ def rivals(models: Mapping[str, Path], per_family: int) -> Json:
         "speculative, AR + AR": partial(speculative, ar, draft),
         "speculative, AR draft, MARS target": partial(speculative, mars, draft, target_window=window),
         "speculative, MARS both": partial(speculative, mars, draft_mars, target_window=window, draft_window=window),
+        "engine, AR": by_engine(loaded["mars-8"], DecodeParams(mode=Mode.AR)),
+        "engine, exact": by_engine(loaded["mars-8"], DecodeParams(mode=Mode.EXACT, threshold=THRESHOLD)),
+        f"engine, threshold {THRESHOLD}": by_engine(loaded["mars-8"], DecodeParams(threshold=THRESHOLD)),
     }
     asked = questions(per_family)
     rounds = [{name: decoded(loaded["ar"], asked, way) for name, way in ways.items()} for _ in range(3)]
     return {name: rounds[0][name] | {"seconds": [each[name]["seconds"] for each in rounds]} for name in ways}
+
+
+def by_engine(checkpoint: Checkpoint, decode: DecodeParams) -> Callable[..., list[Answer]]:
+    """Return our engine as a decoder that takes one prompt after the other; eager, as the others are."""
+    own = replace(checkpoint, network=deepcopy(checkpoint.network))  # an engine replaces the attention
+    engine = Engine(own, EngineOptions(rows=1, compiled=False))
+
+    def way(
+        prompts: Sequence[Sequence[int]], *, max_tokens: int, stop_ids: frozenset[int], **_known: int
+    ) -> list[Answer]:
+        engine.clear_cache()
+        answers = [Answer(max_tokens, stop_ids) for _ in prompts]
+        requests = (
+            Request(id=str(number), prompt=tuple(prompt), sampling=SAMPLING, decode=decode)
+            for number, prompt in enumerate(prompts)
+        )
+        for chunk in decode_all(engine, requests):
+            answer = answers[int(chunk.request_id)]
+            answer.extend(chunk.tokens)
+            if chunk.finished:
+                answer.forwards = chunk.finished.forwards
+        return answers
+
+    return way
 
 
 def decoded(checkpoint: Checkpoint, asked: Sequence[Question], way: Callable[..., list[Answer]]) -> Json:
