@@ -26,7 +26,7 @@ import torch
 from build_bundled_model import autoregressive_model, write_examples
 from ray.exceptions import RayTaskError
 from reproduce_measures import MAX_TOKENS, caches, curve, diffusion, metrics, rivals
-from reproduce_recipes import BASE, DRAFT, HALF, Recipe, recipes
+from reproduce_recipes import BASE, DRAFT, Recipe, recipes
 from reproduce_report import markdown
 from reproduce_training import LENGTH, random_draft, train_recipe
 from self_distill import agree, record, rows_in, write
@@ -72,8 +72,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/reproduce"), help="folder of the run")
     parser.add_argument("--json", type=Path, help="file for all figures; the report lies beside it as .md")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--examples", type=int, default=16_000, help="to learn from")
-    parser.add_argument("--per-family", type=int, default=50, help="held-out questions of each family")
+    parser.add_argument("--examples", type=int, default=20_000, help="to learn from")
+    parser.add_argument("--per-family", type=int, default=40, help="held-out questions of each family")
     parser.add_argument("--base", help="model all begin with; without, the AR checkpoint of the bundled one is made")
     given = parser.parse_args()
     logging.disable_progress_bar()
@@ -83,16 +83,11 @@ def main() -> None:
     base = resolve_model(given.base) if given.base else autoregressive_model().absolute()
     begin(place, base, settings["examples"])
     seeds = {seed: place / f"seed-{seed}" for seed in given.seeds}
-    first: list[Unit] = []
-    others: list[Unit] = []
+    units: list[Unit] = []
     for seed, folder in seeds.items():
-        for recipe in recipes():
-            (first if recipe.name == "ar" else others).append(training(place, base, folder, recipe, seed))
-        others += measures(folder, given.per_family)
-    do(first)
-    for folder in seeds.values():
-        own_answers(place, base, folder, int(HALF * given.examples))
-    do(others)
+        units += (training(place, base, folder, recipe, seed) for recipe in recipes())
+        units += measures(base, folder, given.per_family)
+    do(units)
     report = {
         "command": " ".join(["python", "pipelines/reproduce.py", *sys.argv[1:]]),
         "settings": settings,
@@ -108,13 +103,24 @@ def main() -> None:
 
 
 def begin(place: Path, base: Path, examples: int) -> None:
-    """Write and pack what every recipe learns from."""
+    """Write and pack what the recipes learn from: references, and the base's own answers as far as it ended them."""
     connect()
     splits: dict[Split, int] = {"train": examples, "heldout": HELDOUT}
     for split, count in splits.items():
         source = place / f"{split}.jsonl"
         write_examples(source, islice(mixture(split, DATA_SEED), count))
         pack(base, source, place / "references" / split)
+    if read_report(place / "own" / "train") is None:
+        form = PlainSettings(sampling=SamplingParams(max_tokens=MAX_TOKENS), decode=DecodeParams(mode=Mode.AR))
+        asked, answers = (str(place / "train.jsonl"),), place / "answers"
+        generate(GenerateOptions(input=asked, output=answers, model=str(base), form=form, workers=cluster_cores()))
+        ended = (row for row in rows_in(answers) if row["finish_reason"] == "stop")
+        write(place / "own.jsonl", (record(row["prompt"], row["text"]) for row in ended))
+        heldout = place / "own" / "heldout"
+        heldout.parent.mkdir(exist_ok=True)
+        heldout.unlink(missing_ok=True)
+        heldout.symlink_to(place / "references" / "heldout")
+        pack(base, place / "own.jsonl", place / "own" / "train")
 
 
 def pack(base: Path, source: Path, folder: Path) -> None:
@@ -129,7 +135,7 @@ def training(place: Path, base: Path, folder: Path, recipe: Recipe, seed: int) -
     """Return the unit that trains a recipe."""
     starts = {BASE: base, DRAFT: folder / DRAFT}
     begins = starts.get(recipe.start, folder / recipe.start / "model")
-    data = folder / "own" if recipe.answers_of else place / "references"
+    data = place / ("own" if recipe.own_answers else "references")
 
     def work() -> Json:
         if recipe.start == DRAFT and not begins.exists():
@@ -146,35 +152,21 @@ def training(place: Path, base: Path, folder: Path, recipe: Recipe, seed: int) -
     return Unit(result=folder / f"{recipe.name}.json", work=work, needs=needs)
 
 
-def own_answers(place: Path, base: Path, folder: Path, count: int) -> None:
-    """Answer the first prompts with the AR model of a seed, and pack what it answered to the end."""
-    if read_report(folder / "own" / "train") is not None:
-        return
-    asked = place / "asked.jsonl"
-    write_examples(asked, islice(mixture("train", DATA_SEED), count))
-    form = PlainSettings(sampling=SamplingParams(max_tokens=MAX_TOKENS), decode=DecodeParams(mode=Mode.AR))
-    model, answers = folder / "ar" / "model", folder / "answers"
-    generate(GenerateOptions(input=(str(asked),), output=answers, model=str(model), form=form, workers=cluster_cores()))
-    ended = (row for row in rows_in(answers) if row["finish_reason"] == "stop")
-    write(folder / "own.jsonl", (record(row["prompt"], row["text"]) for row in ended))
-    pack(base, folder / "own.jsonl", folder / "own" / "train")
-    (folder / "own" / "heldout").symlink_to(place / "references" / "heldout")
-
-
-def measures(folder: Path, per_family: int) -> Iterator[Unit]:
+def measures(base: Path, folder: Path, per_family: int) -> Iterator[Unit]:
     """Yield what is measured of the models of a seed."""
 
     def unit(name: str, work: Callable[[], Json], *needs: str, alone: bool = False) -> Unit:
         return Unit(
             result=folder / f"{name}.figures.json",
             work=work,
-            needs=tuple(folder / f"{need}.json" for need in needs),
+            needs=tuple(folder / f"{need}.json" for need in needs if need != BASE),
             alone=alone,
         )
 
     def model(name: str) -> Path:
-        return folder / name / "model"
+        return base if name == BASE else folder / name / "model"
 
+    yield unit(BASE, partial(curve, base, per_family))
     for recipe in recipes():
         if recipe.kind == "streams":
             yield unit(recipe.name, partial(curve, model(recipe.name), per_family), recipe.name)

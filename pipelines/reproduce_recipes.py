@@ -1,8 +1,8 @@
 """What `reproduce.py` trains: each recipe a row of the table, all of them at one budget.
 
-All begin with the AR checkpoint of the bundled model, as the paper begins with an instruction model. The budget is the
-paper's in small: one pass of autoregressive fine-tuning, then half a pass of MARS, whose forward holds up to twice the
-tokens. What takes a different way spends the same compute in another manner, and says how.
+All begin with the AR checkpoint of the bundled model, as MARS begins with an AR checkpoint of the same data in the
+paper, and take one pass of MARS over new examples. What takes a different way spends the same compute in another
+manner, and says how.
 """
 
 from collections.abc import Iterator
@@ -12,12 +12,13 @@ from typing import Any, Literal
 BLOCKS = (4, 8, 16)
 """Those of the paper."""
 PASS = 1.0
-"""Of autoregressive fine-tuning over the data."""
-HALF = 0.5
-"""Of MARS. A step of it takes 1.7 times as long as an autoregressive one."""
+"""Over the data, by MARS."""
 COST = 1.7
-
-BASE, DRAFT = "base", "draft"
+"""A step of MARS in steps of AR SFT."""
+BASE = "ar"
+"""What all begin with, AR SFT itself."""
+DRAFT = "draft"
+"""A small network with random weights."""
 
 Kind = Literal["streams", "diffusion", "medusa"]
 
@@ -28,21 +29,20 @@ class Recipe:
 
     name: str
     about: str
-    start: str = "ar"
-    """The recipe it goes on from; or `BASE`, or `DRAFT`, which is a small network with random weights."""
+    start: str = BASE
+    """The recipe it goes on from; or `BASE`, or `DRAFT`."""
     kind: Kind = "streams"
     objective: dict[str, Any] = field(default_factory=dict)
     """See `ObjectiveSection`."""
-    passes: float = HALF
+    passes: float = PASS
     learning_rate: float = 1e-3
-    answers_of: str | None = None
-    """A recipe whose model's own answers are learnt from, in place of the references."""
+    own_answers: bool = False
+    """Learn from the answers of the AR model in place of the references."""
 
 
 def recipes() -> Iterator[Recipe]:
     """Yield every recipe behind those it needs."""
-    yield Recipe(name="ar", about="AR SFT", start=BASE, objective={"kind": "ar"}, passes=PASS)
-    yield Recipe(name="ar-longer", about="AR SFT with MARS's compute", objective={"kind": "ar"}, passes=HALF * COST)
+    yield Recipe(name="ar-longer", about="AR SFT with MARS's compute", objective={"kind": "ar"}, passes=PASS * COST)
     for block in BLOCKS:
         yield Recipe(name=f"mars-{block}", about=f"MARS, B = {block}, as in the paper", objective=_mars(block))
     for block in BLOCKS:
@@ -58,7 +58,7 @@ def recipes() -> Iterator[Recipe]:
         about="a draft of a twentieth of the size, AR from random weights, for longer",
         start=DRAFT,
         objective={"kind": "ar"},
-        passes=8 * PASS,
+        passes=5 * PASS,
         learning_rate=3e-3,
     )
     yield Recipe(name="draft-mars-4", about="the same draft, MARS, B = 4", start="draft-ar", objective=_mars(4))
@@ -66,7 +66,7 @@ def recipes() -> Iterator[Recipe]:
 
 
 def _beyond() -> Iterator[Recipe]:
-    """What the paper does not try: each differs in one thing from `mars-8`, the last ones from `mars-16`."""
+    """What the paper does not try: each differs in one thing from `mars-8`, or from `mars-16`, but the last."""
     yield Recipe(name="random-8", about="random block phase, B = 8", objective=_mars(8, phase="random"))
     yield Recipe(
         name="share-8", about="half of the masks, the other tokens shown, B = 8", objective=_mars(8, mask_share=0.5)
@@ -75,7 +75,7 @@ def _beyond() -> Iterator[Recipe]:
         name="guesses-8",
         about="own guesses left visible at the beginning of blocks, B = 8",
         objective=_mars(8, guesses=True),
-        passes=HALF * 0.75,  # it takes a third forward
+        passes=PASS * 0.75,  # it takes a third forward
     )
     yield Recipe(name="decay-8", about="a mask weighs 0.8 of the one before it, B = 8", objective=_mars(8, decay=0.8))
     yield Recipe(
@@ -85,23 +85,13 @@ def _beyond() -> Iterator[Recipe]:
         name="own-8",
         about="targets are the AR model's own answers, B = 8",
         objective=_mars(8),
-        passes=PASS,  # there are so many answers as half a pass takes
-        answers_of="ar",
+        own_answers=True,
     )
-    yield Recipe(
-        name="direct-16",
-        about="MARS with the compute of both, no AR stage, B = 16",
-        start=BASE,
-        objective=_mars(16),
-        passes=PASS / COST + HALF,
-    )
-    yield Recipe(name="mars-32", about="MARS, B = 32, as in the paper otherwise", objective=_mars(32))
+    yield Recipe(name="random-16", about="random block phase, B = 16", objective=_mars(16, phase="random"))
     yield Recipe(
         name="best",
-        about="no AR stage, B = 32, random phase, the clean stream teaches",
-        start=BASE,
-        objective=_mars(32, phase="random", distill=1.0),
-        passes=PASS / COST + HALF,
+        about="B = 16, random block phase, the clean stream teaches",
+        objective=_mars(16, phase="random", distill=1.0),
     )
 
 

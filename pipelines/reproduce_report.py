@@ -20,19 +20,20 @@ from reproduce_figures import (
     rows,
     times,
 )
+from reproduce_recipes import BASE
 
 HEAD = """\
 # The paper's claims and every baseline at one budget
 
 `{command}`: {seeds} seeds, {questions:,} held-out questions for each figure. Behind ± stands the standard deviation
-over seeds of training (weights at the start, order of the data); the questions are the same for all. Tokens per forward
-are all tokens over all forwards. Measured on {cpu}, {cores} cores, torch {torch}, commit {commit}.
+over seeds of training (order of the data, phases); the weights at the start and the questions are the same for all.
+Tokens per forward are all tokens over all forwards. Measured on {cpu}, {cores} cores, torch {torch}, commit {commit}.
 """
 MODELS = f"""\
 ## What is trained
 
 At equal accuracy: the most tokens per forward of all thresholds whose accuracy is at most {ALLOWED:.0%} below that of
-the AR model of the same seed, one token at a time.
+the AR model.
 """
 DECODERS = """\
 ## Ways to decode
@@ -103,8 +104,9 @@ def markdown(report: Json) -> str:
 
 
 def _models(report: Json, seeds: Sequence[Json]) -> Iterator[Sequence[str]]:
-    for recipe in report["recipes"]:
-        name, kind = recipe["name"], recipe["kind"]
+    base = {"name": BASE, "kind": "streams", "about": "AR SFT, what the others begin with"}
+    for recipe in (base, *report["recipes"]):
+        name, kind, trained = recipe["name"], recipe["kind"], recipe["name"] in seeds[0]["training"]
         if kind == "medusa":
             continue  # heads are no model; they are among the ways to decode
         looks = AT in rows(seeds[0], name)
@@ -115,7 +117,7 @@ def _models(report: Json, seeds: Sequence[Json]) -> Iterator[Sequence[str]]:
             over(seeds, ahead(name)) if looks else "1",
             over(seeds, agreement(name), ".1%") if looks and kind == "streams" else "",
             over(seeds, free(name)) if looks else "",
-            over(seeds, cpu_s(name), ",.0f"),
+            over(seeds, cpu_s(name), ",.0f") if trained else "",
         )
 
 

@@ -24,7 +24,7 @@ from mars_ray.train.schedule import generator_for, learning_rate, row_numbers, s
 
 LENGTH = 256
 """Tokens of a packed row."""
-BATCH_ROWS = 4
+BATCH_ROWS = 8
 CLIP_NORM = 1.0
 HEADS_FILE = "medusa.safetensors"
 
