@@ -207,7 +207,7 @@ def test_a_process_says_what_the_engine_in_this_process_says(
     async def test() -> None:
         engine, facts = await AsyncEngine.start(spec(rows=4))
         try:
-            assert (facts.positions, facts.block) == (2048, 8)
+            assert (facts.positions, facts.block) == (2048, 16)
             streams = await asyncio.gather(*(read(engine, each) for each in requests))
             for each, chunks in zip(requests, streams, strict=True):
                 assert "".join(chunk.text for chunk in chunks) == expected[each.id].text

@@ -266,7 +266,7 @@ def test_a_sequence_that_gives_its_row_back_keeps_its_place_in_the_grammar(
         request(n, prompts[n * 40], decode, max_tokens=60, grammar=schema(PERSON))
         for n, decode in enumerate([AR, EXACT, EAGER] * 4)
     ]
-    roomy, narrow = make_engine(), make_engine(rows=4, kv_tokens=160)
+    roomy, narrow = make_engine(), make_engine(rows=4, kv_tokens=192)
     expected, outputs = run(roomy, asked), run(narrow, asked)
     assert narrow.preemptions > roomy.preemptions == 0
     assert {name: each.tokens for name, each in outputs.items()} == {n: each.tokens for n, each in expected.items()}

@@ -134,7 +134,7 @@ def test_the_figures_are_those_of_the_reference_decoder_one_example_at_a_time(
     questions = [q for q in family_questions(1, range(6, 9)) if q.example and q.example.family in short]
     encoder = ChatEncoder(oracle.tokenizer)
     for point in measured(engines, questions, thresholds):
-        options = DecodeOptions(threshold=point.threshold, stop_ids=oracle.stop_ids, max_tokens=64)
+        options = DecodeOptions(threshold=point.threshold, block=16, stop_ids=oracle.stop_ids, max_tokens=64)
         speeds, agreements, accuracies = [], [], []
         all_tokens = all_forwards = all_agreed = 0
         for sample in range(3):

@@ -55,7 +55,7 @@ def test_the_figures_are_those_of_the_reference_decoder_one_question_at_a_time(f
         for question in task.questions
     ]
     for name, threshold in (("ar", 1.0), ("threshold 0.6", 0.6)):
-        decoding = DecodeOptions(threshold=threshold, block=8, stop_ids=oracle.stop_ids, max_tokens=256)
+        decoding = DecodeOptions(threshold=threshold, block=16, stop_ids=oracle.stop_ids, max_tokens=256)
         tokens = forwards = right = 0
         for question in questions:
             [answer] = decode(oracle.network, [encoder.prompt(question.messages)], decoding, mask_id=oracle.mask_id)

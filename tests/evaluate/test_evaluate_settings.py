@@ -44,8 +44,8 @@ def test_what_is_no_setting_is_named(modes: list[str], thresholds: list[float], 
 
 def test_the_block_is_that_of_the_card_whether_it_is_calibrated_or_not() -> None:
     settings = settings_of(["threshold"], [0.9])
-    assert block_of(card(), "m", settings) == 8
-    assert block_of(card().model_copy(update={"calibration": ()}), "m", settings) == 8
+    assert block_of(card(), "m", settings) == 16
+    assert block_of(card().model_copy(update={"calibration": ()}), "m", settings) == 16
 
 
 def test_a_model_that_was_not_trained_to_look_ahead_is_asked_one_token_at_a_time_only() -> None:

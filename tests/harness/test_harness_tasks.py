@@ -75,7 +75,7 @@ def test_a_generated_task_is_scored_on_the_texts_of_the_reference_decoder(
 ) -> None:
     register()
     results = evaluated(tasks, [GENERATE], MODEL_NAME, "model=bundled,mode=threshold,threshold=0.6,max_gen_toks=64")
-    options = DecodeOptions(threshold=0.6, block=8, max_tokens=64, stop_ids=oracle.stop_ids)
+    options = DecodeOptions(threshold=0.6, block=16, max_tokens=64, stop_ids=oracle.stop_ids)
     decoded = decode(oracle.network, chat_prompts(oracle), options, mask_id=oracle.mask_id)
     texts = [oracle.tokenizer.decode(each.tokens, skip_special_tokens=True) for each in decoded]
     assert said(results) == texts
@@ -84,7 +84,7 @@ def test_a_generated_task_is_scored_on_the_texts_of_the_reference_decoder(
     assert results["results"][GENERATE]["exact_match,none"] == pytest.approx(right / len(texts))
     tokens_per_forward = sum(len(each.tokens) for each in decoded) / sum(each.forwards for each in decoded)
     config = results["config"]
-    assert (config["mode"], config["threshold"], config["block"]) == ("threshold", 0.6, 8)
+    assert (config["mode"], config["threshold"], config["block"]) == ("threshold", 0.6, 16)
     assert config["tokens_per_forward"] == pytest.approx(tokens_per_forward)
 
 

@@ -76,7 +76,7 @@ def requests_for(checkpoint: Checkpoint, wishes: list[Wish]) -> Iterator[Request
         yield Request(id=str(number), prompt=tuple(prompt), sampling=sampling, tenant=str(number))
 
 
-@pytest.mark.parametrize("rate", [3.0, 40.0], ids=["light load", "more than it can do"])
+@pytest.mark.parametrize("rate", [3.0, 120.0], ids=["light load", "more than it can do"])
 def test_tokens_and_times_are_those_of_the_real_engine(rate: float) -> None:
     checkpoint = load_checkpoint(resolve_model("bundled"))
     engine, wishes = Clocked(checkpoint), load(rate, 40)
@@ -108,7 +108,7 @@ def test_tokens_and_times_are_those_of_the_real_engine(rate: float) -> None:
     plan = ControlPlan.model_validate({"settings": {"policy": "fixed"}, "ceiling": THRESHOLD})
     found = run(wishes, plan, machine, ticks_per_s=500).figures
     assert found.tokens == pytest.approx(tokens)
-    assert found.tokens_per_s == pytest.approx(tokens / max(end_s.values()), rel=0.03)
+    assert found.tokens_per_s == pytest.approx(tokens / max(end_s.values()), rel=0.08)
     assert found.ttft_ms is not None and found.e2e_ms is not None
     arrived = dict(enumerate(wish.arrival_s for wish in wishes))
     assert found.e2e_ms.mean / 1000 == pytest.approx(mean(end_s[at] - arrived[at] for at in arrived), rel=0.12)
