@@ -84,6 +84,9 @@ def _write(checkpoint: Checkpoint, folder: Path, dtype: torch.dtype | None) -> N
     network = checkpoint.network
     state = None if dtype is None else _cast(network.state_dict(), dtype)
     network.save_pretrained(folder, state_dict=state)
+    # safetensors keeps its files to their owner, whatever the umask says.
+    for weights in folder.glob("*.safetensors"):
+        weights.chmod((folder / "config.json").stat().st_mode)
     if dtype is not None:
         _say_dtype(folder / "config.json", dtype)
     checkpoint.tokenizer.save_pretrained(folder)

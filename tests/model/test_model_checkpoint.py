@@ -112,6 +112,12 @@ def test_a_card_of_another_tokenizer_is_refused(make_model_folder: MakeFolder, t
         load_checkpoint(tmp_path / "out")
 
 
+def test_weights_may_be_read_by_whom_the_umask_lets(make_model_folder: MakeFolder, tmp_path: Path) -> None:
+    save_checkpoint(load_checkpoint(make_model_folder()), tmp_path / "copy")
+    modes = {path.name: path.stat().st_mode for path in (tmp_path / "copy").iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"]
+
+
 def test_a_folder_in_use_is_never_written_to(make_model_folder: MakeFolder, tmp_path: Path) -> None:
     checkpoint = load_checkpoint(make_model_folder())
     (tmp_path / "used").mkdir()
