@@ -18,10 +18,12 @@ from mars_ray.batch.form import Record
 from mars_ray.data.records import parse_object
 from mars_ray.errors import BadRecordError
 
-Kind = Literal["bool", "int", "float", "text", "json"]
+Kind = Literal["bool", "int", "long", "float", "text", "json"]
+"""`long` is an integer that no float64 may hold."""
 TYPES: dict[Kind, pa.DataType] = {
     "bool": pa.bool_(),
     "int": pa.int64(),
+    "long": pa.int64(),
     "float": pa.float64(),
     "text": pa.string(),
     "json": pa.string(),
@@ -44,6 +46,8 @@ OURS: dict[str, pa.DataType] = {
     "accepted": pa.list_(pa.int64()),
 }
 INT64 = range(-(2**63), 2**63)
+FLOAT64 = range(-(2**53), 2**53 + 1)
+"""Integers that a float64 holds, as all between them."""
 
 
 @dataclass(slots=True)
@@ -88,7 +92,7 @@ def _kind(value: Any) -> Kind | None:
         case bool():
             return "bool"
         case int():
-            return "int" if value in INT64 else "json"
+            return "int" if value in FLOAT64 else "long" if value in INT64 else "json"
         case float():
             return "float"
         case str():
@@ -100,4 +104,6 @@ def _kind(value: Any) -> Kind | None:
 def _both(one: Kind | None, other: Kind | None) -> Kind | None:
     if one is None or other is None or one == other:
         return one or other
+    if {one, other} == {"int", "long"}:
+        return "long"
     return "float" if {one, other} == {"int", "float"} else "json"

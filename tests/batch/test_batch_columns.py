@@ -49,6 +49,13 @@ def test_columns_of_one_kind_keep_it_and_others_become_json_text() -> None:
     assert table.select(["n", "x", "y", "z"]).to_pylist() == [{"n": 1, "x": 1.0, "y": "true", "z": "[1]"}]
 
 
+def test_integers_that_no_float_holds_are_kept_beside_floats() -> None:
+    given: list[dict[str, Any]] = [{"n": 2**53 + 1, "m": 2**53 + 1}, {"n": 0.5, "m": 1}]
+    kinds = surveyed(given).kinds
+    table = table_of([json.dumps(OURS_GIVEN | row) for row in given], kinds)
+    assert table.select(["n", "m"]).to_pylist() == [{"n": "9007199254740993", "m": 2**53 + 1}, {"n": "0.5", "m": 1}]
+
+
 def test_a_column_that_has_the_name_of_one_of_ours_is_kept_beside_it() -> None:
     kinds = surveyed([{"id": "a", "text": 7}]).kinds
     table = table_of([json.dumps(OURS_GIVEN | {"input_text": 7})], kinds)
