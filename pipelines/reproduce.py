@@ -81,7 +81,7 @@ def main() -> None:
     settings = {"base": given.base, "examples": given.examples, "per_family": given.per_family}
     agree(place / "settings.json", settings)
     base = resolve_model(given.base) if given.base else autoregressive_model().absolute()
-    begin(place, base, settings["examples"])
+    begin(place, base, given.examples)
     seeds = {seed: place / f"seed-{seed}" for seed in given.seeds}
     units: list[Unit] = []
     for seed, folder in seeds.items():
@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def begin(place: Path, base: Path, examples: int) -> None:
-    """Write and pack what the recipes learn from: references, and the base's own answers as far as it ended them."""
+    """Write and pack what the recipes learn from: references, and the base's own answers."""
     connect()
     splits: dict[Split, int] = {"train": examples, "heldout": HELDOUT}
     for split, count in splits.items():
@@ -111,16 +111,21 @@ def begin(place: Path, base: Path, examples: int) -> None:
         write_examples(source, islice(mixture(split, DATA_SEED), count))
         pack(base, source, place / "references" / split)
     if read_report(place / "own" / "train") is None:
-        form = PlainSettings(sampling=SamplingParams(max_tokens=MAX_TOKENS), decode=DecodeParams(mode=Mode.AR))
-        asked, answers = (str(place / "train.jsonl"),), place / "answers"
-        generate(GenerateOptions(input=asked, output=answers, model=str(base), form=form, workers=cluster_cores()))
-        ended = (row for row in rows_in(answers) if row["finish_reason"] == "stop")
-        write(place / "own.jsonl", (record(row["prompt"], row["text"]) for row in ended))
-        heldout = place / "own" / "heldout"
-        heldout.parent.mkdir(exist_ok=True)
-        heldout.unlink(missing_ok=True)
-        heldout.symlink_to(place / "references" / "heldout")
-        pack(base, place / "own.jsonl", place / "own" / "train")
+        own_answers(place, base)
+
+
+def own_answers(place: Path, base: Path) -> None:
+    """Answer the prompts with the base, one token at a time, and pack what it answered to the end."""
+    form = PlainSettings(sampling=SamplingParams(max_tokens=MAX_TOKENS), decode=DecodeParams(mode=Mode.AR))
+    asked, answers = (str(place / "train.jsonl"),), place / "answers"
+    generate(GenerateOptions(input=asked, output=answers, model=str(base), form=form, workers=cluster_cores()))
+    ended = (row for row in rows_in(answers) if row["finish_reason"] == "stop")
+    write(place / "own.jsonl", (record(row["prompt"], row["text"]) for row in ended))
+    heldout = place / "own" / "heldout"
+    heldout.parent.mkdir(exist_ok=True)
+    heldout.unlink(missing_ok=True)
+    heldout.symlink_to(place / "references" / "heldout")
+    pack(base, place / "own.jsonl", place / "own" / "train")
 
 
 def pack(base: Path, source: Path, folder: Path) -> None:
