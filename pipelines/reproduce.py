@@ -137,7 +137,8 @@ def pack(base: Path, source: Path, folder: Path) -> None:
 
 
 def training(place: Path, base: Path, folder: Path, recipe: Recipe, seed: int) -> Unit:
-    """Return the unit that trains a recipe."""
+    """Return the unit that trains a recipe. Raises `ConfigError` where its folder holds what another one left."""
+    agree(folder / recipe.name / "recipe.json", asdict(recipe))
     starts = {BASE: base, DRAFT: folder / DRAFT}
     begins = starts.get(recipe.start, folder / recipe.start / "model")
     data = place / ("own" if recipe.own_answers else "references")
@@ -146,7 +147,6 @@ def training(place: Path, base: Path, folder: Path, recipe: Recipe, seed: int) -
         if recipe.start == DRAFT and not begins.exists():
             random_draft(begins, base, seed)
         output = folder / recipe.name
-        output.mkdir(parents=True, exist_ok=True)
         if not (output / "data").exists():
             (output / "data").symlink_to(data)
         started_s = time.process_time()
@@ -179,7 +179,7 @@ def measures(base: Path, folder: Path, per_family: int) -> Iterator[Unit]:
     yield unit("metrics", partial(metrics, model("mars-8"), per_family), "mars-8")
     named = {name: model(name) for name in RIVALS}
     yield unit("rivals", partial(rivals, named, max(1, per_family // 5)), *RIVALS, alone=True)
-    yield unit("caches", partial(caches, model("mars-16"), 32, 2), "mars-16", alone=True)
+    yield unit("caches", partial(caches, model("mars-16"), 32), "mars-16", alone=True)
 
 
 def do(units: list[Unit]) -> None:

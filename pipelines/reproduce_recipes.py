@@ -52,7 +52,7 @@ def recipes() -> Iterator[Recipe]:
             objective=_mars(block, ar_weight=0),
         )
     yield Recipe(name="diffusion-4", about="block diffusion, B = 4", kind="diffusion", objective={"block": 4})
-    yield Recipe(name="medusa", about="Medusa heads on the AR model", kind="medusa", objective={"heads": 7})
+    yield Recipe(name="medusa", about="Medusa heads on the AR model", kind="medusa", objective={"heads": 7}, passes=1.8)
     yield Recipe(
         name="draft-ar",
         about="a draft of a twentieth of the size, AR from random weights, for longer",

@@ -80,6 +80,7 @@ def contenders(on: Subject, batch: int) -> tuple[dict[str, Contender], dict[str,
         "ar": _engine(on, batch, DecodeParams(mode=Mode.AR)),
         f"threshold {THRESHOLD}": _engine(on, batch, DecodeParams(threshold=THRESHOLD)),
         f"exact {THRESHOLD}": _engine(on, batch, DecodeParams(mode=Mode.EXACT, threshold=THRESHOLD)),
+        f"threshold {THRESHOLD}, eager": _engine(on, batch, DecodeParams(threshold=THRESHOLD), compiled=False),
         "generate": lambda: _peer(
             generate_static(
                 on.checkpoint.network, on.workload.prompts, on.workload.lengths, batch, stop_ids=on.stop_ids

@@ -95,23 +95,27 @@ def mars_streams(
     phase_RT: Tensor | int = 0,
     shown_RT: Tensor | None = None,
     decay: float = 1.0,
+    first: bool = False,
     multiple_of: int = 1,
 ) -> Streams:
     """Build `[noisy | clean]` with blocks of `block` tokens.
 
     `phase_RT` is 0 for absolute blocks (as the authors) or the result of `random_phases`. A mask is labelled with
-    the token after it; the first token of a response is predicted by a prompt token, which is no mask, so only
-    the clean stream trains it. `shown_RT` holds the ids of tokens that stand in the noisy stream in place of masks,
-    `IGNORE` elsewhere. A mask with k masks before it in its block weighs `decay`^k in the loss. N is rounded up to a
-    multiple of `multiple_of`, or to T, with padding: kernels compiled for a shape then meet few shapes.
+    the token after it. The first token of a response is predicted by a prompt token, which says the same in both
+    streams where no mask stands before it in its block; there `first` labels the noisy one too. `shown_RT` holds the
+    ids of tokens that stand in the noisy stream in place of masks, `IGNORE` elsewhere. A mask with k masks before it in
+    its block weighs `decay`^k in the loss. N is rounded up to a multiple of `multiple_of`, or to T, with padding:
+    kernels compiled for a shape then meet few shapes.
     """
     clean = clean_stream(rows)
     block_RT = (rows.position_RT + phase_RT) // block
-    label_RT = torch.where(rows.response_RT, clean.label_RS, IGNORE)
+    before_RT = masks_before(rows, block_RT)
+    counted_RT = rows.response_RT | (before_RT == 0) if first else rows.response_RT
+    label_RT = torch.where(counted_RT, clean.label_RS, IGNORE)
     tokens_RT = rows.tokens_RT.masked_fill(rows.response_RT, mask_id)
     if shown_RT is not None:
         tokens_RT = torch.where(rows.response_RT & (shown_RT != IGNORE), shown_RT, tokens_RT)
-    slot_RN, padding_RN = _blocks_with_a_response(rows, block_RT, multiple_of)
+    slot_RN, padding_RN = _blocks_with(rows.response_RT | (label_RT != IGNORE), rows, block_RT, multiple_of)
 
     def both(noisy_RT: Tensor, clean_RT: Tensor, padding: int) -> Tensor:
         return torch.cat([noisy_RT.gather(1, slot_RN).masked_fill(padding_RN, padding), clean_RT], dim=1)
@@ -124,7 +128,7 @@ def mars_streams(
         noisy_RS=torch.cat([torch.ones_like(padding_RN), clean.noisy_RS], dim=1),
         label_RS=both(label_RT, clean.label_RS, IGNORE),
         twin_RS=torch.cat([slot_RN, clean.twin_RS], dim=1) + slot_RN.shape[1],
-        weight_RS=both(decay ** masks_before(rows, block_RT), clean.weight_RS, 0),
+        weight_RS=both(decay**before_RT, clean.weight_RS, 0),
     )
 
 
@@ -150,12 +154,12 @@ def _starts(rows: PackedRows, block_RT: Tensor) -> Tensor:
     return starts_RT
 
 
-def _blocks_with_a_response(rows: PackedRows, block_RT: Tensor, multiple_of: int) -> tuple[Tensor, Tensor]:
-    """Return the positions whose block holds a response token, int64 [R, N], and which of the N are filling, bool."""
+def _blocks_with(wanted_RT: Tensor, rows: PackedRows, block_RT: Tensor, multiple_of: int) -> tuple[Tensor, Tensor]:
+    """Return the positions whose block holds a wanted one, int64 [R, N], and which of the N are filling, bool."""
     R, T = block_RT.shape
     number_RT = _starts(rows, block_RT).long().cumsum(dim=1) - 1  # through all examples of a row
-    responses_RT = torch.zeros(R, T, dtype=torch.long).scatter_add_(1, number_RT, rows.response_RT.long())
-    keep_RT = responses_RT.gather(1, number_RT) > 0
+    count_RT = torch.zeros(R, T, dtype=torch.long).scatter_add_(1, number_RT, wanted_RT.long())
+    keep_RT = count_RT.gather(1, number_RT) > 0
     N = min(T, math.ceil(int(keep_RT.sum(dim=1).max()) / multiple_of) * multiple_of)
     slot_RN = torch.argsort((~keep_RT).to(torch.uint8), dim=1, stable=True)[:, :N]
     return slot_RN, ~keep_RT.gather(1, slot_RN)

@@ -7,8 +7,8 @@ Never: the tokens of autoregressive decoding: this is another model in the same 
 Letters: B block size, U positions of the block that are still masks.
 
 Source: arXiv 2503.09573; taking all tokens that are certain enough: arXiv 2505.22618. The output at a position is for
-the token at that position, without the shift of autoregressive models. Blocks are absolute, t // B: the first one of
-an answer holds the end of its prompt.
+the token behind it, as in the autoregressive model it is made from. Blocks are absolute, t // B: the first one of an
+answer holds the end of its prompt.
 """
 
 from collections.abc import Sequence
@@ -69,8 +69,9 @@ def decode_block_diffusion(
     """Decode each prompt. A forward fills every mask whose top probability reaches the threshold, at least one.
 
     At a threshold of 1 it is one, the most certain. Two liberties, both in favour of the method: a finished block
-    enters the cache with the first forward of the next one, and an answer is done when all before its stop token is
-    filled. Prompts must not be empty.
+    enters the cache with the first forward of the next one (but for its last slot, which predicts the first token of
+    the next and is read with each), and an answer is done when all before its stop token is filled. Prompts must not be
+    empty.
     """
     if block < 1:
         raise ConfigError(f"block is {block}; it must be at least 1.")
@@ -84,18 +85,23 @@ def decode_block_diffusion(
             start = len(ids) // block * block
             ids += [mask_id] * (start + block - len(ids))
             while mask_id in ids[start:] and not answer.is_finished:
-                _fill(ids, start, _proposals(reader, ids, block), threshold, mask_id)
-                reader.keep(start)
+                _fill(ids, *_proposals(reader, ids, start, block), threshold, mask_id)
+                reader.keep(max(0, start - 1))
                 answer.extend(_filled(ids, len(prompt) + len(answer.tokens), mask_id))
         answer.forwards = reader.forwards
         answers.append(answer)
     return answers
 
 
-def _proposals(reader: Reader, ids: list[int], block: int) -> tuple[list[int], list[float]]:
-    """Forward what is not cached and return the top token of each position of the last block, and its probability."""
-    logits_BV = reader.read(ids, last=block, visible_QS=block_causal(reader.length, len(ids), block)).logits_MV
-    return logits_BV.argmax(dim=-1).tolist(), confidence(logits_BV, Metric.PROBABILITY).tolist()
+def _proposals(reader: Reader, ids: list[int], start: int, block: int) -> tuple[int, list[int], list[float]]:
+    """Forward what is not cached. Return a position, and from there to the end the top tokens and their probabilities.
+
+    The position is the start of the last block, but never the first of all, which nothing predicts.
+    """
+    first = max(start, 1)
+    visible_QS = block_causal(reader.length, len(ids), block)
+    logits_MV = reader.read(ids, last=len(ids) - first + 1, visible_QS=visible_QS).logits_MV[:-1]
+    return first, logits_MV.argmax(dim=-1).tolist(), confidence(logits_MV, Metric.PROBABILITY).tolist()
 
 
 def block_causal(cached: int, length: int, block: int) -> Tensor:
@@ -104,14 +110,16 @@ def block_causal(cached: int, length: int, block: int) -> Tensor:
     return block_S <= block_S[cached:, None]
 
 
-def _fill(ids: list[int], start: int, proposals: tuple[list[int], list[float]], threshold: float, mask_id: int) -> None:
-    """Replace masks from `start` on that are certain enough, and the most certain one."""
-    certainty = {start + n: certain for n, certain in enumerate(proposals[1]) if ids[start + n] == mask_id}
+def _fill(
+    ids: list[int], first: int, tokens: list[int], certainties: list[float], threshold: float, mask_id: int
+) -> None:
+    """Replace masks from `first` on that are certain enough, and the most certain one."""
+    certainty = {first + n: certain for n, certain in enumerate(certainties) if ids[first + n] == mask_id}
     best = max(certainty, key=certainty.__getitem__)
     for slot, certain in certainty.items():
         sure = not drafts_nothing(threshold, Metric.PROBABILITY) and passes(certain, threshold, Metric.PROBABILITY)
         if sure or slot == best:
-            ids[slot] = proposals[0][slot - start]
+            ids[slot] = tokens[slot - first]
 
 
 def _filled(ids: list[int], first: int, mask_id: int) -> list[int]:

@@ -17,6 +17,9 @@ Attention inside a block would tell where an answer ends, if its last block ende
 whole: what stands in it behind the response, be it another turn, another example or nothing, is the stop token, and
 is masked and learned like the response. (A second response that begins in such a block is learned from its next
 block on.)
+
+As in the autoregressive network that training begins with, a slot predicts the token behind it. So what predicts the
+first token of a noisy block is the last clean slot before it.
 """
 
 from dataclasses import dataclass
@@ -43,9 +46,9 @@ class DiffusionStreams:
     response_RS: Tensor
     """bool, the noisy slot is to be predicted, masked now or not."""
     label_RS: Tensor
-    """int64, the token at this very position where it is masked, else `IGNORE`."""
+    """int64, the token behind this slot where it is masked in the noisy stream, else `IGNORE`."""
     weight_RS: Tensor
-    """float32, 1 / (share of masks drawn for the block), as the linear schedule has it."""
+    """float32, what the loss at the label counts: 1 / (share of masks drawn for its block), the linear schedule."""
 
     def to(self, device: torch.device | str) -> "DiffusionStreams":
         """Return the same streams on `device`."""
@@ -84,7 +87,18 @@ def diffusion_streams(
     def both(noisy_RCB: Tensor, clean_RT: Tensor, padding: int) -> Tensor:
         return torch.cat([noisy_RCB.masked_fill(filling_RC[:, :, None], padding).flatten(1), clean_RT], dim=1)
 
+    # The slot before each: the one before it in its block; before the first, the clean token there.
+    N = slot_RCB[0].numel()
+    before_RCB = torch.arange(N).view_as(slot_RCB[0]).repeat(R, 1, 1) - 1
+    before_RCB[:, :, 0] = N + start_RC - 1
     position_RCB = rows.position_RT.gather(1, start_RC)[:, :, None] + torch.arange(block)
+    labelled_RCB = masked_RCB & (position_RCB > 0)
+
+    def behind(field_RCB: Tensor, nothing: float) -> Tensor:
+        field_RS = torch.full((R, N + T), nothing, dtype=field_RCB.dtype)
+        row_M = labelled_RCB.nonzero()[:, 0]
+        return field_RS.index_put_((row_M, before_RCB[labelled_RCB]), field_RCB[labelled_RCB])
+
     nowhere_RT = torch.zeros_like(rows.response_RT)
     return DiffusionStreams(
         tokens_RS=both(token_RCB.masked_fill(masked_RCB, mask_id), rows.tokens_RT, mask_id),
@@ -93,8 +107,8 @@ def diffusion_streams(
         block_RS=both(position_RCB // block, rows.position_RT // block, 0),
         noisy_RS=torch.cat([torch.ones_like(response_RCB).flatten(1), nowhere_RT], dim=1),
         response_RS=torch.cat([response_RCB.flatten(1), nowhere_RT], dim=1),
-        label_RS=both(token_RCB.masked_fill(~masked_RCB, IGNORE), torch.full_like(rows.tokens_RT, IGNORE), IGNORE),
-        weight_RS=torch.cat([(1 / share_RC1).expand(slot_RCB.shape).flatten(1), torch.zeros(R, T)], dim=1),
+        label_RS=behind(token_RCB, IGNORE),
+        weight_RS=behind((1 / share_RC1).expand(slot_RCB.shape), 0.0),
     )
 
 

@@ -159,20 +159,23 @@ class TrainingRun:
             phase_RT=phase_RT,
             shown_RT=None if draw_RT is None else self._shown(rows, phase_RT, draw_RT),
             decay=objective.decay,
+            # Without the AR loss nothing else trains it.
+            first=draw_RT is not None and objective.ar_weight == 0,
             multiple_of=FLEX_TILE if self._flex else 1,
         )
 
     def _shown(self, rows: PackedRows, phase_RT: Tensor, draw_RT: Tensor) -> Tensor | None:
         objective, checkpoint = self._config.objective, self._checkpoint
         if objective.guesses:
-            return shown_guesses(
-                checkpoint.network,
-                rows,
-                block=objective.block,
-                mask_id=checkpoint.mask_id,
-                phase_RT=phase_RT,
-                draw_RT=draw_RT,
-            )
+            with self._accelerator.autocast():
+                return shown_guesses(
+                    checkpoint.network,
+                    rows,
+                    block=objective.block,
+                    mask_id=checkpoint.mask_id,
+                    phase_RT=phase_RT,
+                    draw_RT=draw_RT,
+                )
         return shown_tokens(rows, objective.mask_share, draw_RT) if objective.mask_share < 1 else None
 
     def _look_ahead(self) -> Lookahead | None:

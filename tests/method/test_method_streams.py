@@ -1,5 +1,6 @@
 """The two streams against constructions written out by hand, one slot at a time."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -17,6 +18,7 @@ from mars_ray.method.streams import (
     Streams,
     clean_stream,
     mars_streams,
+    masks_before,
     random_phases,
 )
 from mars_ray.method.visibility import dense_mask, flex_mask
@@ -84,6 +86,26 @@ def test_leaving_out_blocks_without_a_response_leaves_the_loss_as_it_is(
     assert LabelWeights.of(short) == LabelWeights.of(whole)
     with torch.no_grad():
         torch.testing.assert_close(StreamLoss(network)(short), StreamLoss(network)(whole), rtol=1e-4, atol=1e-4)
+
+
+@given(layout=rows, block=blocks, seed=st.integers(0, 99))
+def test_first_tokens_count_among_the_masks_as_the_clean_stream_says_them(
+    network: PreTrainedModel, layout: list, block: int, seed: int
+) -> None:
+    packed_rows = packed(layout)
+    phase_RT = phases(packed_rows, block, seed)
+    block_RT = (packed_rows.position_RT + phase_RT) // block
+    without = mars_streams(packed_rows, block=block, mask_id=MASK_ID, phase_RT=phase_RT)
+    with_first = mars_streams(packed_rows, block=block, mask_id=MASK_ID, phase_RT=phase_RT, first=True)
+    first_RT = ~packed_rows.response_RT & (masks_before(packed_rows, block_RT) == 0)
+    N = without.tokens_RS.shape[1] - first_RT.shape[1]
+    clean_labels = without.label_RS.clone()
+    clean_labels[:, :N] = IGNORE
+    clean_labels[:, N:][~first_RT] = IGNORE
+    with torch.no_grad():
+        more = StreamLoss(network)(replace(without, label_RS=clean_labels))[1]
+        mask, ar = StreamLoss(network)(without)
+        torch.testing.assert_close(StreamLoss(network)(with_first), (mask + more, ar), rtol=1e-4, atol=1e-4)
 
 
 @given(layout=rows, block=blocks, seed=st.integers(0, 99))
