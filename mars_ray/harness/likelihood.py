@@ -22,7 +22,7 @@ class Scored:
 
     tokens: tuple[int, ...]
     judged: int
-    """Less than there are tokens: the first has nothing before it."""
+    """At least 1, and less than there are tokens: the first has nothing before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Likelihood:
     """Of the judged tokens of one text."""
 
     logprob: float
-    """Natural logarithm, summed over the tokens; 0 for none."""
+    """Natural logarithm, summed over the tokens."""
     greedy: bool
     """Each is the most likely one."""
 
@@ -40,17 +40,12 @@ def likelihoods(
     network: PreTrainedModel, texts: Sequence[Scored], mask_id: int, progress: ProgressLine
 ) -> list[Likelihood]:
     """Judge every text; those of like length share a forward, and the order is kept."""
-    found = [Likelihood(logprob=0.0, greedy=True)] * len(texts)
-    asked = [number for number, text in enumerate(texts) if text.judged]
-    done = 0
+    found: dict[int, Likelihood] = {}
     with plain_attention(network):
-        for ranks in batches_of_like_length([len(texts[number].tokens) for number in asked]):
-            numbers = [asked[rank] for rank in ranks]
-            for number, each in zip(numbers, _likelihoods(network, [texts[n] for n in numbers], mask_id), strict=True):
-                found[number] = each
-            done += len(numbers)
-            progress.update(done, {})
-    return found
+        for numbers in batches_of_like_length([len(text.tokens) for text in texts]):
+            found |= zip(numbers, _likelihoods(network, [texts[number] for number in numbers], mask_id), strict=True)
+            progress.update(len(found), {})
+    return [found[number] for number in range(len(texts))]
 
 
 def _likelihoods(network: PreTrainedModel, batch: Sequence[Scored], mask_id: int) -> list[Likelihood]:

@@ -20,8 +20,8 @@ from mars_ray.engine.engine import Engine
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import Request
-from mars_ray.errors import BadRecordError, ConfigError, ModelError
-from mars_ray.harness.generation import Generated, Wish, generate, wish_of
+from mars_ray.errors import BadRecordError, ConfigError, ModelError, RunError
+from mars_ray.harness.generation import Wish, generate, wish_of
 from mars_ray.harness.likelihood import Scored, likelihoods
 from mars_ray.harness.settings import parse_settings
 from mars_ray.model.checkpoint import load_checkpoint
@@ -127,7 +127,10 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return ids
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Continue the context of each request as its arguments say."""
+        """Continue the context of each request as its arguments say.
+
+        Raises `RunError` behind the last one when the engine ended some before their time: no score can count them.
+        """
         del disable_tqdm  # progress is one line, and goes where errors go
         contexts = [str(request.args[0]) for request in requests]
         wishes = [
@@ -137,14 +140,22 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         engine_requests = self._requests(contexts, wishes)
         texts = [""] * len(requests)
         tokens = forwards = 0
+        failed: list[str] = []
         with ProgressLine("generate", total=len(requests)) as progress:
             for done, (name, generated) in enumerate(generate(self._engine, engine_requests), start=1):
                 number = int(name)
-                _warn_if_failed(contexts[number], generated)
+                if generated.error:
+                    failed.append(f"a prompt that ends in {contexts[number][-80:]!r}: {generated.error}")
+                    continue
                 texts[number] = wishes[number].cut(generated.text)
                 tokens, forwards = tokens + generated.tokens, forwards + generated.forwards
                 progress.update(done, {})
                 self.cache_hook.add_partial("generate_until", requests[number].args, texts[number])
+        if failed:
+            raise RunError(
+                f"{len(failed)} of {len(requests)} prompts have no whole answer, such as {failed[0]} With --use_cache "
+                "the answers of the others are kept, and the same command goes on."
+            )
         self._tokens, self._forwards = self._tokens + tokens, self._forwards + forwards
         rate = tokens / forwards if forwards else 0.0
         LOG.info(f"generated {tokens} tokens in {forwards} forwards: {rate:.3f} tokens per forward")
@@ -183,6 +194,11 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return answers
 
     def _scored(self, context: list[int], continuation: list[int]) -> Scored:
+        if not continuation:
+            raise BadRecordError(
+                "a continuation has no token of its own behind its context, so nothing says how likely it is. Leave it "
+                "out of the task."
+            )
         if len(continuation) > self.max_length:
             raise BadRecordError(
                 f"a continuation has {len(continuation)} tokens and the model sees {self.max_length}; "
@@ -216,11 +232,6 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                 f"{self._engine.limits.positions} tokens of a sequence; they lose their beginning"
             )
         return requests
-
-
-def _warn_if_failed(context: str, generated: Generated) -> None:
-    if generated.error:
-        LOG.error(f"no whole answer to a prompt that ends in {context[-80:]!r}: {generated.error}")
 
 
 def _device(name: str | None) -> torch.device:

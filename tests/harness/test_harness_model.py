@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from harness_samples import SPEECH, MakeModel, documents, examples, generations, judged_slowly, pairs
 from mars_ray.data.chat import ChatEncoder
-from mars_ray.errors import BadRecordError, ConfigError, ModelError, RequestError
+from mars_ray.errors import BadRecordError, ConfigError, ModelError, RequestError, RunError
 from mars_ray.harness.model import HarnessModel
 from mars_ray.method.metric import Metric
 from mars_ray.method.reference import DecodeOptions, decode
@@ -140,11 +140,14 @@ def test_a_prompt_of_nothing_begins_where_texts_begin(make_model: MakeModel) -> 
     assert nothing == first
 
 
-def test_a_request_that_fails_takes_no_other_with_it(make_model: MakeModel, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_request_that_fails_is_an_error_once_the_others_are_answered_and_kept(
+    make_model: MakeModel, tmp_path: Path
+) -> None:
     model = make_model(mode="ar")
     contexts = chats(model)[:3]
     poison = 1 + max(max(model.tok_encode(context)) for context in contexts)
     healthy = model.generate_until(generations(contexts, **SPEECH))
+    cached = CachingLM(model, str(tmp_path / "cache.db"))
 
     def check(_module: object, _args: object, given: dict[str, torch.Tensor]) -> None:
         if (given["input_ids"][0, :-1] == poison).any():
@@ -153,11 +156,13 @@ def test_a_request_that_fails_takes_no_other_with_it(make_model: MakeModel, capl
     bad = model.tokenizer.decode([poison]) + contexts[0]
     hook = model._checkpoint.network.register_forward_pre_hook(check, with_kwargs=True)
     try:
-        answers = model.generate_until(generations([contexts[0], bad, *contexts[1:]], **SPEECH))
+        with pytest.raises(RunError, match=r"1 of 4 prompts have no whole answer, such as .*it tastes bad"):
+            cached.generate_until(generations([contexts[0], bad, *contexts[1:]], **SPEECH))
+        # Those that were answered are found again: the network, which would fail now, is not asked.
+        poison = model.tok_encode(contexts[0])[0]
+        assert cached.generate_until(generations(contexts, **SPEECH)) == healthy
     finally:
         hook.remove()
-    assert answers == [healthy[0], "", *healthy[1:]]
-    assert "it tastes bad" in caplog.text
 
 
 def test_samples_come_again_with_their_seed_and_differ_from_one_another(make_model: MakeModel) -> None:
@@ -195,6 +200,11 @@ def test_arguments_that_would_change_the_answer_are_refused_by_name(
 ) -> None:
     with pytest.raises(kind, match=message):
         make_model(mode="ar").generate_until(generations(["one"], **SPEECH | asked))
+
+
+def test_a_continuation_of_nothing_is_refused(make_model: MakeModel) -> None:
+    with pytest.raises(BadRecordError, match="a continuation has no token of its own"):
+        make_model(**AT).loglikelihood(pairs(("Sort these:", "")))
 
 
 def test_a_continuation_is_as_likely_as_its_tokens_one_by_one(make_model: MakeModel, oracle: Checkpoint) -> None:
