@@ -9,7 +9,7 @@ demo: $(VENV)/.ready
 	$(BIN)/mars-ray demo
 
 test: check
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/.ready
 	$(BIN)/pytest -m slow
@@ -52,4 +52,10 @@ clean:
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --editable '.[dev]'
+	command -v bwrap > /dev/null || $(MAKE) $(BIN)/bwrap || echo "without bubblewrap, what it is for is not tested"
 	touch $@
+
+# The sandbox that evaluates code, for the tests, where the system has none and is a Debian.
+$(BIN)/bwrap:
+	cd $(VENV) && apt-get download --quiet bubblewrap && dpkg -x bubblewrap_*.deb bubblewrap
+	cp $(VENV)/bubblewrap/usr/bin/bwrap $@ && rm -r $(VENV)/bubblewrap*

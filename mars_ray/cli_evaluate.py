@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from mars_ray.cli_generate import WITH_ERRORS, AsJson, Compiled, Cpus, Dtype, Gpus, Workers
@@ -13,8 +14,6 @@ from mars_ray.errors import ConfigError
 
 if TYPE_CHECKING:
     from mars_ray.evaluate.results import Figures, Results
-
-DATA = Path("..") / "shared" / "data"
 
 
 def evaluate(
@@ -43,7 +42,7 @@ def evaluate(
     match: Annotated[
         str, typer.Option(help="How answers compare with 'reference' in a JSONL file: 'exact', 'regex' or 'json'.")
     ] = "exact",
-    data: Annotated[Path, typer.Option(help="Folder with gsm8k/ and humaneval/.")] = DATA,
+    data: Annotated[Path | None, typer.Option(help="Folder with gsm8k/ and humaneval/, for these two.")] = None,
     allow_code_execution: Annotated[
         bool,
         typer.Option("--allow-code-execution", help="humaneval runs what the model wrote, shut off from the rest."),
@@ -108,8 +107,8 @@ def _numbers(text: str) -> tuple[float, ...]:
 def _show(results: "Results", output: Path) -> None:
     plan = results.plan
     table = Table(
-        title=f"{plan.model}: {plan.questions:,} questions, {len(plan.tasks)} tasks, {plan.seeds} seeds",
-        caption="± is the standard deviation over seeds, of tokens/s over rounds; p is of McNemar's test against ar",
+        title=f"{escape(plan.model)}: {plan.questions:,} questions, {len(plan.tasks)} tasks, {plan.seeds} seeds",
+        caption="± is the standard deviation over seeds, of tokens/s over rounds; p is of the paired test against ar",
     )
     for name in ("setting", "accuracy", "against ar", "p", "tokens per forward", "tokens/s", "agreement"):
         table.add_column(name, justify="left" if name == "setting" else "right")
@@ -124,7 +123,7 @@ def _show(results: "Results", output: Path) -> None:
     say.print(table)
     unanswered = sum(each.unanswered for each in results.overall.values())
     if unanswered:
-        say.print(f"{unanswered:,} without an answer count as wrong: {output}/answers/errors.jsonl", markup=False)
+        say.print(f"{unanswered:,} answers are missing and count as wrong: {output}/answers/errors.jsonl", markup=False)
     say.print(f"report: {output}/report.html   results: {output}/results.json", markup=False, soft_wrap=True)
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mars_ray.evaluate.judged import Column, Judged
 from mars_ray.evaluate.results import Figures, Paired
 from mars_ray.evaluate.settings import AR
-from mars_ray.evaluate.statistics import bootstrap_interval, mcnemar, mean_and_spread
+from mars_ray.evaluate.statistics import bootstrap_interval, flipped_signs, mcnemar, mean_and_spread
 
 Where = NDArray[np.bool_]
 
@@ -26,15 +26,14 @@ def figures_of(judged: Judged, setting: str, task: str | None, *, agreement: boo
     seeds = [judged.seed == seed for seed in np.unique(judged.seed[where])]
     column, ar = judged.settings[setting], judged.settings[AR.name]
 
-    mean, std = mean_and_spread([_mean_over_tasks(column.right, in_tasks, of_seed) for of_seed in seeds])
     low, high = bootstrap_interval([column.right[each] for each in in_tasks])
     forwards = int(column.forwards[where].sum())
     return Figures(
         examples=int(where.sum()),
         unanswered=int((~column.answered[where]).sum()),
         right=int(column.right[where].sum()),
-        accuracy=mean,
-        accuracy_std=std,
+        accuracy=_mean_over_tasks(column.right, in_tasks, where),
+        accuracy_std=_spread(lambda of_seed: _mean_over_tasks(column.right, in_tasks, of_seed), seeds),
         accuracy_low=low,
         accuracy_high=high,
         tokens=int(column.tokens[where].sum()),
@@ -46,26 +45,27 @@ def figures_of(judged: Judged, setting: str, task: str | None, *, agreement: boo
         if agreement
         else None,
         same_answers=float((column.answered & (column.key == ar.key))[where].mean()),
-        against_ar=None if setting == AR.name else _paired(column, ar, in_tasks, where, seeds),
+        against_ar=None if setting == AR.name else _paired(column, ar, in_tasks, where),
     )
 
 
-def _paired(column: Column, ar: Column, in_tasks: Sequence[Where], where: Where, seeds: Sequence[Where]) -> Paired:
+def _paired(column: Column, ar: Column, in_tasks: Sequence[Where], where: Where) -> Paired:
     change: NDArray[np.int8] = column.right - ar.right
-    low, high = bootstrap_interval([change[each] for each in in_tasks])
+    of_tasks = [change[each] for each in in_tasks]
+    low, high = bootstrap_interval(of_tasks)
     better, worse = int((change[where] > 0).sum()), int((change[where] < 0).sum())
     return Paired(
-        difference=mean_and_spread([_mean_over_tasks(change, in_tasks, of_seed) for of_seed in seeds])[0],
+        difference=_mean_over_tasks(change, in_tasks, where),
         low=low,
         high=high,
         better=better,
         worse=worse,
-        p_value=mcnemar(better, worse),
+        p_value=mcnemar(better, worse) if len(of_tasks) == 1 else flipped_signs(of_tasks),
     )
 
 
-def _mean_over_tasks(values: NDArray[np.int8], in_tasks: Sequence[Where], of_seed: Where) -> float:
-    return float(np.mean([values[each & of_seed].mean() for each in in_tasks if (each & of_seed).any()]))
+def _mean_over_tasks(values: NDArray[np.int8], in_tasks: Sequence[Where], where: Where) -> float:
+    return float(np.mean([values[each & where].mean() for each in in_tasks if (each & where).any()]))
 
 
 def stops_of(judged: Judged, setting: str) -> tuple[int, ...]:

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from mars_ray.batch.shards import write_file
-from mars_ray.bench.machine import machine
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.evaluate.disagreements import Disagreement, disagreements
 from mars_ray.evaluate.evaluate_charts import DARK, LIGHT, by_clock, by_forwards, quality_chart, stops_chart
@@ -42,7 +41,6 @@ def finish(work: Work, rows: Path) -> Results:
     judged = judge.judge(rows, work.tasks, names, work.plan.block)
     results = Results(
         plan=work.plan,
-        machine=machine(),
         overall={name: figures_of(judged, name, None, agreement=greedy) for name in names},
         tasks={
             task: {name: figures_of(judged, name, task, agreement=greedy) for name in names} for task in judged.tasks
@@ -51,8 +49,7 @@ def finish(work: Work, rows: Path) -> Results:
         speed=_speed(work, checkpoint),
     )
     spelled = token_bytes(work.tokenizer)
-    shown = [setting.name for setting in work.settings if setting.mode.value == "threshold"]
-    _write(work.folder, results, disagreements(judged, work.tasks, shown, rows, spelled))
+    _write(work.folder, results, disagreements(judged, work.tasks, names, rows, spelled))
     return results
 
 

@@ -30,7 +30,7 @@ def evaluate(options: EvaluateOptions) -> Results:
             GenerateOptions(
                 input=(str(questions),),
                 output=answers,
-                model=str(work.model),
+                model=options.model,
                 form=PlainSettings(
                     sampling=SamplingParams(temperature=options.temperature),
                     decode=DecodeParams(block=work.plan.block),

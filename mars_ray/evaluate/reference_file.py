@@ -6,17 +6,20 @@ Never: leaves a bad record out: the first one is an error that names file and li
 """
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
+from math import isfinite
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any
 
+import regex
+
 from mars_ray.data.prompt_file import Conversation
 from mars_ray.data.record_file import PARQUET, check_source, read_records
 from mars_ray.data.records import parse_messages, parse_object
+from mars_ray.data.tasks.checks import same_json
 from mars_ray.errors import BadRecordError, ConfigError, DataError, EmptyDataError
 from mars_ray.evaluate.verify import FILE_MATCHES
 
@@ -85,18 +88,22 @@ def _reference(value: Any, match: str) -> str:
     if match == "json":
         # Text is JSON as it would stand in an answer; anything else is the value itself.
         text = value if isinstance(value, str) else json.dumps(value)
-        try:
-            json.loads(text)
-        except ValueError as error:
-            raise BadRecordError(f"its reference is not JSON ({error}): {shortened(value)}") from None
+        if not same_json(text, text):
+            raise BadRecordError(f"its reference is not JSON, or has a key twice: {shortened(value)}")
         return text
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    endless = isinstance(value, float) and not isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or endless:
         kind = type(value).__name__
         raise BadRecordError(f"its reference is {kind} {shortened(value)}; match {match} compares with text")
+    # White space around an answer is free, so it is free here too.
+    text = str(value) if match == "regex" else str(value).strip()
     if match == "regex":
         try:
-            re.compile(str(value))
-        except re.error as error:
+            anything = regex.search(text, "") is not None
+        except regex.error as error:
             raise BadRecordError(f"its reference is no regular expression ({error}): {shortened(value)}") from None
-        return str(value)
-    return str(value).strip()  # white space around an answer is free, so it is free here too
+        if anything:
+            raise BadRecordError(f"its reference matches every answer, even an empty one: {shortened(value)}")
+    elif not text:
+        raise BadRecordError("its reference is empty")
+    return text

@@ -32,6 +32,8 @@ class Plan(_Frozen):
     """Tokens proposed per forward."""
     dtype: str
     tasks: tuple[str, ...]
+    max_tokens: tuple[int, ...]
+    """Of an answer, by task."""
     seeds: int
     questions: int
     """Of all tasks and seeds."""
@@ -55,7 +57,7 @@ class Paired(_Frozen):
     worse: int
     """Examples that only autoregressive decoding has right."""
     p_value: float
-    """Exact McNemar test, two-sided, of this one comparison; of all tasks together each example counts alike."""
+    """Of this one comparison, two-sided: exact McNemar test; of several tasks its form in which each counts alike."""
 
 
 class Figures(_Frozen):
@@ -67,7 +69,7 @@ class Figures(_Frozen):
     """They count as wrong."""
     right: int
     accuracy: float
-    """Mean over seeds; of all tasks, each counts alike."""
+    """Share of all examples; of all tasks, each counts alike."""
     accuracy_std: float | None
     accuracy_low: float
     accuracy_high: float
@@ -100,6 +102,8 @@ class SpeedPass(_Frozen):
     """What the clock said, and how it was asked."""
 
     prompts: int
+    machine: dict[str, str | int | float | bool | None]
+    """With the commit of this code."""
     rows: int
     """Sequences the engine decodes together at most."""
     device: str
@@ -112,8 +116,6 @@ class Results(_Frozen):
 
     version: Literal[1] = 1
     plan: Plan
-    machine: dict[str, str | int | float | bool | None]
-    """What it ran on, with the commit of this code."""
     overall: dict[str, Figures]
     """By setting, all tasks together."""
     tasks: dict[str, dict[str, Figures]]
@@ -132,5 +134,9 @@ def read_model(path: Path, kind: type[T]) -> T:
     """Read a record. Raises `DataError` for a file that is none."""
     try:
         return kind.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        raise DataError(f"{path} is not what an evaluation writes: {error}. Remove it.") from None
+    except OSError as error:
+        reason = error.strerror
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = " ".join([*map(str, first["loc"]), first["msg"]])
+    raise DataError(f"{path} is not what an evaluation writes: {reason}. Give another output folder.")

@@ -26,7 +26,7 @@ class Setting:
     @property
     def name(self) -> str:
         """As it stands in ids, tables and charts."""
-        return f"threshold {self.threshold:g}" if self.mode is Mode.THRESHOLD else self.mode.value
+        return f"threshold {self.threshold:.15g}" if self.mode is Mode.THRESHOLD else self.mode.value
 
     def decode(self, block: int) -> DecodeParams:
         """Return what a request asks for; with a block of its own no answer depends on the load."""

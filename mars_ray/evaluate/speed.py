@@ -13,6 +13,7 @@ from statistics import fmean, stdev
 
 import torch
 
+from mars_ray.bench.machine import machine
 from mars_ray.bench.measure import Sample, interleaved
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.engine import Engine
@@ -56,6 +57,7 @@ def measure_speed(
     rates = {name: tuple(sample.tokens_per_s for sample in of_setting) for name, of_setting in samples.items()}
     return SpeedPass(
         prompts=len(prompts),
+        machine=machine(),
         rows=engine.limits.rows,
         device=checkpoint.network.device.type,
         threads=torch.get_num_threads(),

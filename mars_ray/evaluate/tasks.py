@@ -64,8 +64,8 @@ class TaskOptions:
     """Of an answer; by default each task has its own."""
     match: str = "exact"
     """Of records of a file that name none."""
-    data: Path
-    """Where the benchmarks lie."""
+    data: Path | None = None
+    """Where the benchmarks lie; families and files need it not."""
     allow_code_execution: bool = False
 
 
@@ -93,6 +93,8 @@ def _open(name: str, options: TaskOptions) -> Task:
     if name in BENCHMARKS:
         if name == "humaneval" and not options.allow_code_execution:
             raise ConfigError("humaneval runs code that the model wrote; say --allow-code-execution to allow that.")
+        if options.data is None:
+            raise ConfigError(f"{name} is read from a folder that holds {name}/; name it with --data.")
         return _dealt(name, BENCHMARKS[name](options.data), options, BENCHMARK_TOKENS, str(options.data))
     path = Path(name)
     if not path.is_file():
@@ -108,18 +110,29 @@ def _known() -> list[str]:
 
 def _family(name: str, options: TaskOptions) -> Task:
     count = options.examples or EXAMPLES_PER_FAMILY
-    questions = [
-        Question(
-            task=name,
-            number=number,
-            seed=seed,
-            messages=({"role": "user", "content": each.prompt},),
-            reference=each.answer,
-            match=name,
+    questions: list[Question] = []
+    asked: set[str] = set()
+    for seed in range(options.seeds):
+        # Of some families there are few prompts: a sample leaves out those of the samples before it.
+        new = (each for each in examples(FAMILIES[name], "heldout", seed) if each.prompt not in asked)
+        sample = list(islice(new, count))
+        if len(sample) < count:
+            raise ConfigError(
+                f"{name} has {len(asked) + len(sample):,} held-out examples, too few for {options.seeds} samples of "
+                f"{count:,}. Lower --examples or --seeds."
+            )
+        asked.update(each.prompt for each in sample)
+        questions += (
+            Question(
+                task=name,
+                number=number,
+                seed=seed,
+                messages=({"role": "user", "content": each.prompt},),
+                reference=each.answer,
+                match=name,
+            )
+            for number, each in enumerate(sample)
         )
-        for seed in range(options.seeds)
-        for number, each in enumerate(islice(examples(FAMILIES[name], "heldout", seed), count))
-    ]
     return Task(name=name, questions=tuple(questions), max_tokens=MAX_TOKENS)
 
 

@@ -2,23 +2,27 @@
 
 In:    the name of the way, a reference, the text of an answer.
 Out:   yes or no.
-Never: raises because of the text; runs code (that is `code_check`).
+Never: raises because of the text, but for a regular expression that takes too long; runs code (that is `code_check`).
 """
 
 import re
 from collections.abc import Callable
 from decimal import Decimal
 
+import regex
+
 from mars_ray.data.tasks import FAMILIES
 from mars_ray.data.tasks.checks import same_json, same_text
+from mars_ray.errors import DataError
 
-_NUMBER = re.compile(r"(?<![\d.])-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
-"""A minus behind a digit is a subtraction."""
+_NUMBER = re.compile(r"(?<!\d)(?<!\d\.)-?\d[\d,]*(?:\.\d+)?|(?<![\d.])-?\.\d+")
+"""A minus behind a digit is a subtraction; dots before a number are a pause."""
+REGEX_SECONDS_MAX = 5
 
 
 def last_number(text: str) -> Decimal | None:
     """Return the last number of a text; commas within it group its digits."""
-    found = _NUMBER.findall(text)
+    found = _NUMBER.findall(text.replace("\N{MINUS SIGN}", "-"))
     return Decimal(found[-1].replace(",", "")) if found else None
 
 
@@ -27,7 +31,13 @@ def _same_number(reference: str, text: str) -> bool:
 
 
 def _matches(reference: str, text: str) -> bool:
-    return re.search(reference, text) is not None
+    try:
+        return regex.search(reference, text, timeout=REGEX_SECONDS_MAX) is not None
+    except TimeoutError:
+        raise DataError(
+            f"the regular expression {reference!r} takes more than {REGEX_SECONDS_MAX} s on an answer. Write it so "
+            "that a text can match in one way only, and evaluate into another output."
+        ) from None
 
 
 FILE_MATCHES: dict[str, Callable[[str, str], bool]] = {"exact": same_text, "regex": _matches, "json": same_json}

@@ -88,14 +88,15 @@ def prepare(options: EvaluateOptions) -> Work:
     digest = blake2b(digest_size=8)
     for task in tasks:
         for each in task.questions:
-            told = [each.name, each.messages, each.reference, each.match, task.max_tokens]
+            told = [each.name, each.messages, each.reference, each.match]
             digest.update(json.dumps(told).encode() + b"\n")
     plan = Plan(
-        model=options.model,
+        model=Path(options.model).name,
         model_digest=folder_digest(model),
         block=block,
         dtype=options.dtype,
         tasks=tuple(task.name for task in tasks),
+        max_tokens=tuple(task.max_tokens for task in tasks),
         seeds=options.questions.seeds,
         questions=len(questions),
         questions_digest=digest.hexdigest(),
@@ -114,9 +115,12 @@ def agree(work: Work) -> None:
         for name in asked:
             if kept[name] != asked[name]:
                 was, now = (json.dumps(value) for value in (kept[name], asked[name]))
+                differs = f"{name} was {was}, now it is {now}"
+                if name == "questions_digest":
+                    differs = "a file, --match or --data has changed, so the questions are others"
                 raise ConfigError(
-                    f"the evaluation in {folder} began with another plan: {name} was {was}, now it is {now}. "
-                    "Use the old one or give another output."
+                    f"the evaluation in {folder} began with another plan: {differs}. Use the old one or give another "
+                    "output."
                 )
         return
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -65,6 +65,7 @@ def results(tasks: Sequence[str] = ("a",), model: str = "m") -> Results:
             block=4,
             dtype="float32",
             tasks=tuple(tasks),
+            max_tokens=(8,) * len(tasks),
             seeds=2,
             questions=100,
             questions_digest="1e",
@@ -72,11 +73,17 @@ def results(tasks: Sequence[str] = ("a",), model: str = "m") -> Results:
             temperature=0.0,
             compiled=False,
         ),
-        machine={"cpu": "c", "gpu": None, "commit": "abc"},
         overall=overall,
         tasks=dict.fromkeys(tasks, overall),
         stops={"exact": (1, 2, 3, 4), "threshold 0.9": (4, 3, 2, 1)},
-        speed=SpeedPass(prompts=64, rows=8, device="cpu", threads=1, settings=speed),
+        speed=SpeedPass(
+            prompts=64,
+            machine={"cpu": "c", "gpu": None, "commit": "abc"},
+            rows=8,
+            device="cpu",
+            threads=1,
+            settings=speed,
+        ),
     )
 
 

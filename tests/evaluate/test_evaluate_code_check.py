@@ -1,12 +1,16 @@
 """Code of a model is judged by its tests, and can do nothing else."""
 
 import json
+import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import psutil
 import pytest
 
-from mars_ray.errors import ConfigError
+from mars_ray.errors import ConfigError, RunError
 from mars_ray.evaluate import code_check
 from mars_ray.evaluate.code_check import check_sandbox, passes, program_of
 
@@ -41,10 +45,8 @@ def test_code_is_right_when_it_passes_its_tests(text: str, right: bool) -> None:
     assert passes(FACTS, text) is right
 
 
-def test_code_has_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_has_no_network() -> None:
     """A server of this very machine cannot be reached, not even its own address."""
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         connect = f"    import socket\n    socket.create_connection(('127.0.0.1', {port}), 2)\n{BODY}"
@@ -56,36 +58,74 @@ def test_code_has_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 def secret(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "secret"
     path.write_text("s")
+    before = path.stat()
     yield path
     assert path.read_text() == "s"
+    assert (path.stat().st_mode, path.stat().st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
 
 
-def test_code_neither_reads_nor_writes_files_beyond_its_folder(secret: Path) -> None:
-    for mode in ("r", "w", "a"):
-        assert not passes(FACTS, f"    open({str(secret)!r}, {mode!r}).close()\n{BODY}")
-    assert not passes(FACTS, f"    import os; os.remove({str(secret)!r})\n{BODY}")
+def test_code_neither_reads_nor_changes_files_beyond_its_folder(secret: Path) -> None:
+    path = repr(str(secret))
+    for harm in (f"open({path})", f"open({path}, 'a')", "open('/new', 'w')"):
+        assert not passes(FACTS, f"    {harm}\n{BODY}")
+    for harm in (f"remove({path})", f"truncate({path}, 0)", f"chmod({path}, 0)", f"utime({path})", f"stat({path})"):
+        assert not passes(FACTS, f"    import os; os.{harm}\n{BODY}")
+    assert not passes(FACTS, f"    import os; os.chmod(os.__file__, 0o777)\n{BODY}")
     assert passes(FACTS, f"    open('own', 'w').write('x'); assert open('own').read() == 'x'\n{BODY}")
+
+
+def test_code_reaches_no_socket_of_another_process() -> None:
+    with TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
+        address = f"{folder}/s"
+        server.bind(address)
+        server.listen()
+        connect = f"    import socket\n    socket.socket(socket.AF_UNIX).connect({address!r})\n{BODY}"
+        assert not passes(FACTS, connect)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(address)
 
 
 def test_code_sees_no_other_process_and_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "s")
-    assert passes(FACTS, f"    import os; assert os.getpid() == 1 and 'SECRET' not in os.environ\n{BODY}")
+    looks = "import os; assert 'SECRET' not in os.environ and os.getpid() < 9"
+    assert passes(FACTS, f"    {looks}\n    try: os.kill({os.getpid()}, 0)\n    except OSError: {BODY.strip()}\n")
 
 
-def test_code_that_wants_too_much_memory_fails() -> None:
+def test_code_that_wants_too_much_fails() -> None:
     assert not passes(FACTS, f"    x = bytearray({code_check.MEMORY_MAX})\n{BODY}")
+    assert not passes(FACTS, f"    open('x', 'wb').write(bytes({2 * code_check.FOLDER_BYTES_MAX}))\n{BODY}")
+
+
+def test_code_leaves_nothing_that_stops_the_next() -> None:
+    assert passes(FACTS, f"    import os\n    for _ in range(1500): os.mkdir('a'); os.chdir('a')\n{BODY}")
+    assert passes(FACTS, f"    import sys; sys.stderr.write('x' * 10 ** 6)\n{BODY}")
 
 
 def test_code_that_never_ends_is_stopped_with_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_check, "SECONDS_MAX", 1)
-    assert not passes(FACTS, "    import os, time; os.fork(); time.sleep(600)\n")
+    """Not even code that asks to outlive whoever started it stays."""
+    monkeypatch.setattr(code_check, "CLOCK", 0.1)
+    stay = "os.fork(); os.setsid(); ctypes.CDLL(None).prctl(1, 0, 0, 0, 0); time.sleep(600)"
+    assert not passes(FACTS, f"    import ctypes, os, time\n    {stay}\n")
+    assert not [
+        each for each in psutil.process_iter(["cmdline"]) if code_check._LAUNCHER in (each.info["cmdline"] or ())
+    ]
 
 
-def test_without_unshare_nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_bubblewrap_nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"humaneval cannot be run here: .* there is no unshare"):
+    with pytest.raises(ConfigError, match=r"humaneval cannot be run here\. There is no bwrap .* install"):
         check_sandbox()
-    assert not passes(FACTS, BODY)
+    with pytest.raises(RunError, match="no bwrap"):
+        passes(FACTS, BODY)
+
+
+def test_a_sandbox_that_does_not_start_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "bwrap"
+    broken.write_text("#!/bin/sh\necho 'bwrap: No permissions' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(RunError, match=r"did not start: bwrap: No permissions\. It needs user namespaces"):
+        passes(FACTS, BODY)
 
 
 def test_a_body_continues_the_prompt_and_a_whole_function_replaces_it() -> None:

@@ -14,7 +14,7 @@ import ray
 
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.tasks import verify
-from mars_ray.errors import ConfigError
+from mars_ray.errors import ConfigError, DataError
 from mars_ray.evaluate.ray_evaluate import evaluate
 from mars_ray.evaluate.results import RESULTS_FILE, Results, read_model
 from mars_ray.evaluate.tasks import TaskOptions, open_tasks
@@ -36,7 +36,7 @@ def cluster() -> Iterator[None]:
 
 def options(output: Path, **changes: Any) -> EvaluateOptions:
     given = {"tasks": TASKS, "thresholds": (0.6,), "compiled": False} | changes
-    return EvaluateOptions(output=output, questions=TaskOptions(examples=3, seeds=2, data=Path("nowhere")), **given)
+    return EvaluateOptions(output=output, questions=TaskOptions(examples=3, seeds=2), **given)
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +50,7 @@ def test_the_figures_are_those_of_the_reference_decoder_one_question_at_a_time(f
     oracle = load_checkpoint(resolve_model("bundled"))
     encoder = ChatEncoder(oracle.tokenizer)
     questions = [
-        question
-        for task in open_tasks(TASKS, TaskOptions(examples=3, seeds=2, data=Path("nowhere")))
-        for question in task.questions
+        question for task in open_tasks(TASKS, TaskOptions(examples=3, seeds=2)) for question in task.questions
     ]
     for name, threshold in (("ar", 1.0), ("threshold 0.6", 0.6)):
         decoding = DecodeOptions(threshold=threshold, block=16, stop_ids=oracle.stop_ids, max_tokens=256)
@@ -78,7 +76,8 @@ def test_exact_mode_gives_the_answers_of_ar_in_fewer_forwards(found: tuple[Path,
 def test_results_and_report_are_whole_files(found: tuple[Path, Results]) -> None:
     output, results = found
     assert read_model(output / RESULTS_FILE, Results) == results
-    assert results.machine["torch"]
+    assert results.speed.machine["torch"]
+    assert "/" not in results.plan.model_dump_json()
     assert (output / "report.html").read_text().rstrip().endswith("</html>")
     assert {path.stem for path in output.glob("*.png")} == {"accuracy-forwards", "accuracy-clock", "stops"}
     assert {name: sum(each) for name, each in results.stops.items()} == {
@@ -102,6 +101,21 @@ def test_another_plan_is_refused(found: tuple[Path, Results], changes: dict[str,
         evaluate(options(found[0], **changes))
 
 
+def test_a_file_that_changed_is_another_plan(cluster: None, tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    asked = EvaluateOptions(
+        output=tmp_path / "out", tasks=(str(path),), questions=TaskOptions(seeds=1), modes=("ar",), compiled=False
+    )
+    path.write_text('{"prompt": "p", "reference": "r"}\n')
+    evaluate(asked)
+    path.write_text('{"prompt": "p", "reference": "s"}\n')
+    with pytest.raises(ConfigError, match="a file, --match or --data has changed"):
+        evaluate(asked)
+    (tmp_path / "out" / "plan.json").write_text("{}")
+    with pytest.raises(DataError, match=r"plan\.json is not what .* model Field required\. Give another output"):
+        evaluate(asked)
+
+
 def test_references_of_a_file_judge_and_a_prompt_that_does_not_fit_counts_as_wrong(
     cluster: None, tmp_path: Path
 ) -> None:
@@ -116,7 +130,7 @@ def test_references_of_a_file_judge_and_a_prompt_that_does_not_fit_counts_as_wro
     asked = EvaluateOptions(
         output=tmp_path / "out",
         tasks=(str(path),),
-        questions=TaskOptions(seeds=1, data=Path("nowhere")),
+        questions=TaskOptions(seeds=1),
         modes=("ar",),
         compiled=False,
     )

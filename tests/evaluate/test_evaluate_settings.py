@@ -21,6 +21,10 @@ def test_autoregressive_decoding_is_always_first() -> None:
     assert [each.name for each in settings_of([], [])] == ["ar"]
 
 
+def test_thresholds_that_differ_have_names_that_differ() -> None:
+    assert len({each.name for each in settings_of(["threshold"], [0.9999999, 1.0])}) == 3
+
+
 def test_every_request_fixes_its_block_so_that_no_answer_depends_on_the_load() -> None:
     for setting in settings_of(["ar", "exact", "threshold"], [0.9]):
         decode = setting.decode(8)

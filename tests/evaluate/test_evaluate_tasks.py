@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,8 @@ from mars_ray.evaluate.tasks import Task, TaskOptions, open_tasks
 GOOD = '{"prompt": "p", "reference": "r"}'
 
 
-def opened(*names: str, data: Path = Path("nowhere"), **changes: object) -> tuple[Task, ...]:
-    return open_tasks(names, TaskOptions(data=data, **changes))  # type: ignore[arg-type]
+def opened(*names: str, **changes: object) -> tuple[Task, ...]:
+    return open_tasks(names, TaskOptions(**changes))  # type: ignore[arg-type]
 
 
 def test_a_family_has_other_held_out_examples_for_each_seed() -> None:
@@ -28,6 +29,17 @@ def test_a_family_has_other_held_out_examples_for_each_seed() -> None:
         assert (each.messages[-1]["content"], each.reference) == (found.prompt, found.answer)
         assert verify(each.match, each.reference, found.response)
     assert len({each.name for each in task.questions}) == 8
+
+
+def test_no_prompt_is_asked_twice_though_a_family_has_few() -> None:
+    [task] = opened("date_rewrite", examples=1000, seeds=3)
+    assert len({each.messages[-1]["content"] for each in task.questions}) == len(task.questions) == 3000
+
+
+def test_a_family_that_has_not_so_many_examples_says_how_many_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mars_ray.evaluate.tasks.examples", lambda *_: islice(examples(*_), 5))
+    with pytest.raises(ConfigError, match="rephrase has 5 held-out examples, too few for 2 samples of 6"):
+        opened("rephrase", examples=6, seeds=2)
 
 
 def test_families_are_all_of_them_once() -> None:
@@ -76,7 +88,16 @@ def test_a_record_may_say_how_it_is_compared(tmp_path: Path) -> None:
         ),
         ('{"prompt": "p", "reference": "r", "match": "near"}', "its match is 'near'; choose one of exact, regex, json"),
         ('{"prompt": "p", "reference": "(", "match": "regex"}', "its reference is no regular expression"),
+        ('{"prompt": "p", "reference": "a*", "match": "regex"}', "its reference matches every answer"),
         ('{"prompt": "p", "reference": "{", "match": "json"}', "its reference is not JSON"),
+        ('{"prompt": "p", "reference": "{\\"a\\": 1, \\"a\\": 2}", "match": "json"}', "its reference .* key twice"),
+        pytest.param(
+            json.dumps({"prompt": "p", "reference": "[" * 99_999, "match": "json"}),
+            "its reference is not JSON",
+            id="deep",
+        ),
+        ('{"prompt": "p", "reference": " "}', "its reference is empty"),
+        ('{"prompt": "p", "reference": NaN}', ".*"),
         ('{"prompt": "p", "reference": ["r"]}', "its reference is list"),
         ('{"prompt": "p", "reference": "r"', "it is not JSON"),
     ],
@@ -102,6 +123,7 @@ def test_an_unknown_task_is_named_with_the_closest_one_and_all_there_are() -> No
         ("families", {"examples": 0}, "examples is 0"),
         ("families", {"max_tokens": 0}, "max_tokens is 0"),
         ("humaneval", {}, "--allow-code-execution"),
+        ("gsm8k", {}, "gsm8k is read from a folder that holds gsm8k/; name it with --data"),
     ],
 )
 def test_what_is_out_of_range_is_named(name: str, changes: dict[str, object], message: str) -> None:

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mars_ray.errors import DataError
+from mars_ray.evaluate import verify
 from mars_ray.evaluate.verify import MATCHES, last_number
 
 
@@ -19,6 +21,8 @@ from mars_ray.evaluate.verify import MATCHES, last_number
         ("= -3", "-3"),
         (".5", "0.5"),
         ("7.0", "7"),
+        ("the answer is...42", "42"),
+        ("= \N{MINUS SIGN}3", "-3"),
     ],
 )
 def test_the_last_number_of_a_text(text: str, number: str) -> None:
@@ -47,6 +51,12 @@ def test_a_text_without_digits_has_no_number(text: str) -> None:
 )
 def test_each_way_to_compare(match: str, reference: str, text: str, right: bool) -> None:
     assert MATCHES[match](reference, text) is right
+
+
+def test_a_regular_expression_that_never_ends_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "REGEX_SECONDS_MAX", 0.1)
+    with pytest.raises(DataError, match=r"the regular expression '.*' takes more than 0.1 s"):
+        MATCHES["regex"]("^(a|aa)+$", "a" * 80 + "b")
 
 
 @given(st.sampled_from(["exact", "json", "number"]), st.text())
