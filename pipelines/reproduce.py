@@ -93,6 +93,7 @@ def main() -> None:
         "settings": settings,
         "machine": machine(),
         "recipes": [asdict(recipe) for recipe in recipes()],
+        "own_answers_like_references": like_references(place),
         "seeds": {str(seed): results(folder) for seed, folder in seeds.items()},
     }
     text = markdown(report)
@@ -126,6 +127,16 @@ def own_answers(place: Path, base: Path) -> None:
     heldout.unlink(missing_ok=True)
     heldout.symlink_to(place / "references" / "heldout")
     pack(base, place / "own.jsonl", place / "own" / "train")
+
+
+def like_references(place: Path) -> float:
+    """Return the share of the base's own answers that are the reference, to the letter."""
+    references, own = (
+        [json.loads(line) for line in (place / name).read_text().splitlines()] for name in ("train.jsonl", "own.jsonl")
+    )
+    known = {(each["prompt"], each["response"]) for each in references}
+    said = [tuple(message["content"] for message in each["messages"]) for each in own]
+    return sum(each in known for each in said) / len(said)
 
 
 def pack(base: Path, source: Path, folder: Path) -> None:

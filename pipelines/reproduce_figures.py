@@ -1,25 +1,37 @@
-"""Figures of one seed of `reproduce.py`, each a function of its results; and their mean and spread over seeds."""
+"""Figures of one seed of `reproduce.py`, each a function of its results; and their mean and spread over seeds.
+
+A figure is None where nothing reaches what it asks for; whatever is made of it is None then too.
+"""
 
 from collections.abc import Callable, Sequence
+from math import sqrt
 from statistics import fmean, median, stdev
 from typing import Any
 
-from reproduce_recipes import BLOCKS, COST
+from reproduce_recipes import BASE, BLOCKS, COST
 
 Json = dict[str, Any]
-Figure = Callable[[Json], float]
+Figure = Callable[[Json], float | None]
 """Of the results of one seed."""
+Rounds = Callable[[Json], list[float]]
+"""Tokens per second, round by round; the rounds of all decoders were run in turns."""
+Way = tuple[str, str]
+"""A model, or another name under which something was measured, and a way to decode."""
 
+ONE = "ar"
+"""One token at a time, the way to decode; the recipe of this name is AR SFT."""
 AT = "0.95"
 ALLOWED = 0.01
 """Accuracy that counts as equal to that of the AR model: one point less."""
 METRICS = ("probability", "entropy", "margin")
 
 
-def over(seeds: Sequence[Json], figure: Figure, form: str = ".2f") -> str:
-    """Return mean and standard deviation."""
-    values = [figure(seed) for seed in seeds]
-    return f"{fmean(values):{form}}" + (f" ± {stdev(values):{form}}" if len(values) > 1 else "")
+def mean_and_spread(seeds: Sequence[Json], figure: Figure, form: str = ".2f") -> str:
+    """Return mean and standard deviation over seeds, a dash where a seed has none."""
+    values = [value for value in map(figure, seeds) if value is not None]
+    if len(values) < len(seeds):
+        return "-"
+    return f"{fmean(values):{form}}" + (f" ± {stdev(values):{form.lstrip('+')}}" if len(values) > 1 else "")
 
 
 def rows(seed: Json, name: str) -> Json:
@@ -28,13 +40,13 @@ def rows(seed: Json, name: str) -> Json:
     return found
 
 
-def accuracy(name: str, way: str) -> Figure:
+def accuracy(way: Way) -> Figure:
     """Return the share of right answers."""
-    return lambda seed: float(rows(seed, name)[way]["accuracy"])
+    return lambda seed: float(rows(seed, way[0])[way[1]]["accuracy"])
 
 
-def ahead(name: str, way: str = AT) -> Figure:
-    """Return the tokens per forward."""
+def tokens_per_forward(name: str, way: str = AT) -> Figure:
+    """Return all tokens over all forwards."""
     return lambda seed: float(rows(seed, name)[way]["tokens_per_forward"])
 
 
@@ -43,16 +55,34 @@ def agreement(name: str) -> Figure:
     return lambda seed: float(rows(seed, name)[AT]["agreement"])
 
 
-def free(name: str, prefix: str = "") -> Figure:
-    """Return the most tokens per forward at equal accuracy, of the ways whose names begin with `prefix`.
+def at_equal_accuracy(name: str, metric: str | None = None) -> Figure:
+    """Return the tokens per forward at which accuracy is `ALLOWED` below that of the AR model.
 
-    0 where even one token at a time costs more than is allowed.
+    Between two thresholds that is on the line through them.
+
+    Thresholds are gone through from the strictest on, to the first that costs too much: what lies behind it would be
+    luck. Where none does it is the last; None where even one token at a time costs too much. `metric` is one of those
+    that `mars-8` was decoded by.
     """
 
-    def figure(seed: Json) -> float:
-        least = accuracy("ar", "ar")(seed) - ALLOWED
-        equal = (row for way, row in rows(seed, name).items() if way.startswith(prefix) and row["accuracy"] >= least)
-        return max((float(row["tokens_per_forward"]) for row in equal), default=0.0)
+    def figure(seed: Json) -> float | None:
+        least = rows(seed, BASE)[ONE]["accuracy"] - ALLOWED
+        path = list(rows(seed, name).values())
+        if metric is not None:
+            of_metric = [row for way, row in rows(seed, "metrics").items() if way.startswith(metric)]
+            path = [rows(seed, name)[ONE], *of_metric]
+        before = None
+        for row in path:
+            if row["accuracy"] < least:
+                break
+            before = row
+        else:
+            return float(path[-1]["tokens_per_forward"])
+        if before is None:
+            return None
+        share = (before["accuracy"] - least) / (before["accuracy"] - row["accuracy"])
+        more = row["tokens_per_forward"] - before["tokens_per_forward"]
+        return float(before["tokens_per_forward"] + share * more)
 
     return figure
 
@@ -64,36 +94,89 @@ def cpu_s(name: str) -> Figure:
 
 def step_cost(seed: Json) -> float:
     """Return what a step of MARS costs, in steps of AR SFT: `ar-longer` takes COST times as many as MARS."""
-    return median(cpu_s(f"mars-{block}")(seed) for block in BLOCKS) / (cpu_s("ar-longer")(seed) / COST)
+    of_mars = median(seed["training"][f"mars-{block}"]["cpu_s"] for block in BLOCKS)
+    return float(of_mars / (seed["training"]["ar-longer"]["cpu_s"] / COST))
 
 
-def rate(rival: str) -> Figure:
-    """Return the tokens per second of a decoder of `reproduce_measures.rivals`, in its best round."""
-    return lambda seed: float(rows(seed, "rivals")[rival]["tokens"] / min(rows(seed, "rivals")[rival]["seconds"]))
+def alone(decoder: str) -> Rounds:
+    """Return the rounds of a decoder that takes one prompt after the other."""
+
+    def rounds(seed: Json) -> list[float]:
+        row = rows(seed, "rivals")[decoder]
+        return [row["tokens"] / seconds for seconds in row["seconds"]]
+
+    return rounds
 
 
-def drafts(rival: str) -> Figure:
+def in_batch(decoder: str, batch: str) -> Rounds:
+    """Return the rounds of a decoder among the caches."""
+    return lambda seed: [
+        sample["tokens"] / sample["seconds"] for sample in rows(seed, "caches")[batch][decoder]["samples"]
+    ]
+
+
+def best_cache_block(seed: Json, batch: str) -> int:
+    """Return the block of the paper's cache that decodes fastest."""
+    blocks = [int(name.split()[-1]) for name in rows(seed, "caches")[batch] if name.startswith("block cache")]
+    return max(blocks, key=lambda block: median(in_batch(f"block cache {block}", batch)(seed)))
+
+
+def block_cache(batch: str) -> Rounds:
+    """Return the rounds of the paper's decoder with its best block."""
+    return lambda seed: in_batch(f"block cache {best_cache_block(seed, batch)}", batch)(seed)
+
+
+def rate(rounds: Rounds) -> Figure:
+    """Return the median of the rounds."""
+    return lambda seed: median(rounds(seed))
+
+
+def speedup(one: Rounds, other: Rounds) -> Figure:
+    """Return the median over rounds of the quotient within a round."""
+    return lambda seed: median(a / b for a, b in zip(one(seed), other(seed), strict=True))
+
+
+def drafts(decoder: str) -> Figure:
     """Return the forwards of the draft for each token."""
-    return lambda seed: float(rows(seed, "rivals")[rival]["draft_forwards"] / rows(seed, "rivals")[rival]["tokens"])
+    return lambda seed: float(rows(seed, "rivals")[decoder]["draft_forwards"] / rows(seed, "rivals")[decoder]["tokens"])
 
 
-def cached(decoder: str, batch: str) -> Figure:
-    """Return the tokens per second of a decoder of `reproduce_measures.caches`."""
-    return lambda seed: float(rows(seed, "caches")[batch][decoder]["median"])
+def draft_cost(decoder: str, target: str) -> Figure:
+    """Return what a forward of the draft takes by the clock, in forwards of the target alone."""
+
+    def figure(seed: Json) -> float:
+        both, one = rows(seed, "rivals")[decoder], rows(seed, "rivals")[target]
+        forward_s = median(one["seconds"]) / one["tokens"] * one["tokens_per_forward"]
+        of_target_s = both["tokens"] / both["tokens_per_forward"] * forward_s
+        return float((median(both["seconds"]) - of_target_s) / both["draft_forwards"] / forward_s)
+
+    return figure
 
 
-def block_cache(batch: str) -> Figure:
-    """Return the tokens per second of the paper's decoder with its best block."""
-    return lambda seed: max(
-        cached(decoder, batch)(seed) for decoder in rows(seed, "caches")[batch] if decoder.startswith("block cache")
-    )
-
-
-def minus(one: Figure, other: Figure | float, bound: float = 0.0) -> Figure:
+def minus(one: Figure, other: Figure, bound: float = 0.0) -> Figure:
     """Return how far a difference lies above a bound."""
-    return lambda seed: one(seed) - (other if isinstance(other, float) else other(seed)) - bound
+
+    def figure(seed: Json) -> float | None:
+        values = one(seed), other(seed)
+        return None if values[0] is None or values[1] is None else values[0] - values[1] - bound
+
+    return figure
 
 
-def times(one: Figure, other: Figure, bound: float = 1.0) -> Figure:
-    """Return how far a quotient lies above a bound."""
-    return lambda seed: one(seed) / max(other(seed), 1e-9) - bound
+def above(figure: Figure, bound: float) -> Figure:
+    """Return how far a figure lies above a bound."""
+    return minus(figure, lambda _: bound)
+
+
+def question_error(seeds: Sequence[Json], one: Way, other: Way) -> float:
+    """Return the standard error, over questions, of the difference of two accuracies.
+
+    Questions are the same in all seeds, so their means over seeds are what there is.
+    """
+
+    def right(seed: Json, way: Way) -> list[int]:
+        return [int(each) for each in rows(seed, way[0])[way[1]]["right"]]
+
+    of_seeds = [[a - b for a, b in zip(right(seed, one), right(seed, other), strict=True)] for seed in seeds]
+    mean_of_question = [fmean(of_question) for of_question in zip(*of_seeds, strict=True)]
+    return stdev(mean_of_question) / sqrt(len(mean_of_question))

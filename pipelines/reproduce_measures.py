@@ -97,13 +97,16 @@ def _rows(checkpoint: Checkpoint, decodes: Mapping[str, DecodeParams], asked: Se
 
 
 def figures(asked: Sequence[Question], texts: Sequence[str]) -> Json:
-    """Return how many answers are right, every family alike."""
-    right: dict[str, list[bool]] = {name: [] for name in FAMILIES}
+    """Return how many answers are right, every family alike, and of each question whether it is."""
+    of_family: dict[str, list[bool]] = {name: [] for name in FAMILIES}
+    right = ""
     for question, text in zip(asked, texts, strict=True):
         assert question.example is not None  # they are of the families
-        right[question.example.family].append(verify(question.example.family, question.example.answer, text))
-    by_family = {name: sum(each) / len(each) for name, each in right.items()}
-    return {"accuracy": sum(by_family.values()) / len(by_family), "by_family": by_family, "examples": len(asked)}
+        of_family[question.example.family].append(verify(question.example.family, question.example.answer, text))
+        right += str(int(of_family[question.example.family][-1]))
+    by_family = {name: sum(each) / len(each) for name, each in of_family.items()}
+    accuracy = sum(by_family.values()) / len(by_family)
+    return {"accuracy": accuracy, "by_family": by_family, "examples": len(asked), "right": right}
 
 
 def diffusion(model: Path, block: int, per_family: int) -> Json:

@@ -4,10 +4,15 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 PIPELINES = Path(__file__).parents[2] / "pipelines"
+
+
+QUESTIONS = 20_000
+Row = dict[str, Any]
 
 
 @pytest.fixture
@@ -18,33 +23,121 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     yield reproduce_claims
 
 
+def row(accuracy: float, ahead: float = 1.0, **more: object) -> Row:
+    right = round(accuracy * QUESTIONS)
+    return {"accuracy": accuracy, "tokens_per_forward": ahead, "right": "1" * right + "0" * (QUESTIONS - right)} | more
+
+
+def decoder(accuracy: float, ahead: float, tokens_per_s: float) -> Row:
+    return row(accuracy, ahead, tokens=1000, seconds=[1000 / tokens_per_s] * 3, draft_forwards=500)
+
+
+def batch(**tokens_per_s: float) -> Row:
+    return {name: {"samples": [{"tokens": 100, "seconds": 100 / rate}] * 3} for name, rate in tokens_per_s.items()}
+
+
+def paper(more: float = 0.0) -> Row:
+    """What arXiv 2604.07023 found, and where it says nothing what we hope for; `more` is what this seed has more."""
+
+    def mars(one: float, lost: float, ahead: float) -> Row:
+        return {
+            "ar": row(one + more),
+            "0.95": row(one - lost + more, ahead + more),
+            "0.6": row(one - lost - 0.1 + more, ahead + 0.8 + more),
+        }
+
+    figures = {
+        "ar": {"ar": row(0.287)},
+        "ar-longer": {"ar": row(0.264 + more)},
+        "mars-4": mars(0.304, 0.014, 1.46),
+        "mars-8": mars(0.297, 0.011, 1.49),
+        "mars-16": mars(0.297, 0.016, 1.47),
+        "mask-only-4": mars(0.284, 0, 1.3),
+        "mask-only-8": mars(0.264, 0, 1.3),
+        "mask-only-16": mars(0.222, 0, 1.3),
+        "diffusion-4": {"one at a time": row(0.228 + more)},
+        "metrics": {
+            f"{metric} {place}": row(0.297 - place / 100, 1 + place / 5)
+            for metric in ("probability", "entropy", "margin")
+            for place in (1, 2, 3)
+        },
+        "rivals": {
+            "AR": decoder(0.287, 1, 30),
+            "Jacobi": decoder(0.287, 1.07 + more, 30),
+            "speculative, AR + AR": decoder(0.287, 3.56 + more, 42),
+            "speculative, AR draft, MARS target": decoder(0.287, 4.14 + more, 53.3),
+            "speculative, MARS both": decoder(0.287, 4.07 + more, 58.6),
+            "engine, AR": decoder(0.297, 1, 40),
+            "engine, exact": decoder(0.297, 1.3, 44 + more),
+        },
+        "caches": {
+            "1": batch(ar=40, **{"threshold 0.95": 50}),
+            "4": batch(
+                ar=160,
+                generate=143.4,
+                **{"threshold 0.95": 300, "threshold 0.95, eager": 280, "no cache": 127.1},
+                **{"block cache 8": 196.0, "block cache 16": 228.5, "block cache 32": 241.9},
+            ),
+            "16": batch(
+                ar=500,
+                generate=434.3,
+                **{"threshold 0.95": 800, "threshold 0.95, eager": 700, "no cache": 97.7},
+                **{"block cache 8": 484.1, "block cache 16": 566.0, "block cache 32": 544.9},
+            ),
+        },
+    }
+    for name in ("random-8", "share-8", "guesses-8", "decay-8", "distill-8", "own-8", "random-16", "best"):
+        figures[name] = mars(0.297, 0.005, 2.3)
+    training = {"ar-longer": {"cpu_s": 170}} | {f"mars-{block}": {"cpu_s": 210} for block in (4, 8, 16)}
+    return {"figures": figures, "training": training}
+
+
+def test_what_the_paper_found_is_that_all_its_claims_hold(claims: ModuleType) -> None:
+    seeds = [paper(), paper(0.0002), paper(-0.0002)]
+    found = {(each.says, claims.verdict(each, seeds)) for each in claims.claims()}
+    assert {says for says, verdict in found if verdict != "holds"} == set()
+
+
 @pytest.mark.parametrize(
     ("differences", "verdict"),
     [
-        ((0.1, 0.2, 0.3), "holds"),
-        ((-0.1, -0.2), "does not hold"),
+        ((0.1, 0.12, 0.11), "holds"),
+        ((-0.1, -0.12, -0.11), "does not hold"),
+        ((0.1, 0.2, 0.9), "cannot tell"),
         ((0.1, -0.1, 0.3), "cannot tell"),
-        ((0.1, 0.0), "cannot tell"),
+        ((0.1, 0.1, None), "cannot tell"),
         ((0.1,), "cannot tell"),
     ],
 )
-def test_a_claim_holds_where_it_does_in_every_seed(
-    claims: ModuleType, differences: tuple[float, ...], verdict: str
+def test_a_claim_holds_where_chance_does_not_explain_it(
+    claims: ModuleType, differences: tuple[float | None, ...], verdict: str
 ) -> None:
     claim = claims.Claim("it helps", "+1", lambda seed: seed["difference"])
     assert claims.verdict(claim, [{"difference": each} for each in differences]) == verdict
 
 
-def test_equal_accuracy_is_that_of_the_ar_model_of_the_same_seed_but_one_point(claims: ModuleType) -> None:
+def test_two_accuracies_on_few_questions_differ_by_chance(claims: ModuleType) -> None:
+    def seeds(count: int) -> list[Row]:
+        # A tenth of the questions is right by one only, two in three of those by the first.
+        one, other = "1" * 94 + "0" * 6, "1" * 90 + "0" * 6 + "1" * 4
+        pair = {"ar": {"accuracy": 0.94, "right": one * count}, "0.9": {"accuracy": 0.94, "right": other * count}}
+        return [{"figures": {"m": pair}}] * 3
+
+    claim = claims.Claim("it helps", "+1", lambda _: 0.02, (("m", "ar"), ("m", "0.9")))
+    assert claims.verdict(claim, seeds(1)) == "cannot tell"
+    assert claims.verdict(claim, seeds(20)) == "holds"
+
+
+def test_equal_accuracy_lies_on_the_line_between_two_thresholds(claims: ModuleType) -> None:
     import reproduce_figures
 
-    def row(accuracy: float, ahead: float) -> dict[str, float]:
-        return {"accuracy": accuracy, "tokens_per_forward": ahead}
+    def found(*mars: Row) -> float | None:
+        figures = {"ar": {"ar": row(0.8)}, "mars": {str(place): each for place, each in enumerate(mars)}}
+        return reproduce_figures.at_equal_accuracy("mars")({"figures": figures})
 
-    figures = {"ar": {"ar": row(0.8, 1)}, "mars": {"ar": row(0.9, 1), "0.9": row(0.795, 2), "0.5": row(0.785, 3)}}
-    assert reproduce_figures.free("mars")({"figures": figures}) == 2
-    figures["mars"] = {"ar": row(0.7, 1)}
-    assert reproduce_figures.free("mars")({"figures": figures}) == 0
+    assert found(row(0.9), row(0.795, 2), row(0.785, 3), row(0.8, 4)) == pytest.approx(2.5)
+    assert found(row(0.9), row(0.79, 2)) == 2
+    assert found(row(0.7), row(0.9, 2)) is None
 
 
 @pytest.mark.slow
@@ -59,7 +152,7 @@ def test_every_recipe_is_trained_and_every_way_decoded(tmp_path: Path) -> None:
     report = (tmp_path / "found.md").read_text()
     found = json.loads((tmp_path / "found.json").read_text())
     for recipe in found["recipes"]:
-        assert f"`{recipe['name']}`" in report or recipe["kind"] == "medusa"
+        assert f"`{recipe['name']}`" in report
     for title in ("What is trained", "Ways to decode", "Caches", "Acceptance metrics", "Claims"):
         assert f"## {title}" in report
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").glob("seed-*/*.json")}
