@@ -14,14 +14,14 @@ goes on; other settings need another output folder.
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from pyarrow.dataset import dataset
+from pipeline_files import conversation, rows_in, write
 from rich.console import Console
 from rich.table import Table
 
@@ -67,7 +67,7 @@ def main() -> None:
         )
     )
     shares: dict[str, Share] = {}
-    write(given.output / "kept.jsonl", map(record, kept(answers, shares)))
+    write(given.output / "kept.jsonl", (conversation(row["prompt"], row["text"]) for row in kept(answers, shares)))
     write(given.output / "kept.json", [json.dumps({name: asdict(share) for name, share in sorted(shares.items())})])
     show(shares)
 
@@ -104,18 +104,6 @@ def is_right(row: Row) -> bool:
     return row["finish_reason"] == "stop" and verify(row["family"], row["answer"], row["text"])
 
 
-def rows_in(job: Path) -> Iterator[Row]:
-    """Yield the rows of a job, a batch in memory at a time."""
-    for batch in dataset(job / "rows").to_batches():
-        yield from batch.to_pylist()
-
-
-def record(row: Row) -> str:
-    """Return a conversation, as training reads it."""
-    messages = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["text"]}]
-    return json.dumps({"messages": messages}, ensure_ascii=False)
-
-
 def show(shares: dict[str, Share]) -> None:
     """Print the shares, and those of all families together."""
     table = Table(title="Best of n")
@@ -126,15 +114,6 @@ def show(shares: dict[str, Share]) -> None:
         right, kept_of = share.right / max(1, share.answers), share.kept / max(1, share.prompts)
         table.add_row(name, f"{share.prompts:,}", f"{right:.1%}", f"{kept_of:.1%}")
     Console().print(table)
-
-
-def write(path: Path, lines: Iterable[str]) -> None:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.writelines(line + "\n" for line in lines)
-    partial.replace(path)
 
 
 if __name__ == "__main__":

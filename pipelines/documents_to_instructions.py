@@ -19,14 +19,13 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from jsonschema.protocols import Validator
 from jsonschema.validators import validator_for
-from pyarrow.dataset import dataset
+from pipeline_files import conversation, rows_in, write
 
 from mars_ray.batch.plain_form import PlainSettings
 from mars_ray.batch.ray_generate import GenerateOptions, generate
@@ -104,8 +103,7 @@ def records(job: Path, validator: Validator, came_to: Counter[str]) -> Iterator[
         outcome = judged(row["text"], validator)
         came_to[outcome] += 1
         if outcome == "kept":
-            messages = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["text"]}]
-            yield json.dumps({"messages": messages}, ensure_ascii=False)
+            yield conversation(row["prompt"], row["text"])
 
 
 def judged(text: str, validator: Validator) -> str:
@@ -114,21 +112,6 @@ def judged(text: str, validator: Validator) -> str:
         return "kept" if validator.is_valid(json.loads(text)) else "not of the schema"
     except ValueError:
         return "not JSON"
-
-
-def rows_in(job: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a job, a batch in memory at a time."""
-    for batch in dataset(job / "rows").to_batches():
-        yield from batch.to_pylist()
-
-
-def write(path: Path, lines: Iterable[str]) -> None:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.writelines(line + "\n" for line in lines)
-    partial.replace(path)
 
 
 if __name__ == "__main__":

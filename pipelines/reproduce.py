@@ -19,17 +19,16 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import ray
 import torch
 from build_bundled_model import autoregressive_model, write_examples
+from pipeline_files import Json, agree, conversation, rows_in, write
 from ray.exceptions import RayTaskError
 from reproduce_measures import MAX_TOKENS, caches, curve, diffusion, metrics, rivals
 from reproduce_recipes import BASE, DRAFT, Recipe, recipes
 from reproduce_report import markdown
 from reproduce_training import LENGTH, random_draft, train_recipe
-from self_distill import agree, record, rows_in, write
 from transformers.utils import logging
 
 from mars_ray.batch.plain_form import PlainSettings
@@ -50,8 +49,6 @@ DATA_SEED = 7
 HELDOUT = 256
 """Examples looked at while training."""
 RIVALS = ("ar", "mars-4", "mars-8", "draft-ar", "draft-mars-4", "medusa")
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +118,7 @@ def own_answers(place: Path, base: Path) -> None:
     asked, answers = (str(place / "train.jsonl"),), place / "answers"
     generate(GenerateOptions(input=asked, output=answers, model=str(base), form=form, workers=cluster_cores()))
     ended = (row for row in rows_in(answers) if row["finish_reason"] == "stop")
-    write(place / "own.jsonl", (record(row["prompt"], row["text"]) for row in ended))
+    write(place / "own.jsonl", (conversation(row["prompt"], row["text"]) for row in ended))
     heldout = place / "own" / "heldout"
     heldout.parent.mkdir(exist_ok=True)
     heldout.unlink(missing_ok=True)

@@ -11,13 +11,13 @@ from itertools import pairwise
 from math import hypot, sqrt
 from statistics import fmean, stdev
 
+from pipeline_files import Json
 from reproduce_figures import (
     ALLOWED,
     AT,
     METRICS,
     ONE,
     Figure,
-    Json,
     Way,
     above,
     accuracy,

@@ -6,11 +6,10 @@ A figure is None where nothing reaches what it asks for; whatever is made of it 
 from collections.abc import Callable, Sequence
 from math import sqrt
 from statistics import fmean, median, stdev
-from typing import Any
 
+from pipeline_files import Json
 from reproduce_recipes import BASE, BLOCKS, COST
 
-Json = dict[str, Any]
 Figure = Callable[[Json], float | None]
 """Of the results of one seed."""
 Rounds = Callable[[Json], list[float]]

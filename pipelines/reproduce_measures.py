@@ -9,9 +9,9 @@ from copy import deepcopy
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
+from pipeline_files import Json
 from reproduce_training import HEADS_FILE
 
 from mars_ray.bench.contenders import contenders, subject
@@ -49,8 +49,6 @@ DRAFTS = 4
 BATCHES = (1, 4, 16)
 ROUNDS = 3
 """Of everything by the clock, behind one that warms up."""
-
-Json = dict[str, Any]
 
 
 def questions(per_family: int) -> list[Question]:

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from pipeline_files import Json
 from reproduce_claims import DIFFUSION, SPECULATIVE, claims, verdict
 from reproduce_figures import (
     ALLOWED,
     AT,
     METRICS,
     ONE,
-    Json,
     accuracy,
     agreement,
     alone,

@@ -17,14 +17,12 @@ done again, so more seeds may be added later.
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
-from pyarrow.dataset import dataset
+from pipeline_files import Json, agree, conversation, rows_in, write
 from rich.console import Console
 from rich.table import Table
 from transformers.utils import logging
@@ -36,7 +34,7 @@ from mars_ray.data.tasks import mixture
 from mars_ray.data.tasks.split import Split
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, SamplingParams
-from mars_ray.errors import ConfigError, MarsRayError, ModelError
+from mars_ray.errors import MarsRayError, ModelError
 from mars_ray.evaluate.curve import curve_of
 from mars_ray.evaluate.questions import family_questions
 from mars_ray.model.card import read_card
@@ -55,8 +53,6 @@ MODELS = ("before", *TEACHERS)
 MEASURED_WHILE_TRAINING = 64
 """Held-out examples."""
 FIGURES = {"tokens_per_forward": "{:.3f}", "agreement": "{:.2%}", "accuracy": "{:.2%}"}
-
-Json = dict[str, Any]
 
 
 def main() -> None:
@@ -114,15 +110,6 @@ def run_seed(folder: Path, seed: int, settings: Json) -> Json:
     return found
 
 
-def agree(path: Path, settings: Json) -> None:
-    """Refuse to go on with other settings than the folder was begun with."""
-    if not path.exists():
-        write(path, [json.dumps(settings)])
-    for name, before in json.loads(path.read_text()).items():
-        if settings[name] != before:
-            raise ConfigError(f"{path.parent}: {name} was {before}, now it is {settings[name]}. Give another --output.")
-
-
 def write_prompts(path: Path, split: Split, seed: int, count: int) -> None:
     """Write examples of the task families, with ids."""
     examples = islice(mixture(split, seed), count)
@@ -139,20 +126,9 @@ def answer(folder: Path, model: str) -> int:
     generate(GenerateOptions(input=(str(prompts),), output=folder / "answers", model=model, form=form))
     own = {row["id"]: row["text"] for row in rows_in(folder / "answers") if row["finish_reason"] == "stop"}
     asked = [row for row in map(json.loads, prompts.read_text().splitlines()) if row["id"] in own]
-    write(folder / "self.jsonl", (record(row["prompt"], own[row["id"]]) for row in asked))
-    write(folder / "gold.jsonl", (record(row["prompt"], row["response"]) for row in asked))
+    write(folder / "self.jsonl", (conversation(row["prompt"], own[row["id"]]) for row in asked))
+    write(folder / "gold.jsonl", (conversation(row["prompt"], row["response"]) for row in asked))
     return len(asked)
-
-
-def rows_in(job: Path) -> Iterator[Json]:
-    """Yield the rows of a job, a batch in memory at a time."""
-    for batch in dataset(job / "rows").to_batches():
-        yield from batch.to_pylist()
-
-
-def record(prompt: str, response: str) -> str:
-    """Return a conversation, as training reads it."""
-    return json.dumps({"messages": [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]})
 
 
 def training(folder: Path, teacher: str, seed: int, settings: Json) -> TrainConfig:
@@ -213,15 +189,6 @@ def shown(figure: Json, form: str) -> str:
     """Return a mean with its spread, if it has one."""
     spread = "" if figure["std"] is None else f" ± {form.format(figure['std'])}"
     return form.format(figure["mean"]) + spread
-
-
-def write(path: Path, lines: Iterable[str]) -> None:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.writelines(line + "\n" for line in lines)
-    partial.replace(path)
 
 
 if __name__ == "__main__":
