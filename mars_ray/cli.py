@@ -56,7 +56,7 @@ def train(
 
 @app.command()
 def prepare(
-    input_file: Annotated[Path, typer.Option("--input", help="JSONL (plain or gz) or parquet of conversations.")],
+    input_file: Annotated[Path, typer.Option("--input", help="JSONL (plain, gz, zst) or parquet of conversations.")],
     output: Annotated[Path, typer.Option(help="Folder for the packed rows.")],
     model: Model = "bundled",
     length: Annotated[int, typer.Option(min=8, help="Tokens per packed row.")] = 512,

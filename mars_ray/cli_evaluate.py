@@ -20,7 +20,7 @@ def evaluate(
     tasks: Annotated[
         str,
         typer.Option(
-            help="Separated by commas: names of task families, 'families', 'gsm8k', 'humaneval', JSONL files."
+            help="Separated by commas: task families, 'families', 'gsm8k', 'humaneval', JSONL or parquet files."
         ),
     ],
     output: Annotated[Path, typer.Option(help="Folder for results and report. The same command goes on.")],
@@ -40,7 +40,7 @@ def evaluate(
     ] = None,
     temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.0,
     match: Annotated[
-        str, typer.Option(help="How answers compare with 'reference' in a JSONL file: 'exact', 'regex' or 'json'.")
+        str, typer.Option(help="How answers compare with 'reference' in a file: 'exact', 'regex' or 'json'.")
     ] = "exact",
     data: Annotated[Path | None, typer.Option(help="Folder with gsm8k/ and humaneval/, for these two.")] = None,
     allow_code_execution: Annotated[

@@ -122,3 +122,6 @@ if __name__ == "__main__":
     except MarsRayError as error:
         print(f"best_of_n: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("best_of_n: Stopped. The same command goes on.", file=sys.stderr)
+        sys.exit(130)

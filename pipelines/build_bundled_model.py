@@ -6,7 +6,7 @@ Five steps, each skipped when its result is there, so a run that was stopped goe
 2. train a tokenizer on them, start a small Qwen2 at random, and fine-tune it autoregressively (bundled_ar.yaml);
 3. fine-tune that with MARS (bundled_mars.yaml);
 4. calibrate both on held-out examples, the MARS model in bfloat16 and at every threshold;
-5. write that model with its card into mars_ray/assets/bundled.
+5. put that model with its card in place of mars_ray/assets/bundled, and the prompts of the demo beside it.
 """
 
 import json

@@ -120,3 +120,6 @@ if __name__ == "__main__":
     except MarsRayError as error:
         print(f"documents_to_instructions: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("documents_to_instructions: Stopped. The same command goes on.", file=sys.stderr)
+        sys.exit(130)

@@ -1,8 +1,8 @@
 """What `reproduce.py` trains: each recipe a row of the table, all of them at one budget.
 
-All begin with the AR checkpoint of the bundled model, as MARS begins with an AR checkpoint of the same data in the
-paper, and take one pass of MARS over new examples. What takes a different way spends the same compute in another
-manner, and says how.
+All but the drafts begin with the AR checkpoint of the bundled model, as MARS begins with an AR checkpoint of the same
+data in the paper, and take one pass of MARS over new examples. What takes a different way spends the same compute in
+another manner, and says how. The answers that `own-8` learns from are not counted.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ class Recipe:
     """The recipe it goes on from; or `BASE`, or `DRAFT`."""
     kind: Kind = "streams"
     objective: dict[str, Any] = field(default_factory=dict)
-    """See `ObjectiveSection`."""
+    """See `ObjectiveSection`; of diffusion its `block`, of Medusa its `heads`."""
     passes: float = PASS
     learning_rate: float = 1e-3
     own_answers: bool = False

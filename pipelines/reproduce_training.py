@@ -91,7 +91,6 @@ def _diffusion(recipe: Recipe, start: Path, output: Path, seed: int) -> None:
     """The loop of a training run around another loss; bfloat16 as there."""
     checkpoint, data = load_checkpoint(start), PackedData(RunFolder(output).train_data)
     network, block = checkpoint.network.train(), recipe.objective["block"]
-    [stop_id] = checkpoint.stop_ids
     optimizer = torch.optim.AdamW(network.parameters(), betas=(0.9, 0.95), weight_decay=0.01, fused=True)
     steps = step_count(len(data), epochs=recipe.passes, batch_rows=BATCH_ROWS)
     for step, rows in enumerate(_batches(data, steps, seed)):
@@ -102,7 +101,7 @@ def _diffusion(recipe: Recipe, start: Path, output: Path, seed: int) -> None:
                 rows,
                 block=block,
                 mask_id=checkpoint.mask_id,
-                stop_id=stop_id,
+                stop_id=checkpoint.tokenizer.eos_token_id,
                 generator=generator_for(seed, step),
             )
         loss.backward()  # type: ignore[no-untyped-call]

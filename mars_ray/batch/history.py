@@ -71,11 +71,6 @@ class History:
         return self._one("SELECT sum(count) FROM tally WHERE what = 'runs'")
 
     @property
-    def sequences(self) -> int:
-        """Answers."""
-        return self._one("SELECT sum(count) FROM tally WHERE what = 'length'")
-
-    @property
     def tokens(self) -> int:
         """Generated."""
         return self._one("SELECT sum(tokens) FROM pace")

@@ -27,11 +27,6 @@ class Sample:
         """Tokens of finished answers per second."""
         return self.tokens / self.seconds
 
-    @property
-    def step_ms(self) -> float:
-        """Mean time of one forward and what belongs to it."""
-        return 1000 * self.seconds / self.forwards
-
 
 @dataclass(frozen=True, slots=True)
 class Spread:

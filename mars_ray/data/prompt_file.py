@@ -1,6 +1,6 @@
 """A file of prompts -> conversations to answer.
 
-In:    JSONL (plain or gz) or parquet of rows with `prompt` or `messages`, as `generate` reads.
+In:    JSONL (plain, gz, zst) or parquet of rows with `prompt` or `messages`, as `generate` reads.
 Out:   the conversations, in the order of the file.
 Never: leaves a bad record out; the first one is an error that names it.
 """

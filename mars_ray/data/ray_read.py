@@ -19,7 +19,7 @@ CHUNK_RECORDS = 1024
 
 
 def read_raw(path: Path, rows_per_block: int) -> ray.data.Dataset:
-    """Read JSONL (plain or gz) or parquet as a binary column `raw`: the JSON text of one record, blank lines left out.
+    """Read JSONL (plain, gz, zst) or parquet as a binary column `raw`: the JSON text of a record, without blank lines.
 
     A record that is not JSON stays in the column: whoever parses it says so, and the other records go on. A file that
     cannot be read fails in a worker, so look with `record_file.check_source` first.

@@ -1,6 +1,6 @@
 """Public benchmarks -> prompts with references.
 
-In:    a folder of data with `gsm8k/test.jsonl.gz` and `humaneval/HumanEval.jsonl.gz`, as they are published.
+In:    a folder of data with `gsm8k/test.jsonl.gz` and `humaneval/HumanEval.jsonl.gz`, as published, compressed.
 Out:   records in the order of the file.
 Never: fetches anything; runs code.
 

@@ -2,8 +2,8 @@
 
 In:    an answer, and the facts of a task of HumanEval.
 Out:   whether all tests passed.
-Never: gives that code a network, other processes, files beyond an empty folder in memory, or more time and memory than
-       the limits below.
+Never: gives that code a network, other processes, anything to write but an empty folder in memory, anything to read but
+       Python and the system's libraries, or more time and memory than the limits below.
 
 The sandbox is bubblewrap (`bwrap`), which Flatpak runs its applications in. Where it is missing nothing is run at all.
 """

@@ -6,10 +6,9 @@ Never: decides who may attend to whom (`visibility`) or touches a network.
 
 Letters: R rows, T clean positions, N noisy positions, S = N + T slots, B block size.
 
-Source: arXiv 2604.07023, section 3. Two choices of ours, neither of which changes the loss at a mask:
-the noisy stream holds only the blocks that hold a response token (the others have no mask and are seen by
-nobody), and block boundaries may be shifted by a random phase per example, so that a decoder that stops
-anywhere has been trained there.
+Source: arXiv 2604.07023, section 3. Ours: the noisy stream holds only the blocks that hold a response token (the others
+have no mask and are seen by nobody); blocks may begin at a random phase in each example, so that a decoder that stops
+anywhere has been trained there; masks may weigh less by `decay`, and tokens may be shown in their place (`shown`).
 """
 
 import math

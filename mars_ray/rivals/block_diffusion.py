@@ -4,7 +4,7 @@ In:    a network with SDPA attention, packed rows to train it on; prompts.
 Out:   the training loss; answers, block after block.
 Never: the tokens of autoregressive decoding: this is another model in the same architecture.
 
-Letters: B block size, U positions of the block that are still masks.
+Letters: M picked positions, Q slots that a forward reads, S all slots, V vocabulary.
 
 Source: arXiv 2503.09573; taking all tokens that are certain enough: arXiv 2505.22618. The output at a position is for
 the token behind it, as in the autoregressive model it is made from. Blocks are absolute, t // B: the first one of an

@@ -126,10 +126,6 @@ class Fleet:
         """Return what is attended to on one replica."""
         return float(self._length_N[replica] - self._left_NR[replica].sum())
 
-    def in_flight_tokens(self) -> float:
-        """Return the tokens written by sequences that have not ended and have a row."""
-        return float((self._total_NR - self._left_NR)[self._busy_NR].sum())
-
     def _by_class(self, replica: Ints, of_class: Ints, weights: Floats | None = None) -> NDArray[Any]:
         """Return how many there are of each class on each replica, or their sum."""
         replicas, classes = self.held_NC.shape

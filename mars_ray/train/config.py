@@ -20,7 +20,7 @@ class DataSection(_Section):
     """What is learnt."""
 
     train: Path
-    """JSONL (plain or gz) or parquet with `messages`, or `prompt` and `response`."""
+    """JSONL (plain, gz, zst) or parquet with `messages`, or `prompt` and `response`."""
     heldout: Path
     """The same form; a few rows of it are measured while training runs."""
     length: int = Field(512, ge=8)
@@ -38,6 +38,7 @@ class ObjectiveSection(_Section):
     phase: Literal["absolute", "random"] = "random"
     """Blocks start at multiples of `block` (as the authors) or are shifted at random per example."""
     ar_weight: float = Field(1.0, ge=0)
+    """What the loss of the clean stream counts against that of the noisy one."""
     mask_share: float = Field(1.0, gt=0, le=1)
     """Of the response tokens of the noisy stream; the others stand there as they are."""
     guesses: bool = False
@@ -46,6 +47,14 @@ class ObjectiveSection(_Section):
     """What a mask counts against the one before it in its block."""
     distill: float = Field(0.0, ge=0, le=1)
     """Share of a mask's target that is what the clean stream predicts; the rest is the token of the data."""
+
+    @model_validator(mode="after")
+    def _each_has_an_effect(self) -> "ObjectiveSection":
+        if self.kind == "ar" and (idle := self.model_fields_set - {"kind"}):
+            raise ValueError(f"{', '.join(sorted(idle))}: of kind mars; kind ar has no masks")
+        if self.guesses and self.mask_share < 1:
+            raise ValueError("mask_share has no effect beside guesses: true")
+        return self
 
 
 class OptimizerSection(_Section):
@@ -134,4 +143,5 @@ def _problem(where: str, message: str, value: object) -> str:
         return f"{where} is not a setting; check its spelling"
     if message == "Field required":
         return f"{where} is missing"
-    return f"{where} = {value!r}: {message}" if where else message.removeprefix("Value error, ")
+    message = message.removeprefix("Value error, ")
+    return f"{where} = {value!r}: {message}" if where else message

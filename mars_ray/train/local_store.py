@@ -1,4 +1,9 @@
-"""The states of a run of one process, in a folder beside its data."""
+"""The states of a run of one process, in a folder beside its data.
+
+In:    a function that writes a state.
+Out:   the newest whole state.
+Never: keeps a second one, or one that a kill cut short, once another is saved.
+"""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,14 +19,14 @@ class LocalStore:
 
     @contextmanager
     def latest(self) -> Iterator[Path | None]:
-        """Open the state, if there is one. What a kill left of the one before, or of an unfinished one, goes."""
+        """Open the newest whole state, if there is one."""
         kept = sorted(
             (path for path in self._folder.glob("[0-9]*") if not path.suffix), key=lambda path: int(path.name)
         )
         yield kept[-1] if kept else None
 
     def save(self, write: Callable[[Path], None]) -> None:
-        """Write a state and let go of the one before."""
+        """Write a state and let go of all before, and of what a kill left."""
         before = list(self._folder.glob("[0-9]*"))
         number = 1 + max((int(path.stem) for path in before), default=0)
         partial = self._folder / f"{number}.partial"

@@ -18,8 +18,8 @@ from torch import Tensor
 from mars_ray.data.packed import PackedData
 from mars_ray.errors import DivergedError
 from mars_ray.method.loss import StreamLoss
+from mars_ray.method.shown import shown_guesses, shown_tokens
 from mars_ray.method.streams import PADDING, PackedRows, Streams, clean_stream, mars_streams, random_phases
-from mars_ray.method.visible import shown_guesses, shown_tokens
 from mars_ray.model.card import Card, library_versions
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from mars_ray.model.resolve import resolve_model

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from mars_ray.method.loss import LabelWeights, StreamLoss, training_logits
+from mars_ray.method.shown import shown_guesses, shown_tokens
 from mars_ray.method.streams import IGNORE, PackedRows, Streams, mars_streams
-from mars_ray.method.visible import shown_guesses, shown_tokens
 from samples import MASK_ID, packed
 
 examples = st.lists(st.booleans(), min_size=1, max_size=14)

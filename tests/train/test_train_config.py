@@ -34,6 +34,8 @@ def test_a_config_needs_no_more_than_what_has_no_default(tmp_path: Path) -> None
         ("epochs: 1", "epochs: -1", r"optimizer.epochs = -1"),
         ("kind: mars", "kind: marz", r"objective.kind = 'marz'"),
         ("kind: mars", "kind: mars, block: 1", r"objective.block = 1"),
+        ("kind: mars", "kind: ar, block: 4, decay: 0.5", r"objective = .*: block, decay: of kind mars"),
+        ("kind: mars", "kind: mars, guesses: true, mask_share: 0.5", r"mask_share has no effect beside guesses"),
         ("model: bundled", "modle: bundled", r"model is missing.*modle is not a setting"),
         ("epochs: 1", "epochs: 1, batch_rows: 3}\ncompute: {workers: 2", r"batch_rows is 3, which 2 workers"),
         ("epochs: 1", "epochs: 1}\ncompute: {sharding: fsdp", r"fsdp, which needs compute.gpu"),
