@@ -1,0 +1,113 @@
+"""An evaluation that is killed and interrupted ends with the figures of one that ran through.
+
+    python benchmarks/evaluate_kill.py --json benchmarks/results/DATE-evaluate-kill.json
+
+The bundled model answers held-out questions of all task families, twice into different folders. The second time it is
+stopped as in `STOPS`: while it decodes, judges and measures speed, by `kill -9` or Ctrl-C, each in a start of its own.
+"""
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rich.console import Console
+
+from mars_ray.bench.machine import machine
+from mars_ray.evaluate.results import RESULTS_FILE, Results, read_model
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """When a line of progress says so, and how."""
+
+    line: str
+    """Part of the line, a regular expression."""
+    by: signal.Signals
+    share: float = 0.0
+    """Of the work that the line counts, at least."""
+
+
+STOPS = (
+    Stop("tokens/s", signal.SIGKILL, 0.2),
+    Stop("tokens/s", signal.SIGINT, 0.5),
+    Stop("tokens/s", signal.SIGKILL, 0.8),
+    Stop("judge the answers", signal.SIGKILL),
+    Stop("measure speed", signal.SIGINT),
+)
+
+
+def main() -> None:
+    """Run both, compare, report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--examples", type=int, default=278, help="of each of 12 families and 3 seeds")
+    parser.add_argument("--thresholds", default=".95,.9")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    words = [f"--{name}={getattr(given, name)}" for name in ("examples", "thresholds", "workers")]
+    with TemporaryDirectory() as place:
+        report = measure(Path(place), words)
+    Console().print_json(data=report)
+    if given.json:
+        given.json.write_text(json.dumps(report, indent=2) + "\n")
+    if not report["same_figures"]:
+        sys.exit("the figures differ")
+
+
+def measure(place: Path, words: list[str]) -> dict[str, Any]:
+    """Return what came of both."""
+    whole, stopped = place / "whole", place / "stopped"
+    started_s = time.monotonic()
+    assert run(whole, words) == 0
+    whole_s = time.monotonic() - started_s
+    stops: list[dict[str, Any]] = []
+    started_s = time.monotonic()
+    for stop in STOPS:
+        stops.append({"by": stop.by.name})
+        stops[-1]["exit_code"] = run(stopped, words, stop, stops[-1])
+    assert run(stopped, words) == 0
+    one, other = (read_model(folder / RESULTS_FILE, Results) for folder in (whole, stopped))
+    return {
+        "command": "python benchmarks/evaluate_kill.py",
+        "machine": machine(),
+        "questions": one.plan.questions,
+        "answers": one.plan.questions * len(one.plan.settings),
+        "seconds_whole": whole_s,
+        "seconds_stopped": time.monotonic() - started_s,
+        "stops": stops,
+        "same_figures": all(
+            getattr(one, name) == getattr(other, name) for name in ("plan", "overall", "tasks", "stops")
+        ),
+        "overall": {name: figures.model_dump() for name, figures in one.overall.items()},
+    }
+
+
+def run(output: Path, words: list[str], stop: Stop | None = None, seen: dict[str, Any] | None = None) -> int:
+    """Start the command, stop it where that is asked, note the line of progress in `seen`, return the exit code."""
+    program = [sys.executable, "-c", "from mars_ray.cli import main; main()", "evaluate", "--tasks=families", *words]
+    with subprocess.Popen(
+        [*program, f"--output={output}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as on:
+        assert on.stderr is not None
+        for line in on.stderr:
+            if stop is None or seen is None or "line" in seen or not re.search(stop.line, line):
+                continue
+            counted = re.search(r"([\d,]+)/([\d,]+)", line)
+            done, total = (int(each.replace(",", "")) for each in counted.groups()) if counted else (0, 1)
+            if done >= stop.share * total:
+                seen["line"] = line.strip()
+                os.kill(on.pid, stop.by)
+    return on.returncode
+
+
+if __name__ == "__main__":
+    main()
