@@ -191,18 +191,16 @@ def measures(base: Path, folder: Path, per_family: int) -> Iterator[Unit]:
 
 
 def do(units: list[Unit]) -> None:
-    """Run what has no result yet, each unit as a Ray task behind those it needs. Raises `RunError` when one fails."""
+    """Run what has no result yet, in this order, as Ray tasks. Raises `RunError` when one fails."""
     left = [unit for unit in units if not unit.result.exists()]
     cores = cluster_cores()
-    refs: dict[Path, ray.ObjectRef[None]] = {}
     coming: dict[ray.ObjectRef[None], Unit] = {}
-    for unit in left:
-        needs = [refs[need] for need in unit.needs if need in refs]
-        refs[unit.result] = _run.options(num_cpus=cores if unit.alone else 1).remote(unit, *needs)
-        coming[refs[unit.result]] = unit
     with ProgressLine("reproduce", total=len(units)) as progress:
-        while coming:
-            progress.update(len(units) - len(coming), {})
+        while left or coming:
+            progress.update(len(units) - len(left) - len(coming), {})
+            while unit := next_unit(left, list(coming.values()), cores):
+                left.remove(unit)
+                coming[_run.options(num_cpus=cores if unit.alone else 1).remote(unit)] = unit
             [ready], _ = ray.wait(list(coming), num_returns=1)
             unit = coming.pop(ready)
             try:
@@ -210,11 +208,20 @@ def do(units: list[Unit]) -> None:
             except RayTaskError as error:
                 reason = str(error.cause).removesuffix(".")
                 raise RunError(f"{unit.result.name}: {reason}. Mend it; the same command goes on.") from error
-            progress.update(len(units) - len(coming), {"last": unit.result.name})
+            progress.update(len(units) - len(left) - len(coming), {"last": unit.result.name})
+
+
+def next_unit(left: list[Unit], coming: list[Unit], cores: int) -> Unit | None:
+    """Return the first unit for which everything is there, once there is room for it."""
+    for unit in left:
+        if all(need.exists() for need in unit.needs):
+            alone = unit.alone or any(each.alone for each in coming)
+            return unit if len(coming) < (1 if alone else cores) else None
+    return None
 
 
 @ray.remote(max_retries=0)  # type: ignore[untyped-decorator]  # Ray is untyped to us
-def _run(unit: Unit, *_needs: None) -> None:
+def _run(unit: Unit) -> None:
     logging.disable_progress_bar()
     torch.set_num_threads(1)
     write(unit.result, [json.dumps(unit.work())])
