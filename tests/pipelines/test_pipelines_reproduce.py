@@ -3,10 +3,13 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 PIPELINES = Path(__file__).parents[2] / "pipelines"
 
@@ -138,6 +141,31 @@ def test_equal_accuracy_lies_on_the_line_between_two_thresholds(claims: ModuleTy
     assert found(row(0.9), row(0.795, 2), row(0.785, 3), row(0.8, 4)) == pytest.approx(2.5)
     assert found(row(0.9), row(0.79, 2)) == 2
     assert found(row(0.7), row(0.9, 2)) is None
+
+
+@given(st.data())
+def test_units_run_in_order_behind_what_they_need_and_alone_where_their_seconds_count(data: st.DataObject) -> None:
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(PIPELINES)
+        from reproduce import Unit, next_unit
+
+        units: list[Unit] = []
+        for number in range(data.draw(st.integers(1, 8))):
+            needs = data.draw(st.lists(st.sampled_from(units), max_size=2)) if units else []
+            result, alone = Path(folder, str(number)), data.draw(st.booleans())
+            units.append(Unit(result=result, work=dict, needs=tuple(each.result for each in needs), alone=alone))
+        left, coming, cores = list(units), list[Unit](), data.draw(st.integers(1, 3))
+        while left or coming:
+            while unit := next_unit(left, coming, cores):
+                assert all(need.exists() for need in unit.needs)
+                before = [each for each in left[: left.index(unit)] if all(need.exists() for need in each.needs)]
+                assert before == [], "one that could run is passed over"
+                left.remove(unit)
+                coming.append(unit)
+                assert len(coming) <= cores
+                assert len(coming) == 1 or not any(each.alone for each in coming)
+            ended = coming.pop(data.draw(st.integers(0, len(coming) - 1)))
+            ended.result.touch()
 
 
 @pytest.mark.slow
