@@ -90,7 +90,7 @@ def main() -> None:
         "settings": settings,
         "machine": machine(),
         "recipes": [asdict(recipe) for recipe in recipes()],
-        "own_answers_like_references": like_references(place),
+        "own_answers": about_own_answers(place),
         "seeds": {str(seed): results(folder) for seed, folder in seeds.items()},
     }
     text = markdown(report)
@@ -126,14 +126,18 @@ def own_answers(place: Path, base: Path) -> None:
     pack(base, place / "own.jsonl", place / "own" / "train")
 
 
-def like_references(place: Path) -> float:
-    """Return the share of the base's own answers that are the reference, to the letter."""
+def about_own_answers(place: Path) -> Json:
+    """Return what share of the base's own answers is the reference to the letter, and what making them took."""
     references, own = (
         [json.loads(line) for line in (place / name).read_text().splitlines()] for name in ("train.jsonl", "own.jsonl")
     )
     known = {(each["prompt"], each["response"]) for each in references}
     said = [tuple(message["content"] for message in each["messages"]) for each in own]
-    return sum(each in known for each in said) / len(said)
+    made = json.loads((place / "answers" / "report.json").read_text())
+    return {
+        "like_references": sum(each in known for each in said) / len(said),
+        "cpu_s": made["seconds"] * made["workers"],
+    }
 
 
 def pack(base: Path, source: Path, folder: Path) -> None:

@@ -216,7 +216,7 @@ def _beyond() -> Iterator[Claim]:
                 "future work",
                 above(speedup(in_batch(way, batch), block_cache(batch)), 1),
             )
-    for recipe, paper, about in (
+    for recipe, other, about in (
         ("random-8", "mars-8", "random block phase, B = 8"),
         ("share-8", "mars-8", "half of the masks"),
         ("guesses-8", "mars-8", "own guesses left visible"),
@@ -224,20 +224,22 @@ def _beyond() -> Iterator[Claim]:
         ("distill-8", "mars-8", "the clean stream teaches"),
         ("own-8", "mars-8", "self-distilled targets"),
         ("random-16", "mars-16", "random block phase, B = 16"),
+        ("distill-16", "random-16", "the clean stream teaches, B = 16"),
+        ("growth-16", "random-16", "blocks that grow to 16"),
     ):
         yield Claim(
-            f"Ours: {about}: more tokens per forward at equal accuracy than `{paper}`",
+            f"Ours: {about}: more tokens per forward at equal accuracy than `{other}`",
             "not tried",
-            minus(at_equal_accuracy(recipe), at_equal_accuracy(paper)),
+            minus(at_equal_accuracy(recipe), at_equal_accuracy(other)),
         )
 
     def gain(seed: Json) -> float | None:
-        best = at_equal_accuracy("best")(seed)
-        of_paper = [value for block in BLOCKS if (value := at_equal_accuracy(f"mars-{block}")(seed)) is not None]
-        return best / max(of_paper) if best is not None and of_paper else None
+        best, *of_paper = (at_equal_accuracy(name)(seed) for name in ("best", "mars-8-long", "mars-16-long"))
+        # B = 4 can give no more than 4, however long it is trained.
+        return None if best is None else best / max(4.0, *(each or 0.0 for each in of_paper))
 
     yield Claim(
-        "Ours: `best` gives 1.3 times the tokens per forward of the paper's recipe with its best B, at equal accuracy",
+        "Ours: `best` gives 1.3 times the tokens per forward of the paper's recipe with any B, at equal accuracy",
         "not tried",
         above(gain, 1.3),
     )

@@ -21,7 +21,9 @@ ONE = "ar"
 """One token at a time, the way to decode; the recipe of this name is AR SFT."""
 AT = "0.95"
 ALLOWED = 0.01
-"""Accuracy that counts as equal to that of the AR model: one point less."""
+"""Accuracy that may be lost where nothing should be."""
+LESS = 0.02
+"""Accuracy given away for speed where speeds are compared: two points. Training on loses one already, AR SFT too."""
 METRICS = ("probability", "entropy", "margin")
 
 
@@ -55,7 +57,7 @@ def agreement(name: str) -> Figure:
 
 
 def at_equal_accuracy(name: str, metric: str | None = None) -> Figure:
-    """Return the tokens per forward at which accuracy is `ALLOWED` below that of the AR model.
+    """Return the tokens per forward at which accuracy is `LESS` below that of the AR model: the same for all.
 
     Between two thresholds that is on the line through them.
 
@@ -65,7 +67,7 @@ def at_equal_accuracy(name: str, metric: str | None = None) -> Figure:
     """
 
     def figure(seed: Json) -> float | None:
-        least = rows(seed, BASE)[ONE]["accuracy"] - ALLOWED
+        least = rows(seed, BASE)[ONE]["accuracy"] - LESS
         path = list(rows(seed, name).values())
         if metric is not None:
             of_metric = [row for way, row in rows(seed, "metrics").items() if way.startswith(metric)]

@@ -13,6 +13,8 @@ BLOCKS = (4, 8, 16)
 """Those of the paper."""
 PASS = 1.0
 """Over the data, by MARS."""
+LONG = 4.6
+"""As many steps as the bundled model takes."""
 COST = 1.7
 """A step of MARS in steps of AR SFT."""
 BASE = "ar"
@@ -63,10 +65,11 @@ def recipes() -> Iterator[Recipe]:
     )
     yield Recipe(name="draft-mars-4", about="the same draft, MARS, B = 4", start="draft-ar", objective=_mars(4))
     yield from _beyond()
+    yield from _long()
 
 
 def _beyond() -> Iterator[Recipe]:
-    """What the paper does not try: each differs in one thing from `mars-8`, or from `mars-16`, but the last."""
+    """What the paper does not try: each adds one thing to `mars-8`, or to `random-16`, which adds it to `mars-16`."""
     yield Recipe(name="random-8", about="random block phase, B = 8", objective=_mars(8, phase="random"))
     yield Recipe(
         name="share-8", about="half of the masks, the other tokens shown, B = 8", objective=_mars(8, mask_share=0.5)
@@ -89,9 +92,32 @@ def _beyond() -> Iterator[Recipe]:
     )
     yield Recipe(name="random-16", about="random block phase, B = 16", objective=_mars(16, phase="random"))
     yield Recipe(
-        name="best",
-        about="B = 16, random block phase, the clean stream teaches",
+        name="distill-16",
+        about="random block phase, the clean stream teaches, B = 16",
         objective=_mars(16, phase="random", distill=1.0),
+    )
+    yield Recipe(
+        name="growth-16",
+        about="random block phase, blocks that grow from 3 to B = 16",
+        objective=_mars(16, phase="random", growth=True),
+    )
+
+
+def _long() -> Iterator[Recipe]:
+    """What the bundled model is made by against the paper, for as long as the bundled model was trained."""
+    for block in (8, 16):
+        yield Recipe(
+            name=f"mars-{block}-long",
+            about=f"MARS, B = {block}, as in the paper, for longer",
+            objective=_mars(block),
+            passes=LONG,
+        )
+    yield Recipe(
+        name="best",
+        about="B = 16, growing, random phase, the clean stream teaches, the AR model's own answers, for longer",
+        objective=_mars(16, phase="random", growth=True, distill=1.0),
+        passes=LONG,
+        own_answers=True,
     )
 
 

@@ -35,6 +35,8 @@ class ObjectiveSection(_Section):
     kind: Literal["ar", "mars"]
     block: int = Field(8, ge=2, le=64)
     """Masks per block."""
+    growth: bool = False
+    """Begin with short blocks, which grow to `block` by the end of the run."""
     phase: Literal["absolute", "random"] = "random"
     """Blocks start at multiples of `block` (as the authors) or are shifted at random per example."""
     ar_weight: float = Field(1.0, ge=0)

@@ -28,7 +28,7 @@ from mars_ray.train.config import TrainConfig
 from mars_ray.train.lookahead import Lookahead, look_ahead
 from mars_ray.train.metrics import MetricsWriter, StepMetrics
 from mars_ray.train.run_folder import RunFolder
-from mars_ray.train.schedule import generator_for, learning_rate, row_numbers, step_count
+from mars_ray.train.schedule import block_size, generator_for, learning_rate, row_numbers, step_count
 from mars_ray.train.step import train_step
 
 LOOKAHEAD_THRESHOLD = 0.95
@@ -134,44 +134,49 @@ class TrainingRun:
     def _micro_batches(self, rows: PackedRows, step: int) -> list[Streams]:
         """Cut this worker's share of a step into micro-batches; what is drawn is drawn before, so no cut changes it."""
         generator = generator_for(self._config.seed, step)
-        phase_RT = self._phases(rows, generator)
+        block = self._block(step)
+        phase_RT = self._phases(rows, block, generator)
         draw_RT = torch.rand(rows.tokens_RT.shape, generator=generator)
         mine = range(self._accelerator.process_index, len(rows.tokens_RT), self._accelerator.num_processes)
         size = self._config.optimizer.micro_rows
         cuts = [list(mine[start : start + size]) for start in range(0, len(mine), size)]
-        return [self._streams(rows.select(cut), phase_RT[cut], draw_RT[cut]) for cut in cuts]
+        return [self._streams(rows.select(cut), block, phase_RT[cut], draw_RT[cut]) for cut in cuts]
 
-    def _phases(self, rows: PackedRows, generator: torch.Generator) -> Tensor:
+    def _block(self, step: int) -> int:
+        objective = self._config.objective
+        return block_size(step, self._steps, last=objective.block) if objective.growth else objective.block
+
+    def _phases(self, rows: PackedRows, block: int, generator: torch.Generator) -> Tensor:
         objective = self._config.objective
         if objective.phase == "absolute":
             return torch.zeros_like(rows.position_RT)
-        return random_phases(rows, objective.block, generator)
+        return random_phases(rows, block, generator)
 
-    def _streams(self, rows: PackedRows, phase_RT: Tensor, draw_RT: Tensor | None = None) -> Streams:
+    def _streams(self, rows: PackedRows, block: int, phase_RT: Tensor, draw_RT: Tensor | None = None) -> Streams:
         """Build the streams; without draws every response token is masked."""
         objective = self._config.objective
         if objective.kind == "ar":
             return clean_stream(rows)
         return mars_streams(
             rows,
-            block=objective.block,
+            block=block,
             mask_id=self._checkpoint.mask_id,
             phase_RT=phase_RT,
-            shown_RT=None if draw_RT is None else self._shown(rows, phase_RT, draw_RT),
+            shown_RT=None if draw_RT is None else self._shown(rows, block, phase_RT, draw_RT),
             decay=objective.decay,
             # Without the AR loss nothing else trains it.
             first=draw_RT is not None and objective.ar_weight == 0,
             multiple_of=FLEX_TILE if self._flex else 1,
         )
 
-    def _shown(self, rows: PackedRows, phase_RT: Tensor, draw_RT: Tensor) -> Tensor | None:
+    def _shown(self, rows: PackedRows, block: int, phase_RT: Tensor, draw_RT: Tensor) -> Tensor | None:
         objective, checkpoint = self._config.objective, self._checkpoint
         if objective.guesses:
             with self._accelerator.autocast():
                 return shown_guesses(
                     checkpoint.network,
                     rows,
-                    block=objective.block,
+                    block=block,
                     mask_id=checkpoint.mask_id,
                     phase_RT=phase_RT,
                     draw_RT=draw_RT,
@@ -183,13 +188,14 @@ class TrainingRun:
         if self._config.objective.kind == "ar":
             return None
         rows = self._heldout.rows(range(min(self._config.measure_rows, len(self._heldout))))
-        phase_RT = self._phases(rows, generator_for(self._config.seed, 0))
+        block = self._config.objective.block
+        phase_RT = self._phases(rows, block, generator_for(self._config.seed, 0))
         self._checkpoint.network.eval()
         with self._accelerator.autocast():
             return look_ahead(
                 self._checkpoint.network,
-                self._streams(rows, phase_RT).to(self._accelerator.device),
-                block=self._config.objective.block,
+                self._streams(rows, block, phase_RT).to(self._accelerator.device),
+                block=block,
                 threshold=LOOKAHEAD_THRESHOLD,
             )
 

@@ -1,4 +1,4 @@
-"""What happens at which step: learning rate, rows and block phases, each a pure function of the step number.
+"""What happens at which step: learning rate, rows and blocks, each a pure function of the step number.
 
 So "step n" is the whole state of a run beside its weights and optimizer, and resuming is exact.
 """
@@ -7,6 +7,9 @@ import math
 
 import torch
 
+FIRST_BLOCK = 3
+"""Masks in a block at the beginning, where blocks grow: a short one has its first masks more often."""
+
 
 def learning_rate(step: int, steps: int, *, peak: float, warmup: float) -> float:
     """Linear from peak / n over the n warm-up steps, then a cosine that reaches zero behind the last step."""
@@ -14,6 +17,12 @@ def learning_rate(step: int, steps: int, *, peak: float, warmup: float) -> float
     if step < warmup_steps:
         return peak * (step + 1) / (warmup_steps + 1)
     return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / (steps - warmup_steps)))
+
+
+def block_size(step: int, steps: int, *, last: int) -> int:
+    """Grow evenly from `FIRST_BLOCK` masks to `last`, which is that of the last step."""
+    first = min(FIRST_BLOCK, last)
+    return first + round((last - first) * step / max(1, steps - 1))
 
 
 def step_count(rows: int, *, epochs: float, batch_rows: int) -> int:

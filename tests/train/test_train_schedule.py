@@ -6,7 +6,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.train.schedule import learning_rate, row_numbers, step_count
+from mars_ray.train.schedule import FIRST_BLOCK, block_size, learning_rate, row_numbers, step_count
 
 
 @given(rows=st.integers(1, 40), batch_rows=st.integers(1, 20), epochs=st.integers(1, 3), seed=st.integers(0, 9))
@@ -31,3 +31,12 @@ def test_the_learning_rate_rises_to_its_peak_and_falls_towards_zero(steps: int, 
     assert rates[:top] == sorted(rates[:top])
     assert rates[top:] == sorted(rates[top:], reverse=True)
     assert math.isclose(rates[top], 2.0)
+
+
+@given(steps=st.integers(2, 300), last=st.integers(2, 64))
+def test_blocks_grow_evenly_to_their_full_size(steps: int, last: int) -> None:
+    sizes = [block_size(step, steps, last=last) for step in range(steps)]
+    assert (sizes[0], sizes[-1]) == (min(FIRST_BLOCK, last), last)
+    assert sizes == sorted(sizes)
+    even = (last - sizes[0]) / (steps - 1)
+    assert all(abs(size - sizes[0] - even * step) <= 0.5 + 1e-9 for step, size in enumerate(sizes))
