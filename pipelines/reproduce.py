@@ -23,7 +23,8 @@ from pathlib import Path
 import ray
 import torch
 from build_bundled_model import autoregressive_model, write_examples
-from pipeline_files import Json, agree, conversation, rows_in, write
+from own_answers import own_answers
+from pipeline_files import Json, agree, write
 from ray.exceptions import RayTaskError
 from reproduce_measures import MAX_TOKENS, caches, curve, diffusion, metrics, rivals
 from reproduce_recipes import BASE, DRAFT, Recipe, recipes
@@ -31,14 +32,10 @@ from reproduce_report import markdown
 from reproduce_training import LENGTH, random_draft, train_recipe
 from transformers.utils import logging
 
-from mars_ray.batch.plain_form import PlainSettings
-from mars_ray.batch.ray_generate import GenerateOptions, generate
 from mars_ray.bench.machine import machine
 from mars_ray.data.packed import read_report
 from mars_ray.data.ray_prepare import PrepareOptions, prepare
 from mars_ray.data.tasks.split import Split, mixture
-from mars_ray.engine.mode import Mode
-from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import MarsRayError, RunError
 from mars_ray.model.resolve import resolve_model
 from mars_ray.progress import ProgressLine
@@ -108,22 +105,10 @@ def begin(place: Path, base: Path, examples: int) -> None:
         source = place / f"{split}.jsonl"
         write_examples(source, islice(mixture(split, DATA_SEED), count))
         pack(base, source, place / "references" / split)
-    if read_report(place / "own" / "train") is None:
-        own_answers(place, base)
-
-
-def own_answers(place: Path, base: Path) -> None:
-    """Answer the prompts with the base, one token at a time, and pack what it answered to the end."""
-    form = PlainSettings(sampling=SamplingParams(max_tokens=MAX_TOKENS), decode=DecodeParams(mode=Mode.AR))
-    asked, answers = (str(place / "train.jsonl"),), place / "answers"
-    generate(GenerateOptions(input=asked, output=answers, model=str(base), form=form, workers=cluster_cores()))
-    ended = (row for row in rows_in(answers) if row["finish_reason"] == "stop")
-    write(place / "own.jsonl", (conversation(row["prompt"], row["text"]) for row in ended))
-    heldout = place / "own" / "heldout"
-    heldout.parent.mkdir(exist_ok=True)
-    heldout.unlink(missing_ok=True)
-    heldout.symlink_to(place / "references" / "heldout")
-    pack(base, place / "own.jsonl", place / "own" / "train")
+    own = own_answers(base, place / "train.jsonl", place, max_tokens=MAX_TOKENS, workers=cluster_cores())
+    pack(base, own, place / "own" / "train")
+    if not (place / "own" / "heldout").exists():
+        (place / "own" / "heldout").symlink_to(place / "references" / "heldout")
 
 
 def about_own_answers(place: Path) -> Json:
