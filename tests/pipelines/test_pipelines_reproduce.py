@@ -91,7 +91,7 @@ def paper(more: float = 0.0) -> Row:
     }
     for name in ("random-8", "share-8", "guesses-8", "decay-8", "distill-8", "own-8", "random-16"):
         figures[name] = mars(0.297, 0.005, 2.3)
-    for name in ("distill-16", "growth-16", "mars-8-long", "mars-16-long"):
+    for name in ("distill-16", "growth-16", "mars-8-long"):
         figures[name] = mars(0.297, 0.005, 2.8)
     figures["best"] = mars(0.297, 0.005, 5.5)
     training = {"ar-longer": {"cpu_s": 170}} | {f"mars-{block}": {"cpu_s": 210} for block in (4, 8, 16)}
