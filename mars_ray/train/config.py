@@ -52,8 +52,9 @@ class ObjectiveSection(_Section):
 
     @model_validator(mode="after")
     def _each_has_an_effect(self) -> "ObjectiveSection":
-        if self.kind == "ar" and (idle := self.model_fields_set - {"kind"}):
-            raise ValueError(f"{', '.join(sorted(idle))}: of kind mars; kind ar has no masks")
+        chosen = [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]
+        if self.kind == "ar" and (idle := [name for name in chosen if name != "kind"]):
+            raise ValueError(f"{', '.join(idle)}: of kind mars; kind ar has no masks")
         if self.guesses and self.mask_share < 1:
             raise ValueError("mask_share has no effect beside guesses: true")
         return self
