@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+from pipeline_files import write
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers.utils import logging
 
@@ -68,7 +69,6 @@ def main() -> None:
 
 def autoregressive_model() -> Path:
     """Run the first two steps and return the model."""
-    WORK.mkdir(parents=True, exist_ok=True)
     write_examples(WORK / "train.jsonl", islice(mixture("train", SEED), TRAIN_EXAMPLES))
     write_examples(WORK / "heldout.jsonl", islice(mixture("heldout", SEED), HELDOUT_EXAMPLES))
     make_start(WORK / "init")
@@ -79,12 +79,8 @@ def autoregressive_model() -> Path:
 
 def write_examples(path: Path, examples: Iterable[TaskExample]) -> None:
     """Write examples as JSONL, whole or not at all."""
-    if path.exists():
-        return
-    partial = path.with_suffix(".partial")
-    with partial.open("w") as file:
-        file.writelines(json.dumps(asdict(example)) + "\n" for example in examples)
-    partial.replace(path)
+    if not path.exists():
+        write(path, (json.dumps(asdict(example)) for example in examples))
 
 
 def make_start(folder: Path) -> None:
