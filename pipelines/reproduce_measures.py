@@ -9,6 +9,7 @@ from copy import deepcopy
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from pipeline_files import Json
@@ -17,15 +18,14 @@ from reproduce_training import HEADS_FILE
 from mars_ray.bench.contenders import contenders, subject
 from mars_ray.bench.measure import Sample, interleaved, throughput
 from mars_ray.data.chat import ChatEncoder
-from mars_ray.data.tasks import FAMILIES, verify
+from mars_ray.data.tasks import FAMILIES
 from mars_ray.engine.drive import decode_all
 from mars_ray.engine.engine import Engine
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
-from mars_ray.evaluate.agreement import agreed_tokens
-from mars_ray.evaluate.answers import answer_all
-from mars_ray.evaluate.questions import Question, family_questions
+from mars_ray.evaluate.prompts import Prompt, family_prompts
+from mars_ray.evaluate.tally import added, is_right, tallies_of
 from mars_ray.method.metric import Metric
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.progress import ProgressLine
@@ -51,9 +51,9 @@ ROUNDS = 3
 """Of everything by the clock, behind one that warms up."""
 
 
-def questions(per_family: int) -> list[Question]:
+def questions(per_family: int) -> list[Prompt]:
     """Return held-out questions, as many of each family."""
-    return family_questions(per_family, range(QUESTIONS_SEED, QUESTIONS_SEED + 1))
+    return family_prompts(per_family, range(QUESTIONS_SEED, QUESTIONS_SEED + 1))
 
 
 def curve(model: Path, per_family: int) -> Json:
@@ -75,36 +75,32 @@ def metrics(model: Path, per_family: int) -> Json:
     return _rows(load_checkpoint(model), decodes, questions(per_family))
 
 
-def _rows(checkpoint: Checkpoint, decodes: Mapping[str, DecodeParams], asked: Sequence[Question]) -> Json:
-    with ProgressLine("decode", total=len(asked) * len(decodes)) as progress:
-        answers = answer_all(checkpoint, asked, list(decodes.values()), SAMPLING, progress)
-    different = list({(each.prompt, tuple(each.tokens)) for of_question in answers for each in of_question})
-    with ProgressLine("compare with autoregressive decoding", total=len(different)) as progress:
-        counts = agreed_tokens(checkpoint.network, different, checkpoint.mask_id, progress)
-    agreed = dict(zip(different, counts, strict=True))
+def _rows(checkpoint: Checkpoint, decodes: Mapping[str, DecodeParams], asked: Sequence[Prompt]) -> Json:
+    tallies = tallies_of(checkpoint, asked, list(decodes.values()), SAMPLING)
     rows = {}
-    for rank, name in enumerate(decodes):
-        said = [of_question[rank] for of_question in answers]
-        tokens = sum(len(each.tokens) for each in said)
-        rows[name] = figures(asked, [each.text for each in said]) | {
-            "tokens": tokens,
-            "tokens_per_forward": tokens / sum(each.forwards for each in said),
-            "agreement": sum(agreed[each.prompt, tuple(each.tokens)] for each in said) / tokens,
+    for name, of_way in zip(decodes, tallies, strict=True):
+        whole = added(of_way)
+        rows[name] = figures(asked, [bool(each.right) for each in of_way]) | {
+            "tokens": whole.tokens,
+            "tokens_per_forward": whole.tokens_per_forward,
+            "agreement": whole.agreement,
         }
     return rows
 
 
-def figures(asked: Sequence[Question], texts: Sequence[str]) -> Json:
+def figures(asked: Sequence[Prompt], right: Sequence[bool]) -> Json:
     """Return how many answers are right, every family alike, and of each question whether it is."""
     of_family: dict[str, list[bool]] = {name: [] for name in FAMILIES}
-    right = ""
-    for question, text in zip(asked, texts, strict=True):
-        assert question.example is not None  # they are of the families
-        of_family[question.example.family].append(verify(question.example.family, question.example.answer, text))
-        right += str(int(of_family[question.example.family][-1]))
-    by_family = {name: sum(each) / len(each) for name, each in of_family.items()}
-    accuracy = sum(by_family.values()) / len(by_family)
-    return {"accuracy": accuracy, "by_family": by_family, "examples": len(asked), "right": right}
+    for prompt, each in zip(asked, right, strict=True):
+        assert prompt.example is not None  # they are of the families
+        of_family[prompt.example.family].append(each)
+    by_family = {name: fmean(each) for name, each in of_family.items()}
+    return {
+        "accuracy": fmean(by_family.values()),
+        "by_family": by_family,
+        "examples": len(asked),
+        "right": "".join(str(int(each)) for each in right),
+    }
 
 
 def diffusion(model: Path, block: int, per_family: int) -> Json:
@@ -181,16 +177,17 @@ def by_engine(checkpoint: Checkpoint, decode: DecodeParams) -> Callable[..., lis
     return way
 
 
-def decoded(checkpoint: Checkpoint, asked: Sequence[Question], way: Callable[..., list[Answer]]) -> Json:
+def decoded(checkpoint: Checkpoint, asked: Sequence[Prompt], way: Callable[..., list[Answer]]) -> Json:
     """Return the figures of a decoder."""
     encoder = ChatEncoder(checkpoint.tokenizer)
-    prompts = [encoder.prompt(question.messages) for question in asked]
+    prompts = [encoder.prompt(each.messages) for each in asked]
     started_s = time.perf_counter()
     answers = way(prompts, max_tokens=MAX_TOKENS, stop_ids=checkpoint.stop_ids, mask_id=checkpoint.mask_id)
     seconds = time.perf_counter() - started_s
     texts = [checkpoint.tokenizer.decode(answer.tokens, skip_special_tokens=True) for answer in answers]
+    right = [is_right(prompt, text) for prompt, text in zip(asked, texts, strict=True)]
     tokens = sum(len(answer.tokens) for answer in answers)
-    return figures(asked, texts) | {
+    return figures(asked, right) | {
         "tokens": tokens,
         "tokens_per_forward": tokens / sum(answer.forwards for answer in answers),
         "draft_forwards": sum(answer.draft_forwards for answer in answers),

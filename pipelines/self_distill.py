@@ -36,7 +36,7 @@ from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import MarsRayError, ModelError
 from mars_ray.evaluate.curve import curve_of
-from mars_ray.evaluate.questions import family_questions
+from mars_ray.evaluate.prompts import family_prompts
 from mars_ray.model.card import read_card
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
@@ -150,9 +150,9 @@ def training(folder: Path, teacher: str, seed: int, settings: Json) -> TrainConf
 
 def measured(model: Path, seed: int, per_family: int) -> Json:
     """Return what held-out prompts give; those of a seed are the same for all models."""
-    questions = family_questions(per_family, range(seed, seed + 1))
+    prompts = family_prompts(per_family, range(seed, seed + 1))
     sampling = SamplingParams(max_tokens=MAX_TOKENS)
-    [point] = curve_of(load_checkpoint(model), questions, (THRESHOLD,), sampling, "task families, held out")
+    [point] = curve_of(load_checkpoint(model), prompts, (THRESHOLD,), sampling, "task families, held out")
     return point.model_dump(include={*FIGURES, "examples", "tokens", "by_family"})
 
 

@@ -11,7 +11,7 @@ from mars_ray.engine.request import SamplingParams
 from mars_ray.evaluate.calibrate import THRESHOLDS
 from mars_ray.evaluate.curve import curve_of
 from mars_ray.evaluate.curve_text import curve_row
-from mars_ray.evaluate.questions import family_questions
+from mars_ray.evaluate.prompts import family_prompts
 from mars_ray.model.card import read_card
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
@@ -63,7 +63,7 @@ def test_the_card_in_words_has_the_figures_of_the_card() -> None:
 
 def test_the_figures_hold_on_other_examples() -> None:
     checkpoint = load_checkpoint(FOLDER)
-    judged = family_questions(5, range(99, 100))
+    judged = family_prompts(5, range(99, 100))
     for point in curve_of(checkpoint, judged, (1.0, 0.95), SamplingParams(), "others"):
         measured = CURVE[point.threshold]
         # 60 examples at 95 %: the standard error is 3 points.

@@ -1,7 +1,7 @@
-"""Questions -> what the engine answers in each of several ways of decoding.
+"""Prompts -> what the engine answers in each of several ways of decoding.
 
-In:    a checkpoint, questions, ways to decode.
-Out:   for each question an answer of each, decoded greedily, with the block of the card where none is asked for.
+In:    a checkpoint, prompts, ways to decode.
+Out:   for each prompt an answer of each, decoded greedily, with the block of the card where none is asked for.
 Never: lets the load decide about anything: how far is looked ahead is fixed, so the answers are the same in any order.
 """
 
@@ -14,7 +14,7 @@ from mars_ray.engine.engine import Engine
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import BadRecordError, DataError, RequestError
-from mars_ray.evaluate.questions import Question
+from mars_ray.evaluate.prompts import Prompt
 from mars_ray.model.checkpoint import Checkpoint
 from mars_ray.progress import ProgressLine
 
@@ -33,22 +33,22 @@ class Answer:
 
 def answer_all(
     checkpoint: Checkpoint,
-    questions: Sequence[Question],
+    prompts: Sequence[Prompt],
     decodes: Sequence[DecodeParams],
     sampling: SamplingParams,
     progress: ProgressLine,
 ) -> list[list[Answer]]:
-    """Answer every question in every way of decoding; where one does not say how far to look, the card does.
+    """Answer every prompt in every way of decoding; where one does not say how far to look, the card does.
 
-    Raises `DataError` for a question the chat template refuses, or the model has no room for, before any is answered.
+    Raises `DataError` for a prompt the chat template refuses, or the model has no room for, before any is answered.
     """
     engine = Engine(checkpoint, EngineOptions(compiled=False, request_tokens=sampling.max_tokens))
     encoder = ChatEncoder(checkpoint.tokenizer)
     decodes = [replace(decode, block=decode.block or engine.block) for decode in decodes]
-    prompts = [_prompt(question, encoder, engine, sampling) for question in questions]
-    answers = [[Answer(prompt) for _ in decodes] for prompt in prompts]
+    encoded = [_encoded(prompt, encoder, engine, sampling) for prompt in prompts]
+    answers = [[Answer(tokens) for _ in decodes] for tokens in encoded]
     done = 0
-    for chunk in decode_all(engine, _requests(prompts, sampling, decodes)):
+    for chunk in decode_all(engine, _requests(encoded, sampling, decodes)):
         number, rank = map(int, chunk.request_id.split("/"))
         answer = answers[number][rank]
         answer.tokens += chunk.tokens
@@ -62,13 +62,13 @@ def answer_all(
     return answers
 
 
-def _prompt(question: Question, encoder: ChatEncoder, engine: Engine, sampling: SamplingParams) -> tuple[int, ...]:
+def _encoded(prompt: Prompt, encoder: ChatEncoder, engine: Engine, sampling: SamplingParams) -> tuple[int, ...]:
     try:
-        prompt = tuple(encoder.prompt(question.messages))
-        engine.limits.check(Request(id=question.name, prompt=prompt, sampling=sampling))
+        tokens = tuple(encoder.prompt(prompt.messages))
+        engine.limits.check(Request(id=prompt.name, prompt=tokens, sampling=sampling))
     except (BadRecordError, RequestError) as error:
-        raise DataError(f"{question.name}: {error}") from None
-    return prompt
+        raise DataError(f"{prompt.name}: {error}") from None
+    return tokens
 
 
 def _requests(

@@ -15,7 +15,7 @@ from mars_ray.engine.profile import GRID
 from mars_ray.engine.request import SamplingParams
 from mars_ray.errors import ConfigError, InterruptedRunError, ModelError, OutputError
 from mars_ray.evaluate.curve import curve_of
-from mars_ray.evaluate.questions import Question, family_questions, file_questions
+from mars_ray.evaluate.prompts import Prompt, family_prompts, file_prompts
 from mars_ray.model.card import CARD_FILE, CalibrationPoint, Card, read_card, write_card
 from mars_ray.model.checkpoint import load_checkpoint
 
@@ -53,10 +53,10 @@ def calibrate(folder: Path, options: CalibrateOptions) -> tuple[CalibrationPoint
     try:
         sampling = SamplingParams(max_tokens=options.max_tokens)
         card = _card(folder)
-        questions = _questions(options)
+        prompts = _prompts(options)
         checkpoint = load_checkpoint(folder, device="cuda" if torch.cuda.is_available() else "cpu")
         data = options.data.name if options.data else FAMILIES_DATA
-        curve = curve_of(checkpoint, questions, options.thresholds, sampling, data)
+        curve = curve_of(checkpoint, prompts, options.thresholds, sampling, data)
         write_card(card.model_copy(update={"calibration": curve}), folder)
     except KeyboardInterrupt:
         raise InterruptedRunError(f"Stopped; {folder / CARD_FILE} is as it was.") from None
@@ -78,7 +78,7 @@ def _card(folder: Path) -> Card:
     return card
 
 
-def _questions(options: CalibrateOptions) -> list[Question]:
+def _prompts(options: CalibrateOptions) -> list[Prompt]:
     if options.data is not None:
-        return file_questions(options.data, options.examples, options.seeds)
-    return family_questions(options.examples or EXAMPLES_PER_FAMILY, range(options.seeds))
+        return file_prompts(options.data, options.examples, options.seeds)
+    return family_prompts(options.examples or EXAMPLES_PER_FAMILY, range(options.seeds))

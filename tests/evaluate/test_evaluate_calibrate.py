@@ -26,7 +26,7 @@ from mars_ray.evaluate import agreement
 from mars_ray.evaluate.agreement import agreed_tokens
 from mars_ray.evaluate.calibrate import THRESHOLDS, CalibrateOptions, calibrate
 from mars_ray.evaluate.curve import curve_of
-from mars_ray.evaluate.questions import Question, family_questions, file_questions
+from mars_ray.evaluate.prompts import Prompt, family_prompts, file_prompts
 from mars_ray.method.reference import DecodeOptions, decode, window_logits
 from mars_ray.model.card import CARD_FILE, CalibrationPoint, read_card
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
@@ -114,16 +114,16 @@ def test_the_mask_token_is_no_choice(network: PreTrainedModel) -> None:
 
 
 def test_counting_leaves_the_attention_as_it_was(engines: Checkpoint) -> None:
-    measured(engines, family_questions(1, range(1))[:1], (0.9,))
+    measured(engines, family_prompts(1, range(1))[:1], (0.9,))
     before = engines.network.config._attn_implementation
     counted(engines.network, [((1, 2), (3,))], engines.mask_id)
     assert before == engines.network.config._attn_implementation == "mars_slots"
 
 
 def measured(
-    checkpoint: Checkpoint, questions: list[Question], thresholds: tuple[float, ...], max_tokens: int = 64
+    checkpoint: Checkpoint, prompts: list[Prompt], thresholds: tuple[float, ...], max_tokens: int = 64
 ) -> tuple[CalibrationPoint, ...]:
-    return curve_of(checkpoint, questions, thresholds, SamplingParams(max_tokens=max_tokens), "examples")
+    return curve_of(checkpoint, prompts, thresholds, SamplingParams(max_tokens=max_tokens), "examples")
 
 
 def test_the_figures_are_those_of_the_reference_decoder_one_example_at_a_time(
@@ -131,24 +131,24 @@ def test_the_figures_are_those_of_the_reference_decoder_one_example_at_a_time(
 ) -> None:
     thresholds = (0.95, 0.5)
     short = ("list_format", "date_rewrite", "sort_numbers", "sum_direct", "rephrase")
-    questions = [q for q in family_questions(1, range(6, 9)) if q.example and q.example.family in short]
+    prompts = [q for q in family_prompts(1, range(6, 9)) if q.example and q.example.family in short]
     encoder = ChatEncoder(oracle.tokenizer)
-    for point in measured(engines, questions, thresholds):
+    for point in measured(engines, prompts, thresholds):
         options = DecodeOptions(threshold=point.threshold, block=16, stop_ids=oracle.stop_ids, max_tokens=64)
         speeds, agreements, accuracies = [], [], []
         all_tokens = all_forwards = all_agreed = 0
         for sample in range(3):
             tokens = forwards = agreed = right = 0
-            of_sample = [each for each in questions if each.sample == sample]
-            for question in of_sample:
-                prompt = encoder.prompt(question.messages)
+            of_sample = [each for each in prompts if each.sample == sample]
+            for each in of_sample:
+                prompt = encoder.prompt(each.messages)
                 (answer,) = decode(oracle.network, [prompt], options, mask_id=oracle.mask_id)
                 tokens += len(answer.tokens)
                 forwards += answer.forwards
                 agreed += agreed_slowly(oracle.network, tuple(prompt), tuple(answer.tokens), oracle.mask_id)
-                assert question.example is not None
+                assert each.example is not None
                 text = oracle.tokenizer.decode(answer.tokens, skip_special_tokens=True)
-                right += verify(question.example.family, question.example.answer, text)
+                right += verify(each.example.family, each.example.answer, text)
             speeds.append(tokens / forwards)
             agreements.append(agreed / tokens)
             accuracies.append(right / len(of_sample))
@@ -164,12 +164,12 @@ def test_the_figures_are_those_of_the_reference_decoder_one_example_at_a_time(
 
 
 def test_one_token_at_a_time_agrees_with_itself_and_takes_a_forward_for_each(engines: Checkpoint) -> None:
-    (point,) = measured(engines, family_questions(2, range(1)), (1.0,))
+    (point,) = measured(engines, family_prompts(2, range(1)), (1.0,))
     assert (point.tokens_per_forward, point.agreement) == (1.0, 1.0)
 
 
 def test_one_sample_has_no_spread(engines: Checkpoint) -> None:
-    (point,) = measured(engines, family_questions(1, range(1)), (0.9,))
+    (point,) = measured(engines, family_prompts(1, range(1)), (0.9,))
     assert (point.tokens_per_forward_std, point.agreement_std, point.accuracy_std) == (None, None, None)
 
 
@@ -186,15 +186,15 @@ def prompts_file(path: Path, count: int) -> Path:
 
 def test_a_file_is_dealt_out_to_samples_that_have_no_record_in_common(tmp_path: Path) -> None:
     path = prompts_file(tmp_path / "prompts.jsonl", 8)
-    questions = file_questions(path, None, 3)
-    assert [each.sample for each in questions] == [0, 1, 2, 0, 1, 2, 0, 1]
-    assert len({each.messages[0]["content"] for each in questions}) == 8
-    assert [each.sample for each in file_questions(path, 2, 3)] == [0, 1, 2, 0, 1, 2]
+    prompts = file_prompts(path, None, 3)
+    assert [each.sample for each in prompts] == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert len({each.messages[0]["content"] for each in prompts}) == 8
+    assert [each.sample for each in file_prompts(path, 2, 3)] == [0, 1, 2, 0, 1, 2]
 
 
 def test_a_file_gives_speed_and_agreement_and_no_accuracy(engines: Checkpoint, tmp_path: Path) -> None:
-    questions = file_questions(prompts_file(tmp_path / "prompts.jsonl", 5), None, 2)
-    (point,) = measured(engines, questions, (0.9,), max_tokens=16)
+    prompts = file_prompts(prompts_file(tmp_path / "prompts.jsonl", 5), None, 2)
+    (point,) = measured(engines, prompts, (0.9,), max_tokens=16)
     assert (point.accuracy, point.accuracy_std, point.by_family) == (None, None, {})
     assert (point.examples, point.seeds) == (5, 2)
     assert point.tokens_per_forward > 1

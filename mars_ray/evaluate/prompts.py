@@ -1,7 +1,7 @@
 """What a model is calibrated on: prompts, each in one of several samples, some with an answer to judge by.
 
 In:    held-out examples of the task families, or a file of prompts.
-Out:   questions; of a file no two samples have a record in common, of the families each has another seed.
+Out:   prompts, each in a sample; of a file no two samples have a record in common, of the families each has its seed.
 Never: leaves out a record that is not usable; the first one is an error.
 """
 
@@ -15,8 +15,8 @@ from mars_ray.evaluate.families import heldout_examples
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """One prompt to decode."""
+class Prompt:
+    """One conversation to go on with."""
 
     name: str
     """What an error calls it."""
@@ -26,16 +26,16 @@ class Question:
     """What it was made from; None where there is no verifier."""
 
 
-def family_questions(per_family: int, seeds: range) -> list[Question]:
+def family_prompts(per_family: int, seeds: range) -> list[Prompt]:
     """Return a sample for each seed, with so many held-out examples of every family."""
     return [
-        Question(f"{each.family}, seed {seed}", sample, ({"role": "user", "content": each.prompt},), each)
+        Prompt(f"{each.family}, seed {seed}", sample, ({"role": "user", "content": each.prompt},), each)
         for sample, seed in enumerate(seeds)
         for each in heldout_examples(per_family, seed)
     ]
 
 
-def file_questions(path: Path, per_sample: int | None, samples: int) -> list[Question]:
+def file_prompts(path: Path, per_sample: int | None, samples: int) -> list[Prompt]:
     """Deal the prompts of a file out to the samples in turn: the first `per_sample` for each of them, or all.
 
     Raises `DataError` for a file with a bad record, or with fewer prompts than samples.
@@ -46,5 +46,5 @@ def file_questions(path: Path, per_sample: int | None, samples: int) -> list[Que
     if per_sample is not None:
         prompts = prompts[: per_sample * samples]
     return [
-        Question(f"{path}, record {number + 1}", number % samples, messages) for number, messages in enumerate(prompts)
+        Prompt(f"{path}, record {number + 1}", number % samples, messages) for number, messages in enumerate(prompts)
     ]
