@@ -94,9 +94,12 @@ def _training() -> Iterator[Claim]:
         yield _accuracy("no worse, one point allowed", published, _mars(block), AR, -ALLOWED)
     yield _accuracy("AR SFT with MARS's compute is worse than AR SFT", "26.4 against 28.7", AR, ("ar-longer", ONE))
     yield _accuracy("and worse than MARS, B = 8", "26.4 against 29.7", _mars(8), ("ar-longer", ONE))
-    yield Claim(
-        "A step of MARS costs 1.5 to 2.5 steps of AR SFT", "2.0 to 2.2", lambda seed: 0.5 - abs(step_cost(seed) - 2)
-    )
+
+    def within_half_of_two(seed: Json) -> float | None:
+        cost = step_cost(seed)
+        return None if cost is None else 0.5 - abs(cost - 2)
+
+    yield Claim("A step of MARS costs 1.5 to 2.5 steps of AR SFT", "2.0 to 2.2", within_half_of_two)
     for small, large in pairwise(BLOCKS):
         yield _accuracy(
             f"Without the AR loss accuracy falls from B = {small} to {large}",

@@ -89,14 +89,16 @@ def at_equal_accuracy(name: str, metric: str | None = None) -> Figure:
 
 
 def cpu_s(name: str) -> Figure:
-    """Return the CPU seconds of a training."""
-    return lambda seed: float(seed["training"][name]["cpu_s"])
+    """Return the CPU seconds of a training; None of one that was stopped and went on."""
+    return lambda seed: seed["training"][name]["cpu_s"]
 
 
-def step_cost(seed: Json) -> float:
+def step_cost(seed: Json) -> float | None:
     """Return what a step of MARS costs, in steps of AR SFT: `ar-longer` takes COST times as many as MARS."""
-    of_mars = median(seed["training"][f"mars-{block}"]["cpu_s"] for block in BLOCKS)
-    return float(of_mars / (seed["training"]["ar-longer"]["cpu_s"] / COST))
+    of_mars = [cpu_s(f"mars-{block}")(seed) for block in BLOCKS]
+    of_ar = cpu_s("ar-longer")(seed)
+    known = [each for each in of_mars if each is not None]
+    return median(known) / (of_ar / COST) if known and of_ar else None
 
 
 def alone(decoder: str) -> Rounds:

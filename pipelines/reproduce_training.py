@@ -27,6 +27,8 @@ LENGTH = 256
 BATCH_ROWS = 8
 CLIP_NORM = 1.0
 HEADS_FILE = "medusa.safetensors"
+STATES = "states"
+"""Folder of what a training that was stopped goes on from; there is one from its first state on."""
 
 
 def random_draft(folder: Path, like: Path, seed: int) -> None:
@@ -57,12 +59,13 @@ def random_draft(folder: Path, like: Path, seed: int) -> None:
 def train_recipe(recipe: Recipe, start: Path, output: Path, seed: int) -> None:
     """Train on the packed data in `output/data`; the model is in `output/model` then."""
     torch.set_num_threads(1)
-    {"streams": _streams, "diffusion": _diffusion, "medusa": _medusa}[recipe.kind](recipe, start, output, seed)
+    if not RunFolder(output).model.exists():
+        {"streams": _streams, "diffusion": _diffusion, "medusa": _medusa}[recipe.kind](recipe, start, output, seed)
 
 
 def _streams(recipe: Recipe, start: Path, output: Path, seed: int) -> None:
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
-    TrainingRun(_config(recipe, start, output, seed), accelerator, LocalStore(output / "states")).run()
+    TrainingRun(_config(recipe, start, output, seed), accelerator, LocalStore(output / STATES)).run()
 
 
 def _config(recipe: Recipe, start: Path, output: Path, seed: int) -> TrainConfig:
