@@ -26,7 +26,7 @@ from build_bundled_model import autoregressive_model, write_examples
 from own_answers import own_answers
 from pipeline_files import Json, agree, write
 from ray.exceptions import RayTaskError
-from reproduce_measures import MAX_TOKENS, caches, curve, diffusion, metrics, rivals
+from reproduce_measures import MAX_TOKENS, caches, curve, diffusion, memory, metrics, rivals
 from reproduce_recipes import BASE, DRAFT, Recipe, recipes
 from reproduce_report import markdown
 from reproduce_training import LENGTH, STATES, random_draft, train_recipe
@@ -81,7 +81,7 @@ def main() -> None:
     units: list[Unit] = []
     for seed, folder in seeds.items():
         units += (training(place, base, folder, recipe, seed) for recipe in recipes())
-        units += measures(base, folder, given.per_family)
+        units += measures(place, base, folder, seed, given.per_family)
     do(units)
     report = {
         "command": " ".join(["python", "pipelines/reproduce.py", *sys.argv[1:]]),
@@ -157,7 +157,7 @@ def training(place: Path, base: Path, folder: Path, recipe: Recipe, seed: int) -
     return Unit(result=folder / f"{recipe.name}.json", work=work, needs=needs)
 
 
-def measures(base: Path, folder: Path, per_family: int) -> Iterator[Unit]:
+def measures(place: Path, base: Path, folder: Path, seed: int, per_family: int) -> Iterator[Unit]:
     """Yield what is measured of the models of a seed."""
 
     def unit(name: str, work: Callable[[], Json], *needs: str, alone: bool = False) -> Unit:
@@ -179,6 +179,8 @@ def measures(base: Path, folder: Path, per_family: int) -> Iterator[Unit]:
     yield unit("metrics", partial(metrics, model("mars-8"), per_family), "mars-8")
     named = {name: model(name) for name in RIVALS}
     yield unit("rivals", partial(rivals, named, max(1, per_family // 5)), *RIVALS, alone=True)
+    measured = [recipe for recipe in recipes() if recipe.name in ("ar-longer", "mars-8")]
+    yield unit("memory", partial(memory, measured, base, place / "references", seed))
     yield unit("caches", partial(caches, model("mars-16"), 32), "mars-16", alone=True)
 
 

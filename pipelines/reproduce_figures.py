@@ -101,6 +101,11 @@ def step_cost(seed: Json) -> float | None:
     return median(known) / (of_ar / COST) if known and of_ar else None
 
 
+def memory_mib(name: str) -> Figure:
+    """Return the peak memory of a training, in MiB."""
+    return lambda seed: rows(seed, "memory")[name]["bytes"] / 2**20
+
+
 def alone(decoder: str) -> Rounds:
     """Return the rounds of a decoder that takes one prompt after the other."""
 
@@ -169,6 +174,26 @@ def minus(one: Figure, other: Figure, bound: float = 0.0) -> Figure:
 def above(figure: Figure, bound: float) -> Figure:
     """Return how far a figure lies above a bound."""
     return minus(figure, lambda _: bound)
+
+
+def quotient(one: Figure, other: Figure) -> Figure:
+    """Return one figure over another."""
+
+    def figure(seed: Json) -> float | None:
+        values = one(seed), other(seed)
+        return None if values[0] is None or values[1] is None else values[0] / values[1]
+
+    return figure
+
+
+def within(figure: Figure, low: float, high: float) -> Figure:
+    """Return how far a figure lies within two bounds; below 0 outside of them."""
+
+    def inside(seed: Json) -> float | None:
+        value = figure(seed)
+        return None if value is None else min(value - low, high - value)
+
+    return inside
 
 
 def question_error(seeds: Sequence[Json], one: Way, other: Way) -> float:

@@ -4,16 +4,19 @@ Every function returns JSON: rows by name, each with its figures. All decode gre
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
 from dataclasses import asdict, replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 
 import torch
 from pipeline_files import Json
-from reproduce_training import HEADS_FILE
+from reproduce_recipes import Recipe
+from reproduce_training import HEADS_FILE, peak_memory
 
 from mars_ray.bench.contenders import contenders, subject
 from mars_ray.bench.measure import Sample, interleaved, throughput
@@ -208,4 +211,13 @@ def caches(model: Path, requests: int) -> Json:
             name: asdict(throughput(each)) | {"samples": [asdict(sample) for sample in each]}
             for name, each in samples.items()
         }
+    return found
+
+
+def memory(recipes: Iterable[Recipe], start: Path, data: Path, seed: int) -> Json:
+    """Return the peak memory of a training by each recipe, in bytes above that of a process that has only begun."""
+    found: Json = {}
+    for recipe in recipes:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
+            found[recipe.name] = {"bytes": fresh.submit(peak_memory, recipe, start, data, seed).result()}
     return found

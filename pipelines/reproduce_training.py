@@ -4,7 +4,9 @@ A model that is there is complete, so nothing is done twice; a run that was kill
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from accelerate import Accelerator
@@ -27,6 +29,7 @@ LENGTH = 256
 BATCH_ROWS = 8
 CLIP_NORM = 1.0
 HEADS_FILE = "medusa.safetensors"
+MEMORY_STEPS = 4
 STATES = "states"
 """Folder of what a training that was stopped goes on from; there is one from its first state on."""
 
@@ -61,6 +64,25 @@ def train_recipe(recipe: Recipe, start: Path, output: Path, seed: int) -> None:
     torch.set_num_threads(1)
     if not RunFolder(output).model.exists():
         {"streams": _streams, "diffusion": _diffusion, "medusa": _medusa}[recipe.kind](recipe, start, output, seed)
+
+
+def peak_memory(recipe: Recipe, start: Path, data: Path, seed: int) -> int:
+    """Return by how many bytes some steps of a training raise the peak memory of this process.
+
+    Only in a fresh process: memory that was used before is not counted again.
+    """
+    passes = MEMORY_STEPS * BATCH_ROWS / len(PackedData(data / "train"))
+    with TemporaryDirectory() as place:
+        (Path(place) / "data").symlink_to(data)
+        before = _peak_memory()
+        train_recipe(replace(recipe, passes=passes), start, Path(place), seed)
+        return _peak_memory() - before
+
+
+def _peak_memory() -> int:
+    """Return that of the process so far. `getrusage` would count the process that started this one."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.split("VmHWM:")[1].split()[0])
 
 
 def _streams(recipe: Recipe, start: Path, output: Path, seed: int) -> None:

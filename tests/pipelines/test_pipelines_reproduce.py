@@ -64,6 +64,7 @@ def paper(more: float = 0.0) -> Row:
             for metric in ("probability", "entropy", "margin")
             for place in (1, 2, 3)
         },
+        "memory": {"ar-longer": {"bytes": 1000}, "mars-8": {"bytes": 1500}},
         "rivals": {
             "AR": decoder(0.287, 1, 30),
             "Jacobi": decoder(0.287, 1.07 + more, 30),
