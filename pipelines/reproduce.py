@@ -1,6 +1,6 @@
 """The paper's claims and every baseline at one budget, side by side, with spread over seeds.
 
-    python pipelines/reproduce.py --output runs/reproduce --json benchmarks/results/DATE-reproduction.json
+    python pipelines/reproduce.py --output runs/reproduce --json benchmarks/results/reproduction.json
 
 The AR checkpoint of the bundled model is fine-tuned on the task families by each recipe of `reproduce_recipes.py`, once
 for every seed, and decoded in every way (`reproduce_measures.py`). The table and what follows from it for each claim of
