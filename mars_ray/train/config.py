@@ -30,12 +30,12 @@ class DataSection(_Section):
 
 
 class ObjectiveSection(_Section):
-    """The training objective."""
+    """The training objective. Defaults are those of the recipe `best` of `pipelines/reproduce.py`."""
 
     kind: Literal["ar", "mars"]
-    block: int = Field(8, ge=2, le=64)
+    block: int = Field(16, ge=2, le=64)
     """Masks per block."""
-    growth: bool = False
+    growth: bool = True
     """Begin with short blocks, which grow to `block` by the end of the run."""
     phase: Literal["absolute", "random"] = "random"
     """Blocks start at multiples of `block` (as the authors) or are shifted at random per example."""
@@ -47,7 +47,7 @@ class ObjectiveSection(_Section):
     """Show the network's own guesses at the beginning of each block instead of masks."""
     decay: float = Field(1.0, gt=0, le=1)
     """What a mask counts against the one before it in its block."""
-    distill: float = Field(0.0, ge=0, le=1)
+    distill: float = Field(1.0, ge=0, le=1)
     """Share of a mask's target that is what the clean stream predicts; the rest is the token of the data."""
 
     @model_validator(mode="after")
