@@ -74,6 +74,7 @@ def measure(place: Path, words: list[str]) -> dict[str, Any]:
     for stop in STOPS:
         stops.append({"by": stop.by.name})
         stops[-1]["exit_code"] = run(stopped, words, stop, stops[-1])
+        assert "line" in stops[-1], f"it was over before {stop.line!r} came up"
     assert run(stopped, words) == 0
     one, other = (read_model(folder / RESULTS_FILE, Results) for folder in (whole, stopped))
     return {
