@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow check bench-decode bench-floor bench-serve bench-overhead bench-policy bench-batch bundled-model clean
+.PHONY: demo test test-slow check bench-decode bench-floor bench-serve bench-overhead bench-policy bench-batch bench-evaluate bundled-model \
+        reproduction clean
 
 demo: $(VENV)/.ready
 	$(BIN)/mars-ray demo
@@ -39,11 +40,17 @@ bench-batch: $(VENV)/.ready
 	$(BIN)/python benchmarks/batch_memory.py --json benchmarks/results/$(shell date +%F)-batch-memory.json
 	$(BIN)/python benchmarks/batch_kill.py --json benchmarks/results/$(shell date +%F)-batch-kill.json
 
+bench-evaluate: $(VENV)/.ready
+	$(BIN)/python benchmarks/evaluate_kill.py --json benchmarks/results/$(shell date +%F)-evaluate-kill.json
+
 bench-floor: $(VENV)/.ready
 	$(BIN)/mars-ray bench floor --json benchmarks/results/$(shell date +%F)-floor-bundled.json
 
 bundled-model: $(VENV)/.ready
 	$(BIN)/python pipelines/build_bundled_model.py
+
+reproduction: $(VENV)/.ready
+	$(BIN)/python pipelines/reproduce.py --output runs/reproduce --json benchmarks/results/reproduction.json
 
 clean:
 	rm -rf $(VENV) out
