@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import hypot, sqrt
 from statistics import fmean, stdev
+from typing import Literal, get_args
 
 from pipeline_files import Json
 from reproduce_figures import (
@@ -28,6 +29,7 @@ from reproduce_figures import (
     in_batch,
     memory_mib,
     minus,
+    or_none_at_all,
     question_error,
     quotient,
     speedup,
@@ -39,6 +41,8 @@ from reproduce_recipes import BASE, BLOCKS
 from scipy.stats import norm, t
 
 SURE = 0.95
+Verdict = Literal["holds", "does not hold", "cannot tell"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 AR: Way = (BASE, ONE)
 DIFFUSION: Way = ("diffusion-4", "one at a time")
 SPECULATIVE = "speculative, AR + AR"
@@ -52,12 +56,13 @@ class Claim:
 
     says: str
     published: str
+    """Empty where the paper does not try it."""
     difference: Figure
     accuracies: tuple[Way, Way] | None = None
     """Those it is a difference of."""
 
 
-def verdict(claim: Claim, seeds: Sequence[Json]) -> str:
+def verdict(claim: Claim, seeds: Sequence[Json]) -> Verdict:
     """Say whether it holds."""
     found = [value for value in map(claim.difference, seeds) if value is not None]
     if len(found) < len(seeds) or len(found) < 2:
@@ -71,11 +76,10 @@ def verdict(claim: Claim, seeds: Sequence[Json]) -> str:
 
 
 def claims() -> Iterator[Claim]:
-    """Yield all, those of the paper first."""
+    """Yield those of the paper."""
     yield from _training()
     yield from _thresholds()
     yield from _decoding()
-    yield from _beyond()
 
 
 def _accuracy(says: str, published: str, one: Way, other: Way, bound: float = 0.0) -> Claim:
@@ -95,6 +99,8 @@ def _training() -> Iterator[Claim]:
         published = f"{published} against 28.7 (0.5B)"
         yield _accuracy(f"MARS, one token at a time, B = {block}: better than AR SFT", published, _mars(block), AR)
         yield _accuracy("no worse, one point allowed", published, _mars(block), AR, -ALLOWED)
+    longer = ("mars-8-long", ONE)
+    yield _accuracy("MARS, B = 8, for 4.6 passes: better than AR SFT", "29.7 against 28.7 (0.5B)", longer, AR)
     yield _accuracy("AR SFT with MARS's compute is worse than AR SFT", "26.4 against 28.7", AR, ("ar-longer", ONE))
     yield _accuracy("and worse than MARS, B = 8", "26.4 against 29.7", _mars(8), ("ar-longer", ONE))
 
@@ -201,23 +207,24 @@ def _decoding() -> Iterator[Claim]:
     yield Claim("MARS both more so", "1.40 x", above(speedup(alone(MARS_BOTH), alone(MARS_TARGET)), 1))
 
 
-def _beyond() -> Iterator[Claim]:
+def ours() -> Iterator[Claim]:
+    """Yield what we found beyond it."""
     yield Claim(
-        "Ours: exact mode, one prompt at a time, is faster than AR in the same engine",
-        "not tried",
+        "Exact mode, one prompt at a time, is faster than AR in the same engine",
+        "",
         above(speedup(alone("engine, exact"), alone("engine, AR")), 1),
     )
     for batch in ("1", "4", "16"):
         yield Claim(
-            f"Ours: threshold {AT} is faster than AR in the same engine, batch {batch}",
-            "not tried",
+            f"Threshold {AT} is faster than AR in the same engine, batch {batch}",
+            "",
             above(speedup(in_batch(f"threshold {AT}", batch), in_batch("ar", batch)), 1),
         )
     for batch in ("4", "16"):
         for way, said in ((f"threshold {AT}", "compiled"), (f"threshold {AT}, eager", "eager, as the cache is")):
             yield Claim(
-                f"Ours: the engine, {said}, is faster than the best block cache, batch {batch}",
-                "future work",
+                f"The engine, {said}, is faster than the best block cache, batch {batch}",
+                "",
                 above(speedup(in_batch(way, batch), block_cache(batch)), 1),
             )
     for recipe, other, about in (
@@ -232,9 +239,9 @@ def _beyond() -> Iterator[Claim]:
         ("growth-16", "random-16", "blocks that grow to 16"),
     ):
         yield Claim(
-            f"Ours: {about}: more tokens per forward at equal accuracy than `{other}`",
-            "not tried",
-            minus(at_equal_accuracy(recipe), at_equal_accuracy(other)),
+            f"`{recipe}` ({about}): more tokens per forward at equal accuracy than `{other}`",
+            "",
+            minus(or_none_at_all(at_equal_accuracy(recipe)), at_equal_accuracy(other)),
         )
 
     def gain(seed: Json) -> float | None:
@@ -243,7 +250,7 @@ def _beyond() -> Iterator[Claim]:
         return None if best is None else best / max(4.0, paper or 0.0)
 
     yield Claim(
-        "Ours: `best` gives 1.3 times the tokens per forward of the paper's recipe, B = 8, at equal accuracy",
-        "not tried",
+        "`best` gives 1.3 times the tokens per forward of the paper's recipe, B = 8, at equal accuracy",
+        "",
         above(gain, 1.3),
     )

@@ -176,6 +176,11 @@ def above(figure: Figure, bound: float) -> Figure:
     return minus(figure, lambda _: bound)
 
 
+def or_none_at_all(figure: Figure) -> Figure:
+    """Return a figure, 0 where nothing reaches what it asks for."""
+    return lambda seed: figure(seed) or 0.0
+
+
 def quotient(one: Figure, other: Figure) -> Figure:
     """Return one figure over another."""
 

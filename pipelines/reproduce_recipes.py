@@ -116,4 +116,4 @@ def _long() -> Iterator[Recipe]:
 
 def _mars(block: int, **other: Any) -> dict[str, Any]:
     """Return the objective of the paper, and what is other in it."""
-    return {"kind": "mars", "block": block, "phase": "absolute", "growth": False, "distill": 0.0} | other
+    return {"kind": "mars", "block": block, "phase": "absolute", "growth": False} | other

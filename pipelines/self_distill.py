@@ -138,8 +138,7 @@ def training(folder: Path, teacher: str, seed: int, settings: Json) -> TrainConf
             "model": settings["model"],
             "output": folder / f"trained-{teacher}",
             "data": {"train": folder / f"{teacher}.jsonl", "heldout": folder / "heldout.jsonl", "length": LENGTH},
-            # It looks ahead already, and its teacher are the answers.
-            "objective": {"kind": "mars", "block": settings["block"], "growth": False, "distill": 0.0},
+            "objective": {"kind": "mars", "block": settings["block"], "growth": False},  # it looks ahead already
             "optimizer": {name: settings[name] for name in ("learning_rate", "epochs")} | {"batch_rows": 8},
             "compute": {"precision": "bfloat16"},
             "checkpoint_every": 50,

@@ -101,7 +101,7 @@ def paper(more: float = 0.0) -> Row:
 
 def test_what_the_paper_found_is_that_all_its_claims_hold(claims: ModuleType) -> None:
     seeds = [paper(), paper(0.0002), paper(-0.0002)]
-    found = {(each.says, claims.verdict(each, seeds)) for each in claims.claims()}
+    found = {(each.says, claims.verdict(each, seeds)) for each in (*claims.claims(), *claims.ours())}
     assert {says for says, verdict in found if verdict != "holds"} == set()
 
 
@@ -185,7 +185,14 @@ def test_every_recipe_is_trained_and_every_way_decoded(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "found.json").read_text())
     for recipe in found["recipes"]:
         assert f"`{recipe['name']}`" in report
-    for title in ("What is trained", "Ways to decode", "Caches", "Acceptance metrics", "Claims"):
+    for title in (
+        "What is trained",
+        "Ways to decode",
+        "Caches",
+        "Acceptance metrics",
+        "Claims of the paper",
+        "Beyond the paper",
+    ):
         assert f"## {title}" in report
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").glob("seed-*/*.json")}
     assert len(before) > 2 * len(found["recipes"])

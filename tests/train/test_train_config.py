@@ -25,7 +25,7 @@ def read(tmp_path: Path, text: str):
 def test_a_config_needs_no_more_than_what_has_no_default(tmp_path: Path) -> None:
     config = read(tmp_path, GOOD)
     objective = config.objective
-    assert (objective.block, objective.growth, objective.phase, objective.distill) == (16, True, "random", 1.0)
+    assert (objective.block, objective.growth, objective.phase) == (16, True, "random")
     assert config.compute.workers == 1
 
 
