@@ -28,11 +28,12 @@ METRICS = ("probability", "entropy", "margin")
 
 
 def mean_and_spread(seeds: Sequence[Json], figure: Figure, form: str = ".2f") -> str:
-    """Return mean and standard deviation over seeds, a dash where a seed has none."""
+    """Return mean and standard deviation over the seeds that have one, and how many those are where not all do."""
     values = [value for value in map(figure, seeds) if value is not None]
-    if len(values) < len(seeds):
+    if not values:
         return "-"
-    return f"{fmean(values):{form}}" + (f" ± {stdev(values):{form.lstrip('+')}}" if len(values) > 1 else "")
+    some = f" ({len(values)} of {len(seeds)} seeds)" if len(values) < len(seeds) else ""
+    return f"{fmean(values):{form}}" + (f" ± {stdev(values):{form.lstrip('+')}}" if len(values) > 1 else "") + some
 
 
 def rows(seed: Json, name: str) -> Json:

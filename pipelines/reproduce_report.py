@@ -36,7 +36,7 @@ MODELS = """\
 ## What is trained
 
 {questions} held-out questions, each family alike. At equal accuracy: the tokens per forward at which accuracy is two
-points below that of the AR model, on the line between two thresholds; a dash where one token at a time is below that
+points below that of the AR model, on the line between two thresholds; none where one token at a time is below that
 already. CPU seconds are of trainings that ran side by side, one on each core. Of the base's own answers {own:.1%}
 are the references; making them took {own_s:,.0f} s of a core, once for all seeds.
 Peak memory of a process that trains, above that of one that has only begun: AR SFT {ar_mib} MiB, MARS, B = 8,
