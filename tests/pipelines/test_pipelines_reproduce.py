@@ -147,6 +147,24 @@ def test_equal_accuracy_lies_on_the_line_between_two_thresholds(claims: ModuleTy
     assert found(row(0.7), row(0.9, 2)) is None
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ((1.0, 2.0, 3.0), "2.00 ± 1.00"),
+        ((1.0, None, 3.0), "2.00 ± 1.41 (2 of 3 seeds)"),
+        ((1.0,), "1.00"),
+        ((None, None), "-"),
+    ],
+)
+def test_a_figure_that_some_seeds_lack_says_how_many_have_it(
+    claims: ModuleType, values: tuple[float | None, ...], said: str
+) -> None:
+    import reproduce_figures
+
+    seeds = [{"value": value} for value in values]
+    assert reproduce_figures.mean_and_spread(seeds, lambda seed: seed["value"]) == said
+
+
 @given(st.data())
 def test_units_run_in_order_behind_what_they_need_and_alone_where_their_seconds_count(data: st.DataObject) -> None:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
