@@ -6,6 +6,8 @@ from pipeline_files import Json
 from reproduce_claims import DIFFUSION, SPECULATIVE, VERDICTS, claims, ours, verdict
 from reproduce_figures import (
     AT,
+    FAR_LESS,
+    LESS,
     METRICS,
     ONE,
     accuracy,
@@ -35,12 +37,13 @@ Measured on {cpu}, {cores} cores, torch {torch}, commit {commit}.
 MODELS = """\
 ## What is trained
 
-{questions} held-out questions, each family alike. At equal accuracy: the tokens per forward at which accuracy is two
-points below that of the AR model, on the line between two thresholds; none where one token at a time is below that
-already. CPU seconds are of trainings that ran side by side, one on each core. Of the base's own answers {own:.1%}
-are the references; making them took {own_s:,.0f} s of a core, once for all seeds.
-Peak memory of a process that trains, above that of one that has only begun: AR SFT {ar_mib} MiB, MARS, B = 8,
-{mars_mib} MiB.
+{questions} held-out questions, each family alike. At -2 points: the tokens per forward at which accuracy is two points
+below that of the AR model, the same bar for all, on the line between two thresholds; none where one token at a time is
+below that already. One pass of training costs one to two points by itself, so what recipes of one pass have left there
+is chance; they are compared at -5 points (a bar that was set when two seeds were known). CPU seconds are of trainings
+that ran side by side, one on each core. Of the base's own answers {own:.1%} are the references; making them took
+{own_s:,.0f} s of a core, once for all seeds. Peak memory of a process that trains, above that of one that has only
+begun: AR SFT {ar_mib} MiB, MARS, B = 8, {mars_mib} MiB.
 """
 DECODERS = """\
 ## Ways to decode
@@ -61,7 +64,7 @@ finds worth while; `generate` and `generate_batch` are those of transformers, on
 METRIC = """\
 ## Acceptance metrics
 
-Of `mars-8`: the tokens per forward at equal accuracy.
+Of `mars-8`: the tokens per forward at -5 points.
 """
 CLAIMS = """\
 ## Claims of the paper
@@ -74,8 +77,8 @@ Of these {count}: {found}.
 OURS = """\
 ## Beyond the paper
 
-Differences and verdicts as above, and the difference in each seed. A recipe that is below the bar of equal accuracy
-with one token at a time already has no tokens per forward there, 0.
+Differences and verdicts as above, and the difference in each seed. A recipe that is below the bar with
+one token at a time already has no tokens per forward there, 0.
 """
 
 
@@ -115,7 +118,7 @@ def markdown(report: Json) -> str:
         [
             head,
             models,
-            _table(("recipe", *columns, "tokens per forward at equal accuracy", "CPU seconds"), _models(report, seeds)),
+            _table(("recipe", *columns, "at -2 points", "at -5 points", "CPU seconds"), _models(report, seeds)),
             decoders,
             _table(
                 ("decoder", "accuracy", "tokens per target forward", "draft forwards per token", "tokens/s", "x AR"),
@@ -126,7 +129,7 @@ def markdown(report: Json) -> str:
             METRIC,
             _table(
                 ("metric", "tokens per forward"),
-                ((each, mean_and_spread(seeds, at_equal_accuracy("mars-8", each))) for each in METRICS),
+                ((each, mean_and_spread(seeds, at_equal_accuracy("mars-8", FAR_LESS, each))) for each in METRICS),
             ),
             CLAIMS.format(count=len(found), found=", ".join(f"{found.count(v)} {v}" for v in VERDICTS)),
             _table(
@@ -166,7 +169,7 @@ def _models(report: Json, seeds: Sequence[Json]) -> Iterator[Sequence[str]]:
             mean_and_spread(seeds, accuracy((name, AT)), ".1%") if looks else "",
             mean_and_spread(seeds, tokens_per_forward(name)) if looks else "",
             mean_and_spread(seeds, agreement(name), ".1%") if looks and kind == "streams" else "",
-            mean_and_spread(seeds, at_equal_accuracy(name)) if looks else "",
+            *(mean_and_spread(seeds, at_equal_accuracy(name, less)) if looks else "" for less in (LESS, FAR_LESS)),
             mean_and_spread(seeds, cpu_s(name), ",.0f") if name in seeds[0]["training"] else "",
         )
 

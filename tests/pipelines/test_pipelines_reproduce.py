@@ -140,7 +140,7 @@ def test_equal_accuracy_lies_on_the_line_between_two_thresholds(claims: ModuleTy
 
     def found(*mars: Row) -> float | None:
         figures = {"ar": {"ar": row(0.8)}, "mars": {str(place): each for place, each in enumerate(mars)}}
-        return reproduce_figures.at_equal_accuracy("mars")({"figures": figures})
+        return reproduce_figures.at_equal_accuracy("mars", 0.02)({"figures": figures})
 
     assert found(row(0.9), row(0.785, 2), row(0.775, 3), row(0.8, 4)) == pytest.approx(2.5)
     assert found(row(0.9), row(0.79, 2)) == 2
