@@ -11,6 +11,7 @@ Five steps, each skipped when its result is there, so a run that was stopped goe
 
 import json
 import shutil
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import islice
@@ -24,6 +25,7 @@ from transformers.utils import logging
 from bundled_card import card_text
 from mars_ray.data.tasks.family import TaskExample
 from mars_ray.data.tasks.split import mixture
+from mars_ray.errors import MarsRayError
 from mars_ray.evaluate.calibrate import THRESHOLDS, CalibrateOptions, calibrate
 from mars_ray.evaluate.families import heldout_examples
 from mars_ray.model.card import Card, read_card
@@ -155,4 +157,8 @@ def publish(model: Path, card: Card, before: Card) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except MarsRayError as error:
+        print(f"build_bundled_model: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
