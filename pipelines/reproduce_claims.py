@@ -105,7 +105,6 @@ def _training() -> Iterator[Claim]:
     yield _accuracy("MARS, B = 8, for 4.6 passes: better than AR SFT", "29.7 against 28.7 (0.5B)", longer, AR)
     yield _accuracy("AR SFT with MARS's compute is worse than AR SFT", "26.4 against 28.7", AR, ("ar-longer", ONE))
     yield _accuracy("and worse than MARS, B = 8", "26.4 against 29.7", _mars(8), ("ar-longer", ONE))
-
     yield Claim("A step of MARS costs 1.5 to 2.5 steps of AR SFT", "2.0 to 2.2", within(step_cost, 1.5, 2.5))
     memory = quotient(memory_mib("mars-8"), memory_mib("ar-longer"))
     yield Claim("and takes 1.25 to 1.75 times the memory", "about 1.5", within(memory, 1.25, 1.75))

@@ -5,6 +5,7 @@ A figure is None where nothing reaches what it asks for; whatever is made of it 
 
 from collections.abc import Callable, Sequence
 from math import sqrt
+from operator import truediv
 from statistics import fmean, median, stdev
 
 from pipeline_files import Json
@@ -168,12 +169,7 @@ def draft_cost(decoder: str, target: str) -> Figure:
 
 def minus(one: Figure, other: Figure, bound: float = 0.0) -> Figure:
     """Return how far a difference lies above a bound."""
-
-    def figure(seed: Json) -> float | None:
-        values = one(seed), other(seed)
-        return None if values[0] is None or values[1] is None else values[0] - values[1] - bound
-
-    return figure
+    return _of_both(one, other, lambda a, b: a - b - bound)
 
 
 def above(figure: Figure, bound: float) -> Figure:
@@ -188,10 +184,13 @@ def or_none_at_all(figure: Figure) -> Figure:
 
 def quotient(one: Figure, other: Figure) -> Figure:
     """Return one figure over another."""
+    return _of_both(one, other, truediv)
 
+
+def _of_both(one: Figure, other: Figure, combine: Callable[[float, float], float]) -> Figure:
     def figure(seed: Json) -> float | None:
-        values = one(seed), other(seed)
-        return None if values[0] is None or values[1] is None else values[0] / values[1]
+        a, b = one(seed), other(seed)
+        return None if a is None or b is None else combine(a, b)
 
     return figure
 
