@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow check bench-decode bench-floor bench-serve bench-overhead bench-policy bench-batch bench-evaluate bundled-model \
-        reproduction clean
+.PHONY: demo test test-slow check bench-decode bench-floor bench-serve bench-overhead bench-policy bench-batch \
+        bench-evaluate bundled-model reproduction clean
 
 demo: $(VENV)/.ready
 	$(BIN)/mars-ray demo
