@@ -76,12 +76,19 @@ def test_the_choice_follows_the_threshold_in_force(own: float | None, engine: fl
     assert chosen(blocks, running(threshold=own), threshold=engine) == [block] * 3
 
 
-def test_a_new_engine_threshold_or_another_batch_is_a_new_choice_at_once() -> None:
+def test_a_new_engine_threshold_is_a_new_choice_at_once() -> None:
     profile = learned(Profile(BLOCK), [0.8] * (BLOCK - 1))
     blocks = BlockChoice(profile, timed(fixed_s=1e-2, position_s=1e-4), BLOCK)
     assert chosen(blocks, running(), threshold=0.95) == [1] * 3
     assert chosen(blocks, running(), threshold=0.7) == [BLOCK] * 3
-    assert chosen(blocks, running(4, threshold=0.95), threshold=0.7) == [1] * 4
+
+
+def test_a_batch_that_doubles_or_the_first_after_none_is_a_new_choice_at_once() -> None:
+    blocks = BlockChoice(learned(Profile(BLOCK), [0.8] * (BLOCK - 1)), timed(fixed_s=1e-2, position_s=1e-4), BLOCK)
+    assert chosen(blocks, running(), threshold=0.7) == [BLOCK] * 3
+    assert chosen(blocks, running(6, threshold=0.95), threshold=0.7) == [1] * 6
+    assert chosen(blocks, [], threshold=0.7) == []
+    assert chosen(blocks, running(6), threshold=0.7) == [BLOCK] * 6
 
 
 def test_sequences_that_draft_nothing_have_no_say() -> None:
