@@ -40,7 +40,7 @@ def referenced(oracle: Checkpoint, contexts: list[str], options: DecodeOptions) 
 @pytest.mark.parametrize(
     ("arguments", "block"),
     [
-        (AT, 8),
+        (AT, 16),  # that of its card
         ({"mode": "threshold", "threshold": 0.5, "metric": "entropy", "block": 3}, 3),
         ({"mode": "ar"}, 1),
     ],

@@ -76,10 +76,10 @@ def requests_for(checkpoint: Checkpoint, wishes: list[Wish]) -> Iterator[Request
         yield Request(id=str(number), prompt=tuple(prompt), sampling=sampling, tenant=str(number))
 
 
-@pytest.mark.parametrize("rate", [3.0, 120.0], ids=["light load", "more than it can do"])
-def test_tokens_and_times_are_those_of_the_real_engine(rate: float) -> None:
+@pytest.mark.parametrize(("rate", "requests"), [(3.0, 40), (120.0, 120)], ids=["light load", "more than it can do"])
+def test_tokens_and_times_are_those_of_the_real_engine(rate: float, requests: int) -> None:
     checkpoint = load_checkpoint(resolve_model("bundled"))
-    engine, wishes = Clocked(checkpoint), load(rate, 40)
+    engine, wishes = Clocked(checkpoint), load(rate, requests)
     coming = list(requests_for(checkpoint, wishes))
     added, tokens, first_s, end_s = 0, 0, dict[int, float](), dict[int, float]()
     while added < len(wishes) or engine.busy:
@@ -109,8 +109,8 @@ def test_tokens_and_times_are_those_of_the_real_engine(rate: float) -> None:
     found = run(wishes, plan, machine, ticks_per_s=500).figures
     assert found.tokens == pytest.approx(tokens)
     # A simulated request looks as far ahead as all do on average. Of real ones some do not, and end last and alone.
-    assert found.tokens_per_s == pytest.approx(tokens / max(end_s.values()), rel=0.08)
+    assert found.tokens_per_s == pytest.approx(tokens / max(end_s.values()), rel=0.03)
     assert found.ttft_ms is not None and found.e2e_ms is not None
     arrived = dict(enumerate(wish.arrival_s for wish in wishes))
-    assert found.e2e_ms.mean / 1000 == pytest.approx(mean(end_s[at] - arrived[at] for at in arrived), rel=0.15)
-    assert found.ttft_ms.mean / 1000 == pytest.approx(mean(first_s[at] - arrived[at] for at in arrived), rel=0.2)
+    assert found.e2e_ms.mean / 1000 == pytest.approx(mean(end_s[at] - arrived[at] for at in arrived), rel=0.1)
+    assert found.ttft_ms.mean / 1000 == pytest.approx(mean(first_s[at] - arrived[at] for at in arrived), rel=0.1)
