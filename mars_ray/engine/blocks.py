@@ -6,8 +6,9 @@ Never: touches a request that fixes its block, or its seed: what comes out in th
 
 A small batch leaves the processor idle while weights are read, so masks are nearly free; a large one pays for each
 position. The block with the most expected tokens per second lies between 1, which is autoregressive decoding, and the
-block the model was trained for. Where few masks are fed, one sequence now and then gets all, so that profile and
-step time go on learning.
+block the model was trained for. Before step times are known, large and small blocks take turns, to tell what a mask
+costs from what a step does. Where few masks are fed, one sequence now and then gets all, so that profile and step time
+go on learning.
 """
 
 from collections import Counter
@@ -15,15 +16,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mars_ray.engine.profile import Profile
+from mars_ray.engine.profile import CALIBRATED_FORWARDS, Profile
 from mars_ray.engine.sequence import Sequence
-from mars_ray.engine.step_time import StepTimeFit, best_block
+from mars_ray.engine.step_time import StepTime, StepTimeFit, best_block
 from mars_ray.method.metric import Metric
 
 CHOOSE_EVERY = 16
 PROBE_EVERY = 16
-LEARN_FORWARDS = 64
-"""Before so many observed forwards, and before step times are fitted, every mask is fed."""
 
 
 class BlockChoice:
@@ -46,9 +45,11 @@ class BlockChoice:
         self._steps += 1
         # A batch changes with every sequence that ends; what is best for it changes little below a factor of two.
         situation = ((len(running) - 1).bit_length() if running else None, tuple(thresholds.values()))
-        if self._steps % CHOOSE_EVERY == 0 or situation != self._chosen_for:
+        if (model := self._step_time.model) is None:
+            self._chosen = self._full >> self._steps % self._full.bit_length()
+        elif self._steps % CHOOSE_EVERY == 0 or situation != self._chosen_for:
             self._chosen_for = situation
-            self._chosen = self._choose(running, thresholds, kv_tokens)
+            self._chosen = self._choose(model, running, thresholds, kv_tokens)
         probes = self._chosen < self._full and running and self._steps % PROBE_EVERY == 0
         self._probe = running[self._steps // PROBE_EVERY % len(running)] if probes else None
 
@@ -56,10 +57,9 @@ class BlockChoice:
         """Return the block of a sequence whose request names none."""
         return self._chosen if _adapts(sequence) and sequence is not self._probe else self._full
 
-    def _choose(self, running: list[Sequence], by_class: Mapping[str, float], kv_tokens: int) -> int:
-        model = self._step_time.model
-        if model is None or self._profile.forwards < LEARN_FORWARDS:
-            return self._full
+    def _choose(self, model: StepTime, running: list[Sequence], by_class: Mapping[str, float], kv_tokens: int) -> int:
+        if self._profile.forwards < CALIBRATED_FORWARDS:
+            return self._full  # what is accepted is not known either
         thresholds = Counter(
             each.request.decode.threshold_now(own)
             for each in running

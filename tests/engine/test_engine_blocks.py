@@ -4,13 +4,13 @@ import pytest
 from engine_parts import sequence_of
 
 from engine_samples import MakeEngine, request
-from mars_ray.engine.blocks import CHOOSE_EVERY, LEARN_FORWARDS, PROBE_EVERY, BlockChoice
+from mars_ray.engine.blocks import CHOOSE_EVERY, PROBE_EVERY, BlockChoice
 from mars_ray.engine.mode import Mode
-from mars_ray.engine.profile import FOLD_FORWARDS, Profile
+from mars_ray.engine.profile import CALIBRATED_FORWARDS, FOLD_FORWARDS, Profile
 from mars_ray.engine.request import DecodeParams
 from mars_ray.engine.sequence import Sequence
 from mars_ray.engine.service_class import STANDARD
-from mars_ray.engine.step_time import StepTimeFit, Work
+from mars_ray.engine.step_time import FIRST_FIT, StepTimeFit, Work
 
 BLOCK = 6
 SURE, UNSURE = [0.99] * (BLOCK - 1), [0.0] * (BLOCK - 1)
@@ -43,12 +43,20 @@ def chosen(blocks: BlockChoice, sequences: list[Sequence], threshold: float = 0.
     return [blocks.block(sequence) for sequence in sequences]
 
 
-def test_every_mask_is_fed_before_enough_is_learned() -> None:
-    few = learned(Profile(BLOCK), UNSURE, forwards=LEARN_FORWARDS - 1)
+def test_every_mask_is_fed_before_enough_is_learned_of_what_is_accepted() -> None:
+    few = learned(Profile(BLOCK), UNSURE, forwards=CALIBRATED_FORWARDS - 1)
     few.points()
     assert chosen(BlockChoice(few, proportional(), BLOCK), running()) == [BLOCK] * 3
-    untimed = BlockChoice(learned(Profile(BLOCK), UNSURE), StepTimeFit(), BLOCK)
-    assert chosen(untimed, running()) == [BLOCK] * 3
+
+
+def test_large_and_small_blocks_take_turns_before_step_times_are_known() -> None:
+    times = StepTimeFit()
+    blocks = BlockChoice(learned(Profile(BLOCK), SURE), times, BLOCK)
+    assert [chosen(blocks, running(1)) for _ in range(6)] == [[3], [1], [6]] * 2
+    for number in range(FIRST_FIT):
+        positions = 1 + number % 5
+        times.observe(Work(rows=1, positions=positions, kv_tokens=1000), 1e-2)
+    assert chosen(blocks, running(1)) == [BLOCK], "positions are free"
 
 
 def test_no_mask_is_fed_where_each_position_costs_and_none_is_accepted() -> None:

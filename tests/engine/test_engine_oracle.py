@@ -178,10 +178,8 @@ def test_exact_mode_equals_autoregressive_decoding_on_504_prompts(
     plain = run(
         make_engine(), [request(n, p, DecodeParams(mode=Mode.AR), max_tokens=64) for n, p in enumerate(prompts)]
     )
-    exact = run(
-        make_engine(),
-        [request(n, p, DecodeParams(mode=Mode.EXACT, threshold=0.5), max_tokens=64) for n, p in enumerate(prompts)],
-    )
+    ahead = DecodeParams(mode=Mode.EXACT, threshold=0.5, block=8)
+    exact = run(make_engine(), [request(n, p, ahead, max_tokens=64) for n, p in enumerate(prompts)])
     assert [exact[name].tokens for name in plain] == [plain[name].tokens for name in plain]
     assert [exact[name].text for name in plain] == [plain[name].text for name in plain]
     assert sum(each.finished.forwards for each in exact.values()) < 0.5 * sum(
