@@ -32,7 +32,7 @@ class History:
     def __init__(self, ledger: Ledger) -> None:
         self._db = ledger.connection
         self._db.executescript(TABLES)
-        self.before_s = self._one("SELECT max(second) FROM pace")
+        self._before_s = self._last_second
         """Seconds that earlier runs took."""
         self._samples_left = SAMPLES - self._one("SELECT count(*) FROM sample")
 
@@ -50,13 +50,17 @@ class History:
             " ON CONFLICT DO UPDATE SET rows = rows + :rows, errors = errors + :errors, tokens = tokens + :tokens,"
             " forwards = forwards + :forwards, threshold = coalesce(:threshold, threshold)",
             {
-                "second": self.before_s + int(run_s) + 1,
+                "second": self._before_s + int(run_s) + 1,
                 "rows": len(outcomes),
                 "errors": sum(each.error is not None for each in outcomes),
                 "tokens": sum(sum(each.tokens) for each in outcomes),
                 "forwards": sum(sum(each.forwards) for each in outcomes),
                 "threshold": sum(thresholds) / len(thresholds) if thresholds else None,
             },
+        )
+        self._db.execute(
+            "INSERT INTO tally VALUES ('ran_ms', ?, ?) ON CONFLICT DO UPDATE SET count = excluded.count",
+            (self.runs, int(1000 * run_s)),
         )
         pairs = [pair for each in outcomes for pair in zip(each.tokens, each.forwards, strict=True)]
         self._count("length", Counter(tokens for tokens, _ in pairs))
@@ -81,13 +85,13 @@ class History:
         return self._one("SELECT sum(forwards) FROM pace")
 
     @property
-    def seconds(self) -> int:
-        """The job ran so long."""
-        return self._one("SELECT max(second) FROM pace")
+    def seconds(self) -> float:
+        """From the start of each run to the last it wrote down, all runs together."""
+        return self._one("SELECT sum(count) FROM tally WHERE what = 'ran_ms'") / 1000
 
     def pace(self) -> tuple[PacePoint, ...]:
         """Return what was done when, in spans of equal length."""
-        span = -(-max(1, self.seconds) // POINTS)
+        span = -(-max(1, self._last_second) // POINTS)
         found = self._db.execute(
             f"SELECT (second - 1) / {span}, sum(rows), sum(errors), sum(tokens), sum(forwards), avg(threshold)"
             " FROM pace GROUP BY 1 ORDER BY 1"
@@ -103,6 +107,10 @@ class History:
             )
             for number, rows, errors, tokens, forwards, threshold in found
         )
+
+    @property
+    def _last_second(self) -> int:
+        return self._one("SELECT max(second) FROM pace")
 
     def lengths(self) -> tuple[Bar, ...]:
         """Return the sequences by their tokens."""

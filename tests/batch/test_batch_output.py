@@ -98,6 +98,16 @@ def test_each_row_stands_in_the_output_once_whenever_the_driver_is_killed(
             assert output.history.tokens == sum(number + 1 for number in every if number % 5)
 
 
+def test_a_job_takes_what_its_runs_took_each_up_to_its_last_row(tmp_path: Path) -> None:
+    for number, ends_s in enumerate([(0.25, 1.5), (0.75,)]):
+        with open_output(tmp_path / "out", new=False) as output:
+            output.history.begin()
+            for place, run_s in enumerate(ends_s):
+                output.take([answered(2 * number + place)], run_s)
+    with open_output(tmp_path / "out", new=False) as output:
+        assert output.history.seconds == 2.25
+
+
 def test_what_is_done_can_be_told_while_the_driver_writes(tmp_path: Path) -> None:
     with open_output(tmp_path / "out", new=False) as output:
         output.take([answered(1), answered(2, error=True)], 1.0)
