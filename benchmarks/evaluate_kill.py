@@ -74,7 +74,7 @@ def measure(place: Path, words: list[str]) -> dict[str, Any]:
     for stop in STOPS:
         stops.append({"by": stop.by.name})
         stops[-1]["exit_code"] = run(stopped, words, stop, stops[-1])
-        assert "line" in stops[-1], f"it was over before {stop.line!r} came up"
+        assert "line" in stops[-1], f"start {len(stops)} ended before {stop} came up"
     assert run(stopped, words) == 0
     one, other = (read_model(folder / RESULTS_FILE, Results) for folder in (whole, stopped))
     return {
@@ -93,13 +93,17 @@ def measure(place: Path, words: list[str]) -> dict[str, Any]:
 
 
 def run(output: Path, words: list[str], stop: Stop | None = None, seen: dict[str, Any] | None = None) -> int:
-    """Start the command, stop it where that is asked, note the line of progress in `seen`, return the exit code."""
+    """Start the command, stop it where that is asked, note the line of progress in `seen`, return the exit code.
+
+    What it says goes to the standard error.
+    """
     program = [sys.executable, "-c", "from mars_ray.cli import main; main()", "evaluate", "--tasks=families", *words]
     with subprocess.Popen(
         [*program, f"--output={output}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as on:
         assert on.stderr is not None
         for line in on.stderr:
+            print(line, end="", file=sys.stderr)
             if stop is None or seen is None or "line" in seen or not re.search(stop.line, line):
                 continue
             counted = re.search(r"([\d,]+)/([\d,]+)", line)
