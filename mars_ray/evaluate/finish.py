@@ -62,12 +62,7 @@ def _speed(work: Work, checkpoint: LazyCheckpoint) -> SpeedPass:
     torch.set_num_threads(max(1, int(work.options.cpus or 1)))  # as the workers have
     try:
         found = measure_speed(
-            checkpoint.whole,
-            work.tasks,
-            work.settings,
-            work.plan.block,
-            work.sampling,
-            compiled=work.options.compiled,
+            checkpoint.whole, work.tasks, work.settings, work.sampling, compiled=work.options.compiled
         )
     finally:
         torch.set_num_threads(before)

@@ -28,9 +28,10 @@ class Setting:
         """As it stands in ids, tables and charts."""
         return f"threshold {self.threshold:.15g}" if self.mode is Mode.THRESHOLD else self.mode.value
 
-    def decode(self, block: int) -> DecodeParams:
-        """Return what a request asks for; with a block of its own no answer depends on the load."""
-        return DecodeParams(mode=self.mode, threshold=self.threshold, block=block)
+    @property
+    def decode(self) -> DecodeParams:
+        """What a request asks for that leaves it to the engine how far to look ahead."""
+        return DecodeParams(mode=self.mode, threshold=self.threshold)
 
 
 AR = Setting(mode=Mode.AR, threshold=1.0)

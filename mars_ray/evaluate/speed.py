@@ -7,6 +7,7 @@ Never: compares settings on different prompts, or one after the other alone.
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain, zip_longest
 from statistics import fmean, stdev
@@ -37,19 +38,21 @@ def measure_speed(
     checkpoint: Checkpoint,
     tasks: Sequence[Task],
     settings: Sequence[Setting],
-    block: int,
     sampling: Callable[[Task, Question], SamplingParams],
     *,
     compiled: bool,
 ) -> SpeedPass:
-    """Answer the same prompts at every setting, round by round. Raises `DataError` when the model takes none."""
+    """Answer the same prompts at every setting, round by round, with as many masks as the engine finds worth feeding.
+
+    Raises `DataError` when the model takes none.
+    """
     limit = max(task.max_tokens for task in tasks)
     engine = Engine(checkpoint, EngineOptions(compiled=compiled, request_tokens=limit))
     try:
         prompts = _prompts(engine, ChatEncoder(checkpoint.tokenizer), tasks, sampling)
         if compiled:
             engine.wait_until_compiled()
-        candidates = {each.name: partial(_answer, engine, prompts, each, block) for each in settings}
+        candidates = {each.name: partial(_answer, engine, prompts, each) for each in settings}
         with ProgressLine("measure speed", total=len(settings) * (ROUNDS + 1)) as progress:
             samples = interleaved(candidates, ROUNDS, progress)
     finally:
@@ -79,7 +82,8 @@ def _prompts(
     found: list[Prompt] = []
     for task, question in (pair for pair in in_turns if pair is not None):
         try:
-            prompt, params = tuple(encoder.prompt(question.messages)), sampling(task, question)
+            # Requests that fix their seed fix how far is looked ahead.
+            prompt, params = tuple(encoder.prompt(question.messages)), replace(sampling(task, question), seed=None)
             engine.limits.check(Request(id=question.name, prompt=prompt, sampling=params))
         except (BadRecordError, RequestError):
             continue  # the job has it among its errors
@@ -91,13 +95,12 @@ def _prompts(
     return found
 
 
-def _answer(engine: Engine, prompts: Sequence[Prompt], setting: Setting, block: int) -> Sample:
+def _answer(engine: Engine, prompts: Sequence[Prompt], setting: Setting) -> Sample:
     engine.clear_cache()
-    decode = setting.decode(block)
     tokens = forwards = 0
     started_s = time.perf_counter()
     for number, (prompt, sampling) in enumerate(prompts):
-        engine.add(Request(id=str(number), prompt=prompt, sampling=sampling, decode=decode))
+        engine.add(Request(id=str(number), prompt=prompt, sampling=sampling, decode=setting.decode))
     while engine.busy:
         for chunk in engine.step():
             if chunk.finished:

@@ -25,11 +25,10 @@ def test_thresholds_that_differ_have_names_that_differ() -> None:
     assert len({each.name for each in settings_of(["threshold"], [0.9999999, 1.0])}) == 3
 
 
-def test_every_request_fixes_its_block_so_that_no_answer_depends_on_the_load() -> None:
+def test_by_the_clock_the_engine_chooses_how_far_to_look_ahead() -> None:
     for setting in settings_of(["ar", "exact", "threshold"], [0.9]):
-        decode = setting.decode(8)
-        assert (decode.mode, decode.block) == (setting.mode, 8)
-        assert decode.threshold is not None
+        assert (setting.decode.mode, setting.decode.block) == (setting.mode, None)
+        assert setting.decode.threshold is not None
 
 
 @pytest.mark.parametrize(
