@@ -21,6 +21,8 @@ from mars_ray.evaluate.reference_file import Referenced, read_references
 ALL_FAMILIES = "families"
 EXAMPLES_PER_FAMILY = 100
 """In each sample, where nobody says."""
+FAMILY_QUESTIONS = 100_000
+"""At most: an evaluation holds all its questions in memory."""
 MAX_TOKENS = 256
 
 
@@ -110,6 +112,11 @@ def _known() -> list[str]:
 
 def _family(name: str, options: TaskOptions) -> Task:
     count = options.examples or EXAMPLES_PER_FAMILY
+    if count * options.seeds > FAMILY_QUESTIONS:
+        raise ConfigError(
+            f"{options.seeds} samples of {count:,} examples are more than the {FAMILY_QUESTIONS:,} a family may have. "
+            "Lower --examples or --seeds."
+        )
     questions: list[Question] = []
     asked: set[str] = set()
     for seed in range(options.seeds):

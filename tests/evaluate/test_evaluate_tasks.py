@@ -42,6 +42,11 @@ def test_a_family_that_has_not_so_many_examples_says_how_many_it_has(monkeypatch
         opened("rephrase", examples=6, seeds=2)
 
 
+def test_more_questions_than_memory_is_for_are_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="3 samples of 99,999,999 examples are more than the 100,000"):
+        opened("rephrase", examples=99_999_999, seeds=3)
+
+
 def test_families_are_all_of_them_once() -> None:
     tasks = opened("families", "rephrase", examples=1, seeds=1)
     assert [task.name for task in tasks] == list(FAMILIES)
