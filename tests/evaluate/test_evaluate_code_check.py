@@ -106,9 +106,11 @@ def test_code_that_never_ends_is_stopped_with_its_children(monkeypatch: pytest.M
     monkeypatch.setattr(code_check, "CLOCK", 0.1)
     stay = "os.fork(); os.setsid(); ctypes.CDLL(None).prctl(1, 0, 0, 0, 0); time.sleep(600)"
     assert not passes(FACTS, f"    import ctypes, os, time\n    {stay}\n")
-    assert not [
+    launched = [
         each for each in psutil.process_iter(["cmdline"]) if code_check._LAUNCHER in (each.info["cmdline"] or ())
     ]
+    _, staying = psutil.wait_procs(launched, timeout=60)  # what is killed takes a moment to be gone
+    assert not staying
 
 
 def test_without_bubblewrap_nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
