@@ -53,6 +53,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    # Ctrl-C is ignored by what a shell starts in the background, and by what that starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     words = [f"--{name}={getattr(given, name)}" for name in ("examples", "thresholds", "workers")]
     with TemporaryDirectory() as place:
         report = measure(Path(place), words)

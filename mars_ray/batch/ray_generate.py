@@ -23,7 +23,6 @@ from ray.exceptions import RayError
 from mars_ray.batch.columns import Kind, Survey
 from mars_ray.batch.control_plan import batch_plan
 from mars_ray.batch.forms import FormSettings, open_form
-from mars_ray.batch.interrupts import Interrupts
 from mars_ray.batch.job import Job
 from mars_ray.batch.job_progress import JobProgress
 from mars_ray.batch.openai_form import OpenAISettings, is_openai_batch, openai_id
@@ -148,11 +147,10 @@ def generate(options: GenerateOptions) -> JobReport:
         )
         status: Status = "stopped"
         try:
-            with overseer, JobProgress() as progress, suppress(KeyboardInterrupt), Interrupts() as interrupts:
+            with overseer, JobProgress() as progress, suppress(KeyboardInterrupt):
                 for table in _tables(_outcomes(options, model, form, rows, plan, app, block_rows)):
                     job.take(table)
                     progress.update(job.figures(overseer.note))
-                    interrupts.check()
                 status = "complete with errors" if job.errors else "complete"
         finally:
             output.settle()
