@@ -33,7 +33,7 @@ class History:
         self._db = ledger.connection
         self._db.executescript(TABLES)
         self._before_s = self._last_second
-        """Seconds that earlier runs took."""
+        """Of the pace: earlier runs end there."""
         self._samples_left = SAMPLES - self._one("SELECT count(*) FROM sample")
 
     def begin(self) -> None:
@@ -108,10 +108,6 @@ class History:
             for number, rows, errors, tokens, forwards, threshold in found
         )
 
-    @property
-    def _last_second(self) -> int:
-        return self._one("SELECT max(second) FROM pace")
-
     def lengths(self) -> tuple[Bar, ...]:
         """Return the sequences by their tokens."""
         return self._bars("length", 1.0)
@@ -123,6 +119,10 @@ class History:
     def samples(self) -> list[str]:
         """Return the first records."""
         return [text for (text,) in self._db.execute("SELECT text FROM sample")]
+
+    @property
+    def _last_second(self) -> int:
+        return self._one("SELECT max(second) FROM pace")
 
     def _bars(self, what: str, unit: float) -> tuple[Bar, ...]:
         most = self._one("SELECT max(value) FROM tally WHERE what = ?", what)
