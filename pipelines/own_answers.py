@@ -1,11 +1,12 @@
-"""A model's own answers, to learn from in place of references: prompts -> conversations (arXiv 1606.07947).
+"""A model's own answers, to learn from in place of references (arXiv 1606.07947).
 
 A prompt that has many right answers has one here, so a model that learns from them is surer of what comes next.
 """
 
+from operator import itemgetter
 from pathlib import Path
 
-from pipeline_files import conversation, rows_in, write
+from pipeline_files import Json, rows_in
 
 from mars_ray.batch.plain_form import PlainSettings
 from mars_ray.batch.ray_generate import GenerateOptions, generate
@@ -13,16 +14,11 @@ from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, SamplingParams
 
 
-def own_answers(model: Path, prompts: Path, folder: Path, *, max_tokens: int, workers: int) -> Path:
-    """Answer the prompts of a file one token at a time, with `generate` (Ray Data), which resumes.
+def own_answers(model: str, prompts: Path, answers: Path, *, max_tokens: int, workers: int = 1) -> list[Json]:
+    """Answer the prompts of a file one token at a time, with `generate` (Ray Data), which resumes in `answers`.
 
-    Returns `folder/own.jsonl`, as `mars-ray train` reads it: what was answered to the end.
+    Returns the rows that were answered to the end, by id: `text` is the answer, beside what the prompts came with.
     """
-    conversations = folder / "own.jsonl"
-    if not conversations.exists():
-        form = PlainSettings(sampling=SamplingParams(max_tokens=max_tokens), decode=DecodeParams(mode=Mode.AR))
-        answers = folder / "answers"
-        generate(GenerateOptions(input=(str(prompts),), output=answers, model=str(model), form=form, workers=workers))
-        ended = (row for row in rows_in(answers) if row["finish_reason"] == "stop")
-        write(conversations, (conversation(row["prompt"], row["text"]) for row in ended))
-    return conversations
+    form = PlainSettings(sampling=SamplingParams(max_tokens=max_tokens), decode=DecodeParams(mode=Mode.AR))
+    generate(GenerateOptions(input=(str(prompts),), output=answers, model=model, form=form, workers=workers))
+    return sorted((row for row in rows_in(answers) if row["finish_reason"] == "stop"), key=itemgetter("id"))

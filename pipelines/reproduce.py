@@ -24,7 +24,7 @@ import ray
 import torch
 from build_bundled_model import autoregressive_model, write_examples
 from own_answers import own_answers
-from pipeline_files import Json, agree, write
+from pipeline_files import Json, agree, conversation, write
 from ray.exceptions import RayTaskError
 from reproduce_measures import MAX_TOKENS, caches, curve, diffusion, memory, metrics, rivals
 from reproduce_recipes import BASE, DRAFT, Recipe, recipes
@@ -106,7 +106,11 @@ def begin(place: Path, base: Path, examples: int) -> None:
         source = place / f"{split}.jsonl"
         write_examples(source, islice(mixture(split, DATA_SEED), count))
         pack(base, source, place / "references" / split)
-    own = own_answers(base, place / "train.jsonl", place, max_tokens=MAX_TOKENS, workers=cluster_cores())
+    own = place / "own.jsonl"
+    if not own.exists():
+        asked, answers = place / "train.jsonl", place / "answers"
+        rows = own_answers(str(base), asked, answers, max_tokens=MAX_TOKENS, workers=cluster_cores())
+        write(own, (conversation(row["prompt"], row["text"]) for row in rows))
     pack(base, own, place / "own" / "train")
     if not (place / "own" / "heldout").exists():
         (place / "own" / "heldout").symlink_to(place / "references" / "heldout")

@@ -22,18 +22,16 @@ from itertools import islice
 from pathlib import Path
 from statistics import fmean, stdev
 
-from pipeline_files import Json, agree, conversation, rows_in, write
+from own_answers import own_answers
+from pipeline_files import Json, agree, conversation, write
 from rich.console import Console
 from rich.table import Table
 from transformers.utils import logging
 
-from mars_ray.batch.plain_form import PlainSettings
-from mars_ray.batch.ray_generate import GenerateOptions, generate
 from mars_ray.bench.machine import machine
 from mars_ray.data.tasks import mixture
 from mars_ray.data.tasks.split import Split
-from mars_ray.engine.mode import Mode
-from mars_ray.engine.request import DecodeParams, SamplingParams
+from mars_ray.engine.request import SamplingParams
 from mars_ray.errors import MarsRayError, ModelError
 from mars_ray.evaluate.curve import curve_of
 from mars_ray.evaluate.prompts import family_prompts
@@ -121,12 +119,8 @@ def answer(folder: Path, model: str) -> int:
 
     Returns how many that are.
     """
-    prompts = folder / "prompts.jsonl"
-    form = PlainSettings(sampling=SamplingParams(max_tokens=MAX_TOKENS), decode=DecodeParams(mode=Mode.AR))
-    generate(GenerateOptions(input=(str(prompts),), output=folder / "answers", model=model, form=form))
-    own = {row["id"]: row["text"] for row in rows_in(folder / "answers") if row["finish_reason"] == "stop"}
-    asked = [row for row in map(json.loads, prompts.read_text().splitlines()) if row["id"] in own]
-    write(folder / "self.jsonl", (conversation(row["prompt"], own[row["id"]]) for row in asked))
+    asked = own_answers(model, folder / "prompts.jsonl", folder / "answers", max_tokens=MAX_TOKENS)
+    write(folder / "self.jsonl", (conversation(row["prompt"], row["text"]) for row in asked))
     write(folder / "gold.jsonl", (conversation(row["prompt"], row["response"]) for row in asked))
     return len(asked)
 
