@@ -32,7 +32,7 @@ HEAD = """\
 
 `{command}`: {seeds} seeds. Behind ± stands the standard deviation over seeds of training (order of the data, phases);
 the weights at the start and the questions are the same for all. Tokens per forward are all tokens over all forwards.
-Measured on {cpu}, {cores} cores, torch {torch}, commit {commit}.
+Measured on {cpu}, {cores} cores, torch {torch}; written at commit {commit}, what earlier ones had measured is kept.
 """
 MODELS = """\
 ## What is trained
