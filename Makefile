@@ -13,7 +13,7 @@ test: check
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/.ready
-	$(BIN)/pytest -m slow
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -m slow
 
 check: $(VENV)/.ready
 	$(BIN)/ruff format --check
