@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mars_ray.cli_generate import WITH_ERRORS, AsJson, Compiled, Cpus, Dtype, Gpus, Workers
+from mars_ray.cli_generate import WITH_ERRORS, AsJson, Cpus, Dtype, Gpus, Workers
 from mars_ray.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def evaluate(
     cpus: Cpus = None,
     gpus: Gpus = 0.0,
     dtype: Dtype = "float32",
-    compiled: Compiled = True,
+    compiled: Annotated[bool, typer.Option(help="Measure speed with compiled steps; what is judged is not.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Measure accuracy, agreement and speed at each threshold, and write results.json and report.html.

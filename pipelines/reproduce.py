@@ -74,8 +74,9 @@ def main() -> None:
     logging.disable_progress_bar()
     place = given.output.absolute()
     settings = {"base": given.base, "examples": given.examples, "per_family": given.per_family}
+    named = resolve_model(given.base) if given.base else None
     agree(place / "settings.json", settings)
-    base = resolve_model(given.base) if given.base else autoregressive_model().absolute()
+    base = (named or autoregressive_model()).absolute()
     begin(place, base, given.examples)
     seeds = {seed: place / f"seed-{seed}" for seed in given.seeds}
     units: list[Unit] = []

@@ -174,6 +174,8 @@ def by_engine(checkpoint: Checkpoint, decode: DecodeParams) -> Callable[..., lis
             answer = answers[int(chunk.request_id)]
             answer.extend(chunk.tokens)
             if chunk.finished:
+                if chunk.finished.error:
+                    raise chunk.finished.error
                 answer.forwards = chunk.finished.forwards
         return answers
 

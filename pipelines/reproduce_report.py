@@ -94,7 +94,7 @@ def markdown(report: Json) -> str:
         cpu=machine["cpu"],
         cores=machine["cores"],
         torch=machine["torch"],
-        commit=machine["commit"][:12],
+        commit=(machine["commit"] or "unknown")[:12],
     )
     models = MODELS.format(
         questions=rows(seeds[0], BASE)[ONE]["examples"],

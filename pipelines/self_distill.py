@@ -68,7 +68,7 @@ def main() -> None:
     logging.disable_progress_bar()
     settings = {name: value for name, value in vars(given).items() if name not in ("output", "json", "seeds")}
     settings["block"] = block_of(given.model)
-    runs = [run_seed(given.output / f"seed-{seed}", seed, settings) for seed in given.seeds]
+    runs = [run_seed(given.output / f"seed-{seed}", seed, settings) for seed in dict.fromkeys(given.seeds)]
     comparison = {
         "threshold": THRESHOLD,
         "settings": settings,

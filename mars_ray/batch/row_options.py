@@ -5,13 +5,13 @@ Out:   the parameters of the row.
 Never: reads a column that is null.
 """
 
-import hashlib
 from dataclasses import replace
 from typing import Any
 
 from mars_ray.batch.form import Record
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, SamplingParams
+from mars_ray.engine.seeds import seed_of
 
 WHOLE = ("max_tokens", "seed", "n")
 
@@ -29,8 +29,7 @@ def sampling_of(id: str, columns: Record, job: SamplingParams) -> SamplingParams
         case list(stops):
             asked["stop"] = tuple(stops)
     if job.seed is not None:
-        # With the seed of the job itself, all rows would draw the same numbers, and equal rows the same answers.
-        asked.setdefault("seed", _seed(job.seed, id))
+        asked.setdefault("seed", seed_of(f"{job.seed} {id}"))
     return replace(job, **asked)
 
 
@@ -46,8 +45,3 @@ def decode_of(columns: Record, job: DecodeParams) -> DecodeParams:
 
 def _asked(columns: Record, *names: str) -> dict[str, Any]:
     return {name: columns[name] for name in names if columns.get(name) is not None}
-
-
-def _seed(job_seed: int, id: str) -> int:
-    digest = hashlib.blake2b(f"{job_seed} {id}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest) >> 1

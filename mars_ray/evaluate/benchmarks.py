@@ -37,6 +37,8 @@ def _humaneval(data: Path) -> list[Referenced]:
     names = ("prompt", "test", "entry_point")
 
     def record(fields: dict[str, Any]) -> Referenced:
+        if f"def {fields['entry_point']}" not in fields["prompt"]:
+            raise BadRecordError(f"its prompt does not define its entry_point, {fields['entry_point']}")
         reference = json.dumps({name: fields[name] for name in names})
         return Referenced(_asked(CODE_ASKED.format(code=fields["prompt"])), reference, "code")
 

@@ -30,14 +30,16 @@ _CODE_BLOCK = re.compile(r"```(?:python|py)?[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _STARTED = b"the sandbox is up"
 # What is said before the program begins is of the sandbox, and nothing that the program says is kept.
 _LAUNCHER = f"""
-import os, resource, sys
-program = sys.stdin.read()
+import json, os, resource, sys, types
+pieces = json.load(sys.stdin)
 for what, most in ((resource.RLIMIT_CPU, {SECONDS_MAX}), (resource.RLIMIT_AS, {MEMORY_MAX}),
                    (resource.RLIMIT_NPROC, 0), (resource.RLIMIT_NOFILE, 64), (resource.RLIMIT_CORE, 0)):
     resource.setrlimit(what, (most, most))
 os.write(2, {_STARTED!r})
 os.dup2(1, 2)
-exec(compile(program, "<answer>", "exec"), {{"__name__": "__main__"}})
+answer = sys.modules["answer"] = types.ModuleType("answer")
+for piece in pieces:
+    exec(compile(piece, "<answer>", "exec"), answer.__dict__)
 os._exit({PASSED})
 """
 
@@ -45,7 +47,7 @@ os._exit({PASSED})
 def check_sandbox() -> None:
     """Raise `ConfigError` where code cannot be shut off."""
     try:
-        _run("pass")
+        _run(["pass"])
     except RunError as error:
         raise ConfigError(f"humaneval cannot be run here. {error} Or leave humaneval out.") from None
 
@@ -59,20 +61,20 @@ def passes(reference: str, text: str) -> bool:
     return _run(program_of(facts["prompt"], facts["test"], facts["entry_point"], text)) == PASSED
 
 
-def program_of(prompt: str, test: str, entry_point: str, text: str) -> str:
-    """Return the code of an answer with the tests behind it.
+def program_of(prompt: str, test: str, entry_point: str, text: str) -> list[str]:
+    """Return the code of an answer with the tests behind it, in pieces to be run in one module one after the other.
 
     The first code block counts, else the whole text. Code that does not define the function continues the prompt.
     """
     block = _CODE_BLOCK.search(text)
     code = block[1] if block else text
     defines = re.search(rf"^def {re.escape(entry_point)}\b", code, re.MULTILINE)
-    # What stands above the function, such as imports, is there for the answer too.
-    above = prompt[: prompt.rindex(f"def {entry_point}")] if defines else prompt
-    return f"{above}{code}\n\n{test}\n\ncheck({entry_point})\n"
+    # What stands above the function, such as imports, is there for the answer too, which may begin with a __future__.
+    answer = [prompt[: prompt.rindex(f"def {entry_point}")], code] if defines else [prompt + code]
+    return [*answer, test, f"check({entry_point})"]
 
 
-def _run(program: str) -> int | None:
+def _run(program: list[str]) -> int | None:
     """Return the exit code; None when time is up."""
     bwrap = shutil.which("bwrap")
     if bwrap is None:
@@ -83,13 +85,14 @@ def _run(program: str) -> int | None:
     python = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
     command = [
         *(bwrap, "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--clearenv"),
+        *("--cap-drop", "ALL"),  # root's would mount what is read-only a second time, to write to it
         *library,
         *("--size", str(FOLDER_BYTES_MAX), "--tmpfs", "/tmp", "--chdir", "/tmp", "--remount-ro", "/"),
         *(str(python), "-I", "-c", _LAUNCHER),
     ]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         try:
-            _, said = process.communicate(program.encode(errors="replace"), timeout=CLOCK * SECONDS_MAX)
+            _, said = process.communicate(json.dumps(program).encode(), timeout=CLOCK * SECONDS_MAX)
             code: int | None = process.returncode
         except subprocess.TimeoutExpired:
             process.kill()  # and with bwrap everything in it

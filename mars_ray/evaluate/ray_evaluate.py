@@ -25,11 +25,10 @@ def evaluate(options: EvaluateOptions) -> Results:
         agree(work)
         questions = options.output / "questions.jsonl"
         write_lines(questions, rows_of(work))
-        answers = options.output / "answers"
         generate(
             GenerateOptions(
                 input=(str(questions),),
-                output=answers,
+                output=work.answers,
                 model=options.model,
                 form=PlainSettings(
                     sampling=SamplingParams(temperature=options.temperature),
@@ -41,10 +40,10 @@ def evaluate(options: EvaluateOptions) -> Results:
                 cpus=options.cpus,
                 gpus=options.gpus,
                 dtype=options.dtype,
-                compiled=options.compiled,
+                compiled=False,  # compiled steps begin when they are ready, and round differently
             )
         )
-        return finish(work, answers / "rows")
+        return finish(work, work.answers / "rows")
 
 
 @contextmanager

@@ -31,6 +31,8 @@ class Plan(_Frozen):
     block: int
     """Tokens proposed per forward."""
     dtype: str
+    device: str
+    """The kind that decodes."""
     tasks: tuple[str, ...]
     max_tokens: tuple[int, ...]
     """Of an answer, by task."""

@@ -15,6 +15,7 @@ from typing import Literal
 from transformers import PreTrainedTokenizerBase
 
 from mars_ray.engine.request import SamplingParams
+from mars_ray.engine.seeds import seed_of
 from mars_ray.errors import ConfigError, OutputError, RequestError
 from mars_ray.evaluate.code_check import check_sandbox
 from mars_ray.evaluate.judge import row_id
@@ -49,6 +50,7 @@ class EvaluateOptions:
     gpus: float = 0.0
     dtype: Literal["float32", "bfloat16"] = "float32"
     compiled: bool = True
+    """Where speed is measured; what is judged never is, for its answers would depend on when compiling ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +65,15 @@ class Work:
     options: EvaluateOptions
     tokenizer: PreTrainedTokenizerBase
 
+    @property
+    def answers(self) -> Path:
+        """Folder of the job that asks."""
+        return self.folder / "answers"
+
     def sampling(self, task: Task, question: Question) -> SamplingParams:
         """Return how a question is sampled, at every setting."""
         return SamplingParams(
-            max_tokens=task.max_tokens, temperature=self.options.temperature, seed=_draw_seed(question)
+            max_tokens=task.max_tokens, temperature=self.options.temperature, seed=seed_of(question.name)
         )
 
 
@@ -95,6 +102,7 @@ def prepare(options: EvaluateOptions) -> Work:
         model_digest=folder_digest(model),
         block=block,
         dtype=options.dtype,
+        device="cuda" if options.gpus else "cpu",
         tasks=tuple(task.name for task in tasks),
         max_tokens=tuple(task.max_tokens for task in tasks),
         seeds=options.questions.seeds,
@@ -108,9 +116,12 @@ def prepare(options: EvaluateOptions) -> Work:
 
 
 def agree(work: Work) -> None:
-    """Keep the plan of a new evaluation. Raises `ConfigError` naming what differs from the plan that lies there."""
+    """Keep the plan of a new evaluation.
+
+    Raises `ConfigError` naming what differs from the plan that lies there, if anything was done by it.
+    """
     folder, path = work.folder, work.folder / PLAN_FILE
-    if path.exists():
+    if path.exists() and work.answers.exists():
         kept, asked = read_model(path, Plan).model_dump(exclude={"model"}), work.plan.model_dump(exclude={"model"})
         for name in asked:
             if kept[name] != asked[name]:
@@ -123,7 +134,7 @@ def agree(work: Work) -> None:
                     "output."
                 )
         return
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and not path.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OutputError(f"{folder} holds something that is no evaluation. Give a new folder or empty this one.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -143,11 +154,6 @@ def rows_of(work: Work) -> Iterator[str]:
                     "mode": setting.mode.value,
                     "threshold": setting.threshold,
                     "max_tokens": task.max_tokens,
-                    "seed": _draw_seed(question),
+                    "seed": seed_of(question.name),
                 }
                 yield json.dumps(row)
-
-
-def _draw_seed(question: Question) -> int:
-    """Return a seed of the question's own: with one for all, all examples would draw the same numbers."""
-    return int.from_bytes(blake2b(question.name.encode(), digest_size=8).digest()) >> 1

@@ -14,6 +14,7 @@ from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_tex
 from mars_ray.engine.drive import decode_all
 from mars_ray.engine.engine import Engine
 from mars_ray.engine.request import STOP_CHARACTERS_MAX, STOP_STRINGS_MAX, Request, SamplingParams
+from mars_ray.engine.seeds import seed_of
 from mars_ray.errors import ConfigError, MarsRayError
 
 SAMPLED_ONLY = ("top_p", "top_k", "min_p")
@@ -52,8 +53,8 @@ class Generated:
     """What ended it before its time; the text is then what there was."""
 
 
-def wish_of(arguments: Mapping[str, object], *, max_gen_toks: int, number: int) -> Wish:
-    """Read the arguments of the `number`-th request of a call, which draws by a seed of its own: `seed` + `number`.
+def wish_of(arguments: Mapping[str, object], *, max_gen_toks: int, request: str) -> Wish:
+    """Read the arguments of a request, which draws by a seed of its own, made of `seed` and what `request` calls it.
 
     Without `seed` the engine asks Python's `random`, which the harness seeds. Raises `ConfigError` for an argument that
     we do not have, `RequestError` for a value out of range.
@@ -75,7 +76,7 @@ def wish_of(arguments: Mapping[str, object], *, max_gen_toks: int, number: int) 
         max_tokens=asked["max_gen_toks"],
         temperature=temperature,
         stop=tuple(stop),
-        seed=seed + number if isinstance(seed, int) else seed,
+        seed=seed_of(f"{seed} {request}") if isinstance(seed, int) else seed,
         **{name: asked[name] for name in names if name in asked},
     )
     return Wish(sampling=sampling, until=until)

@@ -8,12 +8,13 @@ Words are turned into tokens as the harness does it for models of transformers, 
 """
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from lm_eval.api.instance import Instance
-from lm_eval.api.model import TemplateLM
+from lm_eval.api.model import CacheHook, TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from mars_ray.engine.engine import Engine
@@ -25,11 +26,15 @@ from mars_ray.harness.generation import Wish, generate, wish_of
 from mars_ray.harness.likelihood import Scored, likelihoods
 from mars_ray.harness.settings import parse_settings
 from mars_ray.model.checkpoint import load_checkpoint
+from mars_ray.model.digest import folder_digest
 from mars_ray.model.resolve import resolve_model
 from mars_ray.progress import ProgressLine
 
 LOG = logging.getLogger("lm_eval.mars_ray")
 """Under the name of the harness, whose command line shows its own messages only."""
+
+CACHE_KEY = "answered by"
+"""In the file of `--use_cache`: whose the answers are, which are filed by prompt and arguments of the task alone."""
 
 GIVEN_ALWAYS = ("batch_size", "max_batch_size")
 """What the harness gives to every model, asked or not, and which changes no answer."""
@@ -94,6 +99,9 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     def get_model_info(self) -> dict[str, Any]:
         """Return what the harness writes into the `config` of its results."""
+        return self._how() | {"tokens_per_forward": self.tokens_per_forward}
+
+    def _how(self) -> dict[str, Any]:
         settings = self._settings
         return {
             "mode": settings.mode.value,
@@ -101,8 +109,24 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             "metric": settings.metric.value,
             "block": self._decode.block,
             "dtype": settings.dtype,
-            "tokens_per_forward": self.tokens_per_forward,
         }
+
+    def set_cache_hook(self, cache_hook: CacheHook) -> None:
+        """Take the file of `--use_cache`. Raises `ConfigError` where others answered in it: a model, or a setting."""
+        super().set_cache_hook(cache_hook)
+        if (kept := cache_hook.dbdict) is None:
+            return
+        own = self._how() | {
+            "model": folder_digest(resolve_model(self._settings.model)),
+            "device": self._device.type,
+            "max_gen_toks": self._settings.max_gen_toks,
+        }
+        found = kept.get(CACHE_KEY, {} if len(kept) else own)
+        if differs := [name for name in own if found.get(name) != own[name]]:
+            raise ConfigError(
+                f"--use_cache: the answers kept there have another {', '.join(differs)}. Give each its own FILE."
+            )
+        kept[CACHE_KEY] = own
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Return the conversation as one text; without a generation prompt its last message is to be continued."""
@@ -133,10 +157,13 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         """
         del disable_tqdm  # progress is one line, and goes where errors go
         contexts = [str(request.args[0]) for request in requests]
-        wishes = [
-            wish_of(request.args[1], max_gen_toks=self._settings.max_gen_toks, number=number)
-            for number, request in enumerate(requests)
-        ]
+        asked: Counter[str] = Counter()
+        wishes = []
+        for context, request in zip(contexts, requests, strict=True):
+            # Called by its place among all, what is left after a stop would draw otherwise.
+            called = f"{asked[context]} {context}"
+            wishes.append(wish_of(request.args[1], max_gen_toks=self._settings.max_gen_toks, request=called))
+            asked[context] += 1
         engine_requests = self._requests(contexts, wishes)
         texts = [""] * len(requests)
         tokens = forwards = 0
@@ -150,11 +177,12 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                 texts[number] = wishes[number].cut(generated.text)
                 tokens, forwards = tokens + generated.tokens, forwards + generated.forwards
                 progress.update(done, {})
-                self.cache_hook.add_partial("generate_until", requests[number].args, texts[number])
+                if not wishes[number].sampling.temperature:  # repeats of a sampled one would all be the same
+                    self.cache_hook.add_partial("generate_until", requests[number].args, texts[number])
         if failed:
             raise RunError(
                 f"{len(failed)} of {len(requests)} prompts have no whole answer, such as {failed[0]} With --use_cache "
-                "the answers of the others are kept, and the same command goes on."
+                "what the others answered greedily is kept, and the same command goes on."
             )
         self._tokens, self._forwards = self._tokens + tokens, self._forwards + forwards
         rate = tokens / forwards if forwards else 0.0

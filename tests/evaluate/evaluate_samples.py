@@ -64,6 +64,7 @@ def results(tasks: Sequence[str] = ("a",), model: str = "m") -> Results:
             model_digest="0f",
             block=4,
             dtype="float32",
+            device="cpu",
             tasks=tuple(tasks),
             max_tokens=(8,) * len(tasks),
             seeds=2,

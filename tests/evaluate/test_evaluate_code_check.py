@@ -39,6 +39,8 @@ def shut_off() -> None:
         ("", False),
         ("    exit(0)\n", False),
         ("    import os; os._exit(0)\n", False),
+        (f"def area(r):\n{BODY}\nif __name__ == '__main__':\n    print(area(float(input())))\n", True),
+        (f"from __future__ import annotations\ndef area(r: Any):\n{BODY}", True),
     ],
 )
 def test_code_is_right_when_it_passes_its_tests(text: str, right: bool) -> None:
@@ -72,6 +74,14 @@ def test_code_neither_reads_nor_changes_files_beyond_its_folder(secret: Path) ->
         assert not passes(FACTS, f"    import os; os.{harm}\n{BODY}")
     assert not passes(FACTS, f"    import os; os.chmod(os.__file__, 0o777)\n{BODY}")
     assert passes(FACTS, f"    open('own', 'w').write('x'); assert open('own').read() == 'x'\n{BODY}")
+
+
+def test_code_cannot_mount_what_is_read_only_a_second_time_to_write_to_it() -> None:
+    """Not where root starts it either."""
+    again = 32 | 4096  # MS_REMOUNT | MS_BIND
+    for path in ("/", "/usr/lib"):
+        mount = f"assert ctypes.CDLL(None).mount(b'none', {path.encode()!r}, None, {again}, None) == -1"
+        assert passes(FACTS, f"    import ctypes; {mount}\n{BODY}")
 
 
 def test_code_reaches_no_socket_of_another_process() -> None:
@@ -131,7 +141,7 @@ def test_a_sandbox_that_does_not_start_is_no_wrong_answer(monkeypatch: pytest.Mo
 
 
 def test_a_body_continues_the_prompt_and_a_whole_function_replaces_it() -> None:
-    assert program_of(PROMPT, TEST, "area", BODY).startswith(PROMPT + BODY)
-    whole = program_of(PROMPT, TEST, "area", "def area(r):\n    return 3\n")
-    assert whole.count("def area") == 1
-    assert whole.startswith("import math\n")
+    tested = [TEST, "check(area)"]
+    assert program_of(PROMPT, TEST, "area", BODY) == [PROMPT + BODY, *tested]
+    whole = "def area(r):\n    return 3\n"
+    assert program_of(PROMPT, TEST, "area", whole) == ["import math\n\n\n", whole, *tested]

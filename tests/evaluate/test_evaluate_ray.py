@@ -14,7 +14,7 @@ import ray
 
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.tasks import verify
-from mars_ray.errors import ConfigError, DataError
+from mars_ray.errors import ClusterError, ConfigError, DataError
 from mars_ray.evaluate.ray_evaluate import evaluate
 from mars_ray.evaluate.results import RESULTS_FILE, Results, read_model
 from mars_ray.evaluate.tasks import TaskOptions, open_tasks
@@ -99,6 +99,12 @@ def test_the_same_call_finds_the_same_and_measures_nothing_again(found: tuple[Pa
 def test_another_plan_is_refused(found: tuple[Path, Results], changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=f"began with another plan: {message}"):
         evaluate(options(found[0], **changes))
+
+
+def test_a_refused_call_leaves_the_folder_to_another_plan(cluster: None, tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="workers need"):
+        evaluate(options(tmp_path, workers=10_000))
+    assert evaluate(options(tmp_path, tasks=TASKS[:1], modes=("ar",))).plan.settings == ("ar",)
 
 
 def test_a_file_that_changed_is_another_plan(cluster: None, tmp_path: Path) -> None:

@@ -172,12 +172,24 @@ def test_gsm8k_compares_the_number_behind_the_marks(tmp_path: Path) -> None:
     assert [(each.reference, each.match) for each in task.questions] == [("1,205", "number"), ("-3", "number")]
 
 
-def test_a_damaged_benchmark_is_named_by_record(tmp_path: Path) -> None:
-    (tmp_path / "gsm8k").mkdir()
-    with gzip.open(tmp_path / "gsm8k" / "test.jsonl.gz", "wt") as file:
-        file.write('{"question": "q", "answer": "five"}\n')
-    with pytest.raises(DataError, match="record 1: its answer has no number behind ####"):
-        opened("gsm8k", data=tmp_path, seeds=1)
+@pytest.mark.parametrize(
+    ("file", "record", "says"),
+    [
+        ("gsm8k/test.jsonl.gz", {"question": "q", "answer": "five"}, "its answer has no number behind ####"),
+        (
+            "humaneval/HumanEval.jsonl.gz",
+            {"prompt": "def f():", "test": "t", "entry_point": "g"},
+            "its prompt does not define its entry_point, g",
+        ),
+    ],
+)
+def test_a_damaged_benchmark_is_named_by_record(tmp_path: Path, file: str, record: dict[str, str], says: str) -> None:
+    path = tmp_path / file
+    path.parent.mkdir()
+    with gzip.open(path, "wt") as lines:
+        lines.write(json.dumps(record) + "\n")
+    with pytest.raises(DataError, match=f"record 1: {says}"):
+        opened(path.parent.name, data=tmp_path, seeds=1, allow_code_execution=True)
 
 
 def test_max_tokens_is_each_tasks_own_unless_it_is_given(tmp_path: Path) -> None:

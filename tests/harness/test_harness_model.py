@@ -172,7 +172,8 @@ def test_samples_come_again_with_their_seed_and_differ_from_one_another(make_mod
     twelve = model.generate_until(generations([context] * 12, **asked, seed=5))
     assert len(set(twelve)) > 6
     assert model.generate_until(generations([context] * 4, **asked, seed=5)) == twelve[:4]
-    assert model.generate_until(generations([context] * 4, **asked, seed=7)) == twelve[2:6]
+    assert model.generate_until(generations(["one", context], **asked, seed=5))[1] == twelve[0]
+    assert model.generate_until(generations([context] * 4, **asked, seed=6)) != twelve[:4]
     random.seed(1)  # as the harness does
     first = model.generate_until(generations([context] * 4, **asked))
     random.seed(1)
@@ -233,6 +234,28 @@ def test_what_was_answered_is_found_again_by_a_run_that_was_stopped(tmp_path: Pa
 
     model._checkpoint.network.register_forward_pre_hook(no_forward)
     assert (cached.generate_until(spoken), cached.loglikelihood(likely), cached.loglikelihood_rolling(read)) == first
+
+
+def test_answers_of_another_setting_or_model_are_not_taken_for_its_own(
+    make_model: MakeModel, tiny_folder: Path, tmp_path: Path
+) -> None:
+    first = make_model(mode="ar")
+    kept = str(tmp_path / "answers.db")
+    CachingLM(first, kept).generate_until(generations(chats(first)[:1], **SPEECH))
+    CachingLM(make_model(mode="ar"), kept)
+    with pytest.raises(ConfigError, match=r"another mode, threshold\. Give each its own FILE"):
+        CachingLM(make_model(**AT), kept)
+    with pytest.raises(ConfigError, match="another block, model"):
+        CachingLM(HarnessModel(model=str(tiny_folder), mode="ar"), kept)
+
+
+def test_samples_are_not_kept_half_done(make_model: MakeModel, tmp_path: Path) -> None:
+    """The harness would answer the repeats that are left with the one that is there."""
+    model = make_model(mode="ar")
+    hook = CachingLM(model, str(tmp_path / "answers.db")).get_cache_hook()
+    before = len(hook.dbdict or {})
+    model.generate_until(generations(chats(model)[:1], until=[], max_gen_toks=4, do_sample=True, temperature=1.0))
+    assert len(hook.dbdict or {}) == before
 
 
 def test_what_the_tokenizer_puts_before_every_text_stands_there_once(tmp_path: Path) -> None:
