@@ -170,13 +170,12 @@ def by_engine(checkpoint: Checkpoint, decode: DecodeParams) -> Callable[..., lis
             Request(id=str(number), prompt=tuple(prompt), sampling=SAMPLING, decode=decode)
             for number, prompt in enumerate(prompts)
         )
-        for chunk in decode_all(engine, requests):
-            answer = answers[int(chunk.request_id)]
-            answer.extend(chunk.tokens)
-            if chunk.finished:
-                if chunk.finished.error:
-                    raise chunk.finished.error
-                answer.forwards = chunk.finished.forwards
+        for decoded in decode_all(engine, requests):
+            if decoded.error:
+                raise decoded.error
+            answer = answers[int(decoded.request.id)]
+            answer.extend(decoded.tokens)
+            answer.forwards = decoded.forwards
         return answers
 
     return way

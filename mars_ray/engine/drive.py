@@ -1,23 +1,45 @@
 """Requests -> an engine that always has enough to do, in the process that steps it.
 
-In:    an engine, requests as they come.
-Out:   the chunks of all of them.
+In:    an engine, requests as they come, each for one sequence.
+Out:   what it answered to each.
 Never: fills the queue of the engine: requests wait where they come from.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
-from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.engine import Engine
 from mars_ray.engine.request import Request
+from mars_ray.errors import MarsRayError
 
 
-def decode_all(engine: Engine, requests: Iterable[Request]) -> Iterator[Chunk]:
-    """Yield the chunks step by step, until every request has ended. Raises what `Engine.add` raises."""
+@dataclass(slots=True)
+class Decoded:
+    """What came of one request."""
+
+    request: Request
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    """The one that stopped it included."""
+    forwards: int = 0
+    error: MarsRayError | None = None
+    """What ended it before its time; the rest is then what there was."""
+
+
+def decode_all(engine: Engine, requests: Iterable[Request]) -> Iterator[Decoded]:
+    """Yield each request when it has ended. Raises what `Engine.add` raises."""
     coming = iter(requests)
+    running: dict[str, Decoded] = {}
     while True:
         while engine.waiting < engine.limits.rows and (request := next(coming, None)):
             engine.add(request)
+            running[request.id] = Decoded(request)
         if not engine.busy:
             return
-        yield from engine.step()
+        for chunk in engine.step():
+            decoded = running[chunk.request_id]
+            decoded.text += chunk.text
+            decoded.tokens += chunk.tokens
+            if ended := chunk.finished:
+                decoded.forwards, decoded.error = ended.forwards, ended.error
+                yield running.pop(chunk.request_id)

@@ -6,10 +6,10 @@ Never: lets the load decide about anything: how far is looked ahead is fixed, so
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from mars_ray.data.chat import ChatEncoder
-from mars_ray.engine.drive import decode_all
+from mars_ray.engine.drive import Decoded, decode_all
 from mars_ray.engine.engine import Engine
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
@@ -19,25 +19,13 @@ from mars_ray.model.checkpoint import Checkpoint
 from mars_ray.progress import ProgressLine
 
 
-@dataclass(slots=True)
-class Answer:
-    """What was generated for a prompt."""
-
-    prompt: tuple[int, ...]
-    """Token ids."""
-    tokens: list[int] = field(default_factory=list)
-    """The one that stopped it included."""
-    text: str = ""
-    forwards: int = 0
-
-
 def answer_all(
     checkpoint: Checkpoint,
     prompts: Sequence[Prompt],
     decodes: Sequence[DecodeParams],
     sampling: SamplingParams,
     progress: ProgressLine,
-) -> list[list[Answer]]:
+) -> list[list[Decoded]]:
     """Answer every prompt in every way of decoding; where one does not say how far to look, the card does.
 
     Raises `DataError` for a prompt the chat template refuses, or the model has no room for, before any is answered.
@@ -46,20 +34,13 @@ def answer_all(
     encoder = ChatEncoder(checkpoint.tokenizer)
     decodes = [replace(decode, block=decode.block or engine.block) for decode in decodes]
     encoded = [_encoded(prompt, encoder, engine, sampling) for prompt in prompts]
-    answers = [[Answer(tokens) for _ in decodes] for tokens in encoded]
-    done = 0
-    for chunk in decode_all(engine, _requests(encoded, sampling, decodes)):
-        number, rank = map(int, chunk.request_id.split("/"))
-        answer = answers[number][rank]
-        answer.tokens += chunk.tokens
-        answer.text += chunk.text
-        if chunk.finished:
-            if chunk.finished.error:
-                raise chunk.finished.error
-            answer.forwards = chunk.finished.forwards
-            done += 1
-            progress.update(done, {})
-    return answers
+    found: dict[str, Decoded] = {}
+    for decoded in decode_all(engine, _requests(encoded, sampling, decodes)):
+        if decoded.error:
+            raise decoded.error
+        found[decoded.request.id] = decoded
+        progress.update(len(found), {})
+    return [[found[f"{number}/{rank}"] for rank in range(len(decodes))] for number in range(len(prompts))]
 
 
 def _encoded(prompt: Prompt, encoder: ChatEncoder, engine: Engine, sampling: SamplingParams) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ import torch
 from mars_ray.bench.machine import machine
 from mars_ray.bench.measure import Sample, interleaved
 from mars_ray.data.chat import ChatEncoder
+from mars_ray.engine.drive import decode_all
 from mars_ray.engine.engine import Engine
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import Request, SamplingParams
@@ -99,12 +100,12 @@ def _answer(engine: Engine, prompts: Sequence[Prompt], setting: Setting) -> Samp
     engine.clear_cache()
     tokens = forwards = 0
     started_s = time.perf_counter()
-    for number, (prompt, sampling) in enumerate(prompts):
-        engine.add(Request(id=str(number), prompt=prompt, sampling=sampling, decode=setting.decode))
-    while engine.busy:
-        for chunk in engine.step():
-            if chunk.finished:
-                if chunk.finished.error:
-                    raise chunk.finished.error
-                tokens, forwards = tokens + chunk.finished.tokens, forwards + chunk.finished.forwards
+    requests = (
+        Request(id=str(number), prompt=prompt, sampling=sampling, decode=setting.decode)
+        for number, (prompt, sampling) in enumerate(prompts)
+    )
+    for decoded in decode_all(engine, requests):
+        if decoded.error:
+            raise decoded.error
+        tokens, forwards = tokens + len(decoded.tokens), forwards + decoded.forwards
     return Sample(tokens=tokens, seconds=time.perf_counter() - started_s, forwards=forwards)

@@ -63,7 +63,7 @@ def tallies_of(
     """Return for each way of decoding the tally of each prompt. Raises `DataError` as `answer_all` does."""
     with ProgressLine("decode", total=len(prompts) * len(decodes)) as progress:
         answers = answer_all(checkpoint, prompts, decodes, sampling, progress)
-    different = list({(each.prompt, tuple(each.tokens)) for of_prompt in answers for each in of_prompt})
+    different = list({(each.request.prompt, tuple(each.tokens)) for of_prompt in answers for each in of_prompt})
     with ProgressLine("compare with autoregressive decoding", total=len(different)) as progress:
         counts = agreed_tokens(checkpoint.network, different, checkpoint.mask_id, progress)
     agreed = dict(zip(different, counts, strict=True))
@@ -73,7 +73,7 @@ def tallies_of(
                 examples=1,
                 tokens=len(answer.tokens),
                 forwards=answer.forwards,
-                agreed=agreed[answer.prompt, tuple(answer.tokens)],
+                agreed=agreed[answer.request.prompt, tuple(answer.tokens)],
                 right=int(is_right(prompt, answer.text)),
             )
             for prompt, answer in zip(prompts, of_way, strict=True)

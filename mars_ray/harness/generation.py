@@ -1,21 +1,18 @@
-"""What a task asks of a generation -> requests, and requests -> texts, as many at a time as the engine has rows.
+"""What a task asks of a generation -> how the engine is to make the text, and where it is cut.
 
-In:    the arguments of `generate_until`; an engine.
-Out:   texts, each as soon as it is complete, cut where the task wants them cut.
-Never: leaves out an argument that would change the answer; lets one request end another.
+In:    the arguments of `generate_until`.
+Out:   sampling parameters; a text as far as the task wants it.
+Never: leaves out an argument that would change the answer.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
 
-from mars_ray.engine.drive import decode_all
-from mars_ray.engine.engine import Engine
-from mars_ray.engine.request import STOP_CHARACTERS_MAX, STOP_STRINGS_MAX, Request, SamplingParams
+from mars_ray.engine.request import STOP_CHARACTERS_MAX, STOP_STRINGS_MAX, SamplingParams
 from mars_ray.engine.seeds import seed_of
-from mars_ray.errors import ConfigError, MarsRayError
+from mars_ray.errors import ConfigError
 
 SAMPLED_ONLY = ("top_p", "top_k", "min_p")
 """Without effect on what is decoded greedily, where tasks write values into them that mean nothing."""
@@ -40,17 +37,6 @@ class Wish:
         """Return the text as far as the task wants it."""
         cut: str = postprocess_generated_text(text, list(self.until), None)
         return cut
-
-
-@dataclass(slots=True)
-class Generated:
-    """What came of one request."""
-
-    text: str = ""
-    tokens: int = 0
-    forwards: int = 0
-    error: MarsRayError | None = None
-    """What ended it before its time; the text is then what there was."""
 
 
 def wish_of(arguments: Mapping[str, object], *, max_gen_toks: int, request: str) -> Wish:
@@ -80,14 +66,3 @@ def wish_of(arguments: Mapping[str, object], *, max_gen_toks: int, request: str)
         **{name: asked[name] for name in names if name in asked},
     )
     return Wish(sampling=sampling, until=until)
-
-
-def generate(engine: Engine, requests: Iterable[Request]) -> Iterator[tuple[str, Generated]]:
-    """Yield the id of each request, with what came of it, when it has ended."""
-    running: defaultdict[str, Generated] = defaultdict(Generated)
-    for chunk in decode_all(engine, requests):
-        generated = running[chunk.request_id]
-        generated.text += chunk.text
-        if ended := chunk.finished:
-            generated.tokens, generated.forwards, generated.error = ended.tokens, ended.forwards, ended.error
-            yield chunk.request_id, running.pop(chunk.request_id)

@@ -17,12 +17,13 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import CacheHook, TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from mars_ray.engine.drive import decode_all
 from mars_ray.engine.engine import Engine
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import Request
 from mars_ray.errors import BadRecordError, ConfigError, ModelError, RunError
-from mars_ray.harness.generation import Wish, generate, wish_of
+from mars_ray.harness.generation import Wish, wish_of
 from mars_ray.harness.likelihood import Scored, likelihoods
 from mars_ray.harness.settings import parse_settings
 from mars_ray.model.checkpoint import load_checkpoint
@@ -169,13 +170,13 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         tokens = forwards = 0
         failed: list[str] = []
         with ProgressLine("generate", total=len(requests)) as progress:
-            for done, (name, generated) in enumerate(generate(self._engine, engine_requests), start=1):
-                number = int(name)
-                if generated.error:
-                    failed.append(f"a prompt that ends in {contexts[number][-80:]!r}: {generated.error}")
+            for done, decoded in enumerate(decode_all(self._engine, engine_requests), start=1):
+                number = int(decoded.request.id)
+                if decoded.error:
+                    failed.append(f"a prompt that ends in {contexts[number][-80:]!r}: {decoded.error}")
                     continue
-                texts[number] = wishes[number].cut(generated.text)
-                tokens, forwards = tokens + generated.tokens, forwards + generated.forwards
+                texts[number] = wishes[number].cut(decoded.text)
+                tokens, forwards = tokens + len(decoded.tokens), forwards + decoded.forwards
                 progress.update(done, {})
                 if not wishes[number].sampling.temperature:  # repeats of a sampled one would all be the same
                     self.cache_hook.add_partial("generate_until", requests[number].args, texts[number])
