@@ -32,7 +32,7 @@ pass are compared at five.
 METRICS = ("probability", "entropy", "margin")
 
 
-def mean_and_spread(seeds: Sequence[Json], figure: Figure, form: str = ".2f") -> str:
+def over_seeds(seeds: Sequence[Json], figure: Figure, form: str = ".2f") -> str:
     """Return mean and standard deviation over the seeds that have one, and how many those are where not all do."""
     values = [value for value in map(figure, seeds) if value is not None]
     if not values:

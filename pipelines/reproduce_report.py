@@ -18,8 +18,8 @@ from reproduce_figures import (
     draft_cost,
     drafts,
     in_batch,
-    mean_and_spread,
     memory_mib,
+    over_seeds,
     rate,
     rows,
     speedup,
@@ -100,13 +100,13 @@ def markdown(report: Json) -> str:
         questions=rows(seeds[0], BASE)[ONE]["examples"],
         own=report["own_answers"]["like_references"],
         own_s=report["own_answers"]["cpu_s"],
-        ar_mib=mean_and_spread(seeds, memory_mib("ar-longer"), ",.0f"),
-        mars_mib=mean_and_spread(seeds, memory_mib("mars-8"), ",.0f"),
+        ar_mib=over_seeds(seeds, memory_mib("ar-longer"), ",.0f"),
+        mars_mib=over_seeds(seeds, memory_mib("mars-8"), ",.0f"),
     )
     decoders = DECODERS.format(
         questions=rivals["AR"]["examples"],
         rounds=rounds,
-        draft=mean_and_spread(seeds, draft_cost(SPECULATIVE, "AR")),
+        draft=over_seeds(seeds, draft_cost(SPECULATIVE, "AR")),
     )
     columns = (
         "accuracy, one token at a time",
@@ -129,13 +129,13 @@ def markdown(report: Json) -> str:
             METRIC,
             _table(
                 ("metric", "tokens per forward"),
-                ((each, mean_and_spread(seeds, at_equal_accuracy("mars-8", FAR_LESS, each))) for each in METRICS),
+                ((each, over_seeds(seeds, at_equal_accuracy("mars-8", FAR_LESS, each))) for each in METRICS),
             ),
             CLAIMS.format(count=len(found), found=", ".join(f"{found.count(v)} {v}" for v in VERDICTS)),
             _table(
                 ("claim", "published", "difference here", "verdict"),
                 (
-                    (each.says, each.published, mean_and_spread(seeds, each.difference, "+.3f"), said)
+                    (each.says, each.published, over_seeds(seeds, each.difference, "+.3f"), said)
                     for each, said in zip(of_paper, found, strict=True)
                 ),
             ),
@@ -145,8 +145,8 @@ def markdown(report: Json) -> str:
                 (
                     (
                         each.says,
-                        mean_and_spread(seeds, each.difference, "+.3f"),
-                        ", ".join(mean_and_spread([seed], each.difference, "+.2f") for seed in seeds),
+                        over_seeds(seeds, each.difference, "+.3f"),
+                        ", ".join(over_seeds([seed], each.difference, "+.2f") for seed in seeds),
                         verdict(each, seeds),
                     )
                     for each in ours()
@@ -165,12 +165,12 @@ def _models(report: Json, seeds: Sequence[Json]) -> Iterator[Sequence[str]]:
         one = DIFFUSION if kind == "diffusion" else (name, ONE)
         yield (
             f"`{name}`: {recipe['about']}",
-            mean_and_spread(seeds, accuracy(one), ".1%") if measured else "",
-            mean_and_spread(seeds, accuracy((name, AT)), ".1%") if looks else "",
-            mean_and_spread(seeds, tokens_per_forward(name)) if looks else "",
-            mean_and_spread(seeds, agreement(name), ".1%") if looks and kind == "streams" else "",
-            *(mean_and_spread(seeds, at_equal_accuracy(name, less)) if looks else "" for less in (LESS, FAR_LESS)),
-            mean_and_spread(seeds, cpu_s(name), ",.0f") if name in seeds[0]["training"] else "",
+            over_seeds(seeds, accuracy(one), ".1%") if measured else "",
+            over_seeds(seeds, accuracy((name, AT)), ".1%") if looks else "",
+            over_seeds(seeds, tokens_per_forward(name)) if looks else "",
+            over_seeds(seeds, agreement(name), ".1%") if looks and kind == "streams" else "",
+            *(over_seeds(seeds, at_equal_accuracy(name, less)) if looks else "" for less in (LESS, FAR_LESS)),
+            over_seeds(seeds, cpu_s(name), ",.0f") if name in seeds[0]["training"] else "",
         )
 
 
@@ -178,18 +178,18 @@ def _decoders(seeds: Sequence[Json]) -> Iterator[Sequence[str]]:
     for name in rows(seeds[0], "rivals"):
         yield (
             name,
-            mean_and_spread(seeds, accuracy(("rivals", name)), ".1%"),
-            mean_and_spread(seeds, tokens_per_forward("rivals", name)),
-            mean_and_spread(seeds, drafts(name)),
-            mean_and_spread(seeds, rate(alone(name)), ",.0f"),
-            mean_and_spread(seeds, speedup(alone(name), alone("AR"))),
+            over_seeds(seeds, accuracy(("rivals", name)), ".1%"),
+            over_seeds(seeds, tokens_per_forward("rivals", name)),
+            over_seeds(seeds, drafts(name)),
+            over_seeds(seeds, rate(alone(name)), ",.0f"),
+            over_seeds(seeds, speedup(alone(name), alone("AR"))),
         )
 
 
 def _caches(seeds: Sequence[Json]) -> Iterator[Sequence[str]]:
     batches = rows(seeds[0], "caches")
     for name in next(iter(batches.values())):
-        yield (name, *(mean_and_spread(seeds, rate(in_batch(name, batch)), ",.0f") for batch in batches))
+        yield (name, *(over_seeds(seeds, rate(in_batch(name, batch)), ",.0f") for batch in batches))
 
 
 def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

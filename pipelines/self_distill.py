@@ -20,7 +20,6 @@ import sys
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from statistics import fmean, stdev
 
 from own_answers import own_answers
 from pipeline_files import Json, agree, conversation, write
@@ -35,6 +34,7 @@ from mars_ray.engine.request import SamplingParams
 from mars_ray.errors import MarsRayError, ModelError
 from mars_ray.evaluate.curve import curve_of
 from mars_ray.evaluate.prompts import family_prompts
+from mars_ray.evaluate.statistics import mean_and_spread
 from mars_ray.model.card import read_card
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
@@ -157,10 +157,8 @@ def gain(run: Json, name: str) -> Json:
 
 def over_seeds(found: list[Json]) -> Json:
     """Return mean and standard deviation of each figure."""
-    values = {figure: [each[figure] for each in found] for figure in FIGURES}
-    return {
-        figure: {"mean": fmean(each), "std": stdev(each) if len(each) > 1 else None} for figure, each in values.items()
-    }
+    pairs = {figure: mean_and_spread([each[figure] for each in found]) for figure in FIGURES}
+    return {figure: {"mean": mean, "std": std} for figure, (mean, std) in pairs.items()}
 
 
 def show(comparison: Json) -> None:

@@ -162,7 +162,7 @@ def test_a_figure_that_some_seeds_lack_says_how_many_have_it(
     import reproduce_figures
 
     seeds = [{"value": value} for value in values]
-    assert reproduce_figures.mean_and_spread(seeds, lambda seed: seed["value"]) == said
+    assert reproduce_figures.over_seeds(seeds, lambda seed: seed["value"]) == said
 
 
 @given(st.data())
