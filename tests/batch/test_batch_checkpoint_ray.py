@@ -25,7 +25,7 @@ def cluster() -> Iterator[None]:
 
 def run(place: Path, answer: str) -> None:
     """One start of a job that says `answer` to every row."""
-    context = ray.data.DataContext.get_current()
+    context = ray.data.DataContext.get_current().copy()  # the process has other tests, whose jobs go by it
     context.checkpoint_config = CheckpointConfig(
         id_column="id", checkpoint_path=str(place / "checkpoint"), delete_checkpoint_on_success=False
     )
@@ -33,8 +33,9 @@ def run(place: Path, answer: str) -> None:
     def say(batch: pa.Table) -> pa.Table:
         return batch.append_column("answer", pa.array([answer] * len(batch)))
 
-    rows = ray.data.read_parquet(str(place / "in"))
-    rows.map_batches(say, batch_format="pyarrow").write_parquet(str(place / "out"))
+    with ray.data.DataContext.current(context):
+        rows = ray.data.read_parquet(str(place / "in"))
+        rows.map_batches(say, batch_format="pyarrow").write_parquet(str(place / "out"))
 
 
 def answers(place: Path) -> dict[str, list[str]]:
