@@ -171,8 +171,6 @@ def by_engine(checkpoint: Checkpoint, decode: DecodeParams) -> Callable[..., lis
             for number, prompt in enumerate(prompts)
         )
         for decoded in decode_all(engine, requests):
-            if decoded.error:
-                raise decoded.error
             answer = answers[int(decoded.request.id)]
             answer.extend(decoded.tokens)
             answer.forwards = decoded.forwards

@@ -27,7 +27,15 @@ class Decoded:
 
 
 def decode_all(engine: Engine, requests: Iterable[Request]) -> Iterator[Decoded]:
-    """Yield each request when it has ended. Raises what `Engine.add` raises."""
+    """Yield each request when it has ended. Raises what `Engine.add` raises, and what ends one before its time."""
+    for decoded in decode_each(engine, requests):
+        if decoded.error:
+            raise decoded.error
+        yield decoded
+
+
+def decode_each(engine: Engine, requests: Iterable[Request]) -> Iterator[Decoded]:
+    """As `decode_all`, but one that ends before its time ends no other: its error is with it."""
     coming = iter(requests)
     running: dict[str, Decoded] = {}
     while True:

@@ -36,8 +36,6 @@ def answer_all(
     encoded = [_encoded(prompt, encoder, engine, sampling) for prompt in prompts]
     found: dict[str, Decoded] = {}
     for decoded in decode_all(engine, _requests(encoded, sampling, decodes)):
-        if decoded.error:
-            raise decoded.error
         found[decoded.request.id] = decoded
         progress.update(len(found), {})
     return [[found[f"{number}/{rank}"] for rank in range(len(decodes))] for number in range(len(prompts))]

@@ -24,12 +24,10 @@ from mars_ray.evaluate.speed import measure_speed
 from mars_ray.evaluate.work import Work
 from mars_ray.model.token_bytes import token_bytes
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
 
 def finish(work: Work, rows: Path) -> Results:
     """Judge the answers in a folder of rows, measure speed, write everything."""
-    checkpoint = LazyCheckpoint(work.model, DTYPES[work.options.dtype])
+    checkpoint = LazyCheckpoint(work.model, getattr(torch, work.options.dtype))
     greedy = work.options.temperature == 0
     judge = Judge(
         checkpoint=checkpoint,

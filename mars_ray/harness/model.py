@@ -17,7 +17,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import CacheHook, TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from mars_ray.engine.drive import decode_all
+from mars_ray.engine.drive import decode_each
 from mars_ray.engine.engine import Engine
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
@@ -170,7 +170,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         tokens = forwards = 0
         failed: list[str] = []
         with ProgressLine("generate", total=len(requests)) as progress:
-            for done, decoded in enumerate(decode_all(self._engine, engine_requests), start=1):
+            for done, decoded in enumerate(decode_each(self._engine, engine_requests), start=1):
                 number = int(decoded.request.id)
                 if decoded.error:
                     failed.append(f"a prompt that ends in {contexts[number][-80:]!r}: {decoded.error}")
