@@ -1,6 +1,6 @@
-"""How many requests are in flight: per key and in this process.
+"""How many requests are in flight: per key, in this process, and on the paths of operators apart.
 
-In:    the name of a key, when a request begins and when it is over.
+In:    who asks, and the role that the path needs, when a request begins and when it is over.
 Out:   a place, or an `ApiError` 429 that says when to come back.
 Never: waits, or forgets to give a place back, however a request ends.
 """
@@ -10,7 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from mars_ray.serve.api_error import ApiError
+from mars_ray.serve.keys import Role
 from mars_ray.serve.limits import RequestLimits
+
+OPERATOR_REQUESTS = 16
+"""On the paths of operators, whatever callers have in flight: under overload an operator has to see and to act. What
+they ask for is short; more than a few at a time is a mistake."""
 
 
 class Admission:
@@ -18,28 +23,41 @@ class Admission:
 
     def __init__(self, limits: RequestLimits, retry_after_s: Callable[[], int]) -> None:
         self._limits, self.retry_after_s = limits, retry_after_s
-        self._in_flight: Counter[str] = Counter()
+        self._callers: Counter[str] = Counter()
+        self._operators: Counter[str] = Counter()
 
     @property
     def in_flight(self) -> dict[str, int]:
         """The requests in flight by key; keys without any are left out, so it does not grow with keys come and gone."""
-        return dict(self._in_flight)
+        return dict(self._callers + self._operators)
 
     @contextmanager
-    def place(self, key: str) -> Iterator[None]:
-        """Hold a place for `key` within the block. Raises an `ApiError` when there is none."""
-        if self._in_flight[key] >= self._limits.requests_per_key:
-            message = f"This key has {self._limits.requests_per_key} requests in flight, as many as it may have."
-            raise self._refusal(message, "rate_limit_exceeded")
-        if self._in_flight.total() >= self._limits.requests:
-            raise self._refusal("The endpoint has as many requests in flight as it takes.", "overloaded")
-        self._in_flight[key] += 1
+    def place(self, caller: str, role: Role, *, has_key: bool) -> Iterator[None]:
+        """Hold a place within the block for a request on a path of `role`. Raises an `ApiError` when there is none."""
+        if role == "operate":
+            room = self._operators
+            if room.total() >= OPERATOR_REQUESTS:
+                raise self._refusal(f"{OPERATOR_REQUESTS} requests of operators are in flight already.", "overloaded")
+        else:
+            room = self._callers
+            self._check_callers(caller, has_key)
+        room[caller] += 1
         try:
             yield
         finally:
-            self._in_flight[key] -= 1
-            if not self._in_flight[key]:
-                del self._in_flight[key]
+            room[caller] -= 1
+            if not room[caller]:
+                del room[caller]
+
+    def _check_callers(self, caller: str, has_key: bool) -> None:
+        most = self._limits.requests_per_key
+        if self._callers[caller] >= most:
+            told = f"This key has {most} requests in flight, as many as it may have."
+            if not has_key:
+                told = f"Callers without a key have {most} requests in flight, as many as they may have together."
+            raise self._refusal(told, "rate_limit_exceeded")
+        if self._callers.total() >= self._limits.requests:
+            raise self._refusal("The endpoint has as many requests in flight as it takes.", "overloaded")
 
     def _refusal(self, message: str, code: str) -> ApiError:
         seconds = str(max(1, int(self.retry_after_s())))

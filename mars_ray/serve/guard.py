@@ -112,7 +112,8 @@ class Guard:
             await self._run(inside, headers, receive, response, body_bytes=0)
             return
         exchange.key, exchange.service_class = self._caller(headers, exchange.path)
-        with self.admission.place(exchange.key):
+        role = self._role_of(exchange.path)
+        with self.admission.place(exchange.key, role, has_key=self._keys is not None):
             await self._run(inside, headers, receive, response, body_bytes=self._limits.body_bytes)
 
     def _caller(self, headers: Headers, path: str) -> tuple[str, str]:

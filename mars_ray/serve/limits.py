@@ -38,6 +38,6 @@ class RequestLimits(BaseModel):
     messages: int = Field(1024, ge=1)
     """Messages of one conversation."""
     requests_per_key: int = Field(64, ge=1)
-    """Requests in flight for one key."""
+    """Requests in flight for one key; without keys, for all callers together."""
     requests: int = Field(256, ge=1)
-    """Requests in flight in this process, all keys together."""
+    """Requests in flight in this process, all keys together. Operators have a few more of their own."""

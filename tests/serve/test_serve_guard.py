@@ -30,6 +30,7 @@ from mars_ray.errors import (
     StepError,
     UnavailableError,
 )
+from mars_ray.serve.admission import OPERATOR_REQUESTS
 from mars_ray.serve.api_error import MESSAGE_CHARS, ApiError, answer_to, api_error
 from mars_ray.serve.guard import Guard
 from mars_ray.serve.hosts import AllowedHosts
@@ -504,7 +505,7 @@ def test_no_bytes_in_headers_of_a_known_caller_are_a_server_error(
 class Held:
     """Requests that stay inside until they are told how to end."""
 
-    def __init__(self, told: Told, **limits: Any) -> None:
+    def __init__(self, told: Told | None, **limits: Any) -> None:
         self.app = guard(self.inside, told, retry_after_s=7, **limits)
         self.endings: list[asyncio.Future[str]] = []
         self.tasks: list[asyncio.Task[None]] = []
@@ -524,10 +525,10 @@ class Held:
             return
         await send(OK_BODY)
 
-    async def begin(self, key: str, *, refused: bool = False) -> Client:
+    async def begin(self, key: str, *, path: str = "/v1/x", refused: bool = False) -> Client:
         client = Client([{"type": "http.request", "body": b"", "more_body": False}, {"type": "http.disconnect"}])
         before = len(self.endings)
-        task = asyncio.create_task(self.app(scope_of("/v1/x", [HOST, bearer(key)]), client.receive, client.send))
+        task = asyncio.create_task(self.app(scope_of(path, [HOST, bearer(key)]), client.receive, client.send))
         while not task.done() and len(self.endings) == before:
             await asyncio.sleep(0)
         assert task.done() == refused
@@ -559,6 +560,37 @@ def test_requests_of_a_key_and_of_all_keys_are_limited_apart(told: Told) -> None
         assert inside.app.admission.in_flight == {"ada": 2, "bob": 1}
         while inside.tasks:
             await inside.end(0, "cancel")
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+@pytest.mark.parametrize("with_keys", [True, False])
+def test_operators_have_room_of_their_own_however_many_callers_there_are(told: Told, with_keys: bool) -> None:
+    async def test() -> None:
+        inside = Held(told if with_keys else None, requests_per_key=2, requests=2)
+        for _ in range(2):
+            await inside.begin(told.operate)
+        await inside.begin(told.operate, refused=True)
+        for _ in range(OPERATOR_REQUESTS):
+            await inside.begin(told.operate, path="/control")
+        one_too_many = await inside.begin(told.operate, path="/metrics", refused=True)
+        assert (one_too_many.status, one_too_many.headers[b"retry-after"]) == (429, b"7")
+        assert list(inside.app.admission.in_flight.values()) == [2 + OPERATOR_REQUESTS]
+        while inside.tasks:
+            await inside.end(0, "finish")
+        assert inside.app.admission.in_flight == {}
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+def test_a_refusal_speaks_of_a_key_only_where_there_are_keys(told: Told) -> None:
+    async def test() -> None:
+        for keys, said in ((told, "This key has 1 requests"), (None, "Callers without a key have 1 requests")):
+            inside = Held(keys, requests_per_key=1)
+            await inside.begin(told.use)
+            refused = await inside.begin(told.use, refused=True)
+            assert str(refused.error["message"]).startswith(said)
+            await inside.end(0, "finish")
 
     asyncio.run(asyncio.wait_for(test(), 60))
 
