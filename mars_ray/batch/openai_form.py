@@ -39,6 +39,7 @@ from mars_ray.serve.api_error import ApiError, api_error
 from mars_ray.serve.chat_reply import ChatReply
 from mars_ray.serve.client import ModelFacts
 from mars_ray.serve.completion_reply import CompletionReply
+from mars_ray.serve.field_errors import refusal
 from mars_ray.serve.limits import RequestLimits
 from mars_ray.serve.parts import part_of
 from mars_ray.serve.reply import Naming
@@ -108,7 +109,7 @@ class OpenAIForm:
             prompt, shown = self._prompt(body)
             return Row(id=id, request=self._request(id, body, prompt), shown=shown, columns={"url": url})
         except ValidationError as error:
-            api = _first_of(error)
+            api = refusal(error.errors(), line.get("body"))
             raise RequestError(api.message) from api
         except (ApiError, BadRecordError) as error:
             raise RequestError(str(error)) from error
@@ -166,13 +167,6 @@ class OpenAIForm:
             default_mode=self._decode.mode,
         )
         return replace(request, decode=replace(decode, block=body.block or decode.block))
-
-
-def _first_of(error: ValidationError) -> ApiError:
-    """Return the first thing that is wrong with a body, by the name of its field."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    place = ".".join(map(str, first["loc"]))[:80]
-    return ApiError.bad_request(f"{place or 'the body'}: {first['msg']}.", place.partition(".")[0] or None)
 
 
 def _chunk(answer: Answer, index: int, naming: Naming) -> Chunk:

@@ -19,7 +19,7 @@ def parse_row(raw: bytes) -> Record:
         text.encode()
     except RecursionError:  # JSON that could just be parsed may be too deep to write again
         raise BadRecordError(f"it is nested too deeply: {raw[:60]!r}") from None
-    except UnicodeEncodeError as error:  # JSON may escape half of a surrogate pair, which is no character
-        raise BadRecordError(f"its text is not Unicode ({error.reason})") from None
+    except UnicodeEncodeError:  # JSON may escape it
+        raise BadRecordError("its text is not Unicode: half of a surrogate pair is no character") from None
     columns: Record = json.loads(text, parse_constant=lambda _: None)
     return columns

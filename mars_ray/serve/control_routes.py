@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from mars_ray.control.controller import ClusterStatus
 from mars_ray.errors import ConfigError
 from mars_ray.serve.api_error import ApiError
+from mars_ray.serve.json_body import JsonRoute
 
 
 class Control(Protocol):
@@ -42,7 +43,7 @@ class OverrideRequest(BaseModel):
 
 def control_routes(control: Control) -> APIRouter:
     """Return the routes."""
-    routes = APIRouter(prefix="/control")
+    routes = APIRouter(prefix="/control", route_class=JsonRoute)
 
     @routes.get("")
     async def status() -> ClusterStatus:

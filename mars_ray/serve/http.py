@@ -26,6 +26,8 @@ from mars_ray.serve.api_error import ApiError, api_error, internal_error
 from mars_ray.serve.client import ModelFacts
 from mars_ray.serve.control_routes import Control, control_routes
 from mars_ray.serve.endpoint import Endpoint
+from mars_ray.serve.field_errors import refusal
+from mars_ray.serve.json_body import JsonRoute
 from mars_ray.serve.wire import (
     ChatRequest,
     CompletionRequest,
@@ -58,11 +60,8 @@ class ModelList(BaseModel):
     data: list[Model]
 
 
-NAME_CHARS = 80
-"""Of the name of a field that an error quotes."""
-
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorReply} for status in (400, 401, 403, 404, 405, 408, 413, 421, 429, 431, 500, 503)
+    status: {"model": ErrorReply} for status in (400, 401, 403, 404, 405, 408, 413, 415, 421, 429, 431, 500, 503)
 }
 STREAM: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "Whole, or as a stream."}
@@ -92,6 +91,7 @@ def make_app(
         redirect_slashes=False,  # a redirect would name us by whatever the Host header says
         responses=ERRORS,
     )
+    app.router.route_class = JsonRoute
     _handle_errors(app, retry_after_s)
 
     @app.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAM)
@@ -163,7 +163,7 @@ def _handle_errors(app: FastAPI, retry_after_s: Callable[[], int]) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def not_valid(request: Request, error: RequestValidationError) -> Response:
-        return _response(request, _first_of(error))
+        return _response(request, refusal(error.errors(), error.body))
 
     @app.exception_handler(HTTPException)
     async def no_such_route(request: Request, error: HTTPException) -> Response:
@@ -183,16 +183,3 @@ def _handle_errors(app: FastAPI, retry_after_s: Callable[[], int]) -> None:
 def _response(request: Request, error: ApiError) -> Response:
     request.state.exchange.code = error.code
     return JSONResponse(error.body(), status_code=error.status, headers=error.headers)
-
-
-def _first_of(error: RequestValidationError) -> ApiError:
-    """Return the first thing that is wrong with a body, by the name of its field."""
-    first = error.errors()[0]
-    # The caller chooses the names of unknown fields, and so their length.
-    place = [str(part)[:NAME_CHARS] for part in first["loc"] if part not in ("body", "query", "path")]
-    param = next(iter(place), None)
-    if first["type"] == "json_invalid":
-        return ApiError.bad_request("the body is not JSON.", code="invalid_json")
-    if first["type"] == "extra_forbidden":
-        return ApiError.bad_request(f"unknown parameter {'.'.join(place)!r}.", param, "unknown_parameter")
-    return ApiError.bad_request(f"{'.'.join(place) or 'the body'}: {first['msg']}.", param)

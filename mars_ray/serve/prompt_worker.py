@@ -6,10 +6,13 @@ Never: runs a template outside jinja's sandbox, loads torch, grows by more than 
 """
 
 import json
+import logging
 import resource
 import sys
 from pathlib import Path
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 MEMORY_BYTES = 1 << 30
 """More than the process has once the tokenizer is loaded: a template can build a text of any length."""
@@ -50,8 +53,9 @@ def main(folder: Path) -> None:
             reply = {"error": str(error)}
         except MemoryError:
             reply = {"error": "the prompt takes too much memory."}
-        except Exception as error:  # the tokenizer on strange input: the next line is another request's
-            reply = {"error": f"the prompt cannot be tokenised: {error}"}
+        except Exception:  # the tokenizer on strange input: the next line is another request's
+            log.exception("a prompt cannot be tokenised")
+            reply = {"error": "the tokenizer of this model does not take the prompt."}
         _say(reply)
 
 

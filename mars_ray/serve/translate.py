@@ -38,6 +38,8 @@ def check(body: GenerateRequest, limits: RequestLimits) -> None:
     stops = [body.stop] if isinstance(body.stop, str) else body.stop
     _at_most("the number of strings in stop", len(stops), limits.stop, "stop")
     _at_most("the length of a stop string", max(map(len, stops), default=0), limits.stop_chars, "stop")
+    if not all(stops):
+        raise ApiError.bad_request("a stop string is empty; leave it out.", "stop")
     _at_most("the number of stop_token_ids", len(body.stop_token_ids), limits.stop, "stop_token_ids")
     _at_most("the number of tokens in logit_bias", len(body.logit_bias), limits.logit_bias, "logit_bias")
     if body.threshold is not None and body.threshold_floor is not None:

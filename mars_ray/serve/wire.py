@@ -52,6 +52,10 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 """Not supported, and what they may hold all the same because it asks for nothing; null always may."""
 
 
+NO_TEXT = ("tool_calls", "function_call", "audio")
+"""What an assistant's message of OpenAI's may hold beside text; null or empty it says nothing."""
+
+
 class Body(BaseModel):
     """A JSON object without fields we do not know. Types are not converted: "5" is no number."""
 
@@ -79,7 +83,8 @@ class Message(Body):
     """One turn of a conversation."""
 
     role: Literal["developer", "system", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
+    """Only the assistant may have said nothing: OpenAI's answers have null there, and clients send them back."""
     name: str | None = None
 
     @model_validator(mode="before")
@@ -89,6 +94,8 @@ class Message(Body):
             return value
         if value.get("role") in ("tool", "function"):
             raise ApiError.bad_request(f"messages with the role {value['role']!r} are not supported.", "messages")
+        if value.get("role") == "assistant":
+            value = _as_text(value)
         parts = value.get("content")
         for part in parts if isinstance(parts, list) else ():
             kind = part.get("type") if isinstance(part, dict) else None
@@ -96,10 +103,40 @@ class Message(Body):
                 raise ApiError.bad_request(f"content of type {kind[:40]!r} is not supported; only text is.", "messages")
         return {key: item for key, item in value.items() if item is not None}
 
+    @model_validator(mode="after")
+    def _say_something(self) -> "Message":
+        if self.content is None and self.role != "assistant":
+            raise ApiError.bad_request(f"a message with the role {self.role!r} has no content.", "messages")
+        return self
+
     @property
     def text(self) -> str:
         """The content as one text."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        return "".join(part.text for part in self.content)
+
+
+def _as_text(turn: dict[str, Any]) -> dict[str, Any]:
+    """Return an assistant's turn with nothing but text: what it refused in is what it said."""
+    for name in NO_TEXT:
+        if turn.get(name):
+            raise ApiError.bad_request(f"messages with {name} are not supported.", "messages")
+    # Annotations point into the text, which stands by itself.
+    kept = {key: item for key, item in turn.items() if key not in (*NO_TEXT, "annotations", "refusal")}
+    if isinstance(parts := kept.get("content"), list):
+        kept["content"] = [_refusal_as_text(part) for part in parts]
+    if (refusal := turn.get("refusal")) is not None:
+        if kept.get("content") is not None:
+            raise ApiError.bad_request("a message has either content or refusal, not both.", "messages")
+        kept["content"] = refusal
+    return kept
+
+
+def _refusal_as_text(part: Any) -> Any:
+    if isinstance(part, dict) and part.keys() == {"type", "refusal"} and part["type"] == "refusal":
+        return {"type": "text", "text": part["refusal"]}
+    return part
 
 
 class TextFormat(Body):

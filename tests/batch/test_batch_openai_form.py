@@ -153,13 +153,17 @@ def test_a_line_that_is_no_request_has_an_error_and_no_response(form: OpenAIForm
     [
         (raw(stream=True), "stream", "a batch has no streams"),
         (raw(COMPLETIONS, prompt=["a", "b"]), "prompt", "the number of prompts is 2"),
-        (raw(temprature=1), "temprature", "Extra inputs are not permitted"),
+        (raw(temprature=1), "temprature", "unknown parameter 'temprature'"),
         (raw(messages=[{"role": "user", "content": 5}]), "messages", "messages.0.content"),
         (raw(tools=[{"type": "function"}]), "tools", "tools is not supported"),
         (raw(max_tokens=129), "max_tokens", "max_tokens is 129"),
         (raw(n=65), "n", "n is 65"),
-        (raw(model=None), "model", "model: Field required"),
-        (json.dumps({"custom_id": "row-1", "method": "POST", "url": CHAT, "body": []}).encode(), None, "the body: "),
+        (raw(model=None), "model", "model is missing"),
+        (
+            json.dumps({"custom_id": "row-1", "method": "POST", "url": CHAT, "body": []}).encode(),
+            None,
+            "the body must be an object",
+        ),
     ],
 )
 def test_a_body_that_the_endpoint_refuses_is_answered_as_it_does(

@@ -102,11 +102,11 @@ def test_a_request_never_gets_less_quality_than_it_asks_for(
         ({"threshold": 0.8, "service_class": "gold"}, "threshold is 0.8; class gold allows 0.95 to 0.99."),
         ({"threshold": 1.0}, "threshold is 1.0; class gold allows 0.95 to 0.99."),
         ({"threshold": 1.7}, "less than or equal to 1"),
-        ({"threshold": "high"}, "valid number"),
+        ({"threshold": "high"}, "threshold must be a number"),
         ({"threshold": 0.97, "service_class": "silver"}, "there is no class 'silver'; there are gold, batch."),
         ({"threshold": 0.97, "seconds": 0}, "greater than 0"),
         ({"threshold": 0.97, "minutes": 5}, "unknown parameter 'minutes'"),
-        ({}, "Field required"),
+        ({}, "threshold is missing"),
     ],
 )
 def test_a_threshold_that_cannot_be_is_refused_and_nothing_changes(

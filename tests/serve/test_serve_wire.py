@@ -1,5 +1,6 @@
 """Every field a body may have is acted upon, known to change nothing, or refused by name."""
 
+import gzip
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -127,6 +128,44 @@ def test_what_is_no_text_is_refused_by_its_kind(
     assert said in check_error(plain.post(path, json=body), 400, param="messages")
 
 
+def tokens_of(plain: httpx2.Client, *messages: dict[str, Any]) -> list[int]:
+    """The prompt of a conversation that ends with a question."""
+    reply = plain.post("/tokenize", json={"messages": [*MESSAGES, *messages, *MESSAGES]})
+    assert reply.status_code == 200, reply.text
+    tokens: list[int] = reply.json()["tokens"]
+    return tokens
+
+
+@pytest.mark.parametrize(
+    ("turn", "text"),
+    [
+        ({}, ""),
+        ({"content": None}, ""),
+        ({"content": None, "tool_calls": [], "function_call": None, "audio": None, "annotations": []}, ""),
+        ({"content": None, "refusal": "No."}, "No."),
+        ({"content": [{"type": "text", "text": "I say: "}, {"type": "refusal", "refusal": "No."}]}, "I say: No."),
+        ({"content": "Yes.", "refusal": None}, "Yes."),
+    ],
+)
+def test_an_answer_comes_back_as_openais_clients_send_it(plain: httpx2.Client, turn: dict[str, Any], text: str) -> None:
+    assert tokens_of(plain, {"role": "assistant"} | turn) == tokens_of(plain, {"role": "assistant", "content": text})
+
+
+@pytest.mark.parametrize(
+    ("turn", "said"),
+    [
+        ({"content": None, "tool_calls": [{"id": "1"}]}, "tool_calls"),
+        ({"content": None, "function_call": {"name": "f"}}, "function_call"),
+        ({"content": None, "audio": {"id": "1"}}, "audio"),
+        ({"content": "a", "refusal": "b"}, "either content or refusal"),
+        ({"content": None, "refusal": 5}, "messages.1.content"),
+    ],
+)
+def test_what_else_an_answer_held_is_refused_by_name(plain: httpx2.Client, turn: dict[str, Any], said: str) -> None:
+    body = {"messages": [*MESSAGES, {"role": "assistant"} | turn]}
+    assert said in check_error(plain.post("/tokenize", json=body), 400, param="messages")
+
+
 @pytest.mark.parametrize(
     "messages",
     [
@@ -150,6 +189,106 @@ def test_malformed_conversations_are_refused(plain: httpx2.Client, messages: Any
     response = plain.post(CHAT, json=LEAST[CHAT] | {"messages": messages})
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == "messages"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "place"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "a\ud800"}]}, "messages.0.content"),
+        (CHAT, {"messages": [{"content": [{"type": "text", "text": "\udc00"}]}]}, "messages.0.content.0.text"),
+        (CHAT, {"messages": [{"role": "user", "content": "a", "name": "\ud800"}]}, "messages.0.name"),
+        (CHAT, {"stop": ["a", "\ud800"]}, "stop.1"),
+        (CHAT, {"model": "\ud800"}, "model"),
+        (CHAT, {"user": "\ud800"}, "user"),
+        (CHAT, {"tools": [{"type": "function", "function": {"name": "\ud800"}}]}, "tools.0.function.name"),
+        (CHAT, {"logit_bias": {"\ud800": 1}}, "logit_bias"),
+        (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"\ud800": 1}}}},
+         "response_format.json_schema.schema"),
+        (COMPLETIONS, {"prompt": "\ud83d \ude00"}, "prompt"),
+        (COMPLETIONS, {"prompt": ["a", "\ud800"]}, "prompt.1"),
+        ("/tokenize", {"prompt": "\ud800"}, "prompt"),
+        ("/control/threshold", {"threshold": 0.95, "service_class": "\ud800"}, "service_class"),
+    ],
+)  # fmt: skip
+def test_half_of_a_surrogate_pair_is_refused_by_its_field(
+    plain: httpx2.Client, path: str, fields: dict[str, Any], place: str
+) -> None:
+    content = json.dumps(LEAST.get(path, {}) | fields)
+    method = "PUT" if path.startswith("/control") else "POST"
+    refused = plain.request(method, path, content=content, headers={"content-type": "application/json"})
+    said = check_error(refused, 400, param=place.partition(".")[0])
+    assert said.startswith(place)
+    assert "half of a surrogate pair" in said
+
+
+def test_a_whole_surrogate_pair_is_the_character_it_spells(plain: httpx2.Client) -> None:
+    spelt = [json.dumps({"prompt": "\U0001f600"}, ensure_ascii=ascii).encode() for ascii in (True, False)]
+    assert spelt[0] != spelt[1]
+    head = {"content-type": "application/json; charset=utf-8"}
+    one, other = (plain.post("/tokenize", content=body, headers=head).json() for body in spelt)
+    assert one["tokens"] == other["tokens"]
+
+
+@pytest.mark.parametrize("path", LEAST)
+@pytest.mark.parametrize("kind", [None, "", "text/plain", "application/x-www-form-urlencoded", "application", "a/b;"])
+def test_a_body_that_is_not_said_to_be_json_is_refused_by_its_header(
+    plain: httpx2.Client, path: str, kind: str | None
+) -> None:
+    head = {} if kind is None else {"content-type": kind}
+    refused = plain.post(path, content=json.dumps(LEAST[path]), headers=head)
+    said = check_error(refused, 415, code="unsupported_media_type")
+    assert f"The Content-Type is {kind or 'missing'}; send JSON" in said
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip"])
+def test_an_encoded_body_is_refused_by_its_header(plain: httpx2.Client, encoding: str) -> None:
+    head = {"content-type": "application/json", "content-encoding": encoding}
+    refused = plain.post(CHAT, content=gzip.compress(json.dumps(LEAST[CHAT]).encode()), headers=head)
+    assert encoding in check_error(refused, 415, code="unsupported_encoding")
+    assert refused.headers["accept-encoding"] == "identity"
+    assert plain.post(CHAT, json=LEAST[CHAT], headers={"content-encoding": "identity"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"model": "bundled",\n "prompt" "a"}', "line 2, column 11"),
+        (b'{"prompt": "\xff"}', "byte 12 is no UTF-8"),
+        ('{"prompt": "a"}'.encode("utf-16"), "byte 0 is no UTF-8"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"n": ' + b"9" * 5000 + b"}", "too many digits"),
+    ],
+)
+def test_what_is_no_json_is_told_where(plain: httpx2.Client, body: bytes, said: str) -> None:
+    refused = plain.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
+    assert said in check_error(refused, 400, code="invalid_json")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "said"),
+    [
+        (COMPLETIONS, {"prompt": 5}, "prompt must be text or a list."),
+        (COMPLETIONS, {"prompt": [5.5]}, "prompt.0 must be text, a whole number or a list."),
+        (CHAT, {"stop": [5]}, "stop.0 must be text."),
+        (CHAT, {"stop": ["a", ""]}, "a stop string is empty; leave it out."),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages.0.content.0.text is missing.",
+        ),
+        (CHAT, {"messages": [{"role": "user"}]}, "a message with the role 'user' has no content."),
+        (CHAT, {"response_format": {"type": "json_schema"}}, "response_format.json_schema is missing."),
+        (CHAT, {"response_format": {"type": "xml"}}, "response_format has an unknown 'type'; known are 'text', "),
+        (CHAT, {"temperature": 3}, "temperature must be less than or equal to 2."),
+        (CHAT, {"max_tokens": 1.5}, "max_tokens must be a whole number."),
+        (CHAT, {"messages": []}, "messages must have at least 1 item."),
+    ],
+)
+def test_a_refusal_says_in_plain_words_what_a_field_must_be(
+    plain: httpx2.Client, path: str, fields: dict[str, Any], said: str
+) -> None:
+    [name] = fields
+    assert check_error(plain.post(path, json=LEAST[path] | fields), 400, param=name).startswith(said)
 
 
 OUT_OF_RANGE: list[tuple[str, Any]] = [
