@@ -45,7 +45,7 @@ from mars_ray.serve.parts import part_of
 from mars_ray.serve.reply import Naming
 from mars_ray.serve.tally import Tally
 from mars_ray.serve.translate import check, engine_requests, template_messages
-from mars_ray.serve.wire import ChatRequest, CompletionRequest
+from mars_ray.serve.wire import ChatRequest, CompletionRequest, text_of
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 BODIES: dict[str, type[ChatRequest | CompletionRequest]] = {CHAT: ChatRequest, COMPLETIONS: CompletionRequest}
@@ -143,8 +143,8 @@ class OpenAIForm:
     def _prompt(self, body: ChatRequest | CompletionRequest) -> tuple[list[int], str]:
         """Return the prompt as tokens, and as it is shown."""
         if isinstance(body, ChatRequest):
-            asked = [message.text for message in body.messages if message.role == "user"]
-            return self._encoder.prompt(template_messages(body.messages)), (asked or [body.messages[-1].text])[-1]
+            asked = [text_of(message) for message in body.messages if message.role == "user"]
+            return self._encoder.prompt(template_messages(body.messages)), (asked or [text_of(body.messages[-1])])[-1]
         if body.texts:
             [text] = body.texts
             ids: list[int] = self._tokenizer(text)["input_ids"]

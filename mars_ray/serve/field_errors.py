@@ -79,7 +79,8 @@ def _complaint(error: Any) -> str:
         case "union_tag_not_found":
             return f"needs {error['ctx']['discriminator']}"
         case "union_tag_invalid":
-            return f"has an unknown {error['ctx']['discriminator']}; known are {error['ctx']['expected_tags']}"
+            asked = f"{error['ctx']['discriminator']} {error['ctx']['tag'][:NAME_CHARS]!r}"
+            return f"has the unknown {asked}; known are {error['ctx']['expected_tags']}"
         case "too_short":
             return f"must have at least {error['ctx']['min_length']} item"
     said: str = error["msg"]

@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from mars_ray.errors import MarsRayError
+from mars_ray.errors import MarsRayError, UnavailableError
 from mars_ray.serve.api_error import ApiError, api_error, internal_error
 from mars_ray.serve.client import ModelFacts
 from mars_ray.serve.control_routes import Control, control_routes
@@ -58,6 +58,12 @@ class ModelList(BaseModel):
 
     object: str = "list"
     data: list[Model]
+
+
+class Version(BaseModel):
+    """Answer of `/version`."""
+
+    version: str
 
 
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -128,6 +134,19 @@ def make_app(
         """Ready: a request sent now would be served."""
         ready = await endpoint.client.ready()
         return PlainTextResponse("ready" if ready else "not ready", status_code=200 if ready else 503)
+
+    @app.get("/health", response_class=Response)
+    @app.get("/ping", response_class=Response)
+    async def health() -> Response:
+        """As vLLM and SGLang have it: an empty 200 while a request sent now would be served."""
+        if not await endpoint.client.ready():
+            raise UnavailableError("no engine is up. Try again later.")
+        return Response()
+
+    @app.get("/version")
+    async def get_version() -> Version:
+        """Which release answers."""
+        return Version(version=version("mars-ray"))
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def get_metrics() -> Response:

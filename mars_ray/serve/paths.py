@@ -9,9 +9,10 @@ from starlette.types import Scope
 
 from mars_ray.serve.keys import Role
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/health", "/ping"})
+"""Kubernetes' names, and those by which clients of vLLM and SGLang ask whether an engine is up."""
 
-USE_PATHS = frozenset({"/tokenize", "/detokenize", "/openapi.json"})
+USE_PATHS = frozenset({"/tokenize", "/detokenize", "/openapi.json", "/version"})
 """Beside those below /v1/."""
 
 

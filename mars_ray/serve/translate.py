@@ -22,6 +22,7 @@ from mars_ray.serve.wire import (
     JsonObjectFormat,
     JsonSchemaFormat,
     Message,
+    text_of,
 )
 
 COMPLETION_TOKENS = 16
@@ -76,7 +77,7 @@ def template_messages(messages: list[Message]) -> list[dict[str, str]]:
     # Few templates know the role "developer", which is OpenAI's newer word for "system".
     roles = {"developer": "system"}
     return [
-        {"role": roles.get(each.role, each.role), "content": each.text} | ({"name": each.name} if each.name else {})
+        {"role": roles.get(each.role, each.role), "content": text_of(each)} | ({"name": each.name} if each.name else {})
         for each in messages
     ]
 

@@ -79,12 +79,9 @@ class TextPart(Body):
     text: str
 
 
-class Message(Body):
+class _Turn(Body):
     """One turn of a conversation."""
 
-    role: Literal["developer", "system", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
-    """Only the assistant may have said nothing: OpenAI's answers have null there, and clients send them back."""
     name: str | None = None
 
     @model_validator(mode="before")
@@ -92,8 +89,6 @@ class Message(Body):
     def _name_what_is_not_text(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        if value.get("role") in ("tool", "function"):
-            raise ApiError.bad_request(f"messages with the role {value['role']!r} are not supported.", "messages")
         if value.get("role") == "assistant":
             value = _as_text(value)
         parts = value.get("content")
@@ -103,18 +98,32 @@ class Message(Body):
                 raise ApiError.bad_request(f"content of type {kind[:40]!r} is not supported; only text is.", "messages")
         return {key: item for key, item in value.items() if item is not None}
 
-    @model_validator(mode="after")
-    def _say_something(self) -> "Message":
-        if self.content is None and self.role != "assistant":
-            raise ApiError.bad_request(f"a message with the role {self.role!r} has no content.", "messages")
-        return self
 
-    @property
-    def text(self) -> str:
-        """The content as one text."""
-        if self.content is None or isinstance(self.content, str):
-            return self.content or ""
-        return "".join(part.text for part in self.content)
+Text = str | Annotated[list[TextPart], Field(min_length=1)]
+
+
+class Asked(_Turn):
+    """What the assistant is told."""
+
+    role: Literal["developer", "system", "user"]
+    content: Text
+
+
+class Said(_Turn):
+    """What the assistant said. OpenAI's answers may have null there, and clients send them back."""
+
+    role: Literal["assistant"]
+    content: Text | None = None
+
+
+Message = Annotated[Asked | Said, Field(discriminator="role")]
+
+
+def text_of(message: Message) -> str:
+    """Return the content as one text."""
+    if message.content is None or isinstance(message.content, str):
+        return message.content or ""
+    return "".join(part.text for part in message.content)
 
 
 def _as_text(turn: dict[str, Any]) -> dict[str, Any]:

@@ -361,8 +361,9 @@ def test_a_key_to_use_the_model_may_not_read_metrics(guarded: Served, keys: dict
 
 @pytest.mark.parametrize(
     ("path", "statuses"),
-    [("/healthz", (200, 200, 200)), ("/readyz", (200, 200, 200)), ("/metrics", (401, 403, 200)),
-     ("/openapi.json", (401, 200, 200)), ("/v1/models", (401, 200, 200))],
+    [("/healthz", (200, 200, 200)), ("/readyz", (200, 200, 200)), ("/health", (200, 200, 200)),
+     ("/ping", (200, 200, 200)), ("/version", (401, 200, 200)), ("/metrics", (401, 403, 200)),
+     ("/control", (401, 403, 200)), ("/openapi.json", (401, 200, 200)), ("/v1/models", (401, 200, 200))],
 )  # fmt: skip
 def test_each_path_is_for_its_role(guarded: Served, keys: dict[str, str], path: str, statuses: tuple[int, ...]) -> None:
     with http(guarded) as plain:

@@ -108,6 +108,8 @@ def test_an_engine_that_is_killed_ends_every_answer_with_an_error(mortal: Served
             assert (lost.value.status_code, lost.value.code) == (503, "replica_lost")
             assert int(lost.value.response.headers["retry-after"]) >= 1
         assert plain.get("/readyz").status_code == 503
+        for path in ("/health", "/ping"):
+            check_error(plain.get(path), 503, code="unavailable")
         assert plain.get("/healthz").status_code == 200, "the process itself is well"
         check_error(plain.post("/v1/completions", json={"model": MODEL, "prompt": "a"}), 503, code="replica_lost")
         until_s = time.monotonic() + PATIENCE_S
