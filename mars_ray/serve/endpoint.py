@@ -180,19 +180,23 @@ async def _events(
     exchange: Exchange,
 ) -> AsyncGenerator[str, None]:
     """Yield the events of a stream; an error after the first of them is an event too."""
+    asked = body.stream_options
+    always = asked.include_usage and asked.continuous_usage_stats
     async with aclosing(arriving):
         try:
             arrived: Arrived | None = first
             while arrived:
                 number, chunk = arrived
                 part = part_of(chunk, number * body.n + chunk.index)
-                for piece in single_tokens(part) if body.stream_options.single_tokens else (part,):
+                for piece in single_tokens(part) if asked.single_tokens else (part,):
                     for spoken in reply.pieces(piece):
+                        if always:
+                            spoken = spoken.model_copy(update={"usage": tally.usage()})
                         yield spoken.model_dump_json(exclude_unset=True)
                 arrived = await anext(arriving, None)
                 if arrived:
                     _count(arrived[1], tally)
-            if body.stream_options.include_usage:
+            if asked.include_usage:
                 yield reply.closing(tally.usage()).model_dump_json(exclude_unset=True)
             yield DONE
         except MarsRayError as error:

@@ -66,6 +66,8 @@ class StreamOptions(Body):
     """How a stream is cut."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
+    """As vLLM has it: with `include_usage`, every chunk says what was used so far."""
     include_obfuscation: bool = False
     """Accepted: padding against an observer of the network, which the answer does not depend on."""
     single_tokens: bool = False

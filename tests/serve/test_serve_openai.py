@@ -237,6 +237,15 @@ def test_usage_ends_a_stream_that_asked_for_it_and_no_other(client: OpenAI) -> N
     assert all(chunk.usage is None for chunk in client.chat.completions.create(**CHAT, stream=True))
 
 
+def test_usage_comes_with_every_chunk_for_who_asks_for_that(client: OpenAI) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = list(client.chat.completions.create(**CHAT, stream=True, stream_options=options))
+    used = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage]
+    assert len(used) == len(chunks)
+    assert used == sorted(used)
+    assert 0 < used[0] < used[-1] == used[-2]
+
+
 def test_single_tokens_come_one_to_a_chunk_and_say_the_same(client: OpenAI, prompt: list[int]) -> None:
     fields: dict[str, Any] = {"model": MODEL, "prompt": prompt, "temperature": 0, "max_tokens": 64, "extra_body": FIXED}
     by_step = list(client.completions.create(**fields, stream=True))
