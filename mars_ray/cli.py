@@ -1,11 +1,10 @@
 """The command line: arguments -> config -> one call; nothing else.
 
 Results go to standard output, progress and errors to standard error. An error a user can mend is one line, and the
-exit code says which kind it was (see `errors`).
+exit code says which kind it was (see `errors` and `program`).
 """
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,7 +17,8 @@ from mars_ray.cli_control import status, threshold_app
 from mars_ray.cli_evaluate import evaluate
 from mars_ray.cli_generate import generate
 from mars_ray.cli_keys import keys_app
-from mars_ray.errors import ConfigError, InterruptedRunError, MarsRayError, OutputError
+from mars_ray.errors import ConfigError, InterruptedRunError, OutputError
+from mars_ray.program import run_program
 
 app = typer.Typer(
     help="Fine-tune instruction models to decode several tokens at a time, and use them, on Ray.",
@@ -378,8 +378,4 @@ def main() -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    try:
-        app()
-    except MarsRayError as error:
-        print(f"mars-ray: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_program("mars-ray", app)

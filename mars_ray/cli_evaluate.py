@@ -56,8 +56,8 @@ def evaluate(
 ) -> None:
     """Measure accuracy, agreement and speed at each threshold, and write results.json and report.html.
 
-    Exit codes: 0 complete, 3 complete with unanswered questions, 130 stopped, 1 failed (the same command goes on),
-    2 wrong input.
+    Exit codes: 0 complete, 3 complete with unanswered questions, 130 stopped (by SIGTERM 143), 1 failed (the same
+    command goes on), 2 wrong input.
     """
     from mars_ray.evaluate.ray_evaluate import evaluate as run
     from mars_ray.evaluate.tasks import TaskOptions

@@ -91,7 +91,8 @@ def generate(
 ) -> None:
     """Answer every row of a data set with Ray Data.
 
-    Exit codes: 0 complete, 3 complete with errors, 130 stopped, 1 failed (the same command goes on), 2 wrong input.
+    Exit codes: 0 complete, 3 complete with errors, 130 stopped (by SIGTERM 143), 1 failed (the same command goes on),
+    2 wrong input.
     """
     from mars_ray.batch.plain_form import PlainSettings
     from mars_ray.batch.ray_generate import GenerateOptions

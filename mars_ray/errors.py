@@ -21,7 +21,7 @@ MarsRayError
     ├── ServeError            the endpoint did not come up
     ├── UnavailableError      no engine can take a request at the moment
     ├── ReplicaLostError      the replica that served a request died
-    └── InterruptedRunError   stopped by the user, saved, can go on       exit code 130
+    └── InterruptedRunError   stopped by the user, saved, can go on       exit code 130, 143 for SIGTERM
 """
 
 from typing import ClassVar

@@ -2,6 +2,11 @@
 
 import logging
 import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 import ray
 
@@ -17,7 +22,45 @@ def connect() -> None:
     local = {} if os.environ.get("RAY_ADDRESS") else {"include_dashboard": False}
     logging.getLogger("ray.train").setLevel(logging.ERROR)
     logging.getLogger("ray.data").setLevel(logging.ERROR)
-    ray.init(log_to_driver=False, logging_level=logging.ERROR, **local)
+    with _sigterm_kept():
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **local)
+
+
+@contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Give SIGTERM back to who handled it: Ray takes it, and shows a stack of its own."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    try:
+        yield
+    except SystemExit:  # what Ray made of one that came meanwhile
+        handler(signal.SIGTERM, None)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
+@contextmanager
+def silent_once_stopped() -> Iterator[None]:
+    """From Ctrl-C on, print nothing that Ray says by itself: it kills actors to stop, and reports them as failed."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def on_sigint(number: int, frame: FrameType | None) -> None:
+        driver = ray._private.worker.global_worker
+        driver.threads_stopped.set()
+        driver.gcs_error_subscriber.close()
+        handler(number, frame)
+
+    signal.signal(signal.SIGINT, on_sigint)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def cluster_cpus() -> float:

@@ -13,7 +13,6 @@ goes on; other settings need another output folder.
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import groupby, islice
@@ -29,7 +28,7 @@ from mars_ray.batch.plain_form import PlainSettings
 from mars_ray.batch.ray_generate import GenerateOptions, generate
 from mars_ray.data.tasks import mixture, verify
 from mars_ray.engine.request import DecodeParams, SamplingParams
-from mars_ray.errors import MarsRayError
+from mars_ray.program import run_program
 
 Row = dict[str, Any]
 
@@ -117,11 +116,4 @@ def show(shares: dict[str, Share]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except MarsRayError as error:
-        print(f"best_of_n: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("best_of_n: Stopped. The same command goes on.", file=sys.stderr)
-        sys.exit(130)
+    run_program("best_of_n", main, stopped="Stopped. The same command goes on.")

@@ -11,7 +11,6 @@ Five steps, each skipped when its result is there, so a run that was stopped goe
 
 import json
 import shutil
-import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import islice
@@ -25,11 +24,11 @@ from transformers.utils import logging
 from bundled_card import card_text
 from mars_ray.data.tasks.family import TaskExample
 from mars_ray.data.tasks.split import mixture
-from mars_ray.errors import MarsRayError
 from mars_ray.evaluate.calibrate import THRESHOLDS, CalibrateOptions, calibrate
 from mars_ray.evaluate.families import heldout_examples
 from mars_ray.model.card import Card, read_card
 from mars_ray.model.checkpoint import load_checkpoint, save_checkpoint
+from mars_ray.program import run_program
 from mars_ray.train.config import read_config
 from mars_ray.train.ray_trainer import train
 from mars_ray.train.run_folder import RunFolder
@@ -157,8 +156,4 @@ def publish(model: Path, card: Card, before: Card) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except MarsRayError as error:
-        print(f"build_bundled_model: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_program("build_bundled_model", main)

@@ -17,7 +17,6 @@ not be asked about are in `answers/errors.jsonl`, each with its reason.
 
 import argparse
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -32,7 +31,8 @@ from mars_ray.batch.ray_generate import GenerateOptions, generate
 from mars_ray.data.tasks import FAMILIES, examples
 from mars_ray.engine.grammar_spec import GrammarSpec
 from mars_ray.engine.request import DecodeParams, SamplingParams
-from mars_ray.errors import DataError, MarsRayError
+from mars_ray.errors import DataError
+from mars_ray.program import run_program
 
 QUESTION = "Extract name, age and city as JSON: "
 """One of those the bundled model was trained on."""
@@ -115,11 +115,4 @@ def judged(text: str, validator: Validator) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except MarsRayError as error:
-        print(f"documents_to_instructions: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("documents_to_instructions: Stopped. The same command goes on.", file=sys.stderr)
-        sys.exit(130)
+    run_program("documents_to_instructions", main, stopped="Stopped. The same command goes on.")

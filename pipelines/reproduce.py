@@ -36,8 +36,9 @@ from mars_ray.bench.machine import machine
 from mars_ray.data.packed import read_report
 from mars_ray.data.ray_prepare import PrepareOptions, prepare
 from mars_ray.data.tasks.split import Split, mixture
-from mars_ray.errors import MarsRayError, RunError
+from mars_ray.errors import RunError
 from mars_ray.model.resolve import resolve_model
+from mars_ray.program import run_program
 from mars_ray.progress import ProgressLine
 from mars_ray.ray_cluster import cluster_cpus, connect
 from mars_ray.train.run_folder import RunFolder
@@ -241,11 +242,4 @@ def results(folder: Path) -> Json:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except MarsRayError as error:
-        print(f"reproduce: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("reproduce: Stopped. The same command goes on.", file=sys.stderr)
-        sys.exit(130)
+    run_program("reproduce", main, stopped="Stopped. The same command goes on.")

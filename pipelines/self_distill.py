@@ -16,7 +16,6 @@ done again, so more seeds may be added later.
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -31,13 +30,14 @@ from mars_ray.bench.machine import machine
 from mars_ray.data.tasks import mixture
 from mars_ray.data.tasks.split import Split
 from mars_ray.engine.request import SamplingParams
-from mars_ray.errors import MarsRayError, ModelError
+from mars_ray.errors import ModelError
 from mars_ray.evaluate.curve import curve_of
 from mars_ray.evaluate.prompts import family_prompts
 from mars_ray.evaluate.statistics import mean_and_spread
 from mars_ray.model.card import read_card
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
+from mars_ray.program import run_program
 from mars_ray.train.config import TrainConfig, parse_config
 from mars_ray.train.ray_trainer import train
 from mars_ray.train.run_folder import RunFolder
@@ -184,11 +184,4 @@ def shown(figure: Json, form: str) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except MarsRayError as error:
-        print(f"self_distill: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("self_distill: Stopped. The same command goes on.", file=sys.stderr)
-        sys.exit(130)
+    run_program("self_distill", main, stopped="Stopped. The same command goes on.")

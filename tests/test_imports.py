@@ -13,6 +13,7 @@ MODULES = sorted(ROOT.rglob("*.py"))
 BELOW = {
     "errors": set(),
     "progress": set(),
+    "program": {"errors"},
     "method": {"errors"},
     "model": {"errors"},
     "ray_cluster": {"errors"},
@@ -24,7 +25,7 @@ BELOW = {
     "serve": {"errors", "ray_cluster", "model", "data", "engine", "control"},
     "evaluate": {"errors", "progress", "method", "model", "data", "engine", "batch", "bench"},
     "rivals": {"errors", "method"},
-    "harness": {"errors", "progress", "method", "model", "engine", "evaluate"},
+    "harness": {"errors", "program", "progress", "method", "model", "engine", "evaluate"},
     "simulate": {"errors", "progress", "data", "model", "engine", "control", "bench"},
     "bench": {"errors", "progress", "method", "model", "data", "engine", "control"},
 }

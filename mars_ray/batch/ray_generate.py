@@ -5,7 +5,6 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -30,6 +29,7 @@ from mars_ray.batch.output import LEDGER, Format, open_output
 from mars_ray.batch.plain_form import PlainSettings, plain_id
 from mars_ray.batch.ray_decoder import Decoder
 from mars_ray.batch.ray_oversee import Overseer
+from mars_ray.batch.ray_pool import pass_arguments_by_value
 from mars_ray.batch.ray_source import READ_RECORDS, Rows, read_rows
 from mars_ray.batch.report import JobReport, Status
 from mars_ray.control.limits import bounds_of
@@ -46,7 +46,7 @@ from mars_ray.model.card import read_card
 from mars_ray.model.digest import folder_digest
 from mars_ray.model.resolve import resolve_model
 from mars_ray.progress import ProgressLine
-from mars_ray.ray_cluster import cluster_cpus, connect
+from mars_ray.ray_cluster import cluster_cpus, connect, silent_once_stopped
 
 BLOCK_ROWS = 64
 """As a rule; a small job has blocks for all workers."""
@@ -139,6 +139,7 @@ def generate(options: GenerateOptions) -> JobReport:
             output.ledger.forget_errors()
         app = f"{BATCH}{hashlib.sha256(str(output.folder.absolute()).encode()).hexdigest()[:12]}"
         connect()
+        pass_arguments_by_value()
         _check_cluster(options)
         job = Job(output, total=survey.rows, workers=options.workers, settings=settings, clock=time.monotonic)
         overseer = Overseer(app, plan, partial(_tokens_left, job), options.deadline_s)
@@ -147,13 +148,17 @@ def generate(options: GenerateOptions) -> JobReport:
         )
         status: Status = "stopped"
         try:
-            with overseer, JobProgress() as progress, suppress(KeyboardInterrupt):
-                for table in _tables(_outcomes(options, model, form, rows, plan, app, block_rows)):
-                    job.take(table)
-                    progress.update(job.figures(overseer.note))
-                status = "complete with errors" if job.errors else "complete"
+            with overseer, JobProgress() as progress, silent_once_stopped():
+                try:
+                    for table in _tables(_outcomes(options, model, form, rows, plan, app, block_rows)):
+                        job.take(table)
+                        progress.update(job.figures(overseer.note))
+                    status = "complete with errors" if job.errors else "complete"
+                except KeyboardInterrupt:
+                    pass
+                finally:  # before anything is asked of Ray: who stops this process may have stopped Ray, too
+                    output.settle()
         finally:
-            output.settle()
             report = job.report(status, model=options.model, deadline=_kept_deadline(overseer, status))
             output.report(report)
     if status == "stopped":

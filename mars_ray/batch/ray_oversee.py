@@ -16,6 +16,8 @@ from mars_ray.control.yielding import Yielding
 from mars_ray.errors import MarsRayError
 
 EVERY_S = 2.0
+CLUSTER_S = 5.0
+"""At the end, the cluster is waited for so long: what stopped the job may have stopped it, too."""
 NEWS = 1.5
 """Times as late as was said, or as little, is worth a new line."""
 
@@ -38,8 +40,10 @@ class Overseer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._ended.set()
-        self._thread.join()
-        remove_controllers(self._app)
+        self._thread.join(CLUSTER_S)
+        removing = threading.Thread(target=remove_controllers, args=(self._app,), name="remover", daemon=True)
+        removing.start()
+        removing.join(CLUSTER_S)
 
     @property
     def left_s(self) -> float | None:

@@ -5,22 +5,20 @@ Out:   what `lm-eval` does with them.
 Never: changes or adds an argument.
 """
 
-import sys
-
-from mars_ray.errors import MarsRayError
 from mars_ray.harness import register
+from mars_ray.program import run_program
 
 
 def main() -> None:
     """Run `lm-eval`; an error of ours is one line and an exit code."""
-    try:
-        register()
-        from lm_eval.__main__ import cli_evaluate
+    run_program("mars-ray", _evaluate)
 
-        cli_evaluate()
-    except MarsRayError as error:
-        print(f"mars-ray: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+
+def _evaluate() -> None:
+    register()
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as something to wait for.
+"""Ctrl-C, and SIGTERM that `program` makes the same, as something to wait for.
 
 In:    signals.
 Out:   whether one came; a second one raises.
@@ -11,24 +11,19 @@ from types import FrameType, TracebackType
 
 from mars_ray.errors import InterruptedRunError
 
-STOPPING = (signal.SIGINT, signal.SIGTERM)
-
 
 class StopSignals:
     """Handles the signals within the block; main thread only."""
 
     def __init__(self) -> None:
         self._came = threading.Event()
-        self._before: dict[int, object] = {}
 
     def __enter__(self) -> "StopSignals":
-        for number in STOPPING:
-            self._before[number] = signal.signal(number, self._handle)
+        self._before = signal.signal(signal.SIGINT, self._handle)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+        signal.signal(signal.SIGINT, self._before)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait for a signal; return whether one came. Raises `InterruptedRunError` at the second."""

@@ -86,7 +86,7 @@ def check(output: Path, last: "subprocess.Popen[str]", runs: int) -> None:
     assert (report["rows"], report["runs"], report["status"]) == (ROWS, runs, "complete")
 
 
-def test_every_row_is_there_once_after_a_kill_and_ctrl_c(model_folder: Path, tmp_path: Path) -> None:
+def test_every_row_is_there_once_after_a_kill_ctrl_c_and_sigterm(model_folder: Path, tmp_path: Path) -> None:
     source, output = tmp_path / "rows.jsonl", tmp_path / "out"
     rows_in(source)
 
@@ -95,16 +95,19 @@ def test_every_row_is_there_once_after_a_kill_and_ctrl_c(model_folder: Path, tmp
     killed.kill()
     end(killed)
 
-    stopped = start(source, output, model_folder)
-    until(done_in(output) + 1, output, stopped)
-    stopped.send_signal(signal.SIGINT)
-    said, _ = stopped.communicate(timeout=SECONDS)
-    assert stopped.returncode == 130, said
-    assert "The same command goes on." in said and "Traceback" not in said
-    readable = pq.read_table(output / "rows").num_rows
-    assert readable == done_in(output) < ROWS
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        stopped = start(source, output, model_folder)
+        until(done_in(output) + 1, output, stopped)
+        stopped.send_signal(number)
+        said, _ = stopped.communicate(timeout=SECONDS)
+        assert stopped.returncode == code, said
+        assert said.splitlines()[-1].endswith("The same command goes on.")
+        ours = ("look at the input: ", "generate: ", "mars-ray: ")
+        assert [line for line in said.splitlines() if not line.startswith(ours) and "network_util" not in line] == []
+        readable = pq.read_table(output / "rows").num_rows
+        assert readable == done_in(output) < ROWS
 
-    check(output, start(source, output, model_folder), runs=3)
+    check(output, start(source, output, model_folder), runs=4)
 
 
 def test_a_worker_that_is_killed_is_replaced(model_folder: Path, tmp_path: Path) -> None:
