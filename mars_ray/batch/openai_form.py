@@ -10,11 +10,9 @@ Format: OpenAI API reference, "The request input object" and "The request output
 
 import hashlib
 import time
-from codecs import getincrementaldecoder
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, pairwise
 from reprlib import repr as shortened
 from typing import Any
 
@@ -123,7 +121,7 @@ class OpenAIForm:
             model=self._facts.name,
             token_bytes=self._facts.engine.token_bytes,
         )
-        chunks = [_chunk(answer, index, naming) for index, answer in enumerate(answers)]
+        chunks = [_chunk(answer, index) for index, answer in enumerate(answers)]
         for chunk in chunks:
             tally.add(chunk)
         reply = ChatReply(naming) if chat else CompletionReply(naming)
@@ -169,24 +167,17 @@ class OpenAIForm:
         return replace(request, decode=replace(decode, block=body.block or decode.block))
 
 
-def _chunk(answer: Answer, index: int, naming: Naming) -> Chunk:
+def _chunk(answer: Answer, index: int) -> Chunk:
     """Return an answer as the one chunk in which an engine could have said it all."""
     return Chunk(
         request_id="",
         index=index,
         tokens=answer.tokens,
-        pieces=_pieces(answer, naming),
+        pieces=(answer.text,),
         logprobs=answer.logprobs,
         threshold=answer.threshold,
         finished=answer.finished,
     )
-
-
-def _pieces(answer: Answer, naming: Naming) -> tuple[str, ...]:
-    """Cut the text of an answer where its tokens complete characters; what ended it added no text."""
-    decoder = getincrementaldecoder("utf-8")("replace")
-    ends = list(accumulate(len(decoder.decode(naming.bytes_of(token))) for token in answer.tokens))
-    return tuple(answer.text[start:end] for start, end in pairwise([0, *ends[:-1], len(answer.text)]))
 
 
 def _line(id: str, custom_id: str | None, response: Record | None, error: Record | None = None) -> Record:

@@ -25,6 +25,9 @@ class TokenLogprobs:
     chosen: float
     top: tuple[tuple[int, float], ...]
     """The most likely tokens, best first."""
+    start: int | None = None
+    """The character of the answer at which the text of the token begins; None for one without, as a stop token. Where
+    a stop string ends the text before it, the token is not of the answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ class Emitted:
     """The text each token settled."""
     reason: FinishReason | None
     """Set once the sequence has ended."""
+    starts: tuple[int | None, ...]
+    """Where log-probabilities are asked for, for each token the character its text begins at (see `TokenLogprobs`)."""
 
 
 def picks_of(feed: Feed, where: slice) -> slice:
@@ -77,20 +79,22 @@ def _emit(sequence: Sequence, gained: list[int], ended: bool) -> Emitted:
 
     `ended` says that nothing can follow it.
     """
-    sampling, number, pieces = sequence.request.sampling, sequence.generated, list[str]()
+    sampling, number, text = sequence.request.sampling, sequence.generated, sequence.text
+    pieces, starts = list[str](), list[int | None]()
+    reason: FinishReason | None = None
     for count, token in enumerate(gained, start=1):
-        if token in sequence.stop_ids:
-            return Emitted(tuple(gained[:count]), (*pieces, sequence.text.finish()), "stop")
-        pieces.append(sequence.text.push(token, may_stop=number + count > sampling.min_tokens))
-        if sequence.text.stopped:
-            return Emitted(tuple(gained[:count]), tuple(pieces), "stop")
-        if ended and count == len(gained):
-            pieces[-1] += sequence.text.finish()
-            return Emitted(tuple(gained), tuple(pieces), "stop")
-        if number + count == sequence.limit:
-            pieces[-1] += sequence.text.finish()
-            return Emitted(tuple(gained[:count]), tuple(pieces), "length")
-    return Emitted(tuple(gained), tuple(pieces), None)
+        stop = token in sequence.stop_ids
+        if sampling.logprobs is not None:
+            starts.append(None if stop else text.start_of(token))
+        pieces.append("" if stop else text.push(token, may_stop=number + count > sampling.min_tokens))
+        if stop or text.stopped or (ended and count == len(gained)):
+            reason = "stop"
+        elif number + count == sequence.limit:
+            reason = "length"
+        if reason is not None:
+            pieces[-1] += text.finish()  # nothing, if it was a stop string
+            break
+    return Emitted(tuple(gained[: len(pieces)]), tuple(pieces), reason, tuple(starts))
 
 
 def record(profile: Profile, feed: Feed, where: slice, walked: Walk, window: Window) -> None:

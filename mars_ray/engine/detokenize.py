@@ -25,7 +25,15 @@ class TextStream:
         self._held = ""
         """The end of them, as far as it may become a stop string."""
         self._may_stop = True
+        self._special: frozenset[int] | None = None
         self.stopped = False
+
+    def start_of(self, token: int) -> int | None:
+        """Return the character at which the text of `token`, to be pushed next, begins; None if it never has any."""
+        if self._special is None:
+            added = self._tokenizer.added_tokens_decoder
+            self._special = frozenset(number for number, each in added.items() if each.special)
+        return None if token in self._special else self._settled
 
     def push(self, token: int, *, may_stop: bool = True) -> str:
         """Return the text that `token` settles. `stopped` then says whether a stop string is complete."""

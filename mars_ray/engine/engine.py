@@ -331,7 +331,7 @@ class Engine:
             self._time(sequence, len(emitted.tokens))
         logprobs: tuple[TokenLogprobs, ...] = ()
         if (count := sequence.request.sampling.logprobs) is not None:
-            logprobs = logprobs_of(emitted.tokens, picks_of(feed, where).start, count, window)
+            logprobs = logprobs_of(emitted, picks_of(feed, where).start, count, window)
         return Chunk(
             request_id=sequence.request.id,
             index=sequence.index,

@@ -12,6 +12,7 @@ import torch
 
 from mars_ray.engine.choose import choose_allowed, constrain, is_plain, is_sequential, positions_of, propose
 from mars_ray.engine.chunk import TokenLogprobs
+from mars_ray.engine.commit import Emitted
 from mars_ray.engine.grammar import Matcher
 from mars_ray.engine.runner import Window
 from mars_ray.engine.scheduler import Feed
@@ -100,12 +101,15 @@ def _within_grammar(
 
 
 @torch.inference_mode()
-def logprobs_of(tokens: tuple[int, ...], first: int, count: int, window: Window) -> tuple[TokenLogprobs, ...]:
-    """Return the log-probabilities of `tokens`, chosen at the picks from `first` on, and of the `count` best."""
+def logprobs_of(emitted: Emitted, first: int, count: int, window: Window) -> tuple[TokenLogprobs, ...]:
+    """Return the log-probabilities of its tokens, chosen at the picks from `first` on, and of the `count` best."""
+    tokens = emitted.tokens
     log_p_TV = window.logits_MV[first : first + len(tokens)].log_softmax(dim=-1)
     chosen_T = log_p_TV.gather(1, torch.tensor(tokens, device=log_p_TV.device)[:, None]).squeeze(1)
     best, ids = log_p_TV.topk(count, dim=-1)
     return tuple(
-        TokenLogprobs(chosen, tuple(zip(top_ids, top, strict=True)))
-        for chosen, top_ids, top in zip(chosen_T.tolist(), ids.tolist(), best.tolist(), strict=True)
+        TokenLogprobs(chosen, tuple(zip(top_ids, top, strict=True)), start)
+        for chosen, top_ids, top, start in zip(
+            chosen_T.tolist(), ids.tolist(), best.tolist(), emitted.starts, strict=True
+        )
     )

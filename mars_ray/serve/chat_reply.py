@@ -10,7 +10,7 @@ from openai.types.chat.chat_completion_message import ChatCompletionMessage
 from openai.types.chat.chat_completion_token_logprob import ChatCompletionTokenLogprob, TopLogprob
 from openai.types.completion_usage import CompletionUsage
 
-from mars_ray.serve.parts import Part
+from mars_ray.serve.parts import Entries, Entry, Part
 from mars_ray.serve.reply import Naming, finite
 
 
@@ -19,6 +19,7 @@ class ChatReply:
 
     def __init__(self, naming: Naming) -> None:
         self._naming = naming
+        self._entries = Entries()
         self._begun: set[int] = set()
         """Choices whose turn was announced."""
 
@@ -34,7 +35,9 @@ class ChatReply:
                 Choice(
                     index=part.choice,
                     message=ChatCompletionMessage(role="assistant", content=part.text, refusal=None),
-                    logprobs=ChoiceLogprobs(content=_logprobs(part, naming)) if part.logprobs else None,
+                    logprobs=ChoiceLogprobs(content=_logprobs(self._entries.of(part), naming))
+                    if part.logprobs
+                    else None,
                     finish_reason=part.reason or "length",
                 )
                 for part in parts
@@ -49,8 +52,9 @@ class ChatReply:
             yield self._chunk(
                 ChunkChoice(index=part.choice, delta=ChoiceDelta(role="assistant", content=""), finish_reason=None)
             )
-        if part.text or part.logprobs:
-            logprobs = ChunkLogprobs(content=_logprobs(part, self._naming)) if part.logprobs else None
+        entries = self._entries.of(part)
+        if part.text:
+            logprobs = ChunkLogprobs(content=_logprobs(entries, self._naming)) if entries else None
             delta = ChoiceDelta(content=part.text)
             yield self._chunk(ChunkChoice(index=part.choice, delta=delta, logprobs=logprobs, finish_reason=None))
         if part.reason:
@@ -71,16 +75,16 @@ class ChatReply:
         )
 
 
-def _logprobs(part: Part, naming: Naming) -> list[ChatCompletionTokenLogprob]:
+def _logprobs(entries: Sequence[Entry], naming: Naming) -> list[ChatCompletionTokenLogprob]:
     return [
         ChatCompletionTokenLogprob(
             token=naming.spell(token),
             bytes=list(naming.bytes_of(token)),
-            logprob=finite(entry.chosen),
+            logprob=finite(logprobs.chosen),
             top_logprobs=[
                 TopLogprob(token=naming.spell(i), bytes=list(naming.bytes_of(i)), logprob=finite(p))
-                for i, p in entry.top
+                for i, p in logprobs.top
             ],
         )
-        for token, entry in zip(part.tokens, part.logprobs, strict=True)
+        for token, _, logprobs in entries
     ]

@@ -6,7 +6,7 @@ from openai.types.completion import Completion
 from openai.types.completion_choice import CompletionChoice, Logprobs
 from openai.types.completion_usage import CompletionUsage
 
-from mars_ray.serve.parts import Part, Reason
+from mars_ray.serve.parts import Entries, Entry, Part, Reason
 from mars_ray.serve.reply import Naming, finite
 
 
@@ -15,8 +15,7 @@ class CompletionReply:
 
     def __init__(self, naming: Naming) -> None:
         self._naming = naming
-        self._offsets: dict[int, int] = {}
-        """Characters each choice has so far."""
+        self._entries = Entries()
 
     def whole(self, parts: Sequence[Part], usage: CompletionUsage) -> Completion:
         """See `Reply`."""
@@ -24,29 +23,27 @@ class CompletionReply:
 
     def pieces(self, part: Part) -> Iterator[Completion]:
         """See `Reply`."""
-        if part.text or part.logprobs or part.reason:
+        choice = self._choice(part, part.reason)
+        if part.text or part.reason:
             # OpenAI's type wants a reason in every chunk, its server sends null until the last.
-            yield self._completion([self._choice(part, part.reason)])
+            yield self._completion([choice])
 
     def closing(self, usage: CompletionUsage) -> Completion:
         """See `Reply`."""
         return self._completion([], usage)
 
     def _choice(self, part: Part, reason: Reason | None) -> CompletionChoice:
-        logprobs = self._logprobs(part) if part.logprobs else None
+        entries = self._entries.of(part)
+        logprobs = self._logprobs(entries) if entries or part.logprobs else None
         return CompletionChoice.construct(index=part.choice, text=part.text, logprobs=logprobs, finish_reason=reason)
 
-    def _logprobs(self, part: Part) -> Logprobs:
-        spell, offset, offsets = self._naming.spell, self._offsets.get(part.choice, 0), []
-        for piece in part.pieces:
-            offsets.append(offset)
-            offset += len(piece)
-        self._offsets[part.choice] = offset
+    def _logprobs(self, entries: Sequence[Entry]) -> Logprobs:
+        spell = self._naming.spell
         return Logprobs(
-            tokens=[spell(token) for token in part.tokens],
-            token_logprobs=[finite(entry.chosen) for entry in part.logprobs],
-            top_logprobs=[{spell(i): finite(p) for i, p in entry.top} for entry in part.logprobs],
-            text_offset=offsets[: len(part.tokens)],
+            tokens=[spell(token) for token, _, _ in entries],
+            token_logprobs=[finite(logprobs.chosen) for _, _, logprobs in entries],
+            top_logprobs=[{spell(i): finite(p) for i, p in logprobs.top} for _, _, logprobs in entries],
+            text_offset=[start for _, start, _ in entries],
         )
 
     def _completion(self, choices: list[CompletionChoice], usage: CompletionUsage | None = None) -> Completion:

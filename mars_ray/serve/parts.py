@@ -5,9 +5,10 @@ Out:   parts in which tokens, text and log-probabilities belong together.
 Never: knows the shape of an API.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from mars_ray.engine.chunk import Chunk, TokenLogprobs
 
@@ -28,6 +29,36 @@ class Part:
     def text(self) -> str:
         """The text of all tokens."""
         return "".join(self.pieces)
+
+
+class Entry(NamedTuple):
+    """The log-probabilities of one token."""
+
+    token: int
+    start: int
+    """The character of the answer at which its text begins."""
+    logprobs: TokenLogprobs
+
+
+class Entries:
+    """The log-probabilities of what is said, as it is said: those of tokens whose text is held back, for it may become
+    a stop string, wait with it; tokens that no text comes of have none."""
+
+    def __init__(self) -> None:
+        self._said: defaultdict[int, int] = defaultdict(int)
+        """Characters of each answer."""
+        self._waiting: defaultdict[int, list[Entry]] = defaultdict(list)
+
+    def of(self, part: Part) -> list[Entry]:
+        """Return those that come with the text of `part`."""
+        waiting = self._waiting[part.choice]
+        for token, logprobs in zip(part.tokens, part.logprobs, strict=bool(part.logprobs)):
+            if logprobs.start is not None:
+                waiting.append(Entry(token, logprobs.start, logprobs))
+        self._said[part.choice] += len(part.text)
+        coming = [entry for entry in waiting if entry.start < self._said[part.choice]]
+        del waiting[: len(coming)]
+        return coming
 
 
 def part_of(chunk: Chunk, choice: int) -> Part:

@@ -39,11 +39,17 @@ def raw(url: Any = CHAT, *, method: Any = "POST", custom_id: Any = "row-1", **bo
 
 def answer_of(checkpoint: Checkpoint, text: str, *, logprobs: bool = False) -> Answer:
     """An answer that a stop token ended."""
-    tokens = (*checkpoint.tokenizer(text)["input_ids"], checkpoint.tokenizer.eos_token_id)
+    encoded = checkpoint.tokenizer(text)
+    tokens = (*encoded["input_ids"], checkpoint.tokenizer.eos_token_id)
+    starts = (*(encoded.token_to_chars(number).start for number in range(len(tokens) - 1)), None)
     return Answer(
         text=text,
         tokens=tokens,
-        logprobs=tuple(TokenLogprobs(-0.5, ((token, -0.5),)) for token in tokens) if logprobs else (),
+        logprobs=tuple(
+            TokenLogprobs(-0.5, ((token, -0.5),), start) for token, start in zip(tokens, starts, strict=True)
+        )
+        if logprobs
+        else (),
         threshold=0.9,
         finished=Finished(
             reason="stop", prompt_tokens=7, cached_tokens=0, tokens=len(tokens), forwards=2, queued_s=0.0
@@ -115,7 +121,7 @@ def test_an_answer_is_a_line_of_openais_output_file(form: OpenAIForm, checkpoint
     assert body.usage.completion_tokens == sum(len(each.tokens) for each in answers)
     assert body.choices[1].logprobs is not None
     assert body.choices[1].logprobs.content is not None
-    assert len(body.choices[1].logprobs.content) == len(answers[1].tokens)
+    assert len(body.choices[1].logprobs.content) == len(answers[1].tokens) - 1, "the stop token is no text"
     assert form.answered(row, answers) == [line]
 
 
@@ -125,7 +131,7 @@ def test_a_completion_says_where_in_the_text_its_tokens_are(form: OpenAIForm, ch
     [choice] = Completion.model_validate(line["response"]["body"]).choices
     assert choice.text == "aåb"
     assert choice.logprobs is not None
-    assert choice.logprobs.text_offset == [0, 1, 1, 2, 3]  # å is two tokens, of which the second completes it
+    assert choice.logprobs.text_offset == [0, 1, 1, 2]  # å is two tokens
 
 
 @pytest.mark.parametrize(

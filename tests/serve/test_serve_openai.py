@@ -124,10 +124,56 @@ def test_the_text_ends_before_a_stop_string_and_nothing_follows(client: OpenAI, 
     assert choice.message.content == streamed_chat(client, **fields) == '{"name": "Oscar'
     assert choice.finish_reason == "stop"
     assert choice.logprobs and choice.logprobs.content and reply.usage
-    assert len(choice.logprobs.content) == reply.usage.completion_tokens, "tokens and logprobs end at the same one"
-    said = "".join(entry.token for entry in choice.logprobs.content)
-    assert said.startswith('{"name": "Oscar", "'), "the tokens end with the one that completed it"
-    assert "age" not in said
+    assert "".join(entry.token for entry in choice.logprobs.content) == choice.message.content
+    assert reply.usage.completion_tokens > len(choice.logprobs.content), "what was cut off was generated all the same"
+
+
+def spelt(logprobs: Any) -> str:
+    return b"".join(bytes(entry.bytes) for entry in logprobs.content).decode()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"max_tokens": 6},
+        {"stop": ["city", "34, "]},
+        {"stop": '"}'},
+        {"stop": "Oscar", "extra_body": {"mode": "ar"}},
+        {"max_tokens": 24, "extra_body": {"ignore_eos": True, "mode": "exact"}},
+        {"n": 2, "temperature": 2, "seed": 4, "max_tokens": 40, "extra_body": {"ignore_eos": True, "threshold": 0.3}},
+        {"stop": "\u2019", "temperature": 2, "seed": 1, "max_tokens": 40},
+    ],
+)
+@pytest.mark.parametrize("by_token", [False, True])
+def test_the_log_probabilities_are_those_of_the_text(client: OpenAI, fields: dict[str, Any], by_token: bool) -> None:
+    asked = CHAT | {"logprobs": True} | fields
+    whole = client.chat.completions.create(**asked)
+    contents, spelled = ["", ""], ["", ""]
+    for chunk in client.chat.completions.create(**asked, stream=True, stream_options={"single_tokens": by_token}):
+        for choice in chunk.choices:
+            contents[choice.index] += choice.delta.content or ""
+            spelled[choice.index] += spelt(choice.logprobs) if choice.logprobs else ""
+    for choice in whole.choices:
+        assert choice.logprobs
+        assert spelt(choice.logprobs) == choice.message.content == contents[choice.index] == spelled[choice.index]
+
+
+@pytest.mark.parametrize("stop", [None, '"age', "age", ["city", "34, "]])
+def test_the_log_probabilities_of_a_completion_are_those_of_the_text(
+    client: OpenAI, prompt: list[int], stop: Any
+) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "prompt": prompt, "temperature": 0, "max_tokens": 64, "logprobs": 1}
+    whole = client.completions.create(**asked, stop=stop).choices[0]
+    assert whole.logprobs and whole.logprobs.tokens
+    assert "".join(whole.logprobs.tokens).startswith(whole.text)
+    assert whole.text.startswith("".join(whole.logprobs.tokens[:-1])), "a stop string may begin within the last token"
+    tokens, text = list[str](), ""
+    for chunk in client.completions.create(**asked, stop=stop, stream=True):
+        text += chunk.choices[0].text
+        tokens += (chunk.choices[0].logprobs.tokens or []) if chunk.choices[0].logprobs else []
+        assert text.startswith("".join(tokens[:-1])), "none comes before its text"
+    assert tokens == whole.logprobs.tokens
 
 
 def test_chat_logprobs_spell_the_text_and_list_the_most_likely(client: OpenAI) -> None:

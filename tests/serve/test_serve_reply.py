@@ -21,25 +21,44 @@ from mars_ray.serve.reply import LEAST_LOGPROB, Naming, Reply
 from mars_ray.serve.tally import Tally
 
 USAGE = CompletionUsage(prompt_tokens=3, completion_tokens=2, total_tokens=5)
-BYTES = (b"a", b"bc", " 漢".encode(), "é".encode()[:1], "é".encode()[1:], b"")
-"""Two of the tokens are halves of a character, one has no text at all."""
+BYTES = (b"a", b"bc", " 漢".encode(), "é".encode()[:1], "é".encode()[1:], b"<|end|>")
+"""Two of the tokens are halves of a character."""
+SILENT = 5
+"""The last of them, a special token, of which no text comes."""
 
 NAMING = Naming(id="id-1", created=7, model="m", token_bytes=BYTES)
 
 
 @st.composite
 def answers(draw: st.DrawFn, choice: int = 0) -> list[Part]:
-    """One answer as the engine may give it: in steps, its text behind its tokens or not, with logprobs or not."""
+    """One answer as the engine may give it: in steps, its text behind its tokens or not, with logprobs or not, cut
+    short by a stop string or not."""
     with_logprobs, parts = draw(st.booleans()), []
     counts = draw(st.lists(st.integers(0, 4), min_size=1, max_size=5))
+    settled, said = "", 0
     for number, count in enumerate(counts):
         tokens = tuple(draw(st.integers(0, len(BYTES) - 1)) for _ in range(count))
-        late = draw(st.lists(st.sampled_from(["x", "é"]), max_size=1)) if number + 1 == len(counts) else []
-        pieces = (*(BYTES[token].decode(errors="ignore") for token in tokens), *late)
-        entries = tuple(TokenLogprobs(-float(token), ((token, -float(token)),)) for token in tokens)
-        reason = draw(st.sampled_from(["stop", "length"])) if number + 1 == len(counts) else None
-        parts.append(Part(choice, pieces, tokens, entries if with_logprobs else (), reason))  # type: ignore[arg-type]
+        last, pieces, entries = number + 1 == len(counts), list[str](), list[TokenLogprobs]()
+        for token in tokens:
+            start = None if token == SILENT else len(settled)
+            entries.append(TokenLogprobs(-float(token), ((token, -float(token)),), start))
+            settled += BYTES[token].decode(errors="ignore") if token != SILENT else ""
+            until = max(said, len(settled) - draw(st.integers(0, 3)))
+            pieces.append(settled[said:until])
+            said = until
+        if last and draw(st.booleans()):
+            pieces.append(settled[said:])
+        reason = draw(st.sampled_from(["stop", "length"])) if last else None
+        given = tuple(entries) if with_logprobs else ()
+        parts.append(Part(choice, tuple(pieces), tokens, given, reason))  # type: ignore[arg-type]
     return parts
+
+
+def expected(parts: list[Part]) -> list[tuple[int, int]]:
+    """Tokens that have text in the answer, and where it begins."""
+    whole = joined(parts)
+    pairs = zip(whole.tokens, whole.logprobs, strict=False)
+    return [(token, each.start) for token, each in pairs if each.start is not None and each.start < len(whole.text)]
 
 
 def events(reply: Reply, parts: Sequence[Part]) -> list[dict[str, Any]]:
@@ -69,6 +88,7 @@ def test_a_chat_stream_joins_to_the_whole_answer(parts: list[Part], by_token: bo
     assert "".join(choice["delta"].get("content", "") for choice in choices) == whole.message.content
     spelled = [entry for choice in choices for entry in (choice.get("logprobs") or {"content": []})["content"]]
     assert spelled == [entry.model_dump() for entry in (whole.logprobs.content or [] if whole.logprobs else [])]
+    assert [each["token"] for each in spelled] == [NAMING.spell(token) for token, _ in expected(parts)]
 
 
 @given(answers(), st.booleans())
@@ -79,8 +99,11 @@ def test_a_completion_stream_joins_to_the_whole_answer(parts: list[Part], by_tok
     assert "".join(choice["text"] for choice in choices) == whole.text
     assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + [whole.finish_reason]
     if whole.logprobs:
-        pieces = joined(parts).pieces[: len(whole.logprobs.tokens or ())]
-        assert whole.logprobs.text_offset == [len("".join(pieces[:number])) for number in range(len(pieces))]
+        assert whole.logprobs.text_offset == [start for _, start in expected(parts)]
+    said = 0
+    for choice in choices:
+        said += len(choice["text"])
+        assert all(start < said for start in (choice["logprobs"] or {"text_offset": []})["text_offset"])
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
         streamed = [entry for choice in choices for entry in (choice["logprobs"] or {name: []})[name]]
         assert streamed == (getattr(whole.logprobs, name) if whole.logprobs else [])
@@ -138,7 +161,7 @@ def test_usage_comes_with_no_choice(reply: Reply) -> None:
 
 @pytest.mark.parametrize("value", [-math.inf, math.nan])
 def test_a_logprob_json_cannot_say_is_openais_least(value: float) -> None:
-    part = Part(0, ("a",), (0,), (TokenLogprobs(value, ((1, value),)),), "stop")
+    part = Part(0, ("a",), (0,), (TokenLogprobs(value, ((1, value),), 0),), "stop")
     [entry] = ChatReply(NAMING).whole([part], USAGE).choices[0].logprobs.content  # type: ignore[misc, union-attr]
     assert (entry.logprob, entry.top_logprobs[0].logprob) == (LEAST_LOGPROB, LEAST_LOGPROB)
 
