@@ -43,6 +43,11 @@ class Display(ABC):
         if not self._console.is_terminal and self._clock() - self._printed_s >= PLAIN_LINE_EVERY_S:
             self._print_line()
 
+    def show_now(self) -> None:
+        """Show what changed at once, without a terminal too."""
+        if not self._console.is_terminal:
+            self._print_line()
+
     def say(self, line: str) -> None:
         """Print a line now where there is no terminal."""
         if not self._console.is_terminal:

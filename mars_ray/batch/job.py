@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from mars_ray.batch.in_flight import InFlight, worker_of
 from mars_ray.batch.outcome import from_table
 from mars_ray.batch.output import Output
 from mars_ray.batch.report import JobFigures, JobReport, Status, WorkerFigures
@@ -32,7 +33,7 @@ class Job:
         self._started_s: float | None = None
         """When the first worker was ready: how long engines take to start says nothing about the job."""
         self._done, self._errors = output.ledger.done, sum(output.ledger.kinds().values())
-        self._done_before = self._done
+        self._done_before, self._tokens_before = self._done, self._tokens
         self._recent: deque[tuple[float, str, int, int]] = deque()
         """When, from whom, tokens, forwards."""
         self._rows = Counter[str]()
@@ -71,8 +72,8 @@ class Job:
         self._tokens += tokens.total()
         self._recent.extend((now_s, worker, tokens[worker], forwards[worker]) for worker in tokens)
 
-    def figures(self, note: str = "") -> JobFigures:
-        """Return how the job is."""
+    def figures(self, flight: InFlight, note: str = "") -> JobFigures:
+        """Return how the job is, what is under way included."""
         now_s = self._clock()
         while self._recent and now_s - self._recent[0][0] > RECENT_S:
             self._recent.popleft()
@@ -83,24 +84,35 @@ class Job:
             tokens[worker] += of_tokens
             forwards[worker] += of_forwards
         here = self._done - self._done_before
+        rate = flight.tokens_per_s()
+        running = Counter[str]()
+        rates: dict[str, float] = {}
+        for engine, under_way in flight.workers.items():
+            worker = worker_of(engine)
+            running[worker] += under_way
+            of_engine = flight.tokens_per_s(engine)
+            if of_engine is not None:
+                rates[worker] = of_engine
         return JobFigures(
             done=self._done,
             total=self._total,
             errors=self._errors,
-            tokens_per_s=tokens.total() / span_s,
-            tokens_per_forward=tokens.total() / max(1, forwards.total()),
+            running=sum(running.values()) if self.left else 0,  # the last reports are older than the last rows
+            tokens=max(self._tokens, self._tokens_before + flight.tokens),
+            tokens_per_s=rate if rate is not None else tokens.total() / span_s if tokens else None,
+            tokens_per_forward=tokens.total() / forwards.total() if forwards.total() else None,
             threshold=self._threshold,
             eta_s=self.left * ran_s / here if here else None,
             note=note,
             workers=tuple(
                 WorkerFigures(
                     name=worker,
-                    rows=rows,
-                    tokens_per_s=tokens[worker] / span_s,
-                    tokens_per_forward=tokens[worker] / max(1, forwards[worker]),
+                    rows=self._rows[worker],
+                    running=running.get(worker, 0),
+                    tokens_per_s=rates.get(worker, tokens[worker] / span_s),
+                    tokens_per_forward=tokens[worker] / forwards[worker] if forwards[worker] else None,
                 )
-                for worker, rows in sorted(self._rows.items())
-                if worker in tokens
+                for worker in sorted(running.keys() | tokens.keys())
             ),
         )
 

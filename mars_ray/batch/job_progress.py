@@ -26,21 +26,32 @@ class JobProgress(Display):
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._figures: JobFigures | None = None
+        self._phase = "starting"
         super().__init__(clock)
+
+    def phase(self, phase: str) -> None:
+        """Say what goes on before there are figures; what is new is shown at once."""
+        if phase != self._phase:
+            self._phase = phase
+            if self._figures is None:
+                self.say(f"{NAME}: {phase}")
+        self.refresh()
 
     def update(self, figures: JobFigures) -> None:
         """Say how the job stands; a new note is shown at once."""
-        said = "" if self._figures is None else self._figures.note
+        said, first = "" if self._figures is None else self._figures.note, self._figures is None
         self._figures = figures
         if figures.note and figures.note != said:
             self.say(f"{NAME}: {figures.note}")
+        if first:
+            self.show_now()
         self.refresh()
 
     def picture(self) -> RenderableType:
         """Draw bar, figures, note and workers."""
         figures = self._figures
         if figures is None:
-            return Text(f"{NAME}: starting")
+            return Text(f"{NAME}: {self._phase}")
         bar = Table.grid(padding=(0, 2))
         bar.add_row(
             NAME,
@@ -58,7 +69,7 @@ class JobProgress(Display):
     def line(self) -> str:
         """Say rows, figures and the time left in one line."""
         if self._figures is None:
-            return f"{NAME}: starting"
+            return f"{NAME}: {self._phase}"
         return f"{NAME}: " + "  ".join([_rows(self._figures), *_said(self._figures), _left(self._figures)])
 
 
@@ -71,7 +82,11 @@ def _left(figures: JobFigures) -> str:
 
 
 def _said(figures: JobFigures) -> list[str]:
-    said = [f"{figures.tokens_per_s:,.0f} tokens/s", f"{figures.tokens_per_forward:.2f} tokens/forward"]
+    said = [f"{figures.running:,} under way", f"{figures.tokens:,} tokens"]
+    if figures.tokens_per_s is not None:
+        said.append(f"{figures.tokens_per_s:,.0f} tokens/s")
+    if figures.tokens_per_forward is not None:
+        said.append(f"{figures.tokens_per_forward:.2f} tokens/forward")
     if figures.threshold is not None:
         said.append(f"threshold {figures.threshold:.3g}")
     return [*said, f"errors {figures.errors:,}"]
@@ -80,10 +95,14 @@ def _said(figures: JobFigures) -> list[str]:
 def _table(workers: tuple[WorkerFigures, ...]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("worker")
-    for heading in ("rows", "tokens/s", "tokens/forward"):
+    for heading in ("rows", "under way", "tokens/s", "tokens/forward"):
         table.add_column(heading, justify="right")
     for worker in workers:
         table.add_row(
-            Text(worker.name), f"{worker.rows:,}", f"{worker.tokens_per_s:,.0f}", f"{worker.tokens_per_forward:.2f}"
+            Text(worker.name),
+            f"{worker.rows:,}",
+            f"{worker.running:,}",
+            f"{worker.tokens_per_s:,.0f}",
+            "-" if worker.tokens_per_forward is None else f"{worker.tokens_per_forward:.2f}",
         )
     return table

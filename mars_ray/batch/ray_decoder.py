@@ -10,7 +10,9 @@ import pyarrow as pa
 
 from mars_ray.batch.forms import FormSettings, open_form
 from mars_ray.batch.identity import Identity
+from mars_ray.batch.in_flight import engine_name
 from mars_ray.batch.outcome import to_table
+from mars_ray.batch.ray_phase import say_phase
 from mars_ray.batch.worker import Worker
 from mars_ray.control.directive import Directive
 from mars_ray.control.heartbeat import keep_beating
@@ -29,7 +31,7 @@ class Decoder:
     def __init__(self, form: FormSettings, spec: EngineSpec, plan: ControlPlan, app: str) -> None:
         self._form, self._spec, self._plan = form, spec, plan
         self._name = f"{socket.gethostname()}:{os.getpid()}"
-        self._controller = RayController(app, plan)
+        self._app, self._controller = app, RayController(app, plan)
         self._worker: asyncio.Task[Worker] | None = None
         self._feeding = asyncio.Event()
         self._beating: asyncio.Task[None] | None = None
@@ -50,6 +52,7 @@ class Decoder:
         return to_table(await worker.answer(identities, columns["raw"]))
 
     async def _started(self) -> Worker:
+        say_phase(self._app, "loading the model")
         worker = Worker(self._name, open_form(self._form, self._spec.folder), self._engine, self._feeding)
         self._feeding.set()
         await worker.start()
@@ -58,7 +61,7 @@ class Decoder:
     async def _engine(self) -> AsyncEngine:
         engine, _ = await AsyncEngine.start(self._spec)
         # A lease of its own for each engine: their reports count from 0.
-        lease = Lease(f"{self._name}:{time.monotonic_ns()}", self._plan)
+        lease = Lease(engine_name(self._name, time.monotonic_ns()), self._plan)
         self._beating = asyncio.create_task(self._beat(engine, lease))
         return engine
 

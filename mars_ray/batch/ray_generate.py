@@ -3,8 +3,11 @@
 import hashlib
 import json
 import math
+import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -23,12 +26,12 @@ from mars_ray.batch.columns import Kind, Survey
 from mars_ray.batch.control_plan import batch_plan
 from mars_ray.batch.forms import FormSettings, open_form
 from mars_ray.batch.job import Job
-from mars_ray.batch.job_progress import JobProgress
+from mars_ray.batch.job_progress import NAME, JobProgress
 from mars_ray.batch.openai_form import OpenAISettings, is_openai_batch, openai_id
 from mars_ray.batch.output import LEDGER, Format, open_output
 from mars_ray.batch.plain_form import PlainSettings, plain_id
 from mars_ray.batch.ray_decoder import Decoder
-from mars_ray.batch.ray_oversee import Overseer
+from mars_ray.batch.ray_oversee import STARTING, Overseer
 from mars_ray.batch.ray_pool import pass_arguments_by_value
 from mars_ray.batch.ray_source import READ_RECORDS, Rows, read_rows
 from mars_ray.batch.report import JobReport, Status
@@ -138,21 +141,23 @@ def generate(options: GenerateOptions) -> JobReport:
         if options.retry_errors:
             output.ledger.forget_errors()
         app = f"{BATCH}{hashlib.sha256(str(output.folder.absolute()).encode()).hexdigest()[:12]}"
+        if not ray.is_initialized():
+            print(f"{NAME}: starting Ray", file=sys.stderr)
         connect()
         pass_arguments_by_value()
         _check_cluster(options)
         job = Job(output, total=survey.rows, workers=options.workers, settings=settings, clock=time.monotonic)
-        overseer = Overseer(app, plan, partial(_tokens_left, job), options.deadline_s)
+        watched = _Watched(job)
+        overseer = Overseer(app, plan, partial(_tokens_left, job), options.deadline_s, watched.hear)
         block_rows = min(
             max(BLOCK_ROWS, math.ceil(survey.rows / BLOCKS)), math.ceil(survey.rows / (SPREAD * options.workers))
         )
         status: Status = "stopped"
         try:
-            with overseer, JobProgress() as progress, silent_once_stopped():
+            with watched.by(overseer), silent_once_stopped():
                 try:
                     for table in _tables(_outcomes(options, model, form, rows, plan, app, block_rows)):
-                        job.take(table)
-                        progress.update(job.figures(overseer.note))
+                        watched.take(table)
                     status = "complete with errors" if job.errors else "complete"
                 except KeyboardInterrupt:
                     pass
@@ -167,6 +172,39 @@ def generate(options: GenerateOptions) -> JobReport:
             "The same command goes on."
         )
     return report
+
+
+class _Watched:
+    """A job and who watches it: rows come from one thread, what workers report from another."""
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._progress, self._lock = job, JobProgress(), threading.Lock()
+
+    @contextmanager
+    def by(self, overseer: Overseer) -> Iterator[None]:
+        """Show the job within the block."""
+        self._overseer = overseer
+        with self._progress:
+            self._progress.phase(STARTING)
+            with overseer:
+                yield
+
+    def take(self, table: pa.Table) -> None:
+        """Take finished rows."""
+        with self._lock:
+            self._job.take(table)
+            self._show()
+
+    def hear(self, phase: str | None) -> None:
+        """Take what workers do, or with None that there are figures of them."""
+        with self._lock:
+            if phase is None:
+                self._show()
+            else:
+                self._progress.phase(phase)
+
+    def _show(self) -> None:
+        self._progress.update(self._job.figures(self._overseer.flight, self._overseer.note))
 
 
 def _check_numbers(options: GenerateOptions) -> None:

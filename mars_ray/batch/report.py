@@ -77,8 +77,11 @@ class WorkerFigures:
     name: str
     rows: int
     """Since this run began."""
+    running: int
+    """Sequences under way."""
     tokens_per_s: float
-    tokens_per_forward: float
+    tokens_per_forward: float | None
+    """Of rows that are done; None before any is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +91,14 @@ class JobFigures:
     done: int
     total: int
     errors: int
-    tokens_per_s: float
-    """Over the last seconds, all workers together."""
-    tokens_per_forward: float
+    running: int
+    """Sequences under way."""
+    tokens: int
+    """So far, those of sequences under way included."""
+    tokens_per_s: float | None
+    """Over the last seconds, all workers together; None before it is known."""
+    tokens_per_forward: float | None
+    """Of rows that are done; None before any is."""
     threshold: float | None
     """None where every row names its own."""
     eta_s: float | None

@@ -166,6 +166,7 @@ class Engine:
                 )
                 for name, counts in self._counts.items()
             ),
+            tokens_running=sum(each.generated for each in self._scheduler.running),
             kv_use=self._rows.used_tokens / self.limits.kv_tokens,
             kv_tokens=self._kv_tokens,
             preemptions=self.preemptions,

@@ -34,6 +34,8 @@ class EngineState:
     rows: int
     """Sequences it runs at a time at most."""
     classes: tuple[ClassState, ...]
+    tokens_running: int
+    """Generated so far by sequences that run."""
     kv_use: float
     """Share of the cache's positions that running sequences fill."""
     kv_tokens: int

@@ -45,6 +45,7 @@ class Reports:
         state = EngineState(
             rows=machine.rows,
             classes=tuple(self._class(replica, place, each) for place, each in enumerate(self._classes)),
+            tokens_running=0,  # for people who watch; nobody decides by it
             kv_use=min(1.0, kv_tokens / (machine.rows * machine.positions)),
             kv_tokens=kv_tokens,
             preemptions=0,

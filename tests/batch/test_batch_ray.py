@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import ray
+from transformers import AutoConfig, Qwen2Config, Qwen2ForCausalLM
 
 from mars_ray.batch.plain_form import PlainSettings
 from mars_ray.batch.ray_generate import GenerateOptions, generate
+from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import (
     ClusterError,
@@ -121,6 +124,22 @@ def test_the_same_call_adds_nothing_to_a_finished_job_and_does_what_was_added_to
     again = generate(options(source, output, model_folder))
     assert again.rows == 151
     assert answered(output) == found
+
+
+def test_tokens_and_rows_under_way_are_shown_before_the_first_row_is_done(
+    cluster: None, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = AutoConfig.from_pretrained(model_folder)
+    config.update({"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 10, "layer_types": None})
+    slow = shutil.copytree(model_folder, tmp_path / "slow")
+    Qwen2ForCausalLM(Qwen2Config(**config.to_dict())).save_pretrained(slow)
+    source = tmp_path / "rows.jsonl"
+    source.write_text("".join(json.dumps({"prompt": f"say {number}"}) + "\n" for number in range(32)))
+    asked = PlainSettings(sampling=SamplingParams(max_tokens=50, ignore_eos=True), decode=DecodeParams(mode=Mode.AR))
+    generate(options(source, tmp_path / "out", slow, form=asked))
+    said = capsys.readouterr().err
+    assert "generate: starting workers\ngenerate: loading the model\n" in said
+    assert re.search(r"^generate: 0/32  \d+ under way  [1-9]\d* tokens  ", said, re.MULTILINE)
 
 
 @pytest.mark.slow

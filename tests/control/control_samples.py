@@ -42,6 +42,7 @@ def engine_state(*classes: ClassState, **fields: object) -> EngineState:
     usual = {
         "rows": 4,
         "classes": classes or (class_state(),),
+        "tokens_running": 0,
         "kv_use": 0.0,
         "kv_tokens": 0,
         "preemptions": 0,

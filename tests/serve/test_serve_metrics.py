@@ -181,6 +181,7 @@ STATE = EngineState(
         class_state("gold", threshold=0.95, running=1, waiting=0),
         class_state("batch", threshold=0.8, running=0, waiting=2),
     ),
+    tokens_running=7,
     kv_use=0.5,
     kv_tokens=100,
     preemptions=3,
