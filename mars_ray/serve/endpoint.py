@@ -26,7 +26,7 @@ from mars_ray.serve.completion_reply import CompletionReply
 from mars_ray.serve.exchange import Exchange
 from mars_ray.serve.failover import collect_again, stream_again
 from mars_ray.serve.limits import RequestLimits
-from mars_ray.serve.merge import merged, together, unless_gone
+from mars_ray.serve.merge import merged, once, one_of, together, unless_gone
 from mars_ray.serve.parts import joined, part_of, single_tokens
 from mars_ray.serve.prompts import Prompts
 from mars_ray.serve.reply import Naming, Reply
@@ -42,6 +42,9 @@ from mars_ray.serve.wire import (
     TokenizeReply,
     TokenizeRequest,
 )
+
+AT_ONCE = 32
+"""Answers of one request that are worked on; the others follow. A long list must not fill the queue of all callers."""
 
 Arrived = tuple[int, Chunk]
 """Which prompt, and what was said of it."""
@@ -143,7 +146,10 @@ class Endpoint:
     async def _whole(
         self, body: GenerateRequest, requests: list[EngineRequest], http: Request, reply: Reply, tally: Tally
     ) -> Response:
-        collecting = together([collect_again(partial(self.client.collect, each)) for each in requests])
+        turn = _turns(body)
+        collecting = together(
+            [once(turn, partial(collect_again, partial(self.client.collect, each))) for each in requests]
+        )
         choices: dict[int, list[Chunk]] = {}
         for number, chunks in enumerate(await unless_gone(http.receive, collecting)):
             for chunk in chunks:
@@ -159,7 +165,8 @@ class Endpoint:
     async def _streamed(
         self, body: GenerateRequest, requests: list[EngineRequest], http: Request, reply: Reply, tally: Tally
     ) -> Response:
-        arriving = merged([stream_again(partial(self.client.stream, each)) for each in requests])
+        turn = _turns(body)
+        arriving = merged([one_of(turn, stream_again(partial(self.client.stream, each))) for each in requests])
         # The status is sent once there is something to say: until then an error is still a status of its own.
         try:
             first = await unless_gone(http.receive, anext(arriving))
@@ -203,6 +210,11 @@ async def _events(
             told = api_error(error, request_id=exchange.request_id)
             exchange.code = told.code  # the status said 200 long ago
             yield json.dumps(told.body())
+
+
+def _turns(body: GenerateRequest) -> asyncio.Semaphore:
+    """Return how many prompts of a request the engines have at a time."""
+    return asyncio.Semaphore(max(1, AT_ONCE // body.n))
 
 
 def _count(chunk: Chunk, tally: Tally) -> None:

@@ -25,7 +25,7 @@ class RequestLimits(BaseModel):
     """Tokens of one answer, and so the largest `max_tokens`."""
     n: int = Field(8, ge=1)
     """Answers to one prompt."""
-    prompts: int = Field(16, ge=1)
+    prompts: int = Field(128, ge=1)
     """Prompts of one call of /v1/completions."""
     top_logprobs: int = Field(20, ge=0)
     """Alternatives listed for each token."""

