@@ -50,7 +50,7 @@ def evaluate(
     workers: Workers = 1,
     cpus: Cpus = None,
     gpus: Gpus = 0.0,
-    dtype: Dtype = "float32",
+    dtype: Dtype = "auto",
     compiled: Annotated[bool, typer.Option(help="Measure speed with compiled steps; what is judged is not.")] = True,
     as_json: AsJson = False,
 ) -> None:

@@ -15,6 +15,7 @@ from mars_ray.cli_control import seconds_of
 from mars_ray.engine.grammar_spec import GrammarSpec
 from mars_ray.engine.mode import Mode
 from mars_ray.errors import ConfigError, DataError
+from mars_ray.model.dtype import AskedDtype
 
 if TYPE_CHECKING:
     from mars_ray.batch.ray_generate import GenerateOptions
@@ -27,7 +28,9 @@ WITH_ERRORS = 3
 Workers = Annotated[int, typer.Option(help="Engines, each in a process of its own.")]
 Cpus = Annotated[float | None, typer.Option(help="Of each worker; by default they share what there is.")]
 Gpus = Annotated[float, typer.Option(help="Of each worker.")]
-Dtype = Annotated[Literal["float32", "bfloat16"], typer.Option()]
+Dtype = Annotated[
+    AskedDtype, typer.Option(help="'auto': bfloat16 for large checkpoints of 16 bits, where the machine is fast at it.")
+]
 Compiled = Annotated[bool, typer.Option(help="Compile the decoding step in the background.")]
 AsJson = Annotated[bool, typer.Option("--json", help="End with one machine-readable line.")]
 
@@ -85,7 +88,7 @@ def generate(
     workers: Workers = 1,
     cpus: Cpus = None,
     gpus: Gpus = 0.0,
-    dtype: Dtype = "float32",
+    dtype: Dtype = "auto",
     compiled: Compiled = True,
     as_json: AsJson = False,
 ) -> None:

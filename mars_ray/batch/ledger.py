@@ -58,6 +58,11 @@ class Ledger:
                 [(name, json.dumps(value)) for name, value in settings.items()],
             )
 
+    def setting(self, name: str) -> Any:
+        """Return what the job began with; None where it begins now."""
+        found = self.connection.execute("SELECT value FROM setting WHERE name = ?", [name]).fetchone()
+        return None if found is None else json.loads(found[0])
+
     @contextmanager
     def together(self) -> Iterator[None]:
         """Make what is written meanwhile one transaction. Raises `RunError` when it cannot be written."""

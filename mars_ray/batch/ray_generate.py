@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import ray
@@ -47,6 +47,7 @@ from mars_ray.engine.request import DecodeParams
 from mars_ray.errors import ClusterError, ConfigError, EmptyDataError, InterruptedRunError, RunError
 from mars_ray.model.card import read_card
 from mars_ray.model.digest import folder_digest
+from mars_ray.model.dtype import AskedDtype, Dtype, ResolvedDtype, resolve_dtype
 from mars_ray.model.resolve import resolve_model
 from mars_ray.progress import ProgressLine
 from mars_ray.ray_cluster import cluster_cpus, connect, silent_once_stopped
@@ -103,7 +104,8 @@ class GenerateOptions:
     """Of each worker; None shares what there is. From 2 on, a step uses as many threads."""
     gpus: float = 0.0
     """Of each worker."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: AskedDtype = "auto"
+    """A job that goes on keeps what `auto` was when it began."""
     compiled: bool = True
     """Compile the decoding step in the background where a compiler is present."""
 
@@ -126,23 +128,27 @@ def generate(options: GenerateOptions) -> JobReport:
     if openai:
         form = OpenAISettings(model=model.name, decode=decode)
     open_form(form, model)  # what is wrong with model or template is said before any work
-    settings = {"model": folder_digest(model), "dtype": options.dtype, "threshold": plan.ceiling, **_flat(form)}
-    rows = Rows(
-        paths=paths,
-        ledger=options.output.absolute() / LEDGER,
-        given=openai_id if openai else plain_id,
-        salt=json.dumps(settings, sort_keys=True),
-        limit=options.limit,
-    )
+    dtype = resolve_dtype(options.dtype, model, "cuda" if options.gpus else "cpu")
+    settings = {"model": folder_digest(model), "dtype": dtype.name, "threshold": plan.ceiling, **_flat(form)}
     with open_output(options.output, new=options.new) as output:
+        if options.dtype == "auto" and (began := output.ledger.setting("dtype")) is not None:
+            dtype = ResolvedDtype(began, "that the job began with")
+            settings["dtype"] = began
         output.ledger.agree(settings)
+        rows = Rows(
+            paths=paths,
+            ledger=options.output.absolute() / LEDGER,
+            given=openai_id if openai else plain_id,
+            salt=json.dumps(settings, sort_keys=True),
+            limit=options.limit,
+        )
         survey = _survey(paths, options.limit)
         output.kinds, output.format = _kept(survey.kinds, options.form), "jsonl" if openai else options.format
         if options.retry_errors:
             output.ledger.forget_errors()
         app = f"{BATCH}{hashlib.sha256(str(output.folder.absolute()).encode()).hexdigest()[:12]}"
         if not ray.is_initialized():
-            print(f"{NAME}: starting Ray", file=sys.stderr)
+            print(f"{NAME}: starting Ray; {dtype.name}: {dtype.reason}", file=sys.stderr)
         connect()
         pass_arguments_by_value()
         _check_cluster(options)
@@ -156,7 +162,7 @@ def generate(options: GenerateOptions) -> JobReport:
         try:
             with watched.by(overseer), silent_once_stopped():
                 try:
-                    for table in _tables(_outcomes(options, model, form, rows, plan, app, block_rows)):
+                    for table in _tables(_outcomes(options, model, dtype.name, form, rows, plan, app, block_rows)):
                         watched.take(table)
                     status = "complete with errors" if job.errors else "complete"
                 except KeyboardInterrupt:
@@ -305,6 +311,7 @@ def _check_cluster(options: GenerateOptions) -> None:
 def _outcomes(
     options: GenerateOptions,
     model: Path,
+    dtype: Dtype,
     form: FormSettings,
     rows: Rows,
     plan: ControlPlan,
@@ -321,7 +328,7 @@ def _outcomes(
             "app": app,
             "spec": EngineSpec(
                 folder=model,
-                dtype=options.dtype,
+                dtype=dtype,
                 threads=max(1, int(options.cpus or 1)),
                 # Whoever asks for many tokens pays for them; the queue never refuses what a worker adds.
                 options=EngineOptions(

@@ -13,13 +13,13 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import Request
 from mars_ray.engine.state import EngineState
 from mars_ray.errors import MarsRayError
+from mars_ray.model.dtype import AskedDtype
 
 LENGTH = struct.Struct("!I")
 
@@ -29,7 +29,7 @@ class EngineSpec:
     """An engine to start."""
 
     folder: Path
-    dtype: Literal["float32", "bfloat16"]
+    dtype: AskedDtype
     threads: int
     """Threads of a step on a CPU."""
     options: EngineOptions

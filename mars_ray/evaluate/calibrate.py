@@ -18,6 +18,7 @@ from mars_ray.evaluate.curve import curve_of
 from mars_ray.evaluate.prompts import Prompt, family_prompts, file_prompts
 from mars_ray.model.card import CARD_FILE, CalibrationPoint, Card, read_card, write_card
 from mars_ray.model.checkpoint import load_checkpoint
+from mars_ray.model.dtype import resolve_dtype
 
 THRESHOLDS = tuple(threshold for threshold in GRID if threshold >= 0.5)
 """Those of the live profile that anyone should want."""
@@ -54,7 +55,9 @@ def calibrate(folder: Path, options: CalibrateOptions) -> tuple[CalibrationPoint
         sampling = SamplingParams(max_tokens=options.max_tokens)
         card = _card(folder)
         prompts = _prompts(options)
-        checkpoint = load_checkpoint(folder, device="cuda" if torch.cuda.is_available() else "cpu")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        dtype = resolve_dtype("auto", folder, device)  # as who serves the model runs it
+        checkpoint = load_checkpoint(folder, dtype=getattr(torch, dtype.name), device=device)
         data = options.data.name if options.data else FAMILIES_DATA
         curve = curve_of(checkpoint, prompts, options.thresholds, sampling, data)
         write_card(card.model_copy(update={"calibration": curve}), folder)

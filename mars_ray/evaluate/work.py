@@ -7,10 +7,9 @@ Never: decodes; begins with something that is not usable.
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
@@ -24,6 +23,7 @@ from mars_ray.evaluate.settings import Setting, block_of, settings_of
 from mars_ray.evaluate.tasks import Question, Task, TaskOptions, open_tasks
 from mars_ray.model.card import read_card
 from mars_ray.model.digest import folder_digest
+from mars_ray.model.dtype import AskedDtype, resolve_dtype
 from mars_ray.model.folder import check_folder
 from mars_ray.model.resolve import resolve_model
 from mars_ray.model.tokenizer import load_tokenizer
@@ -48,7 +48,7 @@ class EvaluateOptions:
     cpus: float | None = None
     """Of each worker, as of `generate`."""
     gpus: float = 0.0
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: AskedDtype = "auto"
     compiled: bool = True
     """Where speed is measured; what is judged never is, for its answers would depend on when compiling ends."""
 
@@ -63,6 +63,7 @@ class Work:
     settings: tuple[Setting, ...]
     plan: Plan
     options: EvaluateOptions
+    """With the dtype resolved."""
     tokenizer: PreTrainedTokenizerBase
 
     @property
@@ -91,6 +92,8 @@ def prepare(options: EvaluateOptions) -> Work:
     model = resolve_model(options.model)
     found = check_folder(model)
     tokenizer = load_tokenizer(model, found.config, found.tokenizer_is_custom)
+    device = "cuda" if options.gpus else "cpu"
+    options = replace(options, dtype=resolve_dtype(options.dtype, model, device).name)
     block = block_of(read_card(model), options.model, settings)
     digest = blake2b(digest_size=8)
     for task in tasks:
@@ -102,7 +105,7 @@ def prepare(options: EvaluateOptions) -> Work:
         model_digest=folder_digest(model),
         block=block,
         dtype=options.dtype,
-        device="cuda" if options.gpus else "cpu",
+        device=device,
         tasks=tuple(task.name for task in tasks),
         max_tokens=tuple(task.max_tokens for task in tasks),
         seeds=options.questions.seeds,

@@ -28,6 +28,8 @@ from mars_ray.harness.likelihood import Scored, likelihoods
 from mars_ray.harness.settings import parse_settings
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.digest import folder_digest
+from mars_ray.model.dtype import resolve_dtype
+from mars_ray.model.folder import check_folder
 from mars_ray.model.resolve import resolve_model
 from mars_ray.progress import ProgressLine
 
@@ -53,9 +55,10 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         settings = parse_settings({name: value for name, value in arguments.items() if name not in GIVEN_ALWAYS})
         self._settings = settings
         self._device = _device(settings.device)
-        self._checkpoint = load_checkpoint(
-            resolve_model(settings.model), dtype=getattr(torch, settings.dtype), device=self._device
-        )
+        folder = resolve_model(settings.model)
+        check_folder(folder)
+        self._dtype = resolve_dtype(settings.dtype, folder, torch.device(self._device).type)
+        self._checkpoint = load_checkpoint(folder, dtype=getattr(torch, self._dtype.name), device=self._device)
         self.tokenizer = self._checkpoint.tokenizer
         if self.tokenizer.eos_token_id is None:
             raise ModelError(
@@ -65,7 +68,10 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         options = EngineOptions(compiled=False, request_tokens=self.max_length)
         self._engine = Engine(self._checkpoint, options)
         self._decode = settings.decode(block=self._engine.block)
-        LOG.info(f"decoding on {self._device}, {settings.dtype}, in blocks of {self._decode.block} tokens")
+        LOG.info(
+            f"decoding on {self._device}, {self._dtype.name} ({self._dtype.reason}), "
+            f"in blocks of {self._decode.block} tokens"
+        )
         self._threshold = self._decode.threshold_now(options.threshold)
         self._tokens = self._forwards = 0
 
@@ -109,7 +115,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             "threshold": None if settings.mode is Mode.AR else self._threshold,
             "metric": settings.metric.value,
             "block": self._decode.block,
-            "dtype": settings.dtype,
+            "dtype": self._dtype.name,
         }
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:

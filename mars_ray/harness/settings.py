@@ -6,7 +6,7 @@ Never: holds what a task decides: temperature, stop strings and the like come wi
 """
 
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -14,6 +14,7 @@ from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams
 from mars_ray.errors import ConfigError, RequestError
 from mars_ray.method.metric import Metric
+from mars_ray.model.dtype import AskedDtype
 
 
 class HarnessSettings(BaseModel):
@@ -34,7 +35,7 @@ class HarnessSettings(BaseModel):
     threshold mode the answer depends on it."""
     max_gen_toks: int = Field(256, ge=1)
     """Tokens generated at most, where a task does not say."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: AskedDtype = "auto"
     device: str | None = None
     """A device of torch. None takes a GPU where there is one, and where there is none a GPU stands for the CPU."""
 

@@ -24,17 +24,20 @@ _HOW_TO_CONVERT = (
 
 def check_weights(folder: Path) -> None:
     """Raise a `ModelError` unless `folder` holds model.safetensors, or an index and every shard it names."""
+    for file in weight_files(folder):
+        _check_header(file)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files that hold the weights. Raises a `ModelError` where some are missing."""
     # transformers prefers the shards of a distributed run to the files beside them.
     if any(folder.glob("shard-*-model-*.safetensors")):
         raise ModelError(f"{folder} holds the shards of a distributed run. Save it as one {WEIGHTS_FILE} first.")
     if (folder / WEIGHTS_FILE).is_file():
-        files = [folder / WEIGHTS_FILE]
-    elif (folder / INDEX_FILE).is_file():
-        files = _shards(folder)
-    else:
-        raise _no_weights(folder)
-    for file in files:
-        _check_header(file)
+        return [folder / WEIGHTS_FILE]
+    if (folder / INDEX_FILE).is_file():
+        return _shards(folder)
+    raise _no_weights(folder)
 
 
 def _no_weights(folder: Path) -> ModelError:

@@ -16,6 +16,7 @@ from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import ConfigError
 from mars_ray.model.card import read_card
+from mars_ray.model.dtype import AskedDtype
 from mars_ray.serve.field_names import check_names
 from mars_ray.serve.limits import RequestLimits
 
@@ -39,7 +40,8 @@ class EngineConfig(_Settings):
     """Prompt tokens read per step."""
     threads: int = Field(1, ge=1)
     """Threads a step of the network uses on a CPU. More than one pays for large models only."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: AskedDtype = "auto"
+    """`auto` takes bfloat16 for large checkpoints of 16 bits where the machine is fast at it, else float32."""
     compiled: bool = True
     """Compile the decoding step in the background where a compiler is present."""
 

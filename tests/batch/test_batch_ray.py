@@ -142,6 +142,15 @@ def test_tokens_and_rows_under_way_are_shown_before_the_first_row_is_done(
     assert re.search(r"^generate: 0/32  \d+ under way  [1-9]\d* tokens  ", said, re.MULTILINE)
 
 
+def test_a_job_that_goes_on_keeps_its_dtype(cluster: None, model_folder: Path, tmp_path: Path) -> None:
+    source, output = tmp_path / "rows.jsonl", tmp_path / "out"
+    source.write_text('{"prompt": "x"}')
+    assert generate(options(source, output, model_folder, dtype="bfloat16")).settings["dtype"] == "bfloat16"
+    assert generate(options(source, output, model_folder, dtype="auto")).settings["dtype"] == "bfloat16"
+    with pytest.raises(ConfigError, match="dtype was"):
+        generate(options(source, output, model_folder, dtype="float32"))
+
+
 @pytest.mark.slow
 def test_other_settings_are_refused_unless_the_job_is_new(cluster: None, model_folder: Path, tmp_path: Path) -> None:
     source, output = tmp_path / "rows.jsonl", tmp_path / "out"
