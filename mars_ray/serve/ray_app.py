@@ -19,7 +19,7 @@ from mars_ray.serve.ray_router import PrefixRouter
 DRAIN_SECONDS = 120
 """What runs when a replica is to go may take so long to its end."""
 
-HEALTH_SECONDS = 5
+HEALTH_SECONDS = 1
 HEALTH_TIMEOUT_SECONDS = 30
 """No step takes so long, be it a prefill on a slow CPU; three times in a row, and the replica is replaced."""
 
