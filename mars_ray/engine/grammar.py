@@ -20,8 +20,8 @@ from mars_ray.engine.grammar_spec import GrammarSpec
 from mars_ray.errors import StepError
 from mars_ray.model.checkpoint import Checkpoint
 
-KEPT = 32
-"""Grammars of earlier requests that are kept ready."""
+KEPT = 16
+"""Grammars of earlier requests that are kept ready: half a gigabyte at most, and a few MB as a rule."""
 
 
 class Grammars:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -383,3 +384,17 @@ def test_a_state_depends_on_its_tokens_and_not_on_the_road_there(
 @pytest.fixture(scope="module")
 def grammars(bundled: Checkpoint) -> Grammars:
     return Grammars(bundled, bundled.network.config.vocab_size)
+
+
+def own_mib() -> float:
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("RssAnon:")[2].split()[0]) / 1024
+
+
+def test_a_grammar_that_is_large_on_purpose_takes_little_memory(bundled: Checkpoint) -> None:
+    grammars = Grammars(bundled, bundled.network.config.vocab_size)
+    grammars.matcher(regex("a"), frozenset())
+    before_mib = own_mib()
+    matchers = [grammars.matcher(regex(f"(a{{{1000 + number}}}){{1000}}"), frozenset()) for number in range(4)]
+    assert all(matcher.allowed().any() for matcher in matchers)
+    assert own_mib() - before_mib < 4 * 40

@@ -1,0 +1,149 @@
+"""Memory of an engine, and of the process that tokenises for it, through rounds of odd requests.
+
+    python benchmarks/engine_memory.py --json benchmarks/results/DATE-engine-memory.json
+
+Every round has the same kinds of requests, none of which comes twice: answers as long as the model goes, with a schema
+each, several at a time with stop strings and log-probabilities, and ones that are cancelled. What an engine keeps on
+purpose is full after the first rounds; what still grows then is a leak. Memory is what a process has of its own
+(RssAnon in /proc), when the round is over.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import time
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+
+from mars_ray.bench.machine import machine
+from mars_ray.engine.async_engine import AsyncEngine
+from mars_ray.engine.grammar_spec import GrammarSpec
+from mars_ray.engine.messages import EngineSpec
+from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.request import DecodeParams, Request, SamplingParams
+from mars_ray.model.resolve import resolve_model
+from mars_ray.serve.prompts import Prompts
+
+TOGETHER = 32
+"""Requests in flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Requests of one kind, and how many of them a round has."""
+
+    name: str
+    share: float
+    cancelled: bool = False
+
+
+KINDS = (Kind("long", 0.04), Kind("schema", 0.4), Kind("several", 0.16), Kind("cancelled", 0.4, cancelled=True))
+
+
+def sampling_of(kind: str, dice: random.Random) -> SamplingParams:
+    """Return what a request of a kind asks for; no two ask for the same."""
+    match kind:
+        case "long":
+            return SamplingParams(max_tokens=2048, ignore_eos=True, temperature=0.0)
+        case "schema":
+            schema = json.dumps({"type": "object", "properties": _properties(dice), "additionalProperties": False})
+            return SamplingParams(max_tokens=64, grammar=GrammarSpec(kind="json_schema", text=schema))
+        case "several":
+            stop = tuple(f"{dice.randrange(10**9)}" for _ in range(4))
+            return SamplingParams(max_tokens=32, n=2, stop=stop, logprobs=20, presence_penalty=1.0, ignore_eos=True)
+    return SamplingParams(max_tokens=512, ignore_eos=True)
+
+
+def _properties(dice: random.Random) -> dict[str, Any]:
+    """Return fields with names of their own, some with a pattern, a choice or a list."""
+    types: list[Any] = [
+        {"type": "string", "pattern": f"^[a-z]{{1,{dice.randrange(3, 40)}}}$"},
+        {"type": "integer"},
+        {"enum": [f"v{dice.randrange(10**6)}" for _ in range(20)]},
+        {"type": "array", "items": {"type": "number"}, "maxItems": dice.randrange(2, 20)},
+    ]
+    return {f"field_{dice.randrange(10**9)}": dice.choice(types) for _ in range(dice.randrange(2, 24))}
+
+
+async def one_round(engine: AsyncEngine, prompts: Prompts, number: int, requests: int) -> None:
+    """Send a round and wait until all of it has ended."""
+    dice, place = random.Random(number), asyncio.Semaphore(TOGETHER)
+
+    async def one(kind: Kind, which: int) -> None:
+        async with place:
+            text = " ".join(f"{dice.randrange(10**6)}" for _ in range(dice.randrange(1, 60)))
+            [prompt] = await prompts.encode([text])
+            asked = Request(
+                id=f"{number}-{kind.name}-{which}",
+                prompt=tuple(prompt[:1500]),
+                sampling=sampling_of(kind.name, dice),
+                decode=DecodeParams(),
+            )
+            async with aclosing(engine.generate(asked)) as chunks:
+                left = dice.randrange(1, 6)
+                async for _ in chunks:
+                    left -= kind.cancelled
+                    if not left:
+                        break
+
+    kinds = [kind for kind in KINDS for _ in range(round(requests * kind.share))]
+    dice.shuffle(kinds)
+    await asyncio.gather(*(one(kind, which) for which, kind in enumerate(kinds)))
+
+
+def own_mib(process: psutil.Process) -> float:
+    """Return the memory a process has of its own."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    found = re.search(r"RssAnon:\s+(\d+) kB", status)
+    assert found is not None
+    return round(int(found[1]) / 1024, 1)
+
+
+async def measure(rounds: int, requests: int) -> list[dict[str, float]]:
+    """Return the memory after each round, the first entry before any."""
+    folder = resolve_model("bundled")
+    spec = EngineSpec(folder=folder, dtype="float32", threads=2, options=EngineOptions(compiled=False))
+    engine, _ = await AsyncEngine.start(spec)
+    prompts = Prompts(folder)
+    await prompts.start()
+    children = {
+        "engine" if "engine_worker" in " ".join(child.cmdline()) else "prompts": child
+        for child in psutil.Process().children()
+    }
+    seen = []
+    try:
+        for number in range(rounds + 1):
+            began_s = time.monotonic()
+            if number:
+                await one_round(engine, prompts, number, requests)
+            seen.append({name: own_mib(child) for name, child in children.items()})
+            seen[-1]["seconds"] = round(time.monotonic() - began_s, 1)
+            Console(stderr=True).print(number, seen[-1])
+    finally:
+        await engine.close()
+        await prompts.close()
+    return seen
+
+
+def main() -> None:
+    """Run the rounds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    seen = asyncio.run(measure(options.rounds, options.requests))
+    if options.json:
+        found = {"machine": machine(), "rounds": options.rounds, "requests": options.requests, "mib": seen}
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
