@@ -2,9 +2,11 @@
 
 import json
 import socket
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from threading import Event
 from typing import Any
 
 import httpx2
@@ -84,9 +86,15 @@ def by_client(url: str, _pool: httpx2.Client, _until_running: Callable[[], None]
 def test_a_caller_that_leaves_its_whole_answer_frees_its_rows(
     running: Cluster, leave: Callable[[str, httpx2.Client, Callable[[], None]], None]
 ) -> None:
+    all_ran = Event()
+
     def until_running() -> None:
-        while sum(running.metric("mars:num_requests_running").values()) < LEAVING:
-            pass
+        """Wait until one of the callers has seen all of them run: the next one may find that it has left."""
+        ends_s = time.monotonic() + STEP_SECONDS
+        while not all_ran.is_set():
+            assert time.monotonic() < ends_s, "they do not all run"
+            if sum(running.metric("mars:num_requests_running").values()) == LEAVING:
+                all_ran.set()
 
     def generated() -> float:
         return sum(running.metric("mars:generation_tokens_total").values())
