@@ -38,7 +38,7 @@ class Gateway:
 
             await front(scope, receive, send_on)
 
-        # What is there by now, stays: to look through all of it for garbage holds every caller up for 0.2 s each time.
+        # What is there by now, stays: to look through all of it for garbage takes 0.14 s, in which all callers wait.
         gc.collect()
         gc.freeze()
         return app
