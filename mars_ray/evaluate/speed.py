@@ -53,7 +53,7 @@ def measure_speed(
         prompts = _prompts(engine, ChatEncoder(checkpoint.tokenizer), tasks, sampling)
         if compiled:
             engine.wait_until_compiled()
-        candidates = {each.name: partial(_answer, engine, prompts, each) for each in settings}
+        candidates = {each.name: partial(answer_all, engine, prompts, each) for each in settings}
         with ProgressLine("measure speed", total=len(settings) * (ROUNDS + 1)) as progress:
             samples = interleaved(candidates, ROUNDS, progress)
     finally:
@@ -96,7 +96,8 @@ def _prompts(
     return found
 
 
-def _answer(engine: Engine, prompts: Sequence[Prompt], setting: Setting) -> Sample:
+def answer_all(engine: Engine, prompts: Sequence[Prompt], setting: Setting) -> Sample:
+    """Answer prompts at a setting, as many at a time as the engine has rows, with nothing left of earlier ones."""
     engine.clear_cache()
     tokens = forwards = 0
     started_s = time.perf_counter()
