@@ -241,9 +241,14 @@ def machine_of(seen: list[dict[str, Any]]) -> Machine:
     shipped = read_machine(None)
     points = []
     for number, known in enumerate(shipped.profile):
-        survivals = [state["profile"][number]["survival"] for state in states]
-        mean = tuple(sum(column) / len(column) for column in zip(*survivals, strict=True))
-        points.append(ThresholdPoint(**known.model_dump() | {"survival": mean}))
+        means = {
+            name: tuple(
+                sum(column) / len(column)
+                for column in zip(*(state["profile"][number][name] for state in states), strict=True)
+            )
+            for name in ("tokens", "positions")
+        }
+        points.append(ThresholdPoint(**known.model_dump() | means))
     update = {"rows": ROWS, "queue": QUEUE, "step_time": StepSeconds(**times), "profile": tuple(points)}
     return shipped.model_copy(update=update)
 

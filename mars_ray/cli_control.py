@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from mars_ray.control.limits import raised_floor
 from mars_ray.errors import ConfigError, RunError
 
 threshold_app = typer.Typer(
@@ -118,6 +119,11 @@ def _tables(status: dict[str, Any]) -> list[Table]:
             str(each["changes"]),
             escape(each["reason"] + until),
         )
+    raised = [
+        raised_floor(each["name"], each["floor_asked"], each["floor"], each["floor_reason"])
+        for each in status["classes"]
+    ]
+    classes.caption, classes.caption_justify = escape("\n".join(filter(None, raised))) or None, "left"
     replicas = Table(title=f"{len(status['replicas'])} replicas", title_justify="left")
     for column in ("replica", "running", "waiting", "cache", "threshold", "tokens/forward", "agreement", "heard of"):
         replicas.add_column(column)
@@ -131,7 +137,7 @@ def _tables(status: dict[str, Any]) -> list[Table]:
             str(sum(of["waiting"] for of in state["classes"])),
             f"{state['kv_use']:.0%}",
             ", ".join(f"{of['threshold']:g}" for of in state["classes"]),
-            _shown(point and 1 + sum(point["survival"]), ".2f"),
+            _shown(point and point["tokens"][-1], ".2f"),
             _shown(point and point["agreement"], ".4f"),
             f"{each['age_s']:.1f} s ago",
         )

@@ -48,9 +48,7 @@ def generate(
     prompt_column: Annotated[str | None, typer.Option(help="By default 'messages', else 'prompt'.")] = None,
     threshold: Annotated[
         float | None,
-        typer.Option(
-            help="Confidence a token ahead needs; 1 is one token at a time. By default 0.95, and 1 with --deadline."
-        ),
+        typer.Option(help="Confidence a token ahead needs. At 1, the default, each is verified, as with --mode exact."),
     ] = None,
     deadline: Annotated[
         str | None,

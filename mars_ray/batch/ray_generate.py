@@ -67,7 +67,6 @@ READ_BYTES = 4 << 20
 QUEUE = 1 << 16
 """Sequences that may wait in an engine: more than a worker ever adds."""
 
-THRESHOLD = 0.95
 FIRST_TOKENS = 64
 """Of an answer, before any row is done."""
 
@@ -249,7 +248,7 @@ def _controlled(options: GenerateOptions, model: Path) -> tuple[ControlPlan, Dec
     Only a job with a deadline leaves the threshold to the controller.
     """
     decode = options.form.decode
-    ceiling = decode.threshold if decode.threshold is not None else (THRESHOLD if options.deadline_s is None else 1.0)
+    ceiling = 1.0 if decode.threshold is None else decode.threshold
     plan = batch_plan(
         model, threshold=ceiling, deadline_s=options.deadline_s, max_quality_loss=options.max_quality_loss
     )

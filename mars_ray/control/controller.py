@@ -77,6 +77,10 @@ class ClassStatus:
     name: str
     threshold: float
     floor: float
+    floor_asked: float
+    """What the operator set; the floor in force may be higher."""
+    floor_reason: str
+    """Why it is; empty where it is not."""
     ceiling: float
     reason: str
     requests_s: float
@@ -198,6 +202,8 @@ class Controller:
                     name=name,
                     threshold=aim.threshold,
                     floor=self._bounds[name].floor,
+                    floor_asked=self._bounds[name].asked,
+                    floor_reason=self._bounds[name].floor_reason,
                     ceiling=self._bounds[name].ceiling,
                     reason=aim.reason,
                     requests_s=requests_s.get(name, 0.0),
@@ -286,8 +292,8 @@ class Controller:
         if held:
             return replace(aim, threshold=held.threshold, reason="set by an operator")
         reason = aim.reason if threshold == aim.threshold else f"{aim.reason}; it rises once that lasts"
-        if threshold < bounds.floor or (bounds.floor_reason and threshold == bounds.floor):
-            reason = f"no lower, for {bounds.floor_reason}" if bounds.floor_reason else "the floor"
+        if threshold < bounds.floor:
+            reason = "the floor"
         return replace(aim, threshold=min(max(threshold, bounds.floor), bounds.ceiling), reason=reason)
 
     def _hot_replicas(self, now_s: float) -> dict[str, dict[str, Aim]]:

@@ -24,12 +24,18 @@ class Bounds:
 
     floor: float
     ceiling: float
+    asked: float
+    """The floor that was set."""
     floor_reason: str = ""
     """Why the floor is above the one that was set; empty when it is not."""
+    levels: tuple[float, ...] = ()
+    """The choices that are worth something; empty for all."""
 
     @property
     def choices(self) -> tuple[float, ...]:
         """Thresholds to choose from, falling: those of the profile's grid in between, and both ends."""
+        if self.levels:
+            return self.levels
         between = [value for value in GRID if self.floor < value < self.ceiling]
         return (self.ceiling, *between, *([self.floor] if self.floor < self.ceiling else []))
 
@@ -41,8 +47,13 @@ def bounds_of(plan: ControlPlan, profiles: Iterable[tuple[ProfilePoint, ...]]) -
     for each in plan.classes:
         floor = plan.floor(each.name)
         raised = min(max(floor, least), plan.ceiling)
-        bounds[each.name] = Bounds(raised, plan.ceiling, why if raised > floor else "")
+        bounds[each.name] = Bounds(raised, plan.ceiling, floor, why if raised > floor else "")
     return bounds
+
+
+def raised_floor(name: str, asked: float, floor: float, reason: str) -> str:
+    """Return in a sentence why the floor of a class is not the one that was set; empty where it is."""
+    return f"class {name}: floor {asked:g} asked, {floor:g} in force, for {reason}" if reason else ""
 
 
 def _quality_floor(plan: ControlPlan, profiles: Iterable[tuple[ProfilePoint, ...]]) -> tuple[float, str]:

@@ -9,7 +9,7 @@ less under load to save compute, have the other sign. The block, which does cost
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,6 +29,11 @@ GAIN, GAIN_PER_S = 0.3, 0.05
 """`slo`: of the way from ceiling to floor, per 100 % that the latency is above what was promised."""
 RELIEF = 4
 """`slo`: times as fast the sum falls as it rises; the smoother keeps thresholds down for long enough."""
+WORTH = 1.0
+"""`capacity`: in an overload one per cent of speed answers one per cent more of the requests; to answer them at the
+price of more wrong answers than that helps nobody."""
+LEAST_GAIN = 0.002
+"""`capacity`: less speed than this is no reason to change anything."""
 MARGIN = 0.8
 """Of what was promised: aimed at, so that the tail keeps it too."""
 
@@ -115,8 +120,11 @@ def capacity(
 ) -> tuple[dict[str, Aim], Memory]:
     """Take the highest thresholds at which the replicas keep up, and keep their promise, by their measured speed.
 
-    What the prediction does not see, the latency that is measured does: where `slo` is lower, it wins.
+    What the prediction does not see, the latency that is measured does: where `slo` is lower, it wins. Neither goes on
+    to a threshold that costs more than it buys.
     """
+    if now.speed is not None:
+        bounds = {name: replace(each, levels=worth(plan, now.speed, each.choices)) for name, each in bounds.items()}
     measured, memory = slo(plan, now, bounds, memory, dt_s)
     aims = dict[str, Aim]()
     for priority in sorted({each.priority for each in plan.classes}, reverse=True):
@@ -217,6 +225,20 @@ def _fitted(
 
 def _threshold(aim: Aim) -> float:
     return aim.threshold
+
+
+def worth(plan: ControlPlan, speed: Speed, choices: Sequence[float]) -> tuple[float, ...]:
+    """Return those of `choices`, which fall, that buy more than they cost.
+
+    With all rows in use, each has to give more speed than the one before it, by `WORTH` per cent or more for each per
+    cent of right answers it loses by calibration; of tokens that agree, where no answer could be judged.
+    """
+    kept = [choices[0]]
+    for choice in choices[1:]:
+        gain = speed.most(choice) / speed.most(kept[-1]) - 1
+        if gain > LEAST_GAIN + WORTH * (plan.quality(kept[-1]) - plan.quality(choice)):
+            kept.append(choice)
+    return tuple(kept)
 
 
 def _keeps_promise(plan: ControlPlan, now: Load, thresholds: Mapping[str, float]) -> bool:

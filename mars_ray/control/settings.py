@@ -7,6 +7,7 @@ Never: knows a cluster.
 
 from typing import Literal, Self
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mars_ray.engine.service_class import ServiceClass
@@ -45,7 +46,8 @@ class ControlSettings(_Settings):
     min_agreement: float = Field(0.95, ge=0, le=1)
     """No threshold at which fewer of the tokens are those of autoregressive decoding, by calibration or live audit."""
     max_accuracy_loss: float = Field(0.01, ge=0, le=1)
-    """No threshold at which calibration found more right answers lost than this, against threshold 1."""
+    """No threshold at which calibration found more right answers lost than this, against threshold 1. By default what
+    MLPerf Inference allows a system that is to count as the same model: 99 % of the reference's accuracy."""
     lease_s: float = Field(5.0, gt=0)
     """So long a replica follows a controller it hears no more from."""
 
@@ -54,8 +56,8 @@ class ControlPlan(_Settings):
     """All a controller needs to decide."""
 
     settings: ControlSettings = ControlSettings()
-    ceiling: float = Field(0.95, ge=0, le=1)
-    """The threshold of all classes while there is room."""
+    ceiling: float = Field(1.0, ge=0, le=1)
+    """The threshold of all classes while there is room; 1 is lossless."""
     classes: tuple[ServiceClass, ...] = (ServiceClass(),)
     agreement: tuple[tuple[float, float], ...] = ()
     """Calibrated: threshold, share of tokens that are those of autoregressive decoding."""
@@ -70,6 +72,17 @@ class ControlPlan(_Settings):
                     f"floor of class {each.name} is {each.floor}; it must be from 0 to the threshold, {self.ceiling}"
                 )
         return self
+
+    def quality(self, threshold: float) -> float:
+        """Return the share of right answers at a threshold by calibration, of tokens that agree where there is none.
+
+        It is read linearly, and never rises as thresholds fall: what was measured otherwise is chance.
+        """
+        known = sorted(self.accuracy or self.agreement, reverse=True)
+        if not known:
+            return 1.0
+        thresholds, values = np.array(known).T
+        return float(np.interp(-threshold, -thresholds, np.minimum.accumulate(values)))
 
     def floor(self, name: str) -> float:
         """Return the least threshold of a class."""

@@ -1,17 +1,18 @@
 """What a replica can do at each threshold: from the step-time model and the profile it reports.
 
-In:    rows, step time, shares of masks accepted at each threshold.
+In:    rows, step time, what each threshold gives and costs in a forward.
 Out:   tokens per second for any number of sequences that run, at the block that gives most.
 Never: measures anything.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mars_ray.engine.lookahead import between
 from mars_ray.engine.profile import ProfilePoint
 from mars_ray.engine.state import EngineState
 from mars_ray.engine.step_time import StepTime
@@ -25,8 +26,8 @@ class Speed:
 
     rows: int
     step_time: StepTime
-    survival: tuple[tuple[float, tuple[float, ...]], ...]
-    """Thresholds, falling, and for each mask the share of forwards that accept it."""
+    profile: tuple[ProfilePoint, ...]
+    """What thresholds give, falling from 1."""
     kv_tokens_per_row: float
 
     def rates(self, threshold: float) -> Array:
@@ -55,7 +56,7 @@ def speed_of(states: Sequence[EngineState]) -> Speed | None:
         step_time=StepTime(
             **{name: _mean([getattr(each, name) for each in times]) for name in StepTime.__dataclass_fields__}
         ),
-        survival=_survival([state.profile for state in known]),
+        profile=_together([state.profile for state in known]),
         kv_tokens_per_row=round(kv_tokens / running, -1) if running else 0.0,
     )
 
@@ -64,29 +65,23 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _survival(profiles: Sequence[tuple[ProfilePoint, ...]]) -> tuple[tuple[float, tuple[float, ...]], ...]:
+def _together(profiles: Sequence[tuple[ProfilePoint, ...]]) -> tuple[ProfilePoint, ...]:
     return tuple(
-        (points[0].threshold, tuple(map(_mean, zip(*(point.survival for point in points), strict=False))))
+        replace(
+            points[0],
+            tokens=tuple(map(_mean, zip(*(point.tokens for point in points), strict=False))),
+            positions=tuple(map(_mean, zip(*(point.positions for point in points), strict=False))),
+        )
         for points in zip(*profiles, strict=False)
     )
 
 
 @lru_cache(maxsize=4096)  # asked for several classes and thresholds, and again while nothing new is known
 def _rates(speed: Speed, threshold: float) -> Array:
-    survival_K = _survival_at(speed, threshold)
-    masks_B = np.arange(len(survival_K) + 1)
-    per_row_B = 1 + np.concatenate([[0.0], survival_K.cumsum()])
+    tokens_B, positions_B = between([(each.threshold, each.lookahead) for each in speed.profile], threshold)
     rows_R1 = np.arange(1, speed.rows + 1)[:, None]
     times = speed.step_time
-    per_row_s_B = times.row_s + times.position_s * (per_row_B + masks_B) + times.kv_token_s * speed.kv_tokens_per_row
-    rates_R: Array = (rows_R1 * per_row_B / (times.fixed_s + rows_R1 * per_row_s_B)).max(axis=1)
+    per_row_s_B = times.row_s + times.position_s * positions_B + times.kv_token_s * speed.kv_tokens_per_row
+    rates_R: Array = (rows_R1 * tokens_B / (times.fixed_s + rows_R1 * per_row_s_B)).max(axis=1)
     rates_R.flags.writeable = False
     return rates_R
-
-
-def _survival_at(speed: Speed, threshold: float) -> Array:
-    """Return the share of forwards that accept each mask, read linearly between the thresholds that are known."""
-    if threshold >= 1:
-        return np.zeros(0)
-    thresholds, survival_GK = np.array([point[0] for point in speed.survival]), [point[1] for point in speed.survival]
-    return np.array([np.interp(-threshold, -thresholds, column) for column in zip(*survival_GK, strict=True)])

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from mars_ray.engine.chunk import FinishReason
 from mars_ray.engine.grammar import Matcher
-from mars_ray.engine.mode import Mode
 from mars_ray.engine.profile import Profile
+from mars_ray.engine.request import DRAFT_THRESHOLD, LOSSLESS, Acceptance
 from mars_ray.engine.runner import Window
 from mars_ray.engine.scheduler import Feed
 from mars_ray.engine.sequence import Sequence
@@ -36,9 +36,9 @@ def picks_of(feed: Feed, where: slice) -> slice:
     return slice(where.stop - feed.drafts - feed.masks - 1, where.stop) if feed.complete else where
 
 
-def advance(sequence: Sequence, walked: Walk) -> Emitted:
-    """Commit a walk, and end the sequence where it ends."""
-    if sequence.request.decode.mode is Mode.EXACT:
+def advance(sequence: Sequence, walked: Walk, *, verified: bool) -> Emitted:
+    """Commit a walk, and end the sequence where it ends. `verified`: what was drafted waits for the next forward."""
+    if verified:
         gained, sequence.drafts = walked.kept, walked.drafted
     else:
         gained, sequence.drafts = walked.kept + walked.drafted, []
@@ -97,25 +97,32 @@ def _emit(sequence: Sequence, gained: list[int], ended: bool) -> Emitted:
     return Emitted(tuple(gained[: len(pieces)]), tuple(pieces), reason, tuple(starts))
 
 
-def record(profile: Profile, feed: Feed, where: slice, walked: Walk, window: Window) -> None:
+def record(
+    profile: Profile, feed: Feed, where: slice, walked: Walk, window: Window, acceptance: Acceptance | None
+) -> None:
     """Tell the profile what the masks would have given at every threshold, and which looks ahead were right.
 
     Called before the sequence advances.
     """
     sequence, picks = feed.sequence, picks_of(feed, where)
-    decode, sampling = sequence.request.decode, sequence.request.sampling
-    if decode.metric is not Metric.PROBABILITY:
+    if acceptance is None or acceptance.metric is not Metric.PROBABILITY:
         return
     if feed.masks and walked.agreed == feed.drafts:  # or what stands at the masks is void
         sure = window.confidences[picks.stop - feed.masks : picks.stop]
         tokens = window.tokens[picks.start + feed.drafts : picks.stop]
-        if not sequence.stop_ids.isdisjoint(tokens):
-            sure = sure[: next(number for number, token in enumerate(tokens) if token in sequence.stop_ids)]
-        profile.observe(feed.masks, sure)
+        # The first of these is autoregressive, so up to a stop token there are as many masks as tokens before it.
+        reached = next((number for number, token in enumerate(tokens) if token in sequence.stop_ids), len(tokens))
+        if acceptance == LOSSLESS:
+            drafted = len(walked.drafted)
+        else:
+            drafted = next((number for number, each in enumerate(sure) if each < DRAFT_THRESHOLD), feed.masks)
+        # A stop token that was drafted counts as the autoregressive one of the forward that verifies it, the last.
+        profile.observe(feed.masks, sure[:reached], min(drafted, max(reached - 1, 0)), ended=drafted >= reached > 0)
     ahead = sequence.looked_ahead
-    if decode.mode is Mode.EXACT:
+    if feed.drafts:
         if ahead:
-            profile.audit(ahead, [True] * walked.agreed + [False])
-    elif ahead and sampling.temperature == 0 and picks.start - where.start >= len(ahead):
+            judged = len(ahead) - (sequence.drafts[-1] in sequence.stop_ids)
+            profile.verify(ahead[:judged], min(walked.agreed, judged))
+    elif ahead and sequence.request.sampling.temperature == 0 and picks.start - where.start >= len(ahead):
         said = window.tokens[picks.start - len(ahead) : picks.start]
         profile.audit(ahead, [now == then for now, then in zip(said, sequence.tokens[-len(ahead) :], strict=True)])

@@ -27,7 +27,7 @@ from mars_ray.engine.packer import Packer
 from mars_ray.engine.profile import Profile
 from mars_ray.engine.proposals import Proposals, logprobs_of, propose_all
 from mars_ray.engine.recent import Recent
-from mars_ray.engine.request import Request
+from mars_ray.engine.request import LOSSLESS, Acceptance, Request
 from mars_ray.engine.runner import Runner, Window
 from mars_ray.engine.scheduler import Feed, Scheduler
 from mars_ray.engine.sequence import Sequence
@@ -112,7 +112,9 @@ class Engine:
         self._counts = {each.name: _Counts() for each in options.classes}
         self._ttft_s, self._itl_s = Recent(), Recent()
         calibration = card.calibration if card else ()
-        self.profile = Profile(self.block, {each.threshold: each.tokens_per_forward for each in calibration})
+        self.profile = Profile(
+            self.block, {each.threshold: (each.tokens_per_forward, each.agreement) for each in calibration}
+        )
         self.step_time = StepTimeFit()
         self._blocks = BlockChoice(self.profile, self.step_time, self.block)
         self._steps = self._kv_tokens = 0
@@ -229,7 +231,8 @@ class Engine:
         """Run one forward and return what it gave to whom; also the last chunks of what was cancelled before."""
         started_s = self._clock()
         chunks, self._cancelled = self._cancelled, []
-        self._blocks.next_step(self._scheduler.running, self._thresholds, self._kv_tokens)
+        thresholds = tuple(self._thresholds.values())
+        self._blocks.next_step(self._scheduler.running, self._acceptance, thresholds, self._kv_tokens)
         try:
             feeds = self._scheduler.plan(self._masks_for)
             self._apply_cache_operations()
@@ -269,11 +272,14 @@ class Engine:
         self._runner.close()
 
     def _masks_for(self, sequence: Sequence) -> int:
-        decode = sequence.request.decode
-        if not decode.drafts(self._thresholds[sequence.service_class]):
-            return 0
-        block = decode.block or self._blocks.block(sequence)
+        acceptance = self._acceptance(sequence)
+        if acceptance is None or (sequence.drafts and sequence.drafts[-1] in sequence.stop_ids):
+            return 0  # nothing to look at, or the end in sight
+        block = sequence.request.decode.block or self._blocks.block(sequence, acceptance)
         return max(0, min(block, sequence.limit - sequence.generated - len(sequence.drafts)) - 1)
+
+    def _acceptance(self, sequence: Sequence) -> Acceptance | None:
+        return sequence.request.decode.acceptance(self._thresholds[sequence.service_class])
 
     def _apply_cache_operations(self) -> None:
         if self._rows.operations:
@@ -321,13 +327,12 @@ class Engine:
         if not feed.complete:
             sequence.cached += feed.count
             return None
-        decode = sequence.request.decode
-        own_threshold = self._thresholds[sequence.service_class]
-        threshold = decode.threshold_now(own_threshold)
+        acceptance = self._acceptance(sequence)
+        needs = acceptance or LOSSLESS  # without masks there is nothing to accept
         room = sequence.limit - sequence.generated
-        walked = walk(proposals, sequence.drafts, threshold, decode.metric, sequence.stop_ids, room)
-        record(self.profile, feed, where, walked, window)
-        emitted = advance(sequence, walked)
+        walked = walk(proposals, sequence.drafts, needs.threshold, needs.metric, sequence.stop_ids, room)
+        record(self.profile, feed, where, walked, window, acceptance)
+        emitted = advance(sequence, walked, verified=needs.verified)
         if emitted.tokens:
             self._time(sequence, len(emitted.tokens))
         logprobs: tuple[TokenLogprobs, ...] = ()
@@ -339,7 +344,7 @@ class Engine:
             tokens=emitted.tokens,
             pieces=emitted.pieces,
             logprobs=logprobs,
-            threshold=threshold if decode.drafts(own_threshold) else 1.0,
+            threshold=needs.quality,
             masks=feed.masks,
             finished=emitted.reason and self._finish(sequence, emitted.reason),
         )

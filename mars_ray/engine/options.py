@@ -19,8 +19,9 @@ class EngineOptions:
     """Tokens one request may generate, all of its sequences together."""
     prefill_tokens: int = 512
     """Prompt tokens read per step."""
-    threshold: float = 0.95
-    """Of requests that name none; may be changed while running, for each class alone."""
+    threshold: float = 1.0
+    """Of requests that name none; may be changed while running, for each class alone. 1 gives the answers of one token
+    at a time, sooner."""
     classes: tuple[ServiceClass, ...] = (ServiceClass(),)
     """Of service."""
     compiled: bool = True

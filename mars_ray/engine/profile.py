@@ -1,8 +1,8 @@
 """What every threshold would have given, and how often looking ahead agrees with autoregressive decoding.
 
-In:    the confidences at the masks of each forward; for audited tokens, whether the model still agrees once it has
-       seen what stands before them.
-Out:   tokens per forward and agreement for each threshold of a fixed grid, as running means.
+In:    the confidences at the masks of each forward; which drafts were right; for audited tokens, whether the model
+       still agrees once it has seen what stands before them.
+Out:   tokens and positions per forward, and agreement, for each threshold of a fixed grid, as running means.
 Never: costs a forward, or more than appending a list to a list in the step itself.
 """
 
@@ -13,18 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
+from mars_ray.engine.lookahead import Lookahead, between, trusted, verified
+from mars_ray.engine.request import DRAFT_THRESHOLD
+
 GRID = (1.0, 0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
-"""Thresholds on the probability, falling."""
+"""Thresholds on the probability, falling. At the first drafts are verified."""
 
 HALF_LIFE = 4096
 """After so many forwards of a sequence an observation counts half."""
 
 CALIBRATED_FORWARDS = 32
-"""Before anything is observed, at threshold 1 above all, where no mask is fed, calibration says what others would give;
-a few real observations outweigh it."""
+"""Before anything is observed calibration says what thresholds give; a few real observations outweigh it."""
 
 FOLD_FORWARDS = 128
 """Observations are folded into the means in batches of so many: per step they are only kept."""
+
+COMMON_DRAFTS = 4.0
+"""How often drafts of one mask are right is taken from all masks, as if from so many drafts: the last masks see few."""
 
 Counts = NDArray[np.float64]
 
@@ -34,8 +39,10 @@ class ProfilePoint:
     """One threshold of the grid."""
 
     threshold: float
-    survival: tuple[float, ...]
-    """For each mask, the share of forwards that accept it."""
+    tokens: tuple[float, ...]
+    """Gained by a sequence in a mean forward with blocks of 1, 2, ... up to the full one."""
+    positions: tuple[float, ...]
+    """Fed by it in that forward."""
     agreement: float | None
     """Share of the tokens that autoregressive decoding would have chosen too, given what stands before them; None
     before any audit at this threshold."""
@@ -45,40 +52,73 @@ class ProfilePoint:
     @property
     def tokens_per_forward(self) -> float:
         """At the full block."""
-        return 1.0 + sum(self.survival)
+        return self.tokens[-1]
+
+    @property
+    def lookahead(self) -> Lookahead:
+        """Tokens and positions as arrays."""
+        return Lookahead(np.array(self.tokens), np.array(self.positions))
 
 
 class Profile:
     """Running means over forwards at `block` proposed tokens or fewer."""
 
-    def __init__(self, block: int, calibration: Mapping[float, float] | None = None) -> None:
-        """`calibration`: tokens per forward by threshold; they count as much as `CALIBRATED_FORWARDS` observations."""
-        self._block = block
-        self._drafts: list[tuple[int, list[float]]] = []
+    def __init__(self, block: int, calibration: Mapping[float, tuple[float, float]] | None = None) -> None:
+        """`calibration`: tokens per forward and agreement by threshold, as if from `CALIBRATED_FORWARDS` forwards."""
+        masks = block - 1
+        self._masks = masks
+        self._looks: list[tuple[int, list[float], int, bool]] = []
         self._audits: list[tuple[list[float], list[bool]]] = []
-        self._looked_K: Counts = np.zeros(block - 1)
-        self._accepted_GK: Counts = np.zeros((len(GRID), block - 1))
+        self._verified: list[tuple[int, int]] = []
+        self._looked_K: Counts = np.zeros(masks)
+        self._accepted_GK: Counts = np.zeros((len(GRID), masks))
+        self._verifying_K: Counts = np.zeros(masks)
+        """Forwards if drafts are verified, which takes one more at the end; of them `_drafted_K` give a draft."""
+        self._drafted_K: Counts = np.zeros(masks)
+        self._judged_K: Counts = np.zeros(masks)
+        """Drafts behind right ones; of them `_right_K` were right themselves."""
+        self._right_K: Counts = np.zeros(masks)
         self._audited_G: Counts = np.zeros(len(GRID))
         self._agreed_G: Counts = np.zeros(len(GRID))
-        if calibration and block > 1:
-            thresholds = sorted(calibration)
-            tokens_G = np.interp(GRID, thresholds, [calibration[each] for each in thresholds])
-            self._looked_K += CALIBRATED_FORWARDS
-            self._accepted_GK += CALIBRATED_FORWARDS * np.array([_geometric(tokens, block - 1) for tokens in tokens_G])
+        if calibration and masks:
+            self._begin(sorted((threshold, *found) for threshold, found in calibration.items() if threshold < 1))
+
+    def _begin(self, calibrated: list[tuple[float, float, float]]) -> None:
+        if not calibrated:
+            return
+        thresholds, tokens, agreements = zip(*calibrated, strict=True)
+        # Just below 1 nothing is accepted, and all agrees.
+        tokens_G = np.interp(GRID, (*thresholds, 1.0), (*tokens, 1.0))
+        self._looked_K += CALIBRATED_FORWARDS
+        self._accepted_GK += CALIBRATED_FORWARDS * np.array([_geometric(each, self._masks) for each in tokens_G])
+        drafted = GRID.index(DRAFT_THRESHOLD)
+        self._verifying_K += CALIBRATED_FORWARDS
+        self._drafted_K += self._accepted_GK[drafted]
+        ahead = tokens_G[drafted] - 1
+        wrong = (1 - float(np.interp(DRAFT_THRESHOLD, thresholds, agreements))) * tokens_G[drafted]
+        self._judged_K += self._drafted_K
+        self._right_K += self._drafted_K * max(0.0, 1 - (wrong / ahead if ahead > 0 else 1.0))
 
     @property
     def forwards(self) -> float:
         """Forwards in the means, old ones counting less."""
         return float(self._looked_K.max(initial=0))
 
-    def observe(self, looked: int, confidences: list[float]) -> None:
+    def observe(self, looked: int, confidences: list[float], drafted: int, *, ended: bool = False) -> None:
         """Record one forward of one sequence: the confidences at its `looked` masks, in order.
 
-        Where they are fewer, the sequence would have ended there at a stop token, whatever the threshold.
+        Where they are fewer, the sequence would have ended there at a stop token, whatever the threshold. `drafted` of
+        them give drafts where drafts are verified; `ended` tells that these reach the stop token, so that all that is
+        left to do then is to verify them.
         """
-        self._drafts.append((looked, confidences))
-        if len(self._drafts) >= FOLD_FORWARDS:
+        self._looks.append((looked, confidences, drafted, ended))
+        if len(self._looks) >= FOLD_FORWARDS:
             self._fold()
+
+    def verify(self, confidences: list[float], right: int) -> None:
+        """Record drafts that were verified, of which the first `right` were right; they are an audit too."""
+        self._verified.append((len(confidences), right))
+        self.audit(confidences, [True] * right + [False])
 
     def audit(self, confidences: list[float], right: list[bool]) -> None:
         """Record which tokens accepted at masks are what the model says now; behind a wrong draft none is judged.
@@ -87,28 +127,17 @@ class Profile:
         """
         self._audits.append((confidences, right))
 
-    def survival(self, threshold: float) -> Counts:
-        """Return, for each mask, the share of forwards that accept it, [block - 1]: the folded means, read linearly
-        between thresholds of the grid."""
-        share_GK = self._accepted_GK / np.maximum(self._looked_K, 1e-9)
-        above = int(np.searchsorted(-np.array(GRID), -threshold, side="right")) - 1
-        if above < 0 or threshold >= 1:
-            return np.zeros(self._block - 1)
-        below = min(above + 1, len(GRID) - 1)
-        weight = (GRID[above] - threshold) / (GRID[above] - GRID[below]) if below > above else 0.0
-        blended: Counts = (1 - weight) * share_GK[above] + weight * share_GK[below]
-        return blended
-
-    def tokens_per_forward(self, threshold: float) -> float:
-        """Return what the threshold would give at the full block."""
-        self._fold()
-        return 1.0 + float(self.survival(threshold).sum())
+    def lookahead(self, threshold: float) -> Lookahead:
+        """Return what the threshold gives by block: the folded means, read linearly between thresholds of the grid."""
+        return between([(each, self._at(number)) for number, each in enumerate(GRID)], threshold)
 
     def points(self) -> tuple[ProfilePoint, ...]:
         """Return the curve over the grid."""
+        self._fold()
         curve = []
         for number, threshold in enumerate(GRID):
-            tokens = self.tokens_per_forward(threshold)
+            found = self._at(number)
+            tokens = float(found.tokens_B[-1])
             audited = float(self._audited_G[number])
             agreement = None
             if threshold >= 1:
@@ -116,32 +145,58 @@ class Profile:
             elif audited > 0:
                 # Only what was accepted at a mask can differ: the first token of a forward is autoregressive.
                 agreement = 1 - (1 - float(self._agreed_G[number]) / audited) * (tokens - 1) / tokens
-            curve.append(ProfilePoint(threshold, tuple(self.survival(threshold).tolist()), agreement, audited))
+            by_block = tuple(found.tokens_B.tolist()), tuple(found.positions_B.tolist())
+            curve.append(ProfilePoint(threshold, *by_block, agreement, audited))
         return tuple(curve)
 
+    def _at(self, number: int) -> Lookahead:
+        looked_K = np.maximum(self._looked_K, 1e-9)
+        if number:
+            return trusted(self._accepted_GK[number] / looked_K)
+        common = (self._right_K.sum() + 1) / (self._judged_K.sum() + 1)
+        right_K = (self._right_K + COMMON_DRAFTS * common) / (self._judged_K + COMMON_DRAFTS)
+        return verified(self._drafted_K / np.maximum(self._verifying_K, 1e-9), right_K)
+
     def _fold(self) -> None:
-        if self._drafts:
-            drafts, self._drafts = self._drafts, []
-            keep = 0.5 ** (len(drafts) / HALF_LIFE)
-            width = self._block - 1
-            # What was not looked at, or stands behind the end, is below every threshold.
-            sure_FK = np.array([(sure + [-1.0] * width)[:width] for _, sure in drafts])
-            looked_F1 = np.array([[looked] for looked, _ in drafts])
-            least_FK = np.minimum.accumulate(sure_FK, axis=1)
-            grid_G11 = np.array([2.0, *GRID[1:]])[:, None, None]  # a threshold of 1 accepts no mask, however sure
-            self._accepted_GK = keep * self._accepted_GK + (least_FK >= grid_G11).sum(axis=1)
-            self._looked_K = keep * self._looked_K + (np.arange(width) < looked_F1).sum(axis=0)
+        if self._looks:
+            self._fold_looks()
+        if self._verified:
+            self._fold_verified()
         if self._audits:
-            audits, self._audits = self._audits, []
-            keep = 0.5 ** (len(audits) / HALF_LIFE)
-            self._audited_G *= keep
-            self._agreed_G *= keep
-            grid_G1 = np.array(GRID)[:, None]
-            for confidences, right in audits:
-                judged = min(len(confidences), len(right))
-                counts_GJ = np.array(confidences[:judged], dtype=float) >= grid_G1
-                self._audited_G += counts_GJ.sum(axis=1)
-                self._agreed_G += (counts_GJ & np.array(right[:judged], dtype=bool)).sum(axis=1)
+            self._fold_audits()
+
+    def _fold_looks(self) -> None:
+        looks, self._looks = self._looks, []
+        keep, masks_K = 0.5 ** (len(looks) / HALF_LIFE), np.arange(self._masks)
+        # What was not looked at, or stands behind the end, is below every threshold.
+        sure_FK = np.array([(sure + [-1.0] * self._masks)[: self._masks] for _, sure, _, _ in looks])
+        looked_F1, drafted_F1, ended_F1 = (np.array([[each[part]] for each in looks]) for part in (0, 2, 3))
+        least_FK = np.minimum.accumulate(sure_FK, axis=1)
+        grid_G11 = np.array([2.0, *GRID[1:]])[:, None, None]  # at the first none is trusted, however sure
+        self._accepted_GK = keep * self._accepted_GK + (least_FK >= grid_G11).sum(axis=1)
+        looked_FK = masks_K < looked_F1
+        self._looked_K = keep * self._looked_K + looked_FK.sum(axis=0)
+        self._verifying_K = keep * self._verifying_K + looked_FK.sum(axis=0) + (looked_FK & ended_F1).sum(axis=0)
+        self._drafted_K = keep * self._drafted_K + (masks_K < drafted_F1).sum(axis=0)
+
+    def _fold_verified(self) -> None:
+        verified, self._verified = self._verified, []
+        keep, masks_K = 0.5 ** (len(verified) / HALF_LIFE), np.arange(self._masks)
+        drafted_F1, right_F1 = np.array(verified)[:, :1], np.array(verified)[:, 1:]
+        self._judged_K = keep * self._judged_K + (masks_K < np.minimum(drafted_F1, right_F1 + 1)).sum(axis=0)
+        self._right_K = keep * self._right_K + (masks_K < right_F1).sum(axis=0)
+
+    def _fold_audits(self) -> None:
+        audits, self._audits = self._audits, []
+        keep = 0.5 ** (len(audits) / HALF_LIFE)
+        self._audited_G *= keep
+        self._agreed_G *= keep
+        grid_G1 = np.array(GRID)[:, None]
+        for confidences, right in audits:
+            judged = min(len(confidences), len(right))
+            counts_GJ = np.array(confidences[:judged], dtype=float) >= grid_G1
+            self._audited_G += counts_GJ.sum(axis=1)
+            self._agreed_G += (counts_GJ & np.array(right[:judged], dtype=bool)).sum(axis=1)
 
 
 def _geometric(tokens_per_forward: float, masks: int) -> Counts:

@@ -15,7 +15,7 @@ from mars_ray.errors import RequestError
 from mars_ray.method.metric import Metric, drafts_nothing
 
 DRAFT_THRESHOLD = 0.7
-"""Threshold of a request in exact mode that names none: it costs no quality there, only positions."""
+"""Confidence a draft needs that will be verified: it costs no quality, only positions."""
 
 STOP_STRINGS_MAX = 16
 STOP_CHARACTERS_MAX = 256
@@ -94,14 +94,38 @@ class SamplingParams:
             raise RequestError(f"grammar is {type(self.grammar).__name__}; it must be a GrammarSpec.")
 
 
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What the tokens at the masks of one forward need."""
+
+    threshold: float
+    metric: Metric
+    verified: bool
+    """Whether the next forward has to agree with a token before it leaves the engine."""
+
+    @property
+    def quality(self) -> float:
+        """The threshold that answers are said to have: 1 where they are those of one token at a time."""
+        return 1.0 if self.verified else self.threshold
+
+
+LOSSLESS = Acceptance(DRAFT_THRESHOLD, Metric.PROBABILITY, verified=True)
+"""What a threshold of 1 on the probability means."""
+
+DRAFT_ENTROPY, DRAFT_MARGIN = 1.0, 0.5
+"""What drafts need, in the other metrics, where the request's own threshold lets nothing pass."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeParams:
     """How far to look ahead. Raises `RequestError` for values out of range."""
 
     mode: Mode = Mode.THRESHOLD
     threshold: float | None = None
-    """0..1 for probability and margin (1 drafts nothing), nats for entropy (0 drafts nothing). None follows the
-    engine's own threshold, which may change between steps, and `DRAFT_THRESHOLD` in exact mode."""
+    """0..1 for probability and margin, nats for entropy. Where nothing could pass it (1, or 0 nats), tokens ahead are
+    verified as in exact mode, so the answer is that of one token at a time. In exact mode it is what a draft needs,
+    and such a threshold drafts nothing. None follows the engine's own threshold, which may change between steps, and
+    is `DRAFT_THRESHOLD` in exact mode."""
     floor: float | None = None
     """Without a threshold of its own the request follows the engine's, but not below this."""
     metric: Metric = Metric.PROBABILITY
@@ -125,15 +149,23 @@ class DecodeParams:
         if self.block is not None:
             _check_whole("block", self.block, 1, 64)
 
-    def threshold_now(self, engine_threshold: float) -> float:
-        """Return the threshold in force, where the engine's own is `engine_threshold`."""
-        if self.threshold is not None:
-            return self.threshold
-        return DRAFT_THRESHOLD if self.mode is Mode.EXACT else max(engine_threshold, self.floor or 0.0)
+    def acceptance(self, engine_threshold: float) -> Acceptance | None:
+        """Return what tokens at masks need, where the engine's own threshold is `engine_threshold`.
 
-    def drafts(self, engine_threshold: float) -> bool:
-        """Return whether masks are worth feeding at all."""
-        return self.mode is not Mode.AR and not drafts_nothing(self.threshold_now(engine_threshold), self.metric)
+        None where no mask is worth feeding.
+        """
+        if self.mode is Mode.AR:
+            return None
+        exact = self.mode is Mode.EXACT
+        threshold = self.threshold
+        if threshold is None:
+            threshold = DRAFT_THRESHOLD if exact else max(engine_threshold, self.floor or 0.0)
+        if not drafts_nothing(threshold, self.metric):
+            return Acceptance(threshold, self.metric, verified=exact)
+        if exact:
+            return None
+        needs = {Metric.ENTROPY: DRAFT_ENTROPY, Metric.MARGIN: DRAFT_MARGIN}.get(self.metric, DRAFT_THRESHOLD)
+        return Acceptance(needs, self.metric, verified=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,14 +116,12 @@ def fit(steps: list[Work], seconds_S: NDArray[np.float64]) -> StepTime:
     )
 
 
-def best_block(model: StepTime, gained_K: NDArray[np.float64], *, rows: int, drafting: int, kv_tokens: int) -> int:
-    """Return the block, 1..K + 1, with the most expected tokens per second.
+def best_block(
+    model: StepTime, tokens_B: NDArray[np.float64], positions_B: NDArray[np.float64], *, rows: int, kv_tokens: int
+) -> int:
+    """Return the block, 1..B, with the most expected tokens per second.
 
-    `gained_K` is how many tokens each mask is expected to give in one step, summed over the `drafting` ones of `rows`
-    sequences. Every token is fed once more, as a token, beside the masks of the next step.
+    `tokens_B` and `positions_B` are what all `rows` sequences together gain and feed in a step, by block.
     """
-    masks_B = np.arange(len(gained_K) + 1)
-    tokens_B = rows + np.concatenate([[0.0], gained_K.cumsum()])
-    positions_B = tokens_B + drafting * masks_B
     seconds_B = model.fixed_s + model.row_s * rows + model.position_s * positions_B + model.kv_token_s * kv_tokens
     return 1 + int(np.argmax(tokens_B / seconds_B))

@@ -72,7 +72,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             f"decoding on {self._device}, {self._dtype.name} ({self._dtype.reason}), "
             f"in blocks of {self._decode.block} tokens"
         )
-        self._threshold = self._decode.threshold_now(options.threshold)
+        self._threshold = 1.0 if settings.threshold is None else settings.threshold
         self._tokens = self._forwards = 0
 
     @property

@@ -27,7 +27,7 @@ class HarnessSettings(BaseModel):
     """'bundled' or a model folder."""
     mode: Mode = Mode.THRESHOLD
     threshold: float | None = None
-    """None takes the engine's own: 0.95, and 0.7 in exact mode, where it does not change the answers."""
+    """None is 1: the answers of one token at a time. In mode exact it is what a draft needs, 0.7 by default."""
     metric: Metric = Metric.PROBABILITY
     """What is compared with the threshold."""
     block: int | None = None

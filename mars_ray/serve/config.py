@@ -55,8 +55,9 @@ class ServeConfig(_Settings):
     """What callers call the model; None takes the name of the folder."""
     mode: Literal["ar", "threshold", "exact"] = "threshold"
     """Of requests that name none. 'exact' gives the answers of one token at a time, and is fast all the same."""
-    threshold: float = Field(0.95, ge=0, le=1)
-    """Of requests that name none, while there is room: the controller goes no higher."""
+    threshold: float = Field(1.0, ge=0, le=1)
+    """Of requests that name none, while there is room: the controller goes no higher. At 1 tokens ahead are verified,
+    and answers are those of one token at a time."""
     classes: tuple[ServiceClass, ...] = (ServiceClass(),)
     """Of service; keys name theirs, and those that name none are of the first."""
     control: ControlSettings = ControlSettings()

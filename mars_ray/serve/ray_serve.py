@@ -11,6 +11,7 @@ from ray import serve
 from ray.serve._private.api import serve_start
 from ray.serve.schema import ServeDeploySchema
 
+from mars_ray.control.limits import bounds_of, raised_floor
 from mars_ray.control.ray_controller import remove_controllers
 from mars_ray.errors import ConfigError, ServeError
 from mars_ray.model.folder import check_folder
@@ -56,6 +57,8 @@ def run(schema: ServeDeploySchema) -> None:
                 url, model = _url(schema), parse_config(schema.applications[0].args).model_name
                 print(f"ready in {time.monotonic() - started_s:.1f} s: {url}/v1, for example:", flush=True)
                 print(EXAMPLE.format(url=url, model=model), flush=True)
+                for line in _thresholds(schema):
+                    _say(line, started_s)
                 signals.wait()
             _say("stopping: what runs may finish; once more to stop at once", started_s)
             serve.delete(name, _blocking=False)
@@ -67,6 +70,17 @@ def run(schema: ServeDeploySchema) -> None:
 
 def _say(line: str, started_s: float) -> None:
     print(f"mars-ray: {time.monotonic() - started_s:5.1f} s  {line}", file=sys.stderr, flush=True)
+
+
+def _thresholds(schema: ServeDeploySchema) -> list[str]:
+    """Say between which thresholds load moves answers, and why that is not what was asked."""
+    config = parse_config(schema.applications[0].args)
+    lines = []
+    for name, each in bounds_of(config.plan(resolve_model(config.model)), []).items():
+        raised = raised_floor(name, each.asked, each.floor, each.floor_reason)
+        lines.append(f"class {name}: thresholds from {each.ceiling:g} down to {each.floor:g}, by load")
+        lines += [raised] if raised else []
+    return lines
 
 
 def _check_this_machine(schema: ServeDeploySchema) -> None:

@@ -162,6 +162,9 @@ def simulated(setting: Setting, job: Job) -> Simulation:
     settings: dict[str, Any] = {
         "policy": contender.policy,
         "slo": {"ttft_ms": _ms(setting.promise.ttft_s), "tpot_ms": _ms(setting.promise.tpot_s)},
+        # The floor alone limits all alike: what is compared is who stops by himself where nothing is left to win.
+        "max_accuracy_loss": 1.0,
+        "min_agreement": 0.0,
     }
     if contender.recover_s is not None:
         settings["recover_s"] = contender.recover_s

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mars_ray.engine.lookahead import Lookahead
 from mars_ray.engine.scheduler import DECODE_TOKENS
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.simulate.machine import Machine
@@ -62,10 +63,11 @@ class Fleet:
         self._unpaid_N = np.zeros(replicas)
         """Reading that began within a tick, after its steps were counted."""
         masks = machine.masks
-        self._masks_B = np.arange(masks + 1.0)
         self.thresholds_NC = np.full(by_class, np.nan)
         self._ahead_NCB = np.zeros((*by_class, masks + 1))
         """Expected tokens accepted at masks, by block."""
+        self._positions_NCB = np.ones((*by_class, masks + 1))
+        """Positions a sequence feeds in a step, by block."""
         self._credit_NCB = np.ones((*by_class, masks + 1))
         """Of the tokens of a sequence, those its first step stands for: the last step gives more than are wanted."""
         self._seconds_N = np.full(replicas, self._times.fixed_s)
@@ -85,7 +87,7 @@ class Fleet:
         """Steps and seconds, of each sequence, without and with prompts read."""
         self.firsts: list[tuple[Ints, Floats]] = []
         """Replicas and times to the first token, of watched replicas, since they were last taken."""
-        self._curves: dict[float, tuple[Floats, Floats]] = {}
+        self._curves: dict[float, tuple[Floats, Floats, Floats]] = {}
         self.set_thresholds(np.full(by_class, threshold))
         self.threshold_changes_N[:] = 0
 
@@ -96,9 +98,9 @@ class Fleet:
             return
         for value in np.unique(thresholds_NC[changed]).tolist():
             if value not in self._curves:
-                self._curves[value] = _curves(self._machine.survival(value))
+                self._curves[value] = _curves(self._machine.lookahead(value))
             where = changed & (thresholds_NC == value)
-            self._ahead_NCB[where], self._credit_NCB[where] = self._curves[value]
+            self._ahead_NCB[where], self._positions_NCB[where], self._credit_NCB[where] = self._curves[value]
         self.threshold_changes_N += changed.sum(axis=1)
         self.thresholds_NC = thresholds_NC.copy()
 
@@ -148,8 +150,7 @@ class Fleet:
         rows_N = np.maximum(rows_N, 1.0)
         kv_s_N = times.kv_token_s * (self._length_N - self._left_NR @ self._ones_R)
         tokens_NB = rows_N[:, None] + np.einsum("nc,ncb->nb", rows_NC, self._ahead_NCB)
-        drafting_N = (rows_NC * (self.thresholds_NC < 1)).sum(axis=1)
-        feeding_NB = times.position_s * (tokens_NB + drafting_N[:, None] * self._masks_B)
+        feeding_NB = times.position_s * np.einsum("nc,ncb->nb", rows_NC, self._positions_NCB)
         feeding_NB += (times.row_s * rows_N)[:, None]
         seconds_NB = feeding_NB + (times.fixed_s + kv_s_N)[:, None]
         best_N = (tokens_NB / seconds_NB).argmax(axis=1)
@@ -287,12 +288,13 @@ class Fleet:
         return done_s
 
 
-def _curves(survival_K: Floats) -> tuple[Floats, Floats]:
-    """Return by block the tokens expected at masks, and those of a sequence that its first step stands for.
+def _curves(lookahead: Lookahead) -> tuple[Floats, Floats, Floats]:
+    """Return by block the tokens expected at masks, the positions fed, and the tokens that the first step stands for.
 
     A sequence of n tokens takes (n + o) / m steps on average, where each gives m, and o is what the last one is
     expected to give beyond n: E[X (X - 1)] / 2m. So n - (m - o) are left for the steps behind the first.
     """
-    ahead_B = np.concatenate([[0.0], survival_K.cumsum()])
+    ahead_B = lookahead.tokens_B - 1
+    survival_K = np.diff(ahead_B).clip(0.0)
     beyond_B = np.concatenate([[0.0], (np.arange(1, len(survival_K) + 1) * survival_K).cumsum()]) / (1 + ahead_B)
-    return ahead_B, np.maximum(1.0, 1 + ahead_B - beyond_B)
+    return ahead_B, lookahead.positions_B, np.maximum(1.0, 1 + ahead_B - beyond_B)

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from mars_ray.engine.lookahead import Lookahead, between
 from mars_ray.engine.profile import ProfilePoint
 from mars_ray.engine.step_time import StepTime
 from mars_ray.errors import ConfigError
 
-Array = NDArray[np.float64]
 Share = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(ge=0)]
 
@@ -42,7 +41,8 @@ class ThresholdPoint(_Frozen):
     """The fields of a `ProfilePoint`."""
 
     threshold: Share
-    survival: tuple[Share, ...]
+    tokens: tuple[float, ...] = Field(min_length=1)
+    positions: tuple[float, ...] = Field(min_length=1)
     agreement: Share | None = None
     audited: float = Field(0.0, ge=0)
 
@@ -70,14 +70,19 @@ class Machine(_Frozen):
         ):
             if found != sorted(set(found), reverse=True):
                 raise ValueError(f"thresholds of {name} must fall")
-        if self.profile[0].threshold != 1 or len({len(point.survival) for point in self.profile}) != 1:
-            raise ValueError("profile must begin at threshold 1 and have as many masks at each")
+        if (
+            self.profile[0].threshold != 1
+            or len({len(each) for point in self.profile for each in (point.tokens, point.positions)}) != 1
+        ):
+            raise ValueError("profile must begin at threshold 1 and have as many blocks at each")
+        if any(value < 1 for point in self.profile for value in (*point.tokens, *point.positions)):
+            raise ValueError("tokens and positions of profile must be at least 1")
         return self
 
     @property
     def masks(self) -> int:
         """Masks behind a token at the full block."""
-        return len(self.profile[0].survival)
+        return len(self.profile[0].tokens) - 1
 
     def times(self) -> StepTime:
         """Return the step times as the engine reports them."""
@@ -87,13 +92,9 @@ class Machine(_Frozen):
         """Return the profile as the engine reports it."""
         return tuple(ProfilePoint(**point.model_dump()) for point in self.profile)
 
-    def survival(self, threshold: float) -> Array:
-        """Return, for each mask, the share of forwards that accept it, read linearly as the engine does."""
-        if threshold >= 1:
-            return np.zeros(self.masks)
-        known = np.array([-point.threshold for point in self.profile])
-        columns = np.array([point.survival for point in self.profile]).T
-        return np.array([np.interp(-threshold, known, column) for column in columns])
+    def lookahead(self, threshold: float) -> Lookahead:
+        """Return what a threshold gives by block, read as the engine does."""
+        return between([(point.threshold, point.lookahead) for point in self.points()], threshold)
 
     def agreement_at(self, threshold: float) -> float:
         """Return the share of tokens that are those of autoregressive decoding."""
@@ -106,9 +107,9 @@ class Machine(_Frozen):
 
 
 def _read(threshold: float, points: Sequence[tuple[float, float]]) -> float:
-    """Return the value at `threshold` of a curve over falling thresholds."""
+    """Return the value at `threshold` of a curve over falling thresholds, which never rises: else it is chance."""
     thresholds, values = np.array(points).T
-    return float(np.interp(-threshold, -thresholds, values))
+    return float(np.interp(-threshold, -thresholds, np.minimum.accumulate(values)))
 
 
 def read_machine(path: Path | None) -> Machine:

@@ -33,7 +33,7 @@ from mars_ray.simulate.machine import Machine, StepSeconds, ThresholdPoint
 
 MAX_TOKENS = 128
 TIMED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-TIMED_BLOCKS = (1, 2, 4, 8)
+TIMED_BLOCKS = (1, 2, 4, 8, 16)
 TIMED_WORDS = (16, 60, 150, 300, 600)
 """Of prompts, beside those as they are."""
 ROUNDS = 2
@@ -59,7 +59,12 @@ def measure(model: str, threads: int) -> Machine:
         step_time=StepSeconds(**asdict(times)),
         # The few tokens audited here say less of agreement than calibration does.
         profile=tuple(
-            ThresholdPoint(threshold=point.threshold, survival=point.survival, agreement=agreement.get(point.threshold))
+            ThresholdPoint(
+                threshold=point.threshold,
+                tokens=point.tokens,
+                positions=point.positions,
+                agreement=agreement.get(point.threshold),
+            )
             for point in points
         ),
         accuracy=tuple((point.threshold, point.accuracy) for point in calibrated if point.accuracy is not None),
@@ -138,7 +143,7 @@ def main() -> None:
     given.output.write_text(found.model_dump_json(indent=1) + "\n")
     print(found.step_time)
     for point in found.profile:
-        print(point.threshold, round(1 + sum(point.survival), 3), point.agreement, round(point.audited))
+        print(point.threshold, round(point.tokens[-1], 3), point.agreement, round(point.audited))
 
 
 if __name__ == "__main__":

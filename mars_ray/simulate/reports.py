@@ -84,7 +84,8 @@ class Reports:
         block = int(self._fleet.block_N[replica])
         # Classes differ in threshold; the one with most rows speaks for all.
         main = int(self._fleet.held_NC[replica].argmax())
-        survival_K = self._machine.survival(float(self._fleet.thresholds_NC[replica, main]))[: block - 1]
+        tokens_B, _ = self._machine.lookahead(float(self._fleet.thresholds_NC[replica, main]))
+        survival_K = np.minimum.accumulate(np.diff(tokens_B[:block]).clip(0.0, 1.0))
         share_K = -np.diff(np.concatenate([[1.0], survival_K, [0.0]]))
         pace_2K = (seconds_2 / np.maximum(steps_2, 1e-9))[:, None] / np.arange(1, len(share_K) + 1)
         weight_2K = steps_2[:, None] * share_K

@@ -5,12 +5,15 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from mars_ray.control.demand import ClassDemand
 from mars_ray.control.directive import Directive
 from mars_ray.control.load import Load
 from mars_ray.control.report import ReplicaReport
 from mars_ray.control.settings import ControlPlan, ControlSettings
 from mars_ray.control.speed import Speed
+from mars_ray.engine.lookahead import trusted
 from mars_ray.engine.profile import GRID, ProfilePoint
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.engine.state import ClassState, EngineState
@@ -23,14 +26,25 @@ def profile(masks: int = 3, audited: Mapping[float, tuple[float, float]] | None 
     """A curve that gains as the threshold falls; `audited` gives agreement and audited tokens by threshold."""
     points = []
     for threshold in GRID:
-        share = 0.0 if threshold >= 1 else min(1.0, 0.3 + 2 * (1 - threshold))
+        rising = 0.3 + 2 * (1 - threshold)
+        share = 0.0 if threshold >= 1 else min(rising, 0.95 + (rising - 0.95) / 20)  # every step gains something
         agreement, tokens = (audited or {}).get(threshold, (None, 0.0))
-        points.append(ProfilePoint(threshold, tuple(share ** (k + 1) for k in range(masks)), agreement, tokens))
+        points.append(point(threshold, [share ** (k + 1) for k in range(masks)], agreement, tokens))
     return tuple(points)
 
 
+def point(
+    threshold: float, survival: Sequence[float], agreement: float | None = None, audited: float = 0.0
+) -> ProfilePoint:
+    """A threshold at which masks are accepted so often; none at 1, as if drafts were never right."""
+    found = trusted(np.array(survival, dtype=float))
+    return ProfilePoint(
+        threshold, tuple(found.tokens_B.tolist()), tuple(found.positions_B.tolist()), agreement, audited
+    )
+
+
 PROFILE = profile()
-SPEED = Speed(4, STEP_TIME, tuple((point.threshold, point.survival) for point in PROFILE), 0.0)
+SPEED = Speed(4, STEP_TIME, PROFILE, 0.0)
 
 
 def class_state(name: str = "standard", **fields: float) -> ClassState:

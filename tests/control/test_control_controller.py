@@ -195,9 +195,9 @@ def test_the_reason_of_a_raised_floor_is_told() -> None:
         cluster.clock.now_s += 1
         found = cluster.controller.answer(replace(report(number, 500.0 + number, replica="r0"), state=state))
     assert found.thresholds == {"standard": 0.85}
-    assert found.reasons == {"standard": "no lower, for the live audit found 0.500 agreement at 0.8"}
     status = cluster.controller.status().classes[0]
-    assert (status.floor, status.ceiling) == (0.85, 0.95)
+    assert (status.floor, status.floor_asked, status.ceiling) == (0.85, 0.5, 0.95)
+    assert status.floor_reason == "the live audit found 0.500 agreement at 0.8"
 
 
 # Overrides

@@ -14,7 +14,7 @@ from functools import cache
 
 import pytest
 
-from control_samples import STEP_TIME, class_state, engine_state
+from control_samples import STEP_TIME, class_state, engine_state, point
 from mars_ray.control.controller import Controller
 from mars_ray.control.demand import RATE_S
 from mars_ray.control.directive import Directive
@@ -22,7 +22,6 @@ from mars_ray.control.lease import Lease
 from mars_ray.control.policy import GAIN_PER_S
 from mars_ray.control.report import ReplicaReport
 from mars_ray.control.settings import ControlPlan, ControlSettings, PolicyName, Slo
-from mars_ray.engine.profile import ProfilePoint
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import ReportError
 
@@ -38,8 +37,7 @@ CEILING = 0.95
 POLICIES: tuple[PolicyName, ...] = ("fixed", "load", "slo", "capacity")
 WEIGHTS = (1, 4, 1, 3)
 PROFILE = tuple(
-    ProfilePoint(threshold, tuple(share ** (k + 1) for k in range(3)), None, 0.0)
-    for threshold, share in ((0.95, 0.4), (0.5, 0.9))
+    point(threshold, [share ** (k + 1) for k in range(3)]) for threshold, share in ((1.0, 0.0), (0.95, 0.4), (0.5, 0.9))
 )
 CLASSES = (
     (ServiceClass(floor=0.5),),

@@ -16,13 +16,13 @@ def bounds(plan: ControlPlan, *audits: dict[float, tuple[float, float]]) -> Boun
 
 
 def calibrated(*points: tuple[float, float]) -> ControlPlan:
-    return ControlPlan(classes=(ServiceClass(floor=0.5),), agreement=points)
+    return ControlPlan(ceiling=0.95, classes=(ServiceClass(floor=0.5),), agreement=points)
 
 
 def test_without_findings_the_bounds_are_those_that_were_set() -> None:
-    assert bounds(plan_of()) == Bounds(0.5, 0.95)
-    assert bounds(plan_of(ServiceClass())) == Bounds(0.9, 0.95)
-    assert bounds(plan_of(), {}) == Bounds(0.5, 0.95)
+    assert bounds(plan_of()) == Bounds(0.5, 0.95, 0.5)
+    assert bounds(plan_of(ServiceClass())) == Bounds(0.9, 0.95, 0.9)
+    assert bounds(plan_of(), {}) == Bounds(0.5, 0.95, 0.5)
 
 
 def test_an_audit_that_breaks_the_limit_raises_the_floor_above_it_and_says_so() -> None:
@@ -32,7 +32,7 @@ def test_an_audit_that_breaks_the_limit_raises_the_floor_above_it_and_says_so() 
 
 
 def test_a_finding_below_the_floor_that_was_set_changes_nothing() -> None:
-    assert bounds(plan_of(ServiceClass(floor=0.7)), {0.5: (0.1, 5000.0)}) == Bounds(0.7, 0.95)
+    assert bounds(plan_of(ServiceClass(floor=0.7)), {0.5: (0.1, 5000.0)}) == Bounds(0.7, 0.95, 0.7)
 
 
 def test_a_floor_is_never_raised_above_the_ceiling() -> None:
@@ -42,7 +42,7 @@ def test_a_floor_is_never_raised_above_the_ceiling() -> None:
 
 @given(st.floats(0, SURE_TOKENS, exclude_max=True), st.floats(0, 1))
 def test_few_audited_tokens_prove_nothing(audited: float, agreement: float) -> None:
-    assert bounds(plan_of(), {0.7: (agreement, audited)}) == Bounds(0.5, 0.95)
+    assert bounds(plan_of(), {0.7: (agreement, audited)}) == Bounds(0.5, 0.95, 0.5)
 
 
 @pytest.mark.parametrize(("agreement", "floor"), [(0.945, 0.5), (0.92, 0.8)])
@@ -67,7 +67,7 @@ def test_thresholds_beside_the_grid_may_be_calibrated() -> None:
 
 
 def test_what_is_measured_live_counts_more_than_calibration() -> None:
-    assert bounds(calibrated((0.7, 0.9)), {0.7: (0.99, 5000.0)}) == Bounds(0.5, 0.95)
+    assert bounds(calibrated((0.7, 0.9)), {0.7: (0.99, 5000.0)}) == Bounds(0.5, 0.95, 0.5)
     assert bounds(calibrated((0.7, 0.99)), {0.7: (0.8, 5000.0)}).floor == 0.8
     assert bounds(calibrated((0.7, 0.9)), {0.7: (0.99, 50.0)}).floor == 0.8
 

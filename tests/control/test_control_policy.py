@@ -7,10 +7,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from control_samples import SPEED, load_of, plan_of, requests_at, wanted
+from control_samples import PROFILE, SPEED, load_of, plan_of, requests_at, wanted
 from mars_ray.control.limits import Bounds, bounds_of
 from mars_ray.control.load import Load
-from mars_ray.control.policy import GAIN_PER_S, MARGIN, POLICIES
+from mars_ray.control.policy import GAIN_PER_S, MARGIN, POLICIES, worth
 from mars_ray.control.settings import ControlPlan, PolicyName, Slo
 from mars_ray.engine.service_class import ServiceClass
 
@@ -336,3 +336,28 @@ def test_shares_count_against_each_other_not_by_their_size(part: float, name: Po
         for s in (0.5, 4.0)
     )
     assert small == large
+
+
+def test_capacity_does_not_go_on_where_a_step_costs_more_than_it_buys() -> None:
+    choices = (1.0, 0.95, 0.9, 0.8)
+    rate = {each: SPEED.most(each) for each in choices}
+    gain = rate[0.9] / rate[0.95] - 1
+    free = ControlPlan(accuracy=tuple((each, 0.99) for each in choices))
+    assert worth(free, SPEED, choices) == choices
+    dear = ControlPlan(accuracy=((1.0, 0.99), (0.95, 0.99), (0.9, 0.99 - 1.1 * gain), (0.8, 0.3)))
+    assert worth(dear, SPEED, choices) == (1.0, 0.95)
+    cheap = ControlPlan(accuracy=((1.0, 0.99), (0.95, 0.99), (0.9, 0.99 - 0.9 * gain), (0.8, 0.3)))
+    assert worth(cheap, SPEED, choices) == (1.0, 0.95, 0.9)
+
+
+def test_a_step_that_is_no_faster_is_left_out_and_a_faster_one_behind_it_is_not() -> None:
+    slow = replace(PROFILE[1], tokens=PROFILE[0].tokens, positions=PROFILE[0].positions)
+    speed = replace(SPEED, profile=(PROFILE[0], slow, *PROFILE[2:]))
+    assert worth(ControlPlan(), speed, (1.0, 0.99, 0.95)) == (1.0, 0.95)
+
+
+def test_under_any_overload_capacity_stops_at_the_last_step_that_is_worth_it() -> None:
+    plan = plan_of(ServiceClass(floor=0.5)).model_copy(update={"accuracy": ((1.0, 0.99), (0.8, 0.99), (0.7, 0.2))})
+    assert plan.settings.max_accuracy_loss < 0.79
+    free = plan.model_copy(update={"settings": plan.settings.model_copy(update={"max_accuracy_loss": 1.0})})
+    assert capacity(free, wanted(requests_s=1000.0, waiting=500)) == {"standard": 0.8}

@@ -25,7 +25,7 @@ def spoiled(place: str, value: object) -> EngineState:
         return engine_state(step_time=replace(STEP_TIME, **{place.split(".")[-1]: value}))  # type: ignore[arg-type]
     if place.startswith("profile"):
         field = place.split(".")[-1]
-        wrong = (0.1, value, 0.0) if field == "survival" else value
+        wrong = (1.0, value, 1.0, 1.0) if field in ("tokens", "positions") else value
         return engine_state(profile=(PROFILE[0], replace(PROFILE[1], **{field: wrong})))  # type: ignore[arg-type]
     return engine_state(**{place: value})
 
@@ -46,7 +46,6 @@ NUMBERS = {
 SHARES = {
     "kv_use": "kv_use",
     "classes.threshold": "classes[1].threshold",
-    "profile.survival": "profile[1].survival[1]",
     "profile.agreement": "profile[1].agreement",
 }
 
@@ -140,7 +139,7 @@ def test_no_directive_wants_less_than_no_replica() -> None:
         {"rows": "4"},
         {"rows": 0},
         {"kv_tokens": None},
-        {"profile": (PROFILE[0], replace(PROFILE[1], survival=(0.5,)))},
+        {"profile": (PROFILE[0], replace(PROFILE[1], tokens=(1.5,)))},
         {"step_time": replace(STEP_TIME, fixed_s=0.0, row_s=0.0, position_s=0.0)},
     ],
 )

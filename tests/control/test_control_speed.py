@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control_samples import PROFILE, SPEED, STEP_TIME, engine_state, load_of, profile, requests_at, wanted
+from control_samples import PROFILE, SPEED, STEP_TIME, engine_state, load_of, point, profile, requests_at, wanted
 from mars_ray.control.load import DRAIN_S, together
 from mars_ray.control.speed import Speed, speed_of
 from mars_ray.engine.profile import GRID
@@ -20,42 +21,46 @@ THRESHOLDS = st.sampled_from(GRID) | st.floats(0, 1)
 def speeds(draw: st.DrawFn) -> Speed:
     """Any replica whose masks are accepted no less often at lower thresholds."""
     masks = draw(st.integers(0, 4))
-    survival, least = [], [0.0] * masks
+    points, least = [], [0.0] * masks
     for threshold in GRID:
         if threshold < 1:
             least = [value + draw(st.floats(0, 0.2)) * (1 - value) for value in least]
-        survival.append((threshold, tuple(least)))
+        points.append(point(threshold, least))
     parts = {
         name: draw(st.just(0.0) | st.floats(1e-6, 0.01))
         for name in ("row_s", "position_s", "kv_token_s", "prompt_s", "prompt_token_s")
     }
     step_time = StepTime(fixed_s=draw(st.floats(1e-4, 0.1)), **parts)
-    return Speed(draw(st.integers(1, 8)), step_time, tuple(survival), draw(st.sampled_from([0.0, 50.0])))
+    return Speed(draw(st.integers(1, 8)), step_time, tuple(points), draw(st.sampled_from([0.0, 50.0])))
 
 
-def survival_by_hand(speed: Speed, threshold: float) -> list[float]:
-    """Read linearly between two thresholds of the grid."""
+def by_hand(speed: Speed, threshold: float) -> tuple[list[float], list[float]]:
+    """Tokens and positions by block, read linearly between two thresholds of the grid; just below 1 nothing is kept."""
+    blocks = len(speed.profile[0].tokens)
+    none = (1.0, [1.0] * blocks, [1.0 + masks for masks in range(blocks)])
+    known = [none, *((each.threshold, list(each.tokens), list(each.positions)) for each in speed.profile[1:])]
     if threshold >= 1:
-        return []
-    if threshold <= speed.survival[-1][0]:
-        return list(speed.survival[-1][1])
-    for (high, above), (low, below) in zip(speed.survival, speed.survival[1:], strict=False):
+        return list(speed.profile[0].tokens), list(speed.profile[0].positions)
+    if threshold <= known[-1][0]:
+        return known[-1][1:]
+    for (high, *above), (low, *below) in pairwise(known):
         if low <= threshold <= high:
             part = (high - threshold) / (high - low)
-            return [a + part * (b - a) for a, b in zip(above, below, strict=True)]
+            tokens, positions = (
+                [a + part * (b - a) for a, b in zip(one, other, strict=True)]
+                for one, other in zip(above, below, strict=True)
+            )
+            return tokens, positions
     raise AssertionError
 
 
 def rates_by_hand(speed: Speed, threshold: float) -> list[float]:
-    survival = survival_by_hand(speed, threshold)
     rates = []
     for rows in range(1, speed.rows + 1):
         found = []
-        for masks in range(len(survival) + 1):
-            tokens = rows * (1 + sum(survival[:masks]))
-            # Every token is fed once as a token, beside the masks.
-            work = Work(rows=rows, positions=tokens + rows * masks, kv_tokens=rows * speed.kv_tokens_per_row)  # type: ignore[arg-type]
-            found.append(tokens / speed.step_time.seconds(work))
+        for tokens, positions in zip(*by_hand(speed, threshold), strict=True):
+            work = Work(rows=rows, positions=rows * positions, kv_tokens=rows * speed.kv_tokens_per_row)  # type: ignore[arg-type]
+            found.append(rows * tokens / speed.step_time.seconds(work))
         rates.append(max(found))
     return rates
 
@@ -94,7 +99,7 @@ def test_the_speed_of_several_is_that_of_a_typical_one_of_those_that_know_theirs
     found = speed_of([engine_state(), slow, engine_state(step_time=None)])
     assert found is not None and found.rows == 4
     assert found.step_time.fixed_s == pytest.approx((STEP_TIME.fixed_s + 0.06) / 2)
-    assert found.survival[4][1] == pytest.approx(PROFILE[4].survival)
+    assert found.profile[4].tokens == pytest.approx(PROFILE[4].tokens)
     assert speed_of([engine_state(profile=profile(2)), engine_state(profile=profile(3))]) is not None
 
 

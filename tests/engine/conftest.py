@@ -24,7 +24,7 @@ def oracle() -> Checkpoint:
 @pytest.fixture
 def make_engine(bundled: Checkpoint) -> MakeEngine:
     def make(**options: object) -> Engine:
-        return Engine(bundled, EngineOptions(**({"compiled": False} | options)), new_seed=lambda: 0)  # type: ignore[arg-type]
+        return Engine(bundled, EngineOptions(**({"compiled": False, "threshold": 0.95} | options)), new_seed=lambda: 0)  # type: ignore[arg-type]
 
     return make
 

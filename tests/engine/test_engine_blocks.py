@@ -4,12 +4,11 @@ import pytest
 from engine_parts import sequence_of
 
 from engine_samples import MakeEngine, request
-from mars_ray.engine.blocks import CHOOSE_EVERY, PROBE_EVERY, BlockChoice
+from mars_ray.engine.blocks import CHOOSE_EVERY, PROBE_EVERY, PROBE_SHARE, BlockChoice
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.profile import CALIBRATED_FORWARDS, FOLD_FORWARDS, Profile
-from mars_ray.engine.request import DecodeParams
+from mars_ray.engine.request import LOSSLESS, Acceptance, DecodeParams
 from mars_ray.engine.sequence import Sequence
-from mars_ray.engine.service_class import STANDARD
 from mars_ray.engine.step_time import FIRST_FIT, StepTimeFit, Work
 
 BLOCK = 6
@@ -18,7 +17,7 @@ SURE, UNSURE = [0.99] * (BLOCK - 1), [0.0] * (BLOCK - 1)
 
 def learned(profile: Profile, confidences: list[float], forwards: int = 2 * FOLD_FORWARDS) -> Profile:
     for _ in range(forwards):
-        profile.observe(BLOCK - 1, confidences)
+        profile.observe(BLOCK - 1, confidences, sum(each > 0.7 for each in confidences))
     return profile
 
 
@@ -39,8 +38,11 @@ def running(count: int = 3, **decode: object) -> list[Sequence]:
 
 
 def chosen(blocks: BlockChoice, sequences: list[Sequence], threshold: float = 0.9) -> list[int]:
-    blocks.next_step(sequences, {STANDARD: threshold}, 1000)
-    return [blocks.block(sequence) for sequence in sequences]
+    def acceptance_of(sequence: Sequence) -> Acceptance | None:
+        return sequence.request.decode.acceptance(threshold)
+
+    blocks.next_step(sequences, acceptance_of, (threshold,), 1000)
+    return [blocks.block(sequence, acceptance_of(sequence) or LOSSLESS) for sequence in sequences]
 
 
 def test_every_mask_is_fed_before_enough_is_learned_of_what_is_accepted() -> None:
@@ -106,15 +108,34 @@ def test_sequences_that_draft_nothing_have_no_say() -> None:
     assert chosen(blocks, running() + running(mode=Mode.AR)) == [1] * 6
 
 
-def test_a_request_that_fixes_its_seed_gets_the_full_block() -> None:
+def test_a_request_that_fixes_its_seed_gets_the_full_block_unless_drafts_are_verified() -> None:
     blocks = BlockChoice(learned(Profile(BLOCK), UNSURE), proportional(), BLOCK)
     seeded = sequence_of([1])
     seeded.request = request("a", [1], seed=5)
     assert chosen(blocks, [*running(2), seeded]) == [1, 1, BLOCK]
+    assert chosen(blocks, [*running(2), seeded], threshold=1.0) == [1, 1, 1]
+
+
+def test_drafts_that_are_never_right_are_not_made_where_positions_cost() -> None:
+    profile = learned(Profile(BLOCK), SURE)
+    for _ in range(2 * FOLD_FORWARDS):
+        profile.verify(SURE, 0)
+    profile.points()
+    blocks = BlockChoice(profile, timed(fixed_s=1e-2, position_s=1e-3), BLOCK)
+    assert chosen(blocks, running(), threshold=1.0) == [1] * 3
+    assert chosen(blocks, running(), threshold=0.9) == [BLOCK] * 3
+
+
+def test_a_probe_takes_a_small_part_of_the_time_however_dear_masks_are() -> None:
+    blocks = BlockChoice(learned(Profile(BLOCK), UNSURE), proportional(), BLOCK)
+    sequences, extra = running(2), 0
+    for _ in range(10_000):
+        extra += sum(chosen(blocks, sequences)) - len(sequences)
+    assert 0 < extra <= 1.2 * PROBE_SHARE * 10_000 * len(sequences)
 
 
 def test_now_and_then_each_sequence_in_turn_gets_the_full_block() -> None:
-    blocks = BlockChoice(learned(Profile(BLOCK), UNSURE), proportional(), BLOCK)
+    blocks = BlockChoice(learned(Profile(BLOCK), UNSURE), timed(fixed_s=1e-1, position_s=1e-4), BLOCK)
     sequences = running(3)
     steps = [chosen(blocks, sequences) for _ in range(3 * PROBE_EVERY)]
     probed = [step.index(BLOCK) for step in steps if step != [1, 1, 1]]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from mars_ray.engine.profile import FOLD_FORWARDS, GRID, HALF_LIFE, Profile
 
@@ -27,9 +28,19 @@ AUDITS = st.lists(
 def filled(forwards: list[tuple[int, list[float]]]) -> Profile:
     profile = Profile(BLOCK)
     for looked, confidences in forwards:
-        profile.observe(looked, list(confidences))
+        profile.observe(looked, list(confidences), 0)
     profile.points()  # folds
     return profile
+
+
+def survival(profile: Profile, threshold: float) -> NDArray[np.float64]:
+    """The share of forwards that accepts each mask."""
+    return np.diff(profile.lookahead(threshold).tokens_B)
+
+
+def tokens_per_forward(profile: Profile, threshold: float) -> float:
+    profile.points()  # folds
+    return float(profile.lookahead(threshold).tokens_B[-1])
 
 
 def survival_by_hand(forwards: list[tuple[int, list[float]]], threshold: float) -> list[float]:
@@ -50,9 +61,9 @@ def test_at_the_thresholds_of_the_grid_survival_is_what_loops_count(
     forwards: list[tuple[int, list[float]]], threshold: float
 ) -> None:
     profile = filled(forwards)
-    assert profile.survival(threshold).tolist() == pytest.approx(survival_by_hand(forwards, threshold), abs=1e-6)
+    assert survival(profile, threshold).tolist() == pytest.approx(survival_by_hand(forwards, threshold), abs=1e-6)
     wanted = 1 + sum(survival_by_hand(forwards, threshold))
-    assert profile.tokens_per_forward(threshold) == pytest.approx(wanted, abs=1e-6)
+    assert tokens_per_forward(profile, threshold) == pytest.approx(wanted, abs=1e-6)
 
 
 @given(FORWARDS, st.integers(0, len(GRID) - 2), st.floats(0, 1))
@@ -61,8 +72,8 @@ def test_between_the_thresholds_of_the_grid_survival_is_a_straight_line(
 ) -> None:
     profile = filled(forwards)
     high, low = GRID[number], GRID[number + 1]
-    above, below = profile.survival(high), profile.survival(low)
-    assert profile.survival(high - share * (high - low)) == pytest.approx(above + share * (below - above), abs=1e-6)
+    above, below = survival(profile, high), survival(profile, low)
+    assert survival(profile, high - share * (high - low)) == pytest.approx(above + share * (below - above), abs=1e-6)
 
 
 @given(FORWARDS, st.floats(0, 1.2), st.floats(0, 1.2))
@@ -71,36 +82,49 @@ def test_survival_never_grows_with_the_threshold_nor_from_mask_to_mask_of_full_l
 ) -> None:
     profile = filled([(BLOCK - 1, confidences) for _, confidences in forwards])
     low, high = sorted((one, other))
-    assert (profile.survival(low) >= profile.survival(high) - 1e-9).all()
-    assert (np.diff(profile.survival(low)) <= 1e-9).all()
+    assert (survival(profile, low) >= survival(profile, high) - 1e-9).all()
+    assert (np.diff(survival(profile, low)) <= 1e-9).all()
 
 
-@pytest.mark.parametrize("threshold", [1.0, 1.5])
-def test_a_threshold_that_drafts_nothing_gives_one_token_however_sure_the_masks_were(threshold: float) -> None:
-    profile = filled([(4, [1.0] * 4)] * 10)
-    assert profile.survival(threshold).tolist() == [0.0] * 4
-    assert profile.tokens_per_forward(threshold) == 1
+def test_at_a_threshold_of_one_tokens_count_that_were_right_when_verified() -> None:
+    profile = Profile(BLOCK)
+    for number in range(1000):
+        profile.observe(4, [1.0] * 4, 4)
+        profile.verify([1.0] * 4, 4 if number % 2 else 2)
+    # Half of the forwards behind right tokens give 4 drafts that are right, half give 2 and one that is wrong, which
+    # voids the masks of one forward.
+    assert tokens_per_forward(profile, 1.0) == pytest.approx(1 + 3 / 1.5, rel=0.02)
+    assert profile.lookahead(1.0).positions_B[-1] == pytest.approx(1 + 4 / 1.5 + 4, rel=0.02)
+
+
+def test_an_end_in_sight_takes_one_more_forward_where_drafts_are_verified() -> None:
+    profile = Profile(BLOCK)
+    for _ in range(1000):
+        profile.observe(4, [0.9] * 2, 2, ended=True)
+        profile.verify([0.9] * 2, 2)
+    assert tokens_per_forward(profile, 1.0) == pytest.approx((1 + 2 + 1) / 2, rel=0.01)
+    assert tokens_per_forward(profile, 0.9) == pytest.approx(3)
 
 
 def test_masks_that_are_certain_fade_out_towards_a_threshold_of_one() -> None:
     profile = filled([(4, [1.0] * 4)])
-    assert profile.survival(0.995) == pytest.approx([0.5] * 4)
+    assert survival(profile, 0.995) == pytest.approx([0.5] * 4)
 
 
 def test_below_the_grid_survival_is_that_of_its_lowest_threshold() -> None:
     profile = filled([(4, [0.31, 0.31, 0.1, 0.1])])
-    assert profile.survival(0.0).tolist() == profile.survival(GRID[-1]).tolist() == [1, 1, 0, 0]
+    assert survival(profile, 0.0).tolist() == survival(profile, GRID[-1]).tolist() == [1, 1, 0, 0]
 
 
 def test_a_sequence_that_would_have_ended_accepts_nothing_behind_its_end() -> None:
     profile = filled([(4, [0.9, 0.9])])
-    assert profile.survival(0.5).tolist() == [1, 1, 0, 0]
+    assert survival(profile, 0.5).tolist() == [1, 1, 0, 0]
 
 
 def test_a_profile_without_masks_or_without_forwards_gives_one_token() -> None:
     alone = Profile(1)
-    alone.observe(0, [])
-    assert alone.tokens_per_forward(0.5) == Profile(BLOCK).tokens_per_forward(0.5) == 1
+    alone.observe(0, [], 0)
+    assert tokens_per_forward(alone, 0.5) == tokens_per_forward(Profile(BLOCK), 0.5) == 1
     assert {point.agreement for point in Profile(BLOCK).points()} == {None, 1.0}
 
 
@@ -139,14 +163,14 @@ def test_it_does_not_matter_when_observations_are_folded(
 ) -> None:
     often = Profile(BLOCK)
     for number, (looked, confidences) in enumerate(forwards):
-        often.observe(looked, list(confidences))
+        often.observe(looked, list(confidences), 0)
         if number in folds:
-            often.tokens_per_forward(0.5)
+            tokens_per_forward(often, 0.5)
     at_once = filled(forwards)
     decay = 1 - 0.5 ** (len(forwards) / HALF_LIFE)
     for threshold in (0.99, 0.9, 0.5, 0.3):
-        assert often.tokens_per_forward(threshold) == pytest.approx(
-            at_once.tokens_per_forward(threshold), abs=4 * decay
+        assert tokens_per_forward(often, threshold) == pytest.approx(
+            tokens_per_forward(at_once, threshold), abs=4 * decay
         )
 
 
@@ -154,7 +178,7 @@ def test_observations_are_folded_by_themselves_after_a_while() -> None:
     profile = Profile(BLOCK)
     for _ in range(FOLD_FORWARDS):
         assert profile.forwards == 0
-        profile.observe(4, [0.9] * 4)
+        profile.observe(4, [0.9] * 4, 4)
     assert profile.forwards == FOLD_FORWARDS
 
 
@@ -162,18 +186,21 @@ def test_old_observations_fade_by_half_in_a_half_life() -> None:
     profile = Profile(BLOCK)
     for confidence in (0.0, 0.9):
         for _ in range(HALF_LIFE):
-            profile.observe(1, [confidence])
-    assert profile.survival(0.5)[0] == pytest.approx(2 / 3, abs=0.01)
+            profile.observe(1, [confidence], 0)
+    assert survival(profile, 0.5)[0] == pytest.approx(2 / 3, abs=0.01)
 
 
 def test_before_anything_is_observed_calibration_says_what_thresholds_give() -> None:
-    profile = Profile(8, {1.0: 1.0, 0.9: 4.8, 0.5: 5.4})
+    profile = Profile(8, {1.0: (1.0, 1.0), 0.9: (4.8, 1.0), 0.5: (5.4, 0.9)})
     found = {point.threshold: point for point in profile.points()}
-    assert found[1.0].tokens_per_forward == pytest.approx(1.0)
     assert found[0.9].tokens_per_forward == pytest.approx(4.8)
     assert found[0.7].tokens_per_forward == pytest.approx(5.1)
-    assert list(found[0.9].survival) == sorted(found[0.9].survival, reverse=True)
+    gains = np.diff(found[0.9].tokens).tolist()
+    assert gains == sorted(gains, reverse=True)
+    # At 0.7 tokens ahead are 4.1 in a forward, of which 0.05 * 5.1 are not the model's own.
+    right = 1 - 0.05 * 5.1 / 4.1
+    assert 1 + 4.1 * right**7 < found[1.0].tokens_per_forward < 1 + 4.1 * right
     assert found[0.9].agreement is None
     for _ in range(40 * FOLD_FORWARDS):
-        profile.observe(7, [0.95, 0.1] + [0.0] * 5)
-    assert profile.tokens_per_forward(0.9) == pytest.approx(2.0, abs=0.05), "what is observed outweighs it"
+        profile.observe(7, [0.95, 0.1] + [0.0] * 5, 1)
+    assert tokens_per_forward(profile, 0.9) == pytest.approx(2.0, abs=0.05), "what is observed outweighs it"

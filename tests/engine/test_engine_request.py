@@ -6,7 +6,15 @@ import pickle
 import pytest
 
 from mars_ray.engine.mode import Mode
-from mars_ray.engine.request import DRAFT_THRESHOLD, DecodeParams, Request, SamplingParams
+from mars_ray.engine.request import (
+    DRAFT_ENTROPY,
+    DRAFT_MARGIN,
+    LOSSLESS,
+    Acceptance,
+    DecodeParams,
+    Request,
+    SamplingParams,
+)
 from mars_ray.errors import RequestError
 from mars_ray.method.metric import Metric
 
@@ -140,7 +148,7 @@ def test_the_defaults_are_a_greedy_request_that_follows_the_engine() -> None:
     request = Request(id="a", prompt=(1, 2))
     assert request.sampling == SamplingParams()
     assert request.sampling.temperature == 0
-    assert request.decode.threshold_now(0.42) == 0.42
+    assert request.decode.acceptance(0.42) == Acceptance(0.42, Metric.PROBABILITY, verified=False)
 
 
 def test_a_request_survives_pickling() -> None:
@@ -150,36 +158,36 @@ def test_a_request_survives_pickling() -> None:
 
 
 @pytest.mark.parametrize(
-    ("decode", "threshold", "drafts"),
+    ("decode", "acceptance"),
     [
-        (DecodeParams(), 0.9, True),
-        (DecodeParams(threshold=0.5), 0.5, True),
-        (DecodeParams(threshold=1), 1, False),
-        (DecodeParams(mode=Mode.AR), 0.9, False),
-        (DecodeParams(mode=Mode.AR, threshold=0.5), 0.5, False),
-        (DecodeParams(mode=Mode.EXACT), DRAFT_THRESHOLD, True),
-        (DecodeParams(mode=Mode.EXACT, threshold=0.3), 0.3, True),
-        (DecodeParams(mode=Mode.EXACT, threshold=1), 1, False),
-        (DecodeParams(metric=Metric.ENTROPY, threshold=0), 0, False),
-        (DecodeParams(metric=Metric.ENTROPY, threshold=2.5), 2.5, True),
-        (DecodeParams(metric=Metric.MARGIN, threshold=0.4), 0.4, True),
-        (DecodeParams(metric=Metric.MARGIN, threshold=1), 1, False),
+        (DecodeParams(), Acceptance(0.9, Metric.PROBABILITY, verified=False)),
+        (DecodeParams(threshold=0.5), Acceptance(0.5, Metric.PROBABILITY, verified=False)),
+        (DecodeParams(threshold=1), LOSSLESS),
+        (DecodeParams(mode=Mode.AR), None),
+        (DecodeParams(mode=Mode.AR, threshold=0.5), None),
+        (DecodeParams(mode=Mode.EXACT), LOSSLESS),
+        (DecodeParams(mode=Mode.EXACT, threshold=0.3), Acceptance(0.3, Metric.PROBABILITY, verified=True)),
+        (DecodeParams(mode=Mode.EXACT, threshold=1), None),
+        (DecodeParams(metric=Metric.ENTROPY, threshold=0), Acceptance(DRAFT_ENTROPY, Metric.ENTROPY, verified=True)),
+        (DecodeParams(metric=Metric.ENTROPY, threshold=2.5), Acceptance(2.5, Metric.ENTROPY, verified=False)),
+        (DecodeParams(metric=Metric.MARGIN, threshold=0.4), Acceptance(0.4, Metric.MARGIN, verified=False)),
+        (DecodeParams(metric=Metric.MARGIN, threshold=1), Acceptance(DRAFT_MARGIN, Metric.MARGIN, verified=True)),
     ],
 )
-def test_the_threshold_in_force_says_whether_masks_are_fed(
-    decode: DecodeParams, threshold: float, drafts: bool
+def test_a_threshold_that_nothing_passes_has_drafts_verified(
+    decode: DecodeParams, acceptance: Acceptance | None
 ) -> None:
-    assert decode.threshold_now(0.9) == threshold
-    assert decode.drafts(0.9) is drafts
+    assert decode.acceptance(0.9) == acceptance
 
 
-def test_an_engine_threshold_of_one_feeds_no_masks_except_in_exact_mode() -> None:
-    assert not DecodeParams().drafts(1.0)
-    assert DecodeParams(mode=Mode.EXACT).drafts(1.0)
+@pytest.mark.parametrize("decode", [DecodeParams(), DecodeParams(mode=Mode.EXACT)])
+def test_an_engine_threshold_of_one_is_lossless(decode: DecodeParams) -> None:
+    assert decode.acceptance(1.0) == LOSSLESS
+    assert LOSSLESS.quality == 1
 
 
 def test_a_floor_follows_the_engine_above_it_and_holds_below() -> None:
     decode = DecodeParams(floor=0.9)
-    assert [decode.threshold_now(threshold) for threshold in (0.95, 0.9, 0.5)] == [0.95, 0.9, 0.9]
+    assert [needs and needs.threshold for needs in map(decode.acceptance, (0.95, 0.9, 0.5))] == [0.95, 0.9, 0.9]
     with pytest.raises(RequestError, match="give one of them"):
         DecodeParams(floor=0.9, threshold=0.8)

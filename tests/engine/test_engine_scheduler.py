@@ -146,7 +146,9 @@ class Scheduling(RuleBasedStateMachine):
         for feed in feeds:
             if not feed.complete:
                 feed.sequence.cached += feed.count
-            elif advance(feed.sequence, any_walk(feed, random)).reason:
+            elif advance(
+                feed.sequence, any_walk(feed, random), verified=feed.sequence.request.decode.mode is Mode.EXACT
+            ).reason:
                 assert feed.sequence.generated == feed.sequence.limit
                 ended.append(feed.sequence)
         for sequence in ended:

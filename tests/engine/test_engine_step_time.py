@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from mars_ray.engine.step_time import FIRST_FIT, FIT_EVERY, STEPS_KEPT, StepTime, StepTimeFit, Work, best_block, fit
 
@@ -138,6 +139,12 @@ def test_what_was_seen_too_long_ago_counts_no_more() -> None:
     assert steps.model.seconds(at_block(8, 3)) == pytest.approx(USUAL.seconds(at_block(8, 3)), rel=1e-3)
 
 
+def together(gained_K: NDArray[np.float64], rows: int, drafting: int) -> tuple[NDArray[np.float64], ...]:
+    """Tokens and positions of all rows, of which some look ahead, by block."""
+    tokens_B = rows + np.concatenate([[0.0], gained_K.cumsum()])
+    return tokens_B, tokens_B + drafting * np.arange(len(gained_K) + 1)
+
+
 def best_by_hand(model: StepTime, gained: list[float], rows: int, drafting: int, kv_tokens: int) -> list[float]:
     """Tokens per second of each block."""
     rates = []
@@ -155,7 +162,7 @@ def test_the_best_block_is_that_of_trying_all(
     drafting = data.draw(st.integers(1, rows))
     gained = sorted((drafting * share for share in survival), reverse=True)
     model = decode_only(*parts)
-    block = best_block(model, np.array(gained), rows=rows, drafting=drafting, kv_tokens=kv_tokens)
+    block = best_block(model, *together(np.array(gained), rows, drafting), rows=rows, kv_tokens=kv_tokens)
     rates = best_by_hand(model, gained, rows, drafting, kv_tokens)
     assert 1 <= block <= len(gained) + 1
     assert rates[block - 1] == pytest.approx(max(rates))
@@ -163,17 +170,17 @@ def test_the_best_block_is_that_of_trying_all(
 
 @pytest.mark.parametrize("parts", [(0, 1e-3, 0), (1e-3, 1e-3, 0), (1e-3, 0, 1e-6)])
 def test_masks_that_gain_nothing_are_not_fed(parts: tuple[float, float, float]) -> None:
-    assert best_block(decode_only(*parts), np.zeros(7), rows=4, drafting=4, kv_tokens=100) == 1
+    assert best_block(decode_only(*parts), *together(np.zeros(7), 4, 4), rows=4, kv_tokens=100) == 1
 
 
 def test_masks_that_cost_nothing_are_all_fed() -> None:
     gained = np.array([0.5, 0.25, 0.125, 1e-3])
-    assert best_block(decode_only(1e-3, 0, 1e-6), gained, rows=1, drafting=1, kv_tokens=100) == 5
+    assert best_block(decode_only(1e-3, 0, 1e-6), *together(gained, 1, 1), rows=1, kv_tokens=100) == 5
 
 
 def test_a_larger_batch_never_feeds_more_masks() -> None:
     survival = 0.8 ** np.arange(1, 8)
     model = decode_only(5e-3, 1e-4, 0)
-    blocks = [best_block(model, n * survival, rows=n, drafting=n, kv_tokens=0) for n in (1, 4, 16, 64, 256)]
+    blocks = [best_block(model, *together(n * survival, n, n), rows=n, kv_tokens=0) for n in (1, 4, 16, 64, 256)]
     assert blocks == sorted(blocks, reverse=True)
     assert blocks[0] == 8 and blocks[-1] < blocks[0]

@@ -231,19 +231,24 @@ def test_exact_sampling_with_a_seed_gives_the_very_sample_of_autoregressive_deco
 
 
 def tokens_per_forward(engine: Engine, prompts: list[tuple[int, ...]], threshold: float) -> float:
+    """Measured; a threshold of 1 is exact."""
     decode = DecodeParams(threshold=threshold, block=16)
     outputs = run(engine, [request(n, p, decode, max_tokens=64) for n, p in enumerate(prompts)]).values()
     return sum(len(each.tokens) for each in outputs) / sum(each.finished.forwards for each in outputs)
 
 
+@pytest.mark.parametrize("running", [1.0, 0.95])
 def test_the_profile_predicts_other_thresholds_within_six_percent(
-    make_engine: MakeEngine, prompts: list[tuple[int, ...]]
+    make_engine: MakeEngine, prompts: list[tuple[int, ...]], running: float
 ) -> None:
     predicting = make_engine()
-    tokens_per_forward(predicting, prompts, 0.95)
-    for threshold in (0.99, 0.98, 0.9, 0.8, 0.7, 0.6):
+    tokens_per_forward(predicting, prompts, running)
+    predicted = {point.threshold: point.tokens_per_forward for point in predicting.profile.points()}
+    for threshold in (1.0, 0.99, 0.98, 0.95, 0.9, 0.8, 0.7, 0.6):
         measured = tokens_per_forward(make_engine(), prompts, threshold)
-        assert predicting.profile.tokens_per_forward(threshold) == pytest.approx(measured, rel=0.06), threshold
+        # Trusted tokens leave the sequence at other places than drafts would, so what these give is told less well.
+        tolerance = 0.1 if threshold == 1.0 != running else 0.06
+        assert predicted[threshold] == pytest.approx(measured, rel=tolerance), threshold
 
 
 @torch.inference_mode()

@@ -2,13 +2,16 @@
 
 from random import Random
 
+import numpy as np
+
 from mars_ray.control.settings import ControlPlan
+from mars_ray.engine.lookahead import trusted
 from mars_ray.simulate.arrivals import Arrivals, Wish
 from mars_ray.simulate.machine import Machine
 from mars_ray.simulate.simulator import Simulation, SimulationOptions, simulate
 
 SURVIVAL = {1.0: (0.0, 0.0, 0.0), 0.95: (0.5, 0.3, 0.2), 0.9: (0.6, 0.45, 0.3), 0.3: (0.8, 0.7, 0.6)}
-FIXED = ControlPlan.model_validate({"settings": {"policy": "fixed"}})
+FIXED = ControlPlan.model_validate({"ceiling": 0.95, "settings": {"policy": "fixed"}})
 
 
 def machine(**fields: object) -> Machine:
@@ -24,8 +27,12 @@ def machine(**fields: object) -> Machine:
             "prompt_token_s": 0.00005,
         },
         "profile": [
-            {"threshold": threshold, "survival": survival, "agreement": 1 - (1 - threshold) / 4}
-            for threshold, survival in SURVIVAL.items()
+            {
+                "threshold": threshold,
+                **{name.removesuffix("_B"): each.tolist() for name, each in found._asdict().items()},
+                "agreement": 1 - (1 - threshold) / 4,
+            }
+            for threshold, found in ((each, trusted(np.array(survival))) for each, survival in SURVIVAL.items())
         ],
         "accuracy": [(1.0, 0.99), (0.9, 0.98), (0.3, 0.5)],
     }

@@ -108,9 +108,9 @@ def test_overload_lowers_the_threshold_and_it_comes_back() -> None:
     calm, storm = poisson(1, 120), [Wish(40 + each.arrival_s, *each[1:]) for each in poisson(30, 10)]
     seconds = run(sorted(calm + storm), CAPACITY).seconds
     by_second = {each.second: each.threshold for each in seconds}
-    assert by_second[39] == pytest.approx(0.95)
+    assert by_second[39] == pytest.approx(1.0)
     assert min(by_second[second] or 1.0 for second in range(41, 60)) < 0.93
-    assert by_second[115] == pytest.approx(0.95)
+    assert by_second[115] == pytest.approx(1.0)
 
 
 def test_a_fixed_threshold_stays() -> None:

@@ -90,7 +90,7 @@ def test_a_plot_of_no_known_kind_is_refused_before_any_work(trace: str, tmp_path
     [
         ({"rows": 0}, "rows"),
         ({"step_time": {"fixed_s": 0.0}}, "step_time.fixed_s"),
-        ({"profile": [{"threshold": 1.0, "survival": [0.0]}, {"threshold": 1.0, "survival": [0.0]}]}, "must fall"),
+        ({"profile": [{"threshold": 1.0, "tokens": [1.0], "positions": [1.0]}] * 2}, "must fall"),
         ({"rwos": 4}, "rwos"),
     ],
 )
@@ -110,8 +110,9 @@ def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:
 
 def test_the_bundled_machine_is_one() -> None:
     found = read_machine(None)
-    gains = [sum(found.survival(threshold)) for threshold in (1.0, 0.99, 0.95, 0.9, 0.7)]
-    assert gains == sorted(gains)
+    tokens = [found.lookahead(threshold).tokens_B[-1] for threshold in (0.99, 0.95, 0.9, 0.7)]
+    assert tokens == sorted(tokens)
+    assert 1 < found.lookahead(1.0).tokens_B[-1] < tokens[-1]
     assert found.measured_on["model"] == "bundled"
 
 

@@ -1,0 +1,77 @@
+"""What looking ahead gives and costs in one forward, for each block.
+
+In:    how often the token at each mask is accepted, or drafted and later found right.
+Out:   tokens a sequence gains, and positions it feeds, in a mean forward with blocks of 1, 2, ... B.
+Never: knows step times or sequences.
+
+A block of b feeds b - 1 masks. Letters: `K` masks, `B` blocks, which are K + 1.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+class Lookahead(NamedTuple):
+    """A mean forward of one sequence, by block."""
+
+    tokens_B: Floats
+    """Tokens gained, at least 1."""
+    positions_B: Floats
+    """Positions fed: tokens, drafts and masks."""
+
+
+def autoregressive(blocks: int) -> Lookahead:
+    """Return what masks give whose tokens are never accepted, [blocks]."""
+    return trusted(np.zeros(blocks - 1))
+
+
+def trusted(survival_K: Floats) -> Lookahead:
+    """Return what masks give whose tokens leave at once, where the k-th is accepted in this share of forwards.
+
+    Every token is fed once more, as a token, beside the masks of the next forward.
+    """
+    masks_B = np.arange(len(survival_K) + 1)
+    tokens_B = 1 + _sums(survival_K)
+    return Lookahead(tokens_B, tokens_B + masks_B)
+
+
+def verified(drafted_K: Floats, right_K: Floats) -> Lookahead:
+    """Return what masks give whose tokens the next forward has to agree with (mode exact).
+
+    `drafted_K`: share of forwards whose k-th mask gives a draft, of those whose masks stand behind right tokens.
+    `right_K`: share of the k-th drafts that are right, of those behind right ones.
+    A forward that finds a wrong draft has fed its masks behind it, so they are void and the next one verifies nothing.
+    """
+    all_right_K = right_K.cumprod()
+    wrong_K = drafted_K * (np.concatenate([[1.0], all_right_K[:-1]]) - all_right_K) if len(right_K) else right_K
+    useful_B = 1 / (1 + _sums(wrong_K))
+    masks_B = np.arange(len(drafted_K) + 1)
+    tokens_B = 1 + useful_B * _sums(drafted_K * all_right_K)
+    return Lookahead(tokens_B, 1 + useful_B * _sums(drafted_K) + masks_B)
+
+
+def between(known: Sequence[tuple[float, Lookahead]], threshold: float) -> Lookahead:
+    """Return what a threshold gives, read linearly between those `known`, which fall from 1.
+
+    At 1 drafts are verified. Just below it nothing is: the surest masks fade out towards it.
+    """
+    top = known[0][1]
+    if threshold >= 1 or len(known) == 1:
+        return top
+    points = [(1.0, autoregressive(len(top.tokens_B))), *known[1:]]
+    thresholds = -np.array([each for each, _ in points])
+    above = max(0, int(np.searchsorted(thresholds, -threshold, side="right")) - 1)
+    below = min(above + 1, len(points) - 1)
+    gap = thresholds[below] - thresholds[above]
+    weight = (-threshold - thresholds[above]) / gap if gap else 0.0
+    high, low = points[above][1], points[below][1]
+    return Lookahead(*(one + weight * (other - one) for one, other in zip(high, low, strict=True)))
+
+
+def _sums(values_K: Floats) -> Floats:
+    return np.concatenate([[0.0], values_K.cumsum()])
