@@ -76,11 +76,11 @@ def subject(name: str, requests: int, dtype: str, seed: int = 0) -> Subject:
 def contenders(on: Subject, batch: int) -> tuple[dict[str, Contender], dict[str, str]]:
     """Return who decodes with at most `batch` requests at once, and why others do not."""
     found: dict[str, Contender] = {
-        "ar, eager": _engine(on, batch, DecodeParams(mode=Mode.AR), compiled=False),
-        "ar": _engine(on, batch, DecodeParams(mode=Mode.AR)),
-        f"threshold {THRESHOLD}": _engine(on, batch, DecodeParams(threshold=THRESHOLD)),
-        f"exact {THRESHOLD}": _engine(on, batch, DecodeParams(mode=Mode.EXACT, threshold=THRESHOLD)),
-        f"threshold {THRESHOLD}, eager": _engine(on, batch, DecodeParams(threshold=THRESHOLD), compiled=False),
+        "ar, eager": engine_contender(on, batch, DecodeParams(mode=Mode.AR), compiled=False),
+        "ar": engine_contender(on, batch, DecodeParams(mode=Mode.AR)),
+        f"threshold {THRESHOLD}": engine_contender(on, batch, DecodeParams(threshold=THRESHOLD)),
+        "exact": engine_contender(on, batch, DecodeParams(mode=Mode.EXACT)),
+        f"threshold {THRESHOLD}, eager": engine_contender(on, batch, DecodeParams(threshold=THRESHOLD), compiled=False),
         "generate": lambda: _peer(
             generate_static(
                 on.checkpoint.network, on.workload.prompts, on.workload.lengths, batch, stop_ids=on.stop_ids
@@ -102,7 +102,8 @@ def contenders(on: Subject, batch: int) -> tuple[dict[str, Contender], dict[str,
     return found, absent
 
 
-def _engine(on: Subject, batch: int, decoding: DecodeParams, compiled: bool = True) -> Contender:
+def engine_contender(on: Subject, batch: int, decoding: DecodeParams, compiled: bool = True) -> Contender:
+    """Return our engine with at most `batch` requests at once, its steps compiled where they can be."""
     own = replace(on.checkpoint, network=deepcopy(on.checkpoint.network))
     options = EngineOptions(rows=batch, compiled=compiled)
     engine = ReplayEngine(own, options, on.scripts) if on.scripts else Engine(own, options)

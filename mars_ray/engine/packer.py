@@ -29,7 +29,8 @@ class Packed:
     column_C: Tensor
     prompts: Prompts | None
     kv_tokens: int
-    """Tokens attended to, summed over the sequences."""
+    """Tokens in the cache that are attended to, summed over the sequences; what is fed is counted by its positions, or
+    a fit of step times could not tell the two apart."""
 
 
 class Packer:
@@ -92,7 +93,7 @@ class Packer:
             where_RP=where.view(rows, width),
             column_C=self._columns[: max(reaches[:short], default=2)],
             prompts=prompts,
-            kv_tokens=sum(reaches),
+            kv_tokens=sum(feed.sequence.cached for feed in feeds),
         )
         return packed, slices
 

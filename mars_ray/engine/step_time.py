@@ -20,7 +20,8 @@ STEPS_PER_KIND = 12
 STEPS_KEPT = 16384
 """What is older counts no more: other work on the machine comes and goes."""
 FIT_EVERY = 64
-FIRST_FIT = 16
+FIRST_FIT, FIRST_STEPS = 16, 256
+"""In the first steps, so often: each tells much then."""
 PAUSE = 20
 """Times as long as usual: so long nothing but a pause of the machine takes, which is no property of a step."""
 CLOCK_S = 1e-7
@@ -36,7 +37,7 @@ class Work:
     positions: int
     """Fed by them: tokens, drafts and masks."""
     kv_tokens: int
-    """Attended to by all sequences."""
+    """In the cache, attended to by all sequences."""
     prompt_tokens: int = 0
     """Fed by sequences that read their prompts."""
 
@@ -84,7 +85,7 @@ class StepTimeFit:
         """Record one step."""
         self._kinds[work.kind].append((self._steps, work, seconds))
         self._steps += 1
-        if self._steps % (FIT_EVERY if self.model else FIRST_FIT) == 0:
+        if self._steps % (FIT_EVERY if self._steps > FIRST_STEPS else FIRST_FIT) == 0:
             kept = [step for kind in self._kinds.values() for step in kind if step[0] >= self._steps - STEPS_KEPT]
             with suppress(RuntimeError):  # the solver gave up; the former fit serves on
                 self.model = fit([work for _, work, _ in kept], np.array([seconds for _, _, seconds in kept]))
@@ -116,12 +117,13 @@ def fit(steps: list[Work], seconds_S: NDArray[np.float64]) -> StepTime:
     )
 
 
-def best_block(
+def block_rates(
     model: StepTime, tokens_B: NDArray[np.float64], positions_B: NDArray[np.float64], *, rows: int, kv_tokens: int
-) -> int:
-    """Return the block, 1..B, with the most expected tokens per second.
+) -> NDArray[np.float64]:
+    """Return the expected tokens per second with blocks of 1, 2, ... B, [B].
 
     `tokens_B` and `positions_B` are what all `rows` sequences together gain and feed in a step, by block.
     """
     seconds_B = model.fixed_s + model.row_s * rows + model.position_s * positions_B + model.kv_token_s * kv_tokens
-    return 1 + int(np.argmax(tokens_B / seconds_B))
+    rates_B: NDArray[np.float64] = tokens_B / seconds_B
+    return rates_B

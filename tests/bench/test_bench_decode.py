@@ -20,7 +20,7 @@ def samples(*tokens_per_s: float, per_forward: float = 1.0) -> list[Sample]:
 MEASURED = {
     "ar": samples(10, 20, 30),
     "threshold 0.95": samples(40, 40, 90, per_forward=4),
-    "exact 0.95": samples(20, 20, 20, per_forward=3),
+    "exact": samples(20, 20, 20, per_forward=3),
     "generate": samples(5, 20, 10),
     "block cache 8": samples(20, 20, 20, per_forward=4),
     "block cache 16": samples(30, 30, 30, per_forward=4),

@@ -143,6 +143,15 @@ def test_now_and_then_each_sequence_in_turn_gets_the_full_block() -> None:
     assert all(step.count(BLOCK) <= 1 for step in steps)
 
 
+def test_where_no_masks_might_be_better_a_step_now_and_then_has_none() -> None:
+    profile = learned(Profile(BLOCK), SURE)
+    near = BlockChoice(profile, timed(fixed_s=1.5e-3, position_s=1e-3), BLOCK)
+    steps = [chosen(near, running(1)) for _ in range(4 * PROBE_EVERY)]
+    assert near.chosen > 1 and steps.count([1]) == 4
+    far = BlockChoice(profile, timed(fixed_s=1e-2, position_s=1e-4), BLOCK)
+    assert [1] not in [chosen(far, running(1)) for _ in range(4 * PROBE_EVERY)]
+
+
 def test_where_all_masks_are_fed_or_none_runs_there_is_no_probe() -> None:
     blocks = BlockChoice(learned(Profile(BLOCK), UNSURE), proportional(), BLOCK)
     assert [chosen(blocks, []) for _ in range(2 * PROBE_EVERY)] == [[]] * (2 * PROBE_EVERY)

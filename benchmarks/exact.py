@@ -1,0 +1,90 @@
+"""Exact mode against one token at a time in the same engine: looking ahead without loss must never be slower.
+
+    python benchmarks/exact.py --model bundled --model shape:100m --json exact.json
+
+In:    models or shapes, batches.
+Out:   tokens per second of both, in turns, and their quotient within each round, with its spread; JSON.
+Never: leaves a batch out at which exact mode loses.
+
+A shape has random weights, and accepts what the bundled model accepts (see `mars_ray/bench/replay.py`). One thread.
+"""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from mars_ray.bench.contenders import engine_contender, subject
+from mars_ray.bench.machine import machine
+from mars_ray.bench.measure import interleaved, throughput
+from mars_ray.engine.mode import Mode
+from mars_ray.engine.request import DecodeParams
+from mars_ray.progress import ProgressLine
+
+BATCHES = (1, 4, 16, 32, 64)
+REQUESTS_PER_ROW = 4
+REQUESTS_LEAST, REQUESTS_MOST = 24, 240
+
+
+def measure(model: str, dtype: str, batch: int, rounds: int) -> dict[str, Any]:
+    """Return the figures of one batch."""
+    requests = min(max(REQUESTS_PER_ROW * batch, REQUESTS_LEAST), REQUESTS_MOST)
+    on = subject(model, requests, dtype)
+    ways = {mode.value: engine_contender(on, batch, DecodeParams(mode=mode)) for mode in (Mode.AR, Mode.EXACT)}
+    with ProgressLine(f"{model}, batch {batch}", total=2 * (rounds + 1)) as progress:
+        samples = interleaved(ways, rounds, progress)
+    times = [one.tokens_per_s / other.tokens_per_s for one, other in zip(samples["exact"], samples["ar"], strict=True)]
+    return {
+        "model": model,
+        "dtype": dtype,
+        "batch": batch,
+        "requests": requests,
+        "tokens": on.workload.tokens,
+        "tokens_per_s": {name: asdict(throughput(each)) for name, each in samples.items()},
+        "tokens_per_forward": sum(each.tokens for each in samples["exact"])
+        / sum(each.forwards for each in samples["exact"]),
+        "times": {"mean": mean(times), "std": stdev(times), "min": min(times), "max": max(times)},
+        "rounds": rounds,
+    }
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description="Exact mode against one token at a time.")
+    parser.add_argument("--model", action="append", help="bundled, a folder, or shape:100m; may be repeated")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--batch", type=int, action="append")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    table = Table(title=f"exact against ar, {given.dtype}, {given.rounds} rounds in turns, one thread")
+    for column in ("model", "batch", "ar, tokens/s", "exact, tokens/s", "tokens per forward", "times"):
+        table.add_column(column, justify="left" if column == "model" else "right")
+    found = []
+    for model in given.model or ["bundled"]:
+        for batch in given.batch or BATCHES:
+            found.append(measure(model, given.dtype, batch, given.rounds))
+            rate, times = found[-1]["tokens_per_s"], found[-1]["times"]
+            table.add_row(
+                model,
+                str(batch),
+                f"{rate['ar']['median']:,.0f}",
+                f"{rate['exact']['median']:,.0f}",
+                f"{found[-1]['tokens_per_forward']:.2f}",
+                f"{times['mean']:.2f} ± {times['std']:.2f}",
+            )
+    Console().print(table)
+    if given.json:
+        report = {"command": "benchmarks/exact.py", "machine": machine(), "threads": 1, "batches": found}
+        given.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
