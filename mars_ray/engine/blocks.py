@@ -9,7 +9,7 @@ A small batch leaves the processor idle while weights are read, so masks are nea
 position. The block with the most expected tokens per second lies between 1, which is autoregressive decoding, and the
 block the model was trained for. Before step times are known, large and small blocks take turns, to tell what a mask
 costs from what a step does. Where few masks are fed, one sequence now and then gets all, so that profile and step time
-go on learning, at a small part of the time; where none might be as good, one step now and then has none.
+go on learning, at a small part of the time; where many are, one step now and then has none.
 """
 
 import math
@@ -29,8 +29,9 @@ PROBE_EVERY = 16
 PROBE_SHARE = 0.005
 """A probe comes no more often than takes this part of the time, however dear masks are."""
 NEARLY = 0.75
-"""Where a step without masks is expected to give this part of the most tokens per second, one now and then is: what
-they cost is the difference of two kinds of steps, and both must have been seen lately."""
+PLAIN_EVERY = 128
+"""What masks cost is the difference of two kinds of steps, and both must have been seen lately: every so many steps one
+has no masks, or every `PROBE_EVERY` where that is expected to give `NEARLY` the most tokens per second."""
 
 AcceptanceOf = Callable[[Sequence], Acceptance | None]
 
@@ -42,7 +43,7 @@ class BlockChoice:
         self._profile, self._step_time, self._full = profile, step_time, block
         self._chosen = block
         self._probe: Sequence | None = None
-        self._plain_may_win = self._plain = False
+        self._plain_every, self._plain = PROBE_EVERY, False
         self._steps = self._probed = 0
         self._probe_every = PROBE_EVERY
         self._chosen_for: tuple[int | None, tuple[float, ...]] | None = None
@@ -64,7 +65,7 @@ class BlockChoice:
         elif self._steps % CHOOSE_EVERY == 0 or situation != self._chosen_for:
             self._chosen_for = situation
             self._choose(model, running, acceptance_of, kv_tokens)
-        self._plain = self._chosen > 1 and self._plain_may_win and self._steps % PROBE_EVERY == PROBE_EVERY // 2
+        self._plain = self._chosen > 1 and self._steps % self._plain_every == PROBE_EVERY // 2
         self._probe = None
         if self._chosen < self._full and running and self._steps % self._probe_every == 0:
             self._probe = running[self._probed % len(running)]
@@ -91,7 +92,7 @@ class BlockChoice:
             positions_B += count * found.positions_B
         rates_B = block_rates(model, tokens_B, positions_B, rows=len(running), kv_tokens=kv_tokens)
         self._chosen = 1 + int(rates_B.argmax())
-        self._plain_may_win = bool(rates_B[0] > NEARLY * rates_B.max())
+        self._plain_every = PROBE_EVERY if rates_B[0] > NEARLY * rates_B.max() else PLAIN_EVERY
         usual_s = model.seconds(Work(len(running), round(float(positions_B[self._chosen - 1])), kv_tokens))
         probe_s = model.position_s * (self._full - self._chosen)
         self._probe_every = max(PROBE_EVERY, math.ceil(probe_s / (PROBE_SHARE * usual_s)))

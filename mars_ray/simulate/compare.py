@@ -7,7 +7,7 @@ Never: leaves a bad figure out. Loads are multiples of what threshold 1 keeps it
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -16,32 +16,32 @@ from pathlib import Path
 from statistics import median_high
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from mars_ray.bench.machine import machine as this_machine
 from mars_ray.bench.serve_arrivals import read_trace
 from mars_ray.bench.serve_slo import parse_slo
 from mars_ray.control.policy import Law
 from mars_ray.control.settings import ControlPlan
+from mars_ray.engine.lookahead import autoregressive
 from mars_ray.engine.profile import GRID
 from mars_ray.errors import ConfigError
 from mars_ray.progress import ProgressLine
 from mars_ray.simulate.arrivals import Arrivals, Wish
+from mars_ray.simulate.compare_tables import BEST, LOADS, ORACLE_LOAD, OURS, show_steady, show_trace
+from mars_ray.simulate.dominance import Outcome, dominated, mean_of
 from mars_ray.simulate.machine import Machine, read_machine
 from mars_ray.simulate.record import Promise
 from mars_ray.simulate.rivals import batch_table, ema_hysteresis, scheduled
 from mars_ray.simulate.scaling import Scaling
 from mars_ray.simulate.simulator import Simulation, SimulationOptions, simulate
 
-LOADS = (0.6, 0.9, 1.2, 1.5)
+PARTS = 5
+"""A trace is cut into so many; figures are means over them."""
 ATTAINED = 0.99
 FLOOR = 0.7
-OURS, BEST = "capacity (ours)", "oracle"
 WINDOW_S = 10.0
 """Of the oracle's schedule."""
-ORACLE_LOAD = 1.2
-"""Where the oracle is asked: it takes many simulations."""
+SEARCHED = ("fixed 1.0", "fixed 0.95", OURS)
+"""Whose largest load is searched, for the same reason."""
 ORACLE_ROUNDS = 16
 TICKS_PER_S = 20
 SEARCH_STEPS = 8
@@ -57,12 +57,18 @@ class Contender:
     recover_s: float | None = None
     """None is the controller's own; rivals have a smoothing of their own, or none."""
     policy: str = "fixed"
+    ahead: bool = True
+    """False decodes one token at a time."""
 
 
 CONTENDERS: dict[str, Contender] = {
+    "one token at a time": Contender(ahead=False),
     "fixed 1.0": Contender(),
+    "fixed 0.99": Contender(ceiling=0.99),
+    "fixed 0.98": Contender(ceiling=0.98),
     "fixed 0.95": Contender(ceiling=0.95),
     "fixed 0.9": Contender(ceiling=0.9),
+    "fixed 0.8": Contender(ceiling=0.8),
     "fixed 0.7": Contender(ceiling=0.7),
     "batch table": Contender(law=batch_table, recover_s=0.0),
     "EMA, hysteresis": Contender(law=ema_hysteresis, recover_s=0.0),
@@ -116,8 +122,8 @@ def bench_policy(options: PolicyOptions) -> dict[str, Any]:
             found[path.name] = _trace(run, wishes)
         steady = _steady(run)
     for name, report in found.items():
-        _show(name, report)
-    _show_steady(steady)
+        show_trace(name, report)
+    show_steady(steady)
     return {
         "command": "mars-ray bench policy " + " ".join(path.name for path in options.traces),
         "options": {key: value for key, value in asdict(options).items() if key not in ("traces", "machine")},
@@ -188,40 +194,82 @@ def simulated(setting: Setting, job: Job) -> Simulation:
     )
     wishes = [each._replace(arrival_s=each.arrival_s / job.speed) for each in job.wishes]
     law = scheduled(job.schedule, WINDOW_S) if job.schedule else contender.law
-    return simulate(Arrivals(wishes, seed=setting.seed), setting.machine, plan, options, law=law)
+    machine = setting.machine if contender.ahead else _plain(setting.machine)
+    return simulate(Arrivals(wishes, seed=setting.seed), machine, plan, options, law=law)
+
+
+def _plain(machine: Machine) -> Machine:
+    """Return the machine with a threshold of 1 at which no draft is made."""
+    first, *others = machine.profile
+    plain = autoregressive(len(first.tokens))
+    update = {"tokens": tuple(plain.tokens_B.tolist()), "positions": tuple(plain.positions_B.tolist())}
+    return machine.model_copy(update={"profile": (first.model_copy(update=update), *others)})
 
 
 def _trace(run: _Runner, wishes: tuple[Wish, ...]) -> dict[str, Any]:
     largest = _largest_speeds(run, wishes)
     capacity = largest["fixed 1.0"]
-    jobs = [Job(contender=name, wishes=wishes, speed=load * capacity) for load in LOADS for name in CONTENDERS]
-    results = dict(zip([(load, name) for load in LOADS for name in CONTENDERS], run.all(jobs), strict=True))
+    parts = _parts(wishes)
+    kinds = [(load, name, number) for load in LOADS for name in CONTENDERS for number in range(PARTS)]
+    jobs = [Job(contender=name, wishes=parts[number], speed=load * capacity) for load, name, number in kinds]
+    results = dict(zip(kinds, run.all(jobs), strict=True))
     load = ORACLE_LOAD
-    results[load, BEST] = _oracle(run, wishes, load * capacity, results[load, OURS], results[load, "fixed 1.0"])
-    names = ("fixed 1.0", "fixed 0.95", OURS)
-    scaled = run.all([Job(contender=each, wishes=wishes, speed=1.2 * capacity, autoscale=True) for each in names])
+    for number, part in enumerate(parts):
+        ours, full = results[load, OURS, number], results[load, "fixed 1.0", number]
+        results[load, BEST, number] = _oracle(run, part, load * capacity, ours, full)
+    by_load = {load: {name: _outcomes(results, load, name) for name in CONTENDERS} for load in LOADS}
+    oracle = _outcomes(results, ORACLE_LOAD, BEST)
+    scaled = run.all([Job(contender=each, wishes=wishes, speed=1.2 * capacity, autoscale=True) for each in SEARCHED])
     return {
         "capacity_requests_per_s": capacity * len(wishes) / max(wishes[-1].arrival_s, 1e-9),
         "speed": capacity,
+        "contenders": [*CONTENDERS, BEST],
         "largest_load": {name: speed / capacity for name, speed in largest.items()},
         "loads": {
-            str(load): {
-                name: asdict(results[load, name].figures) for name in (*CONTENDERS, BEST) if (load, name) in results
-            }
-            for load in LOADS
+            str(load): {name: asdict(mean_of(each)) for name, each in found.items()}
+            | ({BEST: asdict(mean_of(oracle))} if load == ORACLE_LOAD else {})
+            for load, found in by_load.items()
         },
-        "autoscaled": {name: asdict(each.figures) for name, each in zip(names, scaled, strict=True)},
+        "dominated": {str(load): dominated(found) for load, found in by_load.items()},
+        "quality_given_up_against_oracle": _given_up(by_load[ORACLE_LOAD], oracle),
+        "autoscaled": {name: asdict(each.figures) for name, each in zip(SEARCHED, scaled, strict=True)},
     }
+
+
+def _parts(wishes: tuple[Wish, ...]) -> list[tuple[Wish, ...]]:
+    """Cut a trace into parts of equal length in time."""
+    length_s = wishes[-1].arrival_s / PARTS
+    parts: list[list[Wish]] = [[] for _ in range(PARTS)]
+    for each in wishes:
+        number = min(int(each.arrival_s / length_s), PARTS - 1)
+        parts[number].append(each._replace(arrival_s=each.arrival_s - number * length_s))
+    if not all(parts):
+        raise ConfigError(f"a fifth of the trace has no request; give one with some in each of its {PARTS} parts.")
+    return [tuple(part) for part in parts]
+
+
+def _outcomes(results: Mapping[tuple[float, str, int], Simulation], load: float, name: str) -> list[Outcome]:
+    found = [results[load, name, number].figures for number in range(PARTS)]
+    return [Outcome(each.good or 0.0, each.accuracy or 0.0) for each in found]
+
+
+def _given_up(found: Mapping[str, Sequence[Outcome]], oracle: Sequence[Outcome]) -> float | None:
+    """Return how many times as many right answers ours loses as the oracle, all parts together."""
+    full = [each.accuracy for each in found["fixed 1.0"]]
+    ours, best = (
+        sum(top - each.accuracy for top, each in zip(full, outcomes, strict=True)) for outcomes in (found[OURS], oracle)
+    )
+    return ours / best if best > 0 else None
 
 
 def _largest_speeds(run: _Runner, wishes: tuple[Wish, ...]) -> dict[str, float]:
     """Return for each the largest speed at which 99 of 100 requests get what was promised, within 3 % or so."""
-    low = dict.fromkeys(CONTENDERS, 0.0)
-    high = dict.fromkeys(CONTENDERS, math.inf)
-    tried = dict.fromkeys(CONTENDERS, _guess(run.setting, wishes))
+    low = dict.fromkeys(SEARCHED, 0.0)
+    high = dict.fromkeys(SEARCHED, math.inf)
+    tried = dict.fromkeys(SEARCHED, _guess(run.setting, wishes))
     for _ in range(SEARCH_STEPS):
-        jobs = [Job(contender=name, wishes=wishes, speed=tried[name]) for name in CONTENDERS]
-        for name, each in zip(CONTENDERS, run.all(jobs), strict=True):
+        jobs = [Job(contender=name, wishes=wishes, speed=tried[name]) for name in SEARCHED]
+        for name, each in zip(SEARCHED, run.all(jobs), strict=True):
             if (each.figures.good or 0.0) >= ATTAINED:
                 low[name] = tried[name]
             else:
@@ -330,44 +378,3 @@ def _wishes(path: Path, options: PolicyOptions, machine: Machine) -> Iterator[Wi
 
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else 1000 * seconds
-
-
-def _show(name: str, report: dict[str, Any]) -> None:
-    console = Console()
-    title = f"{name}: threshold 1 keeps its promise up to {report['capacity_requests_per_s']:.1f} requests/s"
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    for load in LOADS:
-        table.add_column(f"{load} x: promise kept, agreement, accuracy", justify="right")
-    table.add_column("largest load", justify="right")
-    for contender in (*CONTENDERS, BEST):
-        cells = []
-        for load in LOADS:
-            figures = report["loads"][str(load)].get(contender)
-            cells.append(
-                f"{figures['good']:.4f}  {figures['agreement']:.5f}  {figures['accuracy']:.4f}" if figures else ""
-            )
-        largest = report["largest_load"].get(contender)
-        table.add_row(contender, *cells, "" if largest is None else f"{largest:.2f} x")
-    console.print(table)
-    for contender, figures in report["autoscaled"].items():
-        console.print(
-            f"autoscaled at 1.2 x, {contender}: {figures['replica_minutes']:.0f} replica-minutes, promise kept "
-            f"{figures['good']:.4f}, agreement {figures['agreement']:.5f}",
-            soft_wrap=True,
-        )
-
-
-def _show_steady(steady: dict[str, Any]) -> None:
-    table = Table(title="Steady load, and a peak of two minutes", title_justify="left")
-    for column in ("", "changes a minute at 0.6", "at 0.9", "back at full quality after", "promise kept"):
-        table.add_column(column)
-    for name, found in steady.items():
-        changes = found["changes_per_minute"].values()
-        table.add_row(
-            name,
-            *(f"{each:.2f}" for each in changes),
-            f"{found['back_at_full_quality_s']:.0f} s",
-            f"{found['good_in_peak']:.4f}",
-        )
-    Console().print(table)
