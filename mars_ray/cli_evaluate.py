@@ -25,7 +25,7 @@ def evaluate(
     ],
     output: Annotated[Path, typer.Option(help="Folder for results and report. The same command goes on.")],
     model: Annotated[str, typer.Option(help="'bundled' or a model folder.")] = "bundled",
-    thresholds: Annotated[str, typer.Option(help="Separated by commas.")] = "1.0,.99,.95,.9,.8,.6",
+    thresholds: Annotated[str, typer.Option(help="Separated by commas.")] = ".99,.95,.9,.8,.6",
     modes: Annotated[
         str, typer.Option(help="Separated by commas; 'ar' is always among them, for all else is compared with it.")
     ] = "ar,exact,threshold",

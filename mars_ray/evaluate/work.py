@@ -41,7 +41,7 @@ class EvaluateOptions:
     questions: TaskOptions
     model: str = "bundled"
     modes: tuple[str, ...] = ("ar", "exact", "threshold")
-    thresholds: tuple[float, ...] = (1.0, 0.99, 0.95, 0.9, 0.8, 0.6)
+    thresholds: tuple[float, ...] = (0.99, 0.95, 0.9, 0.8, 0.6)
     temperature: float = 0.0
     """Above 0 each question has a seed of its own, the same at all settings."""
     workers: int = 1

@@ -155,3 +155,16 @@ def test_under_lasting_load_engines_come_although_thresholds_fell_and_then_thres
         started.until_engines(2)
         assert min(least) < CEILING
         until(lambda: thresholds(started) == [CEILING, CEILING], lambda: state(started))
+
+
+@pytest.mark.slow
+def test_what_ships_lowers_its_threshold_under_overload_and_returns_to_lossless_answers() -> None:
+    with cluster() as started:
+        started.until_engines(1)
+        assert thresholds(started) == [1.0]
+        asyncio.run(under_load(started, clients=64, last=lambda: thresholds(started) < [1.0]))
+        [found] = state(started)["classes"]
+        assert (found["floor_asked"], found["floor"], found["ceiling"]) == (0.9, 0.95, 1.0)
+        assert "calibration" in found["floor_reason"]
+        until(lambda: thresholds(started) == [1.0], lambda: state(started))
+        assert started.ask()[1]["usage"]["threshold_low"] == 1.0

@@ -6,9 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mars_ray.control.limits import bounds_of
 from mars_ray.control.settings import ControlPlan
 from mars_ray.errors import ConfigError, EmptyDataError
+from mars_ray.model.resolve import resolve_model
+from mars_ray.serve.config import parse_config
 from mars_ray.simulate.arrivals import SPREAD_S, Arrivals, Wish
+from mars_ray.simulate.machine import read_machine
 from mars_ray.simulate.scaling import Scaling
 from mars_ray.simulate.simulator import REPORTING, SimulationOptions, simulate
 from simulation_samples import FIXED, SURVIVAL, machine, poisson, run
@@ -111,6 +115,20 @@ def test_overload_lowers_the_threshold_and_it_comes_back() -> None:
     assert by_second[39] == pytest.approx(1.0)
     assert min(by_second[second] or 1.0 for second in range(41, 60)) < 0.93
     assert by_second[115] == pytest.approx(1.0)
+
+
+def test_what_ships_lowers_its_threshold_under_overload_and_returns_to_lossless_answers() -> None:
+    plan = parse_config({}).plan(resolve_model("bundled"))
+    [bounds] = bounds_of(plan, []).values()
+    assert (bounds.ceiling, bounds.floor, bounds.asked) == (1.0, 0.95, 0.9)
+    assert "calibration" in bounds.floor_reason
+    ships = read_machine(None)
+    wishes = poisson(4, 30) + [Wish(30 + each.arrival_s, *each[1:]) for each in poisson(60, 40)]
+    seconds = run(wishes + [Wish(90 + each.arrival_s, *each[1:]) for each in poisson(4, 100)], plan, ships).seconds
+    by_second = {each.second: each.threshold for each in seconds}
+    assert by_second[29] == pytest.approx(1.0)
+    assert 0.95 <= min(by_second[second] or 1.0 for second in range(31, 90)) < 1
+    assert by_second[180] == pytest.approx(1.0)
 
 
 def test_a_fixed_threshold_stays() -> None:
