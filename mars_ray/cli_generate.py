@@ -65,7 +65,9 @@ def generate(
     temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.0,
     seed: Annotated[
         int | None,
-        typer.Option(help="The same seed gives the same rows; without one, how far to look ahead follows the load."),
+        typer.Option(
+            help="Of sampling. Below threshold 1 it also gives the same rows in every run, whatever the load."
+        ),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens per answer at most.")] = 256,
     n: Annotated[int, typer.Option(help="Answers per row.")] = 1,

@@ -39,9 +39,10 @@ class Terminations:
 
     def handle(self, _number: int, _frame: FrameType | None) -> None:
         """Take a SIGTERM; raises `KeyboardInterrupt` unless Ctrl-C means something else now."""
-        before_s, self._last_s = self._last_s, self._clock()
-        if before_s is not None and self._last_s - before_s < SAME_S:
+        now_s = self._clock()
+        if self._last_s is not None and now_s - self._last_s < SAME_S:
             return
+        self._last_s = now_s
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
             raise KeyboardInterrupt
         signal.raise_signal(signal.SIGINT)

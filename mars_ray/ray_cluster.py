@@ -52,9 +52,11 @@ def silent_once_stopped() -> Iterator[None]:
 
     def on_sigint(number: int, frame: FrameType | None) -> None:
         driver = ray._private.worker.global_worker
-        driver.threads_stopped.set()
-        driver.gcs_error_subscriber.close()
-        handler(number, frame)
+        try:
+            driver.threads_stopped.set()
+            driver.gcs_error_subscriber.close()
+        finally:  # Ray may be gone already
+            handler(number, frame)
 
     signal.signal(signal.SIGINT, on_sigint)
     try:

@@ -26,17 +26,20 @@ class InFlight:
 
     def hear(self, replicas: Iterable[ReplicaStatus]) -> None:
         """Take what the controller knows now; engines it knows no more are gone."""
-        now_s, recent = self._clock(), self._recent
-        self._running, self._recent = {}, {}
+        now_s = self._clock()
+        running, recent = dict[str, int](), dict[str, deque[tuple[float, int]]]()
         for each in replicas:
             generated = each.state.tokens_running + sum(of_class.tokens for of_class in each.state.classes)
             # A preempted sequence is counted again once it runs again.
-            self._tokens[each.replica] = max(generated, self._tokens.get(each.replica, 0))
-            self._running[each.replica] = each.state.running
-            points = self._recent[each.replica] = recent.get(each.replica, deque())
-            points.append((now_s - each.age_s, self._tokens[each.replica]))
+            generated = max(generated, self._tokens.get(each.replica, 0))
+            running[each.replica] = each.state.running
+            points = recent[each.replica] = deque(self._recent.get(each.replica, ()))
+            points.append((now_s - each.age_s, generated))
             while points[-1][0] - points[0][0] > RECENT_S:
                 points.popleft()
+        # Others read these from another thread: they see what was before, or all of what is now.
+        self._tokens = self._tokens | {name: points[-1][1] for name, points in recent.items()}
+        self._running, self._recent = running, recent
 
     @property
     def tokens(self) -> int:

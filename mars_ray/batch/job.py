@@ -92,7 +92,7 @@ class Job:
             running[worker] += under_way
             of_engine = flight.tokens_per_s(engine)
             if of_engine is not None:
-                rates[worker] = of_engine
+                rates[worker] = rates.get(worker, 0.0) + of_engine
         return JobFigures(
             done=self._done,
             total=self._total,

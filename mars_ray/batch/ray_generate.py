@@ -42,6 +42,7 @@ from mars_ray.data.record_file import check_source, read_records
 from mars_ray.data.sources import find_sources
 from mars_ray.engine.grammar_library import check_grammar
 from mars_ray.engine.messages import EngineSpec
+from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams
 from mars_ray.errors import ClusterError, ConfigError, EmptyDataError, InterruptedRunError, RunError
@@ -252,6 +253,8 @@ def _controlled(options: GenerateOptions, model: Path) -> tuple[ControlPlan, Dec
     plan = batch_plan(
         model, threshold=ceiling, deadline_s=options.deadline_s, max_quality_loss=options.max_quality_loss
     )
+    if decode.mode is not Mode.THRESHOLD:
+        return plan, decode  # no threshold changes what it answers
     if options.deadline_s is not None:
         return plan, replace(decode, threshold=None)
     if options.max_quality_loss is not None:

@@ -4,8 +4,8 @@ In:    load, bounds of each class, the settings, what the law remembered.
 Out:   an aim and its reason for each class; what to remember.
 Never: reads a clock, smooths (see `smoother`), answers outside the bounds.
 
-Lowering a threshold costs quality and no compute, so it goes down with load: laws of speculative decoding, which draft
-less under load to save compute, have the other sign. The block, which does cost compute, is the engine's own to choose.
+Lowering a threshold costs quality and saves compute, so it goes down with load. Laws of speculative decoding, which
+draft less under load to save compute, have the other sign. The block, which costs compute, the engine chooses itself.
 """
 
 import math
@@ -77,6 +77,7 @@ def load(
     plan: ControlPlan, now: Load, bounds: Mapping[str, Bounds], memory: Memory, _dt_s: float
 ) -> tuple[dict[str, Aim], Memory]:
     """Lower thresholds in proportion to how many requests there are for each row."""
+    bounds = _worthwhile(plan, now, bounds)
     asked = {each.name: (each.running + each.waiting) / max(1, now.rows) for each in now.classes}
     aims = {}
     for name, occupancy in _views(plan, asked).items():
@@ -89,6 +90,7 @@ def slo(
     plan: ControlPlan, now: Load, bounds: Mapping[str, Bounds], memory: Memory, dt_s: float
 ) -> tuple[dict[str, Aim], Memory]:
     """Lower thresholds until the latency that is measured is the one that was promised (PI control)."""
+    bounds = _worthwhile(plan, now, bounds)
     promised = plan.settings.slo
     measured = [
         (found_s * 1000 / limit_ms, what)
@@ -120,11 +122,9 @@ def capacity(
 ) -> tuple[dict[str, Aim], Memory]:
     """Take the highest thresholds at which the replicas keep up, and keep their promise, by their measured speed.
 
-    What the prediction does not see, the latency that is measured does: where `slo` is lower, it wins. Neither goes on
-    to a threshold that costs more than it buys.
+    What the prediction does not see, the latency that is measured does: where `slo` is lower, it wins.
     """
-    if now.speed is not None:
-        bounds = {name: replace(each, levels=worth(plan, now.speed, each.choices)) for name, each in bounds.items()}
+    bounds = _worthwhile(plan, now, bounds)
     measured, memory = slo(plan, now, bounds, memory, dt_s)
     aims = dict[str, Aim]()
     for priority in sorted({each.priority for each in plan.classes}, reverse=True):
@@ -151,20 +151,24 @@ def deadline(
     memory = _learned(now, pace, speed, memory, max(left_s, 0.0), dt_s)
     replicas = now.replicas * memory["gained_s"] / memory["measured_s"]
     floor, ceiling = min(each.floor for each in bounds.values()), max(each.ceiling for each in bounds.values())
-    levels = np.linspace(ceiling, floor, 1 + math.ceil((ceiling - floor) / LEVEL)).tolist()
+    levels = list[float]()
+    for level in np.linspace(ceiling, floor, 1 + math.ceil((ceiling - floor) / LEVEL)).tolist():
+        if not levels or speed.most(level) > speed.most(levels[-1]):  # 1 may be faster than what lies just below it
+            levels.append(level)
+    fastest = levels[-1]
 
     def highest(tokens_s: float) -> float:
-        return next((level for level in levels if replicas * speed.most(level) >= tokens_s), floor)
+        return next((level for level in levels if replicas * speed.most(level) >= tokens_s), fastest)
 
     kept_s = plan.settings.headroom * memory["all_s"]
     needed = tokens / max(left_s - kept_s, left_s / 2, 1.0)
     level = min(max(pace.threshold, highest(needed * (1 + BAND))), highest(needed))
     reason = f"{needed:.0f} of {replicas * speed.most(level):.0f} tokens/s at {level:.3g} are needed"
-    late_s = tokens / (replicas * speed.most(floor)) - left_s
+    late_s = tokens / (replicas * speed.most(fastest)) - left_s
     if memory["measured_s"] < SURE * left_s or late_s <= (0 if memory.get("late_s") else LATE * memory["all_s"]):
         late_s = 0.0
     else:
-        reason = f"even at {floor:.3g} the job ends {late_s:.0f} s after its deadline"
+        reason = f"even at {fastest:.3g} the job ends {late_s:.0f} s after its deadline"
     aims = {name: Aim(min(max(level, each.floor), each.ceiling), reason, late_s) for name, each in bounds.items()}
     return aims, {**memory, "late_s": late_s}
 
@@ -227,14 +231,25 @@ def _threshold(aim: Aim) -> float:
     return aim.threshold
 
 
+def _worthwhile(plan: ControlPlan, now: Load, bounds: Mapping[str, Bounds]) -> Mapping[str, Bounds]:
+    """Return the bounds with the choices that buy more than they cost, once the speed of each is known."""
+    if now.speed is None:
+        return bounds
+    return {name: replace(each, levels=worth(plan, now.speed, each.choices)) for name, each in bounds.items()}
+
+
 def worth(plan: ControlPlan, speed: Speed, choices: Sequence[float]) -> tuple[float, ...]:
     """Return those of `choices`, which fall, that buy more than they cost.
 
     With all rows in use, each has to give more speed than the one before it, by `WORTH` per cent or more for each per
-    cent of right answers it loses by calibration; of tokens that agree, where no answer could be judged.
+    per cent of right answers it loses by calibration; of tokens that agree, where no answer could be judged. What lies
+    below all that was calibrated is left out.
     """
-    kept = [choices[0]]
+    kept, calibrated = [choices[0]], [threshold for threshold, _ in plan.accuracy or plan.agreement]
+    lowest = min(calibrated) if len(calibrated) > 1 else 0.0
     for choice in choices[1:]:
+        if choice < lowest:
+            break
         gain = speed.most(choice) / speed.most(kept[-1]) - 1
         if gain > LEAST_GAIN + WORTH * (plan.quality(kept[-1]) - plan.quality(choice)):
             kept.append(choice)

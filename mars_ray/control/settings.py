@@ -5,6 +5,7 @@ Out:   frozen settings; unknown names and impossible values fail when they are r
 Never: knows a cluster.
 """
 
+from collections.abc import Sequence
 from typing import Literal, Self
 
 import numpy as np
@@ -52,6 +53,15 @@ class ControlSettings(_Settings):
     """So long a replica follows a controller it hears no more from."""
 
 
+def falling(points: Sequence[tuple[float, float]], threshold: float) -> float:
+    """Return a quality at a threshold, read linearly between `points`.
+
+    It never rises as thresholds fall: what was measured otherwise is chance.
+    """
+    thresholds, values = np.array(sorted(points, reverse=True)).T
+    return float(np.interp(-threshold, -thresholds, np.minimum.accumulate(values)))
+
+
 class ControlPlan(_Settings):
     """All a controller needs to decide."""
 
@@ -74,15 +84,9 @@ class ControlPlan(_Settings):
         return self
 
     def quality(self, threshold: float) -> float:
-        """Return the share of right answers at a threshold by calibration, of tokens that agree where there is none.
-
-        It is read linearly, and never rises as thresholds fall: what was measured otherwise is chance.
-        """
-        known = sorted(self.accuracy or self.agreement, reverse=True)
-        if not known:
-            return 1.0
-        thresholds, values = np.array(known).T
-        return float(np.interp(-threshold, -thresholds, np.minimum.accumulate(values)))
+        """Return the share of right answers at a threshold by calibration, of tokens that agree where there is none."""
+        known = self.accuracy or self.agreement
+        return falling(known, threshold) if known else 1.0
 
     def floor(self, name: str) -> float:
         """Return the least threshold of a class."""

@@ -19,9 +19,9 @@ from collections.abc import Callable
 import numpy as np
 
 from mars_ray.engine.profile import CALIBRATED_FORWARDS, Profile
-from mars_ray.engine.request import LOSSLESS, Acceptance
+from mars_ray.engine.request import Acceptance
 from mars_ray.engine.sequence import Sequence
-from mars_ray.engine.step_time import StepTime, StepTimeFit, Work, block_rates
+from mars_ray.engine.step_time import CLOCK_S, StepTime, StepTimeFit, Work, block_rates
 from mars_ray.method.metric import Metric
 
 CHOOSE_EVERY = 16
@@ -95,15 +95,12 @@ class BlockChoice:
         self._plain_every = PROBE_EVERY if rates_B[0] > NEARLY * rates_B.max() else PLAIN_EVERY
         usual_s = model.seconds(Work(len(running), round(float(positions_B[self._chosen - 1])), kv_tokens))
         probe_s = model.position_s * (self._full - self._chosen)
-        self._probe_every = max(PROBE_EVERY, math.ceil(probe_s / (PROBE_SHARE * usual_s)))
+        self._probe_every = max(PROBE_EVERY, math.ceil(probe_s / (PROBE_SHARE * max(usual_s, CLOCK_S))))
 
 
 def _adapts(sequence: Sequence, acceptance: Acceptance) -> bool:
-    """Return whether nothing fixes the block; the profile knows drafts as a threshold of 1 makes them, and thresholds
-    on the probability."""
+    """Return whether nothing fixes the block; what the profile knows are thresholds on the probability."""
     request = sequence.request
     if request.decode.block is not None:
         return False
-    if acceptance.verified:
-        return acceptance == LOSSLESS
-    return request.sampling.seed is None and acceptance.metric is Metric.PROBABILITY
+    return acceptance.verified or (request.sampling.seed is None and acceptance.metric is Metric.PROBABILITY)

@@ -112,7 +112,7 @@ def record(
         tokens = window.tokens[picks.start + feed.drafts : picks.stop]
         # The first of these is autoregressive, so up to a stop token there are as many masks as tokens before it.
         reached = next((number for number, token in enumerate(tokens) if token in sequence.stop_ids), len(tokens))
-        if acceptance == LOSSLESS:
+        if acceptance == LOSSLESS and sequence.matcher is None:  # a grammar's own tokens are no drafts of the model
             drafted = len(walked.drafted)
         else:
             drafted = next((number for number, each in enumerate(sure) if each < DRAFT_THRESHOLD), feed.masks)
@@ -122,7 +122,11 @@ def record(
     if feed.drafts:
         if ahead:
             judged = len(ahead) - (sequence.drafts[-1] in sequence.stop_ids)
-            profile.verify(ahead[:judged], min(walked.agreed, judged))
+            right = min(walked.agreed, judged)
+            profile.audit(acceptance.threshold, ahead[:judged], [True] * right + [False])
+            if acceptance == LOSSLESS:
+                profile.verify(judged, right)
     elif ahead and sequence.request.sampling.temperature == 0 and picks.start - where.start >= len(ahead):
         said = window.tokens[picks.start - len(ahead) : picks.start]
-        profile.audit(ahead, [now == then for now, then in zip(said, sequence.tokens[-len(ahead) :], strict=True)])
+        agrees = [now == then for now, then in zip(said, sequence.tokens[-len(ahead) :], strict=True)]
+        profile.audit(acceptance.threshold, ahead, agrees)

@@ -68,7 +68,7 @@ class Profile:
         masks = block - 1
         self._masks = masks
         self._looks: list[tuple[int, list[float], int, bool]] = []
-        self._audits: list[tuple[list[float], list[bool]]] = []
+        self._audits: list[tuple[float, list[float], list[bool]]] = []
         self._verified: list[tuple[int, int]] = []
         self._looked_K: Counts = np.zeros(masks)
         self._accepted_GK: Counts = np.zeros((len(GRID), masks))
@@ -115,17 +115,17 @@ class Profile:
         if len(self._looks) >= FOLD_FORWARDS:
             self._fold()
 
-    def verify(self, confidences: list[float], right: int) -> None:
-        """Record drafts that were verified, of which the first `right` were right; they are an audit too."""
-        self._verified.append((len(confidences), right))
-        self.audit(confidences, [True] * right + [False])
+    def verify(self, drafts: int, right: int) -> None:
+        """Record drafts made as at a threshold of 1, of which the first `right` were right when verified."""
+        self._verified.append((drafts, right))
 
-    def audit(self, confidences: list[float], right: list[bool]) -> None:
+    def audit(self, threshold: float, confidences: list[float], right: list[bool]) -> None:
         """Record which tokens accepted at masks are what the model says now; behind a wrong draft none is judged.
 
-        `confidences` are the least ones in the draft up to each.
+        `confidences` are the least ones in the draft up to each. They say nothing of thresholds below the one at which
+        they were accepted.
         """
-        self._audits.append((confidences, right))
+        self._audits.append((threshold, confidences, right))
 
     def lookahead(self, threshold: float) -> Lookahead:
         """Return what the threshold gives by block: the folded means, read linearly between thresholds of the grid."""
@@ -192,9 +192,9 @@ class Profile:
         self._audited_G *= keep
         self._agreed_G *= keep
         grid_G1 = np.array(GRID)[:, None]
-        for confidences, right in audits:
+        for threshold, confidences, right in audits:
             judged = min(len(confidences), len(right))
-            counts_GJ = np.array(confidences[:judged], dtype=float) >= grid_G1
+            counts_GJ = (np.array(confidences[:judged], dtype=float) >= grid_G1) & (grid_G1 >= threshold)
             self._audited_G += counts_GJ.sum(axis=1)
             self._agreed_G += (counts_GJ & np.array(right[:judged], dtype=bool)).sum(axis=1)
 

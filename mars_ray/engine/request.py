@@ -123,9 +123,8 @@ class DecodeParams:
     mode: Mode = Mode.THRESHOLD
     threshold: float | None = None
     """0..1 for probability and margin, nats for entropy. Where nothing could pass it (1, or 0 nats), tokens ahead are
-    verified as in exact mode, so the answer is that of one token at a time. In exact mode it is what a draft needs,
-    and such a threshold drafts nothing. None follows the engine's own threshold, which may change between steps, and
-    is `DRAFT_THRESHOLD` in exact mode."""
+    verified as in exact mode, so the answer is that of one token at a time. In exact mode it is what a draft needs.
+    None follows the engine's own threshold, which may change between steps, and is `DRAFT_THRESHOLD` in exact mode."""
     floor: float | None = None
     """Without a threshold of its own the request follows the engine's, but not below this."""
     metric: Metric = Metric.PROBABILITY
@@ -162,8 +161,6 @@ class DecodeParams:
             threshold = DRAFT_THRESHOLD if exact else max(engine_threshold, self.floor or 0.0)
         if not drafts_nothing(threshold, self.metric):
             return Acceptance(threshold, self.metric, verified=exact)
-        if exact:
-            return None
         needs = {Metric.ENTROPY: DRAFT_ENTROPY, Metric.MARGIN: DRAFT_MARGIN}.get(self.metric, DRAFT_THRESHOLD)
         return Acceptance(needs, self.metric, verified=True)
 

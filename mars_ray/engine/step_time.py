@@ -88,7 +88,9 @@ class StepTimeFit:
         if self._steps % (FIT_EVERY if self._steps > FIRST_STEPS else FIRST_FIT) == 0:
             kept = [step for kind in self._kinds.values() for step in kind if step[0] >= self._steps - STEPS_KEPT]
             with suppress(RuntimeError):  # the solver gave up; the former fit serves on
-                self.model = fit([work for _, work, _ in kept], np.array([seconds for _, _, seconds in kept]))
+                found = fit([work for _, work, _ in kept], np.array([seconds for _, _, seconds in kept]))
+                if found.fixed_s + found.row_s + found.position_s > 0:  # else nothing but prompts was read so far
+                    self.model = found
 
 
 def fit(steps: list[Work], seconds_S: NDArray[np.float64]) -> StepTime:

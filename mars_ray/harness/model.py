@@ -21,7 +21,7 @@ from mars_ray.engine.drive import decode_each
 from mars_ray.engine.engine import Engine
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
-from mars_ray.engine.request import Request
+from mars_ray.engine.request import DRAFT_THRESHOLD, Request
 from mars_ray.errors import BadRecordError, ConfigError, ModelError, RunError
 from mars_ray.harness.generation import Wish, wish_of
 from mars_ray.harness.likelihood import Scored, likelihoods
@@ -72,7 +72,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             f"decoding on {self._device}, {self._dtype.name} ({self._dtype.reason}), "
             f"in blocks of {self._decode.block} tokens"
         )
-        self._threshold = 1.0 if settings.threshold is None else settings.threshold
+        usual = DRAFT_THRESHOLD if settings.mode is Mode.EXACT else 1.0
+        self._threshold = usual if settings.threshold is None else settings.threshold
         self._tokens = self._forwards = 0
 
     @property

@@ -19,7 +19,7 @@ class Metric(StrEnum):
 
 
 def drafts_nothing(threshold: float, metric: Metric) -> bool:
-    """Return whether the threshold asks for autoregressive decoding, in which no mask need be fed at all."""
+    """Return whether nothing can pass the threshold, so that the answer is that of autoregressive decoding."""
     return threshold <= 0 if metric is Metric.ENTROPY else threshold >= 1
 
 

@@ -18,7 +18,10 @@ from starlette.responses import Response
 from mars_ray.serve.api_error import ApiError
 from mars_ray.serve.field_errors import NAME_CHARS, shown
 
-_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_LONE_SURROGATE = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
+)
+"""As it is escaped. An escaped backslash before it may deceive this, so what is found is looked for in the value."""
 
 
 class JsonRoute(APIRoute):
@@ -63,7 +66,7 @@ def parse(body: bytes) -> Any:
         raise _no_json("it is nested too deeply") from None
     except ValueError:
         raise _no_json("a number has too many digits") from None
-    if _ESCAPED_SURROGATE.search(text) and (found := _half(value)):
+    if _LONE_SURROGATE.search(text) and (found := _half(value)):
         place, half = found
         name, code = shown(place), ascii(half).strip("'")
         raise ApiError.bad_request(
@@ -98,20 +101,35 @@ def _check_headers(request: Request) -> None:
 
 def _half(value: Any) -> tuple[tuple[str, ...], str] | None:
     """Return a lone surrogate in a JSON value and where it is; that of a name is where its object is."""
-    left: list[tuple[tuple[str, ...], Any]] = [((), value)]
-    while left:  # no recursion: a body may be nested as deep as the interpreter can go
-        place, value = left.pop()
-        match value:
-            case str():
-                try:
-                    value.encode()
-                except UnicodeEncodeError as error:
-                    return place, value[error.start]
+    place: list[str] = []
+    levels = [iter([("", value)])]
+    # No recursion, and one place for all: a body may be as deep as the interpreter can go, and wide there.
+    while levels:
+        entry = next(levels[-1], None)
+        if entry is None:
+            levels.pop()
+            del place[-1:]
+            continue
+        name, item = entry
+        if half := _surrogate_in(name):
+            return tuple(place[1:]), half
+        match item:
+            case str() if half := _surrogate_in(item):
+                return (*place[1:], name) if place else (), half
             case dict():
-                left += [((*place, name), item) for name, item in value.items()]
-                left += [(place, name) for name in value]
+                place.append(name)
+                levels.append(iter(item.items()))
             case list():
-                left += [((*place, str(number)), item) for number, item in enumerate(value)]
+                place.append(name)
+                levels.append((str(number), each) for number, each in enumerate(item))
+    return None
+
+
+def _surrogate_in(text: str) -> str | None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return text[error.start]
     return None
 
 

@@ -80,7 +80,11 @@ class RayClient:
         """Return the facts of the model."""
         with own_request():
             response = self._engines.facts.remote()
-        facts: ModelFacts = await self._unless_none_is_up(_awaited(response))
+        try:
+            facts: ModelFacts = await self._unless_none_is_up(_awaited(response))
+        except BaseException:
+            response.cancel()
+            raise
         return facts
 
     async def metrics(self) -> list[str]:

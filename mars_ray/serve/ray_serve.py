@@ -13,7 +13,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from mars_ray.control.limits import bounds_of, raised_floor
 from mars_ray.control.ray_controller import remove_controllers
-from mars_ray.errors import ConfigError, ServeError
+from mars_ray.errors import ConfigError, ModelError, ServeError
 from mars_ray.model.folder import check_folder
 from mars_ray.model.resolve import resolve_model
 from mars_ray.ray_cluster import connect
@@ -73,10 +73,14 @@ def _say(line: str, started_s: float) -> None:
 
 
 def _thresholds(schema: ServeDeploySchema) -> list[str]:
-    """Say between which thresholds load moves answers, and why that is not what was asked."""
-    config = parse_config(schema.applications[0].args)
-    lines = []
-    for name, each in bounds_of(config.plan(resolve_model(config.model)), []).items():
+    """Say between which thresholds load moves answers, and why that is not what was asked; nothing where the model is
+    on other machines only."""
+    config, lines = parse_config(schema.applications[0].args), list[str]()
+    try:
+        bounds = bounds_of(config.plan(resolve_model(config.model)), [])
+    except ModelError:
+        return lines
+    for name, each in bounds.items():
         raised = raised_floor(name, each.asked, each.floor, each.floor_reason)
         lines.append(f"class {name}: thresholds from {each.ceiling:g} down to {each.floor:g}, by load")
         lines += [raised] if raised else []

@@ -5,14 +5,13 @@ Out:   a frozen model; acceptance, agreement and accuracy at any threshold.
 Never: measures anything (see `simulate/measure`).
 """
 
-from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from mars_ray.control.settings import falling
 from mars_ray.engine.lookahead import Lookahead, between
 from mars_ray.engine.profile import ProfilePoint
 from mars_ray.engine.step_time import StepTime
@@ -99,17 +98,11 @@ class Machine(_Frozen):
     def agreement_at(self, threshold: float) -> float:
         """Return the share of tokens that are those of autoregressive decoding."""
         known = [(each.threshold, each.agreement) for each in self.profile if each.agreement is not None]
-        return _read(threshold, known) if known else 1.0
+        return falling(known, threshold) if known else 1.0
 
     def accuracy_at(self, threshold: float) -> float:
         """Return the share of right answers."""
-        return _read(threshold, self.accuracy)
-
-
-def _read(threshold: float, points: Sequence[tuple[float, float]]) -> float:
-    """Return the value at `threshold` of a curve over falling thresholds, which never rises: else it is chance."""
-    thresholds, values = np.array(points).T
-    return float(np.interp(-threshold, -thresholds, np.minimum.accumulate(values)))
+        return falling(self.accuracy, threshold)
 
 
 def read_machine(path: Path | None) -> Machine:

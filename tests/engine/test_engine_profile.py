@@ -90,7 +90,7 @@ def test_at_a_threshold_of_one_tokens_count_that_were_right_when_verified() -> N
     profile = Profile(BLOCK)
     for number in range(1000):
         profile.observe(4, [1.0] * 4, 4)
-        profile.verify([1.0] * 4, 4 if number % 2 else 2)
+        profile.verify(4, 4 if number % 2 else 2)
     # Half of the forwards behind right tokens give 4 drafts that are right, half give 2 and one that is wrong, which
     # voids the masks of one forward.
     assert tokens_per_forward(profile, 1.0) == pytest.approx(1 + 3 / 1.5, rel=0.02)
@@ -101,7 +101,7 @@ def test_an_end_in_sight_takes_one_more_forward_where_drafts_are_verified() -> N
     profile = Profile(BLOCK)
     for _ in range(1000):
         profile.observe(4, [0.9] * 2, 2, ended=True)
-        profile.verify([0.9] * 2, 2)
+        profile.verify(2, 2)
     assert tokens_per_forward(profile, 1.0) == pytest.approx((1 + 2 + 1) / 2, rel=0.01)
     assert tokens_per_forward(profile, 0.9) == pytest.approx(3)
 
@@ -135,7 +135,7 @@ def test_agreement_and_audited_tokens_are_what_loops_count(
 ) -> None:
     profile = filled(forwards)
     for confidences, right in audits:
-        profile.audit(confidences, right)
+        profile.audit(0.0, confidences, right)
     judged = [pair for confidences, right in audits for pair in zip(confidences, right, strict=False)]
     for point in profile.points():
         accepted = [right for sure, right in judged if sure >= point.threshold]
@@ -149,10 +149,17 @@ def test_agreement_and_audited_tokens_are_what_loops_count(
             assert point.agreement == (1.0 if point.threshold == 1 else None)
 
 
+def test_what_was_accepted_at_one_threshold_says_nothing_of_lower_ones() -> None:
+    profile = Profile(BLOCK)
+    profile.audit(0.9, [0.99, 0.95], [True, True])
+    audited = {point.threshold: point.audited for point in profile.points()}
+    assert (audited[0.99], audited[0.95], audited[0.9], audited[0.85], audited[0.5]) == (1, 2, 2, 0, 0)
+
+
 @pytest.mark.parametrize(("confidences", "right"), [([], []), ([0.9], []), ([], [True])])
 def test_an_audit_of_nothing_counts_nothing(confidences: list[float], right: list[bool]) -> None:
     profile = Profile(BLOCK)
-    profile.audit(confidences, right)
+    profile.audit(0.0, confidences, right)
     assert {point.audited for point in profile.points()} == {0.0}
 
 

@@ -167,7 +167,7 @@ def test_a_request_survives_pickling() -> None:
         (DecodeParams(mode=Mode.AR, threshold=0.5), None),
         (DecodeParams(mode=Mode.EXACT), LOSSLESS),
         (DecodeParams(mode=Mode.EXACT, threshold=0.3), Acceptance(0.3, Metric.PROBABILITY, verified=True)),
-        (DecodeParams(mode=Mode.EXACT, threshold=1), None),
+        (DecodeParams(mode=Mode.EXACT, threshold=1), LOSSLESS),
         (DecodeParams(metric=Metric.ENTROPY, threshold=0), Acceptance(DRAFT_ENTROPY, Metric.ENTROPY, verified=True)),
         (DecodeParams(metric=Metric.ENTROPY, threshold=2.5), Acceptance(2.5, Metric.ENTROPY, verified=False)),
         (DecodeParams(metric=Metric.MARGIN, threshold=0.4), Acceptance(0.4, Metric.MARGIN, verified=False)),

@@ -3,18 +3,17 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
@@ -129,7 +128,15 @@ def cluster(*arguments: str, port: int | None = None, environment: dict[str, str
     """Start `mars-ray serve` and wait for its ready line; afterwards nothing of it may live on."""
     port = port or next(free_ports())
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    stalls = Path(mkdtemp(prefix="stalls-"))
+    with (
+        TemporaryDirectory(prefix="stalls-", ignore_cleanup_errors=True) as stalls,
+        _running(arguments, port, Path(stalls), inherited | (environment or {})) as started,
+    ):
+        yield started
+
+
+@contextmanager
+def _running(arguments: Sequence[str], port: int, stalls: Path, environment: dict[str, str]) -> Iterator[Cluster]:
     watched = {
         "MARS_STALLS": str(stalls),
         "PYTHONPATH": str(Path(__file__).with_name("stalls")),
@@ -141,7 +148,7 @@ def cluster(*arguments: str, port: int | None = None, environment: dict[str, str
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env=inherited | watched | (environment or {}),
+        env=environment | watched,
     ) as process:
         assert process.stdout is not None
         said: list[str] = []
@@ -161,9 +168,11 @@ def cluster(*arguments: str, port: int | None = None, environment: dict[str, str
             if process.poll() is None:
                 family += psutil.Process(process.pid).children(recursive=True)
                 process.send_signal(signal.SIGTERM)
-                process.communicate(timeout=STEP_SECONDS)
+                try:
+                    process.communicate(timeout=STEP_SECONDS)
+                finally:
+                    process.kill()  # else leaving this block waits for ever
             _, alive = psutil.wait_procs(family, timeout=STEP_SECONDS)
             for left in alive:
                 left.kill()
-            shutil.rmtree(stalls)
             assert not alive, f"left behind: {alive}"

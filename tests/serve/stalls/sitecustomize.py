@@ -2,13 +2,15 @@
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from stalls import watched
 
 
 def note(seconds: float, callback: str) -> None:
-    with (Path(os.environ["MARS_STALLS"]) / str(os.getpid())).open("a") as noted:
+    # The folder goes once the test is over, before the last of the processes.
+    with suppress(OSError), (Path(os.environ["MARS_STALLS"]) / str(os.getpid())).open("a") as noted:
         noted.write(f"{time.time()} {seconds:.3f} {callback}\n")
 
 
