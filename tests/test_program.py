@@ -15,6 +15,7 @@ def start(body: str, *, ignoring: tuple[signal.Signals, ...] = ()) -> "subproces
     lines += ["from mars_ray.program import run_program", "def main():", *(f"    {each}" for each in body.splitlines())]
 
     def ignore() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run in the background of a shell
         for number in ignoring:
             signal.signal(number, signal.SIG_IGN)
 

@@ -29,7 +29,8 @@ class Admission:
     @property
     def in_flight(self) -> dict[str, int]:
         """The requests in flight by key; keys without any are left out, so it does not grow with keys come and gone."""
-        return dict(self._callers + self._operators)
+        # Copied before they are added: whoever looks from another thread must not see them change meanwhile.
+        return dict(Counter(dict(self._callers)) + Counter(dict(self._operators)))
 
     @contextmanager
     def place(self, caller: str, role: Role, *, has_key: bool) -> Iterator[None]:

@@ -154,6 +154,7 @@ def make_app(
         return Response(await metrics(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     app.include_router(control_routes(control))
+    app.openapi()  # takes a tenth of a second, which callers would wait for if it came with the first request for it
     return app
 
 

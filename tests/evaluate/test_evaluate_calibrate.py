@@ -163,9 +163,10 @@ def test_the_figures_are_those_of_the_reference_decoder_one_example_at_a_time(
     assert point.agreement < 1, "nothing was compared that could differ"
 
 
-def test_one_token_at_a_time_agrees_with_itself_and_takes_a_forward_for_each(engines: Checkpoint) -> None:
+def test_at_a_threshold_of_one_all_tokens_are_those_of_one_at_a_time_in_fewer_forwards(engines: Checkpoint) -> None:
     (point,) = measured(engines, family_prompts(2, range(1)), (1.0,))
-    assert (point.tokens_per_forward, point.agreement) == (1.0, 1.0)
+    assert point.agreement == 1.0
+    assert point.tokens_per_forward > 2
 
 
 def test_one_sample_has_no_spread(engines: Checkpoint) -> None:

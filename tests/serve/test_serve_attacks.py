@@ -391,7 +391,7 @@ def test_the_threshold_of_one_request_reaches_no_other(endpoint: Served) -> None
     assert {answer.status for answer in answers} == {200}
     thresholds = [answer.headers["x-mars-threshold"] for answer in answers]
     assert set(thresholds[0::3]) == {"0"}
-    assert set(thresholds[1::3]) | set(thresholds[2::3]) == {"0.95"}
+    assert set(thresholds[1::3]) | set(thresholds[2::3]) == {"1"}
 
 
 def test_mask_and_special_tokens_of_one_caller_do_not_reach_the_answers_of_others(endpoint: Served) -> None:

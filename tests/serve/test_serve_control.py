@@ -13,6 +13,7 @@ import pytest
 from cluster_samples import COMMAND
 from endpoint_clients import http, until_running
 from endpoint_samples import MESSAGES, Served, config_of, served
+from load_samples import PROMPT_POOL
 from mars_ray.serve.keys import add_key
 
 CLASSES = [{"name": "gold", "floor": 0.95, "share": 3}, {"name": "batch", "floor": 0.5}]
@@ -131,15 +132,25 @@ def test_only_operators_may(running: Served, keys: dict[str, str], method: str, 
 def test_the_flood_of_one_tenant_lowers_no_threshold_of_another(file: Path, keys: dict[str, str]) -> None:
     """The attack: as many requests as one key may have, so that everybody else gets worse answers."""
     classes = [{"name": "gold", "floor": 0.5}, {"name": "batch", "floor": 0.5}]
-    config = config_of(keys=str(file), classes=classes, threshold=0.99, engine={"rows": 4, "queue": 96})
-    flood = {"model": "bundled", "prompt": "x", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+    config = config_of(
+        keys=str(file), classes=classes, threshold=0.99, engine={"rows": 4, "queue": 256}, control={"policy": "load"}
+    )
+
+    def attack(number: int) -> set[int]:
+        # What a lower threshold makes faster: where it wins nothing, the law lowers none.
+        bodies = ({"messages": list(each), "max_tokens": 64, "n": 4} for each in PROMPT_POOL[number::36])
+        return {
+            attacker.post("/v1/chat/completions", json={"model": "bundled", "temperature": 0} | each).status_code
+            for each in bodies
+        }
+
     with (
         served(config) as running,
         http(running, keys["operator"]) as operator,
         http(running, keys["batch"]) as attacker,
-        ThreadPoolExecutor(40) as attackers,
+        ThreadPoolExecutor(36) as attackers,
     ):
-        sent = [attackers.submit(attacker.post, "/v1/completions", json=flood) for _ in range(40)]
+        sent = [attackers.submit(attack, number) for number in range(36)]
         until_running(running, 4)
         fallen = False
         while not all(each.done() for each in sent):
@@ -149,7 +160,7 @@ def test_the_flood_of_one_tenant_lowers_no_threshold_of_another(file: Path, keys
             assert said["gold"] == 0.99
             fallen = fallen or said["batch"] < 0.99
         assert fallen, "the flood was one"
-        assert {each.result().status_code for each in sent} == {200}
+        assert set().union(*(each.result() for each in sent)) <= {200, 429}
 
 
 def command(running: Served, key: str | None, *arguments: str) -> "subprocess.CompletedProcess[str]":
