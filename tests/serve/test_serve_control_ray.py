@@ -164,7 +164,7 @@ def test_what_ships_lowers_its_threshold_under_overload_and_returns_to_lossless_
         assert thresholds(started) == [1.0]
         asyncio.run(under_load(started, clients=64, last=lambda: thresholds(started) < [1.0]))
         [found] = state(started)["classes"]
-        assert (found["floor_asked"], found["floor"], found["ceiling"]) == (0.9, 0.95, 1.0)
-        assert "calibration" in found["floor_reason"]
+        assert (found["floor_asked"], found["ceiling"]) == (0.9, 1.0)
+        assert found["floor"] >= 0.95 and found["floor_reason"], "calibration, or the audit of answers without an end"
         until(lambda: thresholds(started) == [1.0], lambda: state(started))
         assert started.ask()[1]["usage"]["threshold_low"] == 1.0
