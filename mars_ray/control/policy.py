@@ -30,10 +30,10 @@ GAIN, GAIN_PER_S = 0.3, 0.05
 RELIEF = 4
 """`slo`: times as fast the sum falls as it rises; the smoother keeps thresholds down for long enough."""
 WORTH = 1.0
-"""`capacity`: in an overload one per cent of speed answers one per cent more of the requests; to answer them at the
+"""`worth`: in an overload one per cent of speed answers one per cent more of the requests; to answer them at the
 price of more wrong answers than that helps nobody."""
 LEAST_GAIN = 0.002
-"""`capacity`: less speed than this is no reason to change anything."""
+"""`worth`: less speed than this is no reason to change anything."""
 MARGIN = 0.8
 """Of what was promised: aimed at, so that the tail keeps it too."""
 
@@ -241,7 +241,7 @@ def _worthwhile(plan: ControlPlan, now: Load, bounds: Mapping[str, Bounds]) -> M
 def worth(plan: ControlPlan, speed: Speed, choices: Sequence[float]) -> tuple[float, ...]:
     """Return those of `choices`, which fall, that buy more than they cost.
 
-    With all rows in use, each has to give more speed than the one before it, by `WORTH` per cent or more for each per
+    With all rows in use, each has to give more speed than the one before it, by `WORTH` per cent or more for each
     per cent of right answers it loses by calibration; of tokens that agree, where no answer could be judged. What lies
     below all that was calibrated is left out.
     """
