@@ -26,18 +26,19 @@ import psutil
 import pyarrow.dataset
 from rich.console import Console
 
-from mars_ray.batch import ray_decoder, ray_generate
-from mars_ray.batch.plain_form import PlainSettings
-from mars_ray.batch.ray_decoder import Decoder
-from mars_ray.batch.ray_generate import GenerateOptions, generate
+from mars_ray.batch.ray import decoder as ray_decoder
+from mars_ray.batch.ray import generate as ray_generate
+from mars_ray.batch.ray.decoder import Decoder
+from mars_ray.batch.ray.generate import GenerateOptions, generate
+from mars_ray.batch.rows.plain_form import PlainSettings
 from mars_ray.bench.machine import machine
 from mars_ray.data.tasks.split import mixture
-from mars_ray.engine.async_engine import AsyncEngine
 from mars_ray.engine.chunk import Chunk
+from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import MarsRayError
 
-TARGETS = ("driver", "ray::MapWorker", "mars_ray.engine.engine_worker")
+TARGETS = ("driver", "ray::MapWorker", "mars_ray.engine.process.worker")
 POLL_S = 0.2
 
 

@@ -22,11 +22,11 @@ import pyarrow as pa
 import pyarrow.dataset
 from rich.console import Console
 
-from mars_ray.batch import ray_generate
-from mars_ray.batch.outcome import Outcome, as_json, to_table
-from mars_ray.batch.plain_form import PlainSettings
-from mars_ray.batch.ray_decoder import Decoder
-from mars_ray.batch.ray_generate import GenerateOptions, generate
+from mars_ray.batch.ray import generate as ray_generate
+from mars_ray.batch.ray.decoder import Decoder
+from mars_ray.batch.ray.generate import GenerateOptions, generate
+from mars_ray.batch.rows.outcome import Outcome, as_json, to_table
+from mars_ray.batch.rows.plain_form import PlainSettings
 from mars_ray.bench.machine import machine
 from mars_ray.engine.request import DecodeParams, SamplingParams
 

@@ -24,8 +24,8 @@ from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.tasks import verify
 from mars_ray.data.tasks.registry import FAMILIES
 from mars_ray.data.tasks.split import examples
-from mars_ray.engine.engine import Engine
-from mars_ray.engine.grammar_spec import GrammarSpec
+from mars_ray.engine.core.engine import Engine
+from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams

@@ -24,12 +24,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from mars_ray.batch.plain_form import PlainForm, PlainSettings
-from mars_ray.batch.ray_generate import GenerateOptions, generate
+from mars_ray.batch.ray.generate import GenerateOptions, generate
+from mars_ray.batch.rows.plain_form import PlainForm, PlainSettings
 from mars_ray.bench.machine import machine
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.tasks.split import mixture
-from mars_ray.engine.engine import Engine
+from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.model.checkpoint import load_checkpoint

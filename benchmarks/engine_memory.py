@@ -23,13 +23,13 @@ import psutil
 from rich.console import Console
 
 from mars_ray.bench.machine import machine
-from mars_ray.engine.async_engine import AsyncEngine
-from mars_ray.engine.grammar_spec import GrammarSpec
-from mars_ray.engine.messages import EngineSpec
+from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.process.async_engine import AsyncEngine
+from mars_ray.engine.process.messages import EngineSpec
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.model.resolve import resolve_model
-from mars_ray.serve.prompts import Prompts
+from mars_ray.serve.http.prompts import Prompts
 
 TOGETHER = 32
 """Requests in flight."""

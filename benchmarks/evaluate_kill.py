@@ -99,7 +99,14 @@ def run(output: Path, words: list[str], stop: Stop | None = None, seen: dict[str
 
     What it says goes to the standard error.
     """
-    program = [sys.executable, "-c", "from mars_ray.cli import main; main()", "evaluate", "--tasks=families", *words]
+    program = [
+        sys.executable,
+        "-c",
+        "from mars_ray.cli.main import main; main()",
+        "evaluate",
+        "--tasks=families",
+        *words,
+    ]
     with subprocess.Popen(
         [*program, f"--output={output}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as on:

@@ -6,7 +6,7 @@ In:    models or shapes, batches.
 Out:   tokens per second of both, in turns, and their quotient within each round, with its spread; JSON.
 Never: leaves a batch out at which exact mode loses.
 
-A shape has random weights, and accepts what the bundled model accepts (see `mars_ray/bench/replay.py`). One thread.
+A shape has random weights, and accepts what the bundled model accepts (`mars_ray/bench/decode/replay.py`). One thread.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from mars_ray.bench.contenders import engine_contender, subject
+from mars_ray.bench.decode.contenders import engine_contender, subject
 from mars_ray.bench.machine import machine
 from mars_ray.bench.measure import interleaved, throughput
 from mars_ray.engine.mode import Mode

@@ -27,15 +27,15 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from mars_ray.bench.load.arrivals import TraceRow, read_trace
+from mars_ray.bench.load.client import Endpoint
+from mars_ray.bench.load.generator import run_load
+from mars_ray.bench.load.plan import Plan, closed_loop
+from mars_ray.bench.load.prompts import bundled_prompts, conversations
+from mars_ray.bench.load.record import Outcome, PlannedRequest, RequestRecord
+from mars_ray.bench.load.slo import Slo, parse_slo
+from mars_ray.bench.load.summary import summarize
 from mars_ray.bench.machine import machine
-from mars_ray.bench.serve_arrivals import TraceRow, read_trace
-from mars_ray.bench.serve_client import Endpoint
-from mars_ray.bench.serve_load import run_load
-from mars_ray.bench.serve_plan import Plan, closed_loop
-from mars_ray.bench.serve_prompts import bundled_prompts, conversations
-from mars_ray.bench.serve_record import Outcome, PlannedRequest, RequestRecord
-from mars_ray.bench.serve_slo import Slo, parse_slo
-from mars_ray.bench.serve_summary import summarize
 from mars_ray.control.settings import ControlPlan
 from mars_ray.data.prompt_file import read_prompts
 from mars_ray.simulate.arrivals import Arrivals, Wish
@@ -119,7 +119,7 @@ def endpoint(policy: dict[str, Any], slo: Slo) -> Iterator[str]:
             {
                 "name": "mars",
                 "route_prefix": "/",
-                "import_path": "mars_ray.serve.ray_app:build",
+                "import_path": "mars_ray.serve.ray.app:build",
                 "args": args,
                 "deployments": [{"name": "Gateway"}, {"name": "Engine", "num_replicas": REPLICAS}],
             }

@@ -24,8 +24,8 @@ from pipeline_files import conversation, rows_in, write
 from rich.console import Console
 from rich.table import Table
 
-from mars_ray.batch.plain_form import PlainSettings
-from mars_ray.batch.ray_generate import GenerateOptions, generate
+from mars_ray.batch.ray.generate import GenerateOptions, generate
+from mars_ray.batch.rows.plain_form import PlainSettings
 from mars_ray.data.tasks import mixture, verify
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.program import run_program

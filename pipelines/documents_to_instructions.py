@@ -26,10 +26,10 @@ from jsonschema.protocols import Validator
 from jsonschema.validators import validator_for
 from pipeline_files import conversation, rows_in, write
 
-from mars_ray.batch.plain_form import PlainSettings
-from mars_ray.batch.ray_generate import GenerateOptions, generate
+from mars_ray.batch.ray.generate import GenerateOptions, generate
+from mars_ray.batch.rows.plain_form import PlainSettings
 from mars_ray.data.tasks import FAMILIES, examples
-from mars_ray.engine.grammar_spec import GrammarSpec
+from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import DataError
 from mars_ray.program import run_program

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pipeline_files import Json, rows_in
 
-from mars_ray.batch.plain_form import PlainSettings
-from mars_ray.batch.ray_generate import GenerateOptions, generate
+from mars_ray.batch.ray.generate import GenerateOptions, generate
+from mars_ray.batch.rows.plain_form import PlainSettings
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, SamplingParams
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pyarrow.dataset import dataset
 
-from mars_ray.batch.shards import write_lines
+from mars_ray.batch.output.shards import write_lines
 from mars_ray.errors import ConfigError
 
 Json = dict[str, Any]

@@ -18,26 +18,26 @@ from pipeline_files import Json
 from reproduce_recipes import Recipe
 from reproduce_training import HEADS_FILE, peak_memory
 
-from mars_ray.bench.contenders import contenders, subject
+from mars_ray.baselines.answer import Answer
+from mars_ray.baselines.autoregressive import decode_autoregressive
+from mars_ray.baselines.block_diffusion import decode_block_diffusion
+from mars_ray.baselines.jacobi import decode_jacobi
+from mars_ray.baselines.medusa import MedusaHeads, decode_medusa
+from mars_ray.baselines.speculative import Window, decode_speculative
+from mars_ray.bench.decode.contenders import contenders, subject
 from mars_ray.bench.measure import Sample, interleaved, throughput
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.tasks import FAMILIES
-from mars_ray.engine.drive import decode_all
-from mars_ray.engine.engine import Engine
+from mars_ray.engine.core.engine import Engine
+from mars_ray.engine.core.offline import decode_all
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
-from mars_ray.evaluate.prompts import Prompt, family_prompts
-from mars_ray.evaluate.tally import added, is_right, tallies_of
+from mars_ray.evaluate.calibration.prompts import Prompt, family_prompts
+from mars_ray.evaluate.calibration.tally import added, is_right, tallies_of
 from mars_ray.method.metric import Metric
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.progress import ProgressLine
-from mars_ray.rivals.answer import Answer
-from mars_ray.rivals.autoregressive import decode_autoregressive
-from mars_ray.rivals.block_diffusion import decode_block_diffusion
-from mars_ray.rivals.jacobi import decode_jacobi
-from mars_ray.rivals.medusa import MedusaHeads, decode_medusa
-from mars_ray.rivals.speculative import Window, decode_speculative
 
 THRESHOLDS = (0.99, 0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
 ENTROPIES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.4)

@@ -13,11 +13,11 @@ from accelerate import Accelerator
 from reproduce_recipes import Recipe
 from transformers import AutoConfig, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
+from mars_ray.baselines.block_diffusion import diffusion_loss
+from mars_ray.baselines.medusa import MedusaHeads, train_heads
 from mars_ray.data.packed import PackedData
 from mars_ray.method.streams import PackedRows
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from mars_ray.rivals.block_diffusion import diffusion_loss
-from mars_ray.rivals.medusa import MedusaHeads, train_heads
 from mars_ray.train.config import TrainConfig, parse_config
 from mars_ray.train.local_store import LocalStore
 from mars_ray.train.loop import TrainingRun

@@ -31,9 +31,9 @@ from mars_ray.data.tasks import mixture
 from mars_ray.data.tasks.split import Split
 from mars_ray.engine.request import SamplingParams
 from mars_ray.errors import ModelError
-from mars_ray.evaluate.curve import curve_of
-from mars_ray.evaluate.prompts import family_prompts
-from mars_ray.evaluate.statistics import mean_and_spread
+from mars_ray.evaluate.calibration.curve import curve_of
+from mars_ray.evaluate.calibration.prompts import family_prompts
+from mars_ray.evaluate.judging.statistics import mean_and_spread
 from mars_ray.model.card import read_card
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model

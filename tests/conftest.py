@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-from samples import VOCABULARY
+from tests.samples import VOCABULARY
 
 # Fixtures are networks that no test changes, and two busy cores keep no deadline.
 settings.register_profile("mars", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from mars_ray.engine.chunk import Chunk, Finished, TokenLogprobs
-from mars_ray.engine.engine import Engine
+from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.engine.service_class import STANDARD
 

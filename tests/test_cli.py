@@ -8,7 +8,7 @@ import pytest
 
 
 def mars_ray(*arguments: str) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-c", "from mars_ray.cli import main; main()"]
+    program = [sys.executable, "-m", "mars_ray"]
     return subprocess.run([*program, *arguments], capture_output=True, text=True)
 
 

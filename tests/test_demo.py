@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from mars_ray.ray_demo import DemoRow, Pace, notes, read_rows
+from mars_ray.cli.ray_demo import DemoRow, Pace, notes, read_rows
 
 
 @pytest.mark.slow  # its measurements take most of a minute
 @pytest.mark.ray
 def test_the_demo_compares_three_settings_on_a_warm_engine(tmp_path: Path) -> None:
-    program = [sys.executable, "-c", "from mars_ray.cli import main; main()", "demo", "--json"]
+    program = [sys.executable, "-m", "mars_ray", "demo", "--json"]
     done = subprocess.run([*program, "--output", str(tmp_path / "out")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])

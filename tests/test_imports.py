@@ -1,4 +1,4 @@
-"""The rules of ARCHITECTURE.md about who imports whom."""
+"""The rules of ARCHITECTURE.md about who imports whom: one way, and Ray only in shells."""
 
 import ast
 import subprocess
@@ -6,34 +6,53 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import mars_ray
 
 ROOT = Path(mars_ray.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
+SHARED = {"errors", "program", "progress", "ray_cluster", "report"}
+"""Small parts that everything above `method` and `model` may use."""
 BELOW = {
     "errors": set(),
-    "progress": set(),
     "program": {"errors"},
-    "method": {"errors"},
-    "model": {"errors"},
+    "progress": set(),
     "ray_cluster": {"errors"},
-    "data": {"errors", "progress", "method", "model"},
-    "train": {"errors", "progress", "ray_cluster", "method", "model", "data"},
+    "report": set(),
+    "method": {"errors"},
+    "baselines": {"errors", "method"},
+    "model": {"errors"},
+    "data": SHARED | {"method", "model"},
+    "train": SHARED | {"method", "model", "data"},
     "engine": {"errors", "method", "model"},
     "control": {"errors", "engine"},
-    "batch": {"errors", "progress", "ray_cluster", "method", "model", "data", "engine", "control", "serve"},
-    "serve": {"errors", "ray_cluster", "model", "data", "engine", "control"},
-    "evaluate": {"errors", "progress", "method", "model", "data", "engine", "batch", "bench"},
-    "rivals": {"errors", "method"},
-    "harness": {"errors", "program", "progress", "method", "model", "engine", "evaluate"},
-    "simulate": {"errors", "progress", "data", "model", "engine", "control", "bench"},
-    "bench": {"errors", "progress", "method", "model", "data", "engine", "control"},
+    "openai_api": {"errors", "engine"},
+    "batch": SHARED | {"method", "model", "data", "engine", "control", "openai_api"},
+    "serve": SHARED | {"model", "data", "engine", "control", "openai_api"},
+    "bench": SHARED | {"method", "model", "data", "engine"},
+    "simulate": SHARED | {"data", "model", "engine", "control", "bench"},
+    "evaluate": SHARED | {"method", "model", "data", "engine", "batch", "bench"},
+    "harness": SHARED | {"method", "model", "engine", "evaluate"},
 }
-"""What the files of a part may import besides their own."""
+"""Parts, and what the files of each may import besides their own."""
+ROOMS = {
+    "engine": ["grammar", "", "kv", "scheduling", "stats", "execution", "sampling", "core", "process"],
+    "control": ["", "laws", "core", "replica"],
+    "batch": ["", "rows", "output", "run", "ray"],
+    "serve": ["", "deploy", "middleware", "replicas", "http", "ray"],
+    "bench": ["", "decode", "load"],
+    "evaluate": ["", "tasks", "judging", "calibration", "report", "run"],
+    "simulate": ["", "compare"],
+}
+"""The rooms of a part, lowest first ("": its own files): each may import those before it."""
 
 
 def name_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+NAMES = {name_of(path) for path in MODULES}
 
 
 def imports_of(path: Path) -> Iterator[str]:
@@ -41,13 +60,23 @@ def imports_of(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from (
-                [f"mars_ray.{alias.name}" for alias in node.names] if node.module == "mars_ray" else [node.module]
-            )
+            for alias in node.names:
+                module = f"{node.module}.{alias.name}"
+                yield module if module in NAMES else node.module
+
+
+def is_shell(path: Path) -> bool:
+    return path.name.startswith("ray_") or path.parent.name == "ray"
+
+
+def room_of(name: str, part: str) -> str:
+    """The room a module lies in, or "" if it lies in the part itself."""
+    below = name.split(".")[2:]
+    return below[0] if below and (ROOT / part / below[0]).is_dir() else ""
 
 
 def test_everything_but_the_shells_imports_without_ray() -> None:
-    cores = [name_of(path) for path in MODULES if not path.name.startswith("ray_")]
+    cores = [name_of(path) for path in MODULES if not is_shell(path) and path.name != "__main__.py"]
     blocked = (
         "import sys; sys.modules['ray'] = None; import importlib; [importlib.import_module(m) for m in sys.argv[1:]]"
     )
@@ -56,9 +85,9 @@ def test_everything_but_the_shells_imports_without_ray() -> None:
 
 
 def test_only_shells_import_ray() -> None:
-    importing = [p.name for p in MODULES if any(name.split(".")[0] == "ray" for name in imports_of(p))]
+    importing = [path for path in MODULES if any(name.split(".")[0] == "ray" for name in imports_of(path))]
     assert importing
-    assert [name for name in importing if not name.startswith("ray_")] == []
+    assert [name_of(path) for path in importing if not is_shell(path)] == []
 
 
 def test_parts_import_one_way() -> None:
@@ -72,22 +101,36 @@ def test_parts_import_one_way() -> None:
     assert wrong == []
 
 
+@pytest.mark.parametrize("part", sorted(ROOMS))
+def test_rooms_of_a_part_import_one_way(part: str) -> None:
+    order = ROOMS[part]
+    wrong = []
+    for path in (ROOT / part).rglob("*.py"):
+        here = order.index(room_of(name_of(path), part))
+        for name in imports_of(path):
+            if name.startswith(f"mars_ray.{part}.") and order.index(room_of(name, part)) > here:
+                wrong.append(f"{name_of(path)} imports {name}")
+    assert wrong == []
+
+
 def test_every_part_has_its_rule() -> None:
-    tops = {
-        "__init__",
-        "cli",
-        "cli_control",
-        "cli_evaluate",
-        "cli_generate",
-        "cli_keys",
-        "ray_demo",
-        "assets",
-    }  # the command line and the demo may use everything
+    tops = {"__init__", "__main__", "cli", "assets"}  # the command line may use everything
     parts = {
-        path.stem if path.is_file() else path.name for path in ROOT.iterdir() if not path.name.startswith(("_", "py"))
+        path.stem if path.is_file() else path.name for path in ROOT.iterdir() if not path.name.startswith(("_p", "py"))
     }
     assert parts - tops == set(BELOW)
 
 
 def test_nothing_imports_the_command_line() -> None:
-    assert [name_of(path) for path in MODULES if "mars_ray.cli" in imports_of(path)] == []
+    importing = [
+        name_of(path)
+        for path in MODULES
+        if path.parent.name != "cli" and any(name.startswith("mars_ray.cli") for name in imports_of(path))
+    ]
+    assert importing == ["mars_ray.__main__"]
+
+
+def test_no_folder_is_crowded() -> None:
+    folders = {path.parent for path in MODULES}
+    crowded = {str(f.relative_to(ROOT)): n for f in folders if (n := len([*f.glob("[a-z]*.py")])) > 16}
+    assert crowded == {}

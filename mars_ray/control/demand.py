@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from mars_ray.control.report import ReplicaReport
-from mars_ray.engine.state import ClassState
+from mars_ray.engine.stats.state import ClassState
 
 RATE_S = 8.0
 """Arrivals are counted over so long: what is shorter is noise."""

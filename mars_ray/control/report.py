@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import Any
 
-from mars_ray.engine.state import EngineState
+from mars_ray.engine.stats.state import EngineState
 from mars_ray.errors import ReportError
 
 SHARES = frozenset({"threshold", "agreement", "kv_use"})

@@ -8,7 +8,7 @@ Never: knows a model; what depends on one is checked by `limits`.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mars_ray.engine.grammar_spec import GrammarSpec
+from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.service_class import STANDARD
 from mars_ray.errors import RequestError

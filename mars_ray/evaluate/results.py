@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from mars_ray.batch.shards import write_file
+from mars_ray.batch.output.shards import write_file
 from mars_ray.errors import DataError
 
 RESULTS_FILE = "results.json"

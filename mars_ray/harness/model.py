@@ -17,8 +17,8 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import CacheHook, TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from mars_ray.engine.drive import decode_each
-from mars_ray.engine.engine import Engine
+from mars_ray.engine.core.engine import Engine
+from mars_ray.engine.core.offline import decode_each
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DRAFT_THRESHOLD, Request

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from mars_ray.bench.serve_arrivals import parse_trace, read_trace
-from mars_ray.bench.serve_slo import Slo, parse_slo
+from mars_ray.bench.load.arrivals import parse_trace, read_trace
+from mars_ray.bench.load.slo import Slo, parse_slo
 from mars_ray.control.settings import ControlPlan, PolicyName
 from mars_ray.errors import ConfigError
 from mars_ray.progress import ProgressLine

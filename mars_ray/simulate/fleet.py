@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mars_ray.engine.lookahead import Lookahead
-from mars_ray.engine.scheduler import DECODE_TOKENS
+from mars_ray.engine.scheduling.scheduler import DECODE_TOKENS
 from mars_ray.engine.service_class import ServiceClass
+from mars_ray.engine.stats.lookahead import Lookahead
 from mars_ray.simulate.machine import Machine
 from mars_ray.simulate.queues import ARRIVAL, PROMPT, TOTAL, Floats, Ints, Queues
 

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from mars_ray.control.settings import falling
-from mars_ray.engine.lookahead import Lookahead, between
-from mars_ray.engine.profile import ProfilePoint
-from mars_ray.engine.step_time import StepTime
+from mars_ray.engine.stats.lookahead import Lookahead, between
+from mars_ray.engine.stats.profile import ProfilePoint
+from mars_ray.engine.stats.step_time import StepTime
 from mars_ray.errors import ConfigError
 
 Share = Annotated[float, Field(ge=0, le=1)]

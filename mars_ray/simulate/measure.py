@@ -17,15 +17,15 @@ from pathlib import Path
 
 import torch
 
+from mars_ray.bench.load.prompts import Texts, bundled_prompts
 from mars_ray.bench.machine import machine
-from mars_ray.bench.serve_prompts import Texts, bundled_prompts
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.prompt_file import Conversation, read_prompts
-from mars_ray.engine.engine import Engine
+from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.options import EngineOptions
-from mars_ray.engine.profile import GRID, ProfilePoint
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
-from mars_ray.engine.step_time import StepTime
+from mars_ray.engine.stats.profile import GRID, ProfilePoint
+from mars_ray.engine.stats.step_time import StepTime
 from mars_ray.errors import ModelError, RunError
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import resolve_model

@@ -1,4 +1,6 @@
-"""Who waits on each simulated replica, and who is next: the rules of `engine/waiting`, for many replicas at once.
+"""Who waits on each simulated replica, and who is next: for many replicas at once.
+
+The rules are those of `engine/scheduling/waiting_queue`.
 
 In:    requests with a replica and a class; the tokens each class was served.
 Out:   who is next.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mars_ray.bench.serve_slo import Slo
+from mars_ray.bench.load.slo import Slo
 from mars_ray.simulate.machine import Machine
 
 Array = NDArray[np.float64]

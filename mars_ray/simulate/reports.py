@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from mars_ray.control.report import ReplicaReport
-from mars_ray.engine.recent import VALUES, WINDOW_S
 from mars_ray.engine.service_class import ServiceClass
-from mars_ray.engine.state import ClassState, EngineState
+from mars_ray.engine.stats.latencies import VALUES, WINDOW_S
+from mars_ray.engine.stats.state import ClassState, EngineState
 from mars_ray.simulate.fleet import Fleet
 from mars_ray.simulate.machine import Machine
 from mars_ray.simulate.queues import Floats

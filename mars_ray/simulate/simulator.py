@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mars_ray.control.controller import Controller
-from mars_ray.control.policy import Law
+from mars_ray.control.core.controller import Controller
+from mars_ray.control.laws.policy import Law
 from mars_ray.control.settings import ControlPlan
 from mars_ray.errors import ConfigError
 from mars_ray.simulate.arrivals import Arrivals

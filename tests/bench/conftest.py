@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from mars_ray.bench.workload import Workload, bundled_workload
+from mars_ray.bench.decode.workload import Workload, bundled_workload
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import resolve_model
-from serve_samples import SmallServer, serving
+from tests.bench.serve_samples import SmallServer, serving
 
 
 @pytest.fixture(scope="session")

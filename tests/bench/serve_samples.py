@@ -10,8 +10,8 @@ from typing import Any
 
 import uvicorn
 
-from mars_ray.bench.serve_client import Endpoint
-from mars_ray.bench.serve_record import Outcome, PlannedRequest, RequestRecord
+from mars_ray.bench.load.client import Endpoint
+from mars_ray.bench.load.record import Outcome, PlannedRequest, RequestRecord
 
 USAGE = {"prompt_tokens": 5, "completion_tokens": 7, "tokens_per_forward": 3.5}
 SSE = "text/event-stream; charset=utf-8"

@@ -9,15 +9,15 @@ import numpy as np
 
 from mars_ray.control.demand import ClassDemand
 from mars_ray.control.directive import Directive
-from mars_ray.control.load import Load
+from mars_ray.control.laws.load import Load
+from mars_ray.control.laws.speed import Speed
 from mars_ray.control.report import ReplicaReport
 from mars_ray.control.settings import ControlPlan, ControlSettings
-from mars_ray.control.speed import Speed
-from mars_ray.engine.lookahead import trusted
-from mars_ray.engine.profile import GRID, ProfilePoint
 from mars_ray.engine.service_class import ServiceClass
-from mars_ray.engine.state import ClassState, EngineState
-from mars_ray.engine.step_time import StepTime
+from mars_ray.engine.stats.lookahead import trusted
+from mars_ray.engine.stats.profile import GRID, ProfilePoint
+from mars_ray.engine.stats.state import ClassState, EngineState
+from mars_ray.engine.stats.step_time import StepTime
 
 STEP_TIME = StepTime(fixed_s=0.02, row_s=0.0005, position_s=0.0002, prompt_s=0.002, prompt_token_s=0.0001)
 

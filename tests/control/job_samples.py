@@ -3,15 +3,15 @@
 import random
 from dataclasses import dataclass, field, replace
 
-from control_samples import SPEED, class_state, engine_state, plan_of
 from mars_ray.control.backlog import Backlog
-from mars_ray.control.controller import Controller
-from mars_ray.control.lease import Lease
+from mars_ray.control.core.controller import Controller
+from mars_ray.control.laws.speed import Speed
+from mars_ray.control.replica.lease import Lease
 from mars_ray.control.settings import ControlPlan
-from mars_ray.control.speed import Speed
 from mars_ray.engine.service_class import ServiceClass
-from mars_ray.engine.state import EngineState
-from mars_ray.engine.step_time import StepTime
+from mars_ray.engine.stats.state import EngineState
+from mars_ray.engine.stats.step_time import StepTime
+from tests.control.control_samples import SPEED, class_state, engine_state, plan_of
 
 CEILING, FLOOR = 0.95, 0.5
 DEADLINE_S = 300

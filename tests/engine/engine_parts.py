@@ -5,10 +5,10 @@ from functools import cache
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from mars_ray.engine.detokenize import TextStream
-from mars_ray.engine.kv_rows import CacheOp, Copy, Resize, Swap
+from mars_ray.engine.kv.slots import CacheOp, Copy, Resize, Swap
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
-from mars_ray.engine.sequence import Sequence
+from mars_ray.engine.scheduling.detokenizer import TextStream
+from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.engine.service_class import STANDARD
 from mars_ray.model.resolve import resolve_model
 

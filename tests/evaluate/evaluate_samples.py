@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from mars_ray.evaluate.judged import Judged, JudgedAnswer
+from mars_ray.evaluate.judging.judged import Judged, JudgedAnswer
 from mars_ray.evaluate.results import Figures, Paired, Plan, Results, Speed, SpeedPass
-from mars_ray.evaluate.tasks import Question, Task
+from mars_ray.evaluate.tasks.registry import Question, Task
 
 SETTINGS = ("ar", "threshold 0.9")
 

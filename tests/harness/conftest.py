@@ -9,11 +9,11 @@ from typing import Any
 import datasets
 import pytest
 
-from harness_samples import MakeModel
 from mars_ray.harness.model import HarnessModel
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import resolve_model
-from model_samples import tiny_network, tiny_tokenizer
+from tests.harness.harness_samples import MakeModel
+from tests.model.model_samples import tiny_network, tiny_tokenizer
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from mars_ray.model.card import CalibrationPoint, Card, FamilyPoint
-from model_samples import MakeFolder, tiny_network, tiny_tokenizer
+from tests.model.model_samples import MakeFolder, tiny_network, tiny_tokenizer
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from mars_ray.bench.workload import bundled_workload
+from mars_ray.bench.decode.workload import bundled_workload
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import resolve_model
-from samples import VOCABULARY
+from tests.samples import VOCABULARY
 
 SHAPE = {"vocab_size": VOCABULARY, "num_hidden_layers": 2, "max_position_embeddings": 256, "initializer_range": 0.5}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "attn_implementation": "sdpa"}

@@ -19,11 +19,11 @@ from typing import Any
 import psutil
 import yaml
 
-from mars_ray.serve.serve_environment import free_ports
+from mars_ray.serve.deploy.environment import free_ports
 
 COMMAND = Path(sys.executable).with_name("mars-ray")
 GATEWAY, ENGINE, CONTROLLER = "ray::ServeReplica:mars:Gateway", "ray::ServeReplica:mars:Engine", "ray::ServeController"
-WORKER, PROMPTS = "mars_ray.engine.engine_worker", "mars_ray.serve.prompt_worker"
+WORKER, PROMPTS = "mars_ray.engine.process.worker", "mars_ray.serve.http.prompt_worker"
 START_SECONDS, STEP_SECONDS = 240, 90
 
 
@@ -35,7 +35,7 @@ def deploy_file(path: Path, args: dict[str, Any], **engine: Any) -> Path:
             {
                 "name": "mars",
                 "route_prefix": "/",
-                "import_path": "mars_ray.serve.ray_app:build",
+                "import_path": "mars_ray.serve.ray.app:build",
                 "args": {"engine": {"compiled": False}} | args,
                 "deployments": [{"name": "Engine", **soon, **engine}, {"name": "Gateway", **soon}],
             }

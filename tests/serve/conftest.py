@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from endpoint_samples import Served, config_of, served
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import resolve_model
+from tests.serve.endpoint_samples import Served, config_of, served
 
 
 @pytest.fixture(scope="session")

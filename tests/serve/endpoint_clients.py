@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from endpoint_samples import Served
+from tests.serve.endpoint_samples import Served
 
 MODEL = "bundled"
 PATIENCE_S = 60.0

@@ -9,22 +9,23 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import uvicorn
-from stalls.stalls import watched
 
-from mars_ray.control.controller import ClusterStatus, Controller
+from mars_ray.control.core.controller import ClusterStatus, Controller
 from mars_ray.control.directive import Directive
-from mars_ray.control.heartbeat import beat
-from mars_ray.control.lease import Lease
+from mars_ray.control.replica.heartbeat import beat
+from mars_ray.control.replica.lease import Lease
 from mars_ray.control.report import ReplicaReport
 from mars_ray.control.settings import ControlPlan
-from mars_ray.engine.async_engine import AsyncEngine
+from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.model.resolve import resolve_model
-from mars_ray.serve.client import Client, ModelFacts
-from mars_ray.serve.config import ServeConfig, parse_config
-from mars_ray.serve.engine_client import EngineClient
-from mars_ray.serve.engine_metrics import EngineMetrics
-from mars_ray.serve.front import make_front
-from mars_ray.serve.guard import Guard
+from mars_ray.openai_api.model_facts import ModelFacts
+from mars_ray.serve.deploy.config import ServeConfig, parse_config
+from mars_ray.serve.http.front import make_front
+from mars_ray.serve.middleware.guard import Guard
+from mars_ray.serve.replicas.client import Client
+from mars_ray.serve.replicas.engine_client import EngineClient
+from mars_ray.serve.replicas.engine_metrics import EngineMetrics
+from tests.serve.stalls.stalls import watched
 
 MESSAGES = [{"role": "user", "content": "JSON with the keys name, age, city: Oscar, 34, lives in Dallas."}]
 ANSWER = '{"name": "Oscar", "age": 34, "city": "Dallas"}'

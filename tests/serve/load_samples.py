@@ -5,13 +5,13 @@ from collections import Counter
 from dataclasses import replace
 from itertools import islice
 
-from cluster_samples import Cluster
-from mars_ray.bench.serve_client import Endpoint
-from mars_ray.bench.serve_load import run_load
-from mars_ray.bench.serve_plan import Plan
-from mars_ray.bench.serve_prompts import bundled_prompts
-from mars_ray.bench.serve_record import Outcome, RequestRecord
+from mars_ray.bench.load.client import Endpoint
+from mars_ray.bench.load.generator import run_load
+from mars_ray.bench.load.plan import Plan
+from mars_ray.bench.load.prompts import bundled_prompts
+from mars_ray.bench.load.record import Outcome, RequestRecord
 from mars_ray.data.prompt_file import read_prompts
+from tests.serve.cluster_samples import Cluster
 
 PROMPT_POOL = read_prompts(bundled_prompts())
 

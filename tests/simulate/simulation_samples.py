@@ -5,7 +5,7 @@ from random import Random
 import numpy as np
 
 from mars_ray.control.settings import ControlPlan
-from mars_ray.engine.lookahead import trusted
+from mars_ray.engine.stats.lookahead import trusted
 from mars_ray.simulate.arrivals import Arrivals, Wish
 from mars_ray.simulate.machine import Machine
 from mars_ray.simulate.simulator import Simulation, SimulationOptions, simulate

@@ -9,7 +9,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from mars_ray.train.config import TrainConfig, parse_config
-from train_samples import RECORDS, TEMPLATE, MakeConfig
+from tests.train.train_samples import RECORDS, TEMPLATE, MakeConfig
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from mars_ray.data.tasks import (
+from mars_ray.data.tasks.families import (
     csv_to_json,
     date_rewrite,
     follow_links,

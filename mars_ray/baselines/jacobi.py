@@ -1,0 +1,53 @@
+"""Jacobi decoding: an autoregressive network, unchanged, corrects guesses of its own until they stand still.
+
+In:    prompts, the number of guesses.
+Out:   the tokens of autoregressive decoding, up to the rounding of the network.
+Never: fewer than one token a forward.
+
+Source: arXiv 2305.10427, with a window that slides instead of one that waits until all of it stands still, as in
+later comparisons. A guess that nothing was predicted for yet repeats the one before it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from mars_ray.baselines.answer import Answer
+from mars_ray.baselines.reader import Reader
+from mars_ray.baselines.verify import verified
+from mars_ray.errors import ConfigError
+
+
+@torch.inference_mode()
+def decode_jacobi(
+    network: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    block: int,
+    max_tokens: int,
+    stop_ids: frozenset[int],
+    mask_id: int,
+) -> list[Answer]:
+    """Decode each prompt, none of them empty, with `block` guesses behind the last token.
+
+    A forward gives 1..block + 1 tokens.
+    """
+    if block < 1:
+        raise ConfigError(f"block is {block}; it must be at least 1.")
+    answers = []
+    for prompt in prompts:
+        answer, reader = Answer(max_tokens, stop_ids), Reader(network, mask_id)
+        guesses = [prompt[-1]] * block
+        while not answer.is_finished:
+            prefix = [*prompt, *answer.tokens]
+            asked = guesses[: answer.left - 1]
+            says = reader.read([*prefix, *asked], last=len(asked) + 1).logits_MV.argmax(dim=-1).tolist()
+            given = verified(asked, says)
+            answer.extend(given)
+            reader.keep(len(prefix) + len(given) - 1)
+            ahead = says[len(given) :]
+            guesses = ahead + [says[-1]] * (block - len(ahead))
+        answer.forwards = reader.forwards
+        answers.append(answer)
+    return answers

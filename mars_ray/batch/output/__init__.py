@@ -1,0 +1,1 @@
+"""The output folder of a job: ledger, shards, history, report."""

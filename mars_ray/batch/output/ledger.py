@@ -1,0 +1,153 @@
+"""The ledger of a job: which rows are done, and what of them does not lie in an output file yet.
+
+In:    settings, outcomes, names of output files.
+Out:   what is left to do; the same after any kill, for everything that belongs together is one transaction.
+Never: counts a row twice, forgets one, goes on with other settings.
+
+One process writes: the driver. Workers that outlive a killed driver have nobody to hand their outcomes to, so nothing
+of theirs can arrive late. Others may read (`undone`).
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from mars_ray.batch.rows.outcome import Outcome
+from mars_ray.errors import ConfigError, OutputError, RunError
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS setting (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS done (key BLOB PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS record (number INTEGER PRIMARY KEY, text TEXT);
+CREATE TABLE IF NOT EXISTS error (key BLOB PRIMARY KEY, kind TEXT, text TEXT) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS shard (name TEXT PRIMARY KEY, records INTEGER) WITHOUT ROWID;
+"""
+"""`record` holds what is not in a shard yet."""
+
+
+class Ledger:
+    """Of the job whose ledger lies, or will lie, at `path`."""
+
+    def __init__(self, path: Path) -> None:
+        """Open it. Raises `OutputError` when that is not possible."""
+        self._path = path
+        try:
+            self.connection = sqlite3.connect(path, isolation_level=None)
+            self.connection.execute("PRAGMA journal_mode = WAL")
+            self.connection.execute("PRAGMA synchronous = FULL")  # what was said to be done survives a power cut
+            self.connection.executescript(TABLES)
+        except sqlite3.Error as error:
+            raise OutputError(f"{path} is no ledger that can be used: {error}. Give another output folder.") from error
+
+    def agree(self, settings: dict[str, Any]) -> None:
+        """Keep the settings of a new job; raises `ConfigError` naming what differs from those the job began with."""
+        kept = {name: json.loads(value) for name, value in self.connection.execute("SELECT * FROM setting")}
+        for name, value in settings.items():
+            if kept and kept.get(name) != value:
+                raise ConfigError(
+                    f"the job in {self._path.parent.parent} began with other settings: {name} was "
+                    f"{json.dumps(kept.get(name))}, now it is {json.dumps(value)}. Use the old one, give another "
+                    "output, or --new to begin again."
+                )
+        with self.together():
+            self.connection.executemany(
+                "INSERT OR REPLACE INTO setting VALUES (?, ?)",
+                [(name, json.dumps(value)) for name, value in settings.items()],
+            )
+
+    def setting(self, name: str) -> Any:
+        """Return what the job began with; None where it begins now."""
+        found = self.connection.execute("SELECT value FROM setting WHERE name = ?", [name]).fetchone()
+        return None if found is None else json.loads(found[0])
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Make what is written meanwhile one transaction. Raises `RunError` when it cannot be written."""
+        try:
+            self.connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self.connection.execute("ROLLBACK")
+                raise
+            self.connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise RunError(
+                f"Cannot write to {self._path} any more: {error}. Make room, then give the same command again."
+            ) from error
+
+    def add(self, outcomes: Iterable[Outcome]) -> list[Outcome]:
+        """Write outcomes down, within `together`; return those that were not there yet."""
+        fresh = []
+        for each in outcomes:
+            if self.connection.execute("INSERT OR IGNORE INTO done VALUES (?)", (each.key,)).rowcount:
+                fresh.append(each)
+        self.connection.executemany(
+            "INSERT INTO record (text) VALUES (?)", [(text,) for each in fresh for text in each.records]
+        )
+        self.connection.executemany(
+            "INSERT INTO error VALUES (?, ?, ?)", [(e.key, e.kind, e.error) for e in fresh if e.error is not None]
+        )
+        return fresh
+
+    def records(self, most: int) -> list[str]:
+        """Return the oldest records that are not in a shard yet."""
+        found = self.connection.execute("SELECT text FROM record ORDER BY number LIMIT ?", (most,))
+        return [text for (text,) in found]
+
+    @property
+    def waiting(self) -> int:
+        """Records that are not in a shard yet."""
+        # The oldest go first, so the numbers have no gaps.
+        return self._number("SELECT coalesce(max(number) - min(number) + 1, 0) FROM record")
+
+    @property
+    def shards(self) -> int:
+        """Shards written."""
+        return self._number("SELECT count(*) FROM shard")
+
+    @property
+    def done(self) -> int:
+        """Rows that are done, those with errors included."""
+        return self._number("SELECT count(*) FROM done")
+
+    def shelve(self, name: str, count: int) -> None:
+        """Note that the oldest `count` records lie in the shard `name`, which is on the disk."""
+        with self.together():
+            self.connection.execute("INSERT INTO shard VALUES (?, ?)", (name, count))
+            self.connection.execute(
+                "DELETE FROM record WHERE number IN (SELECT number FROM record ORDER BY number LIMIT ?)", (count,)
+            )
+
+    def errors(self) -> Iterator[str]:
+        """Yield the records of the errors file."""
+        for (text,) in self.connection.execute("SELECT text FROM error"):
+            yield text
+
+    def kinds(self) -> dict[str, int]:
+        """Return how many errors of each kind there are, most first."""
+        return dict(self.connection.execute("SELECT kind, count(*) FROM error GROUP BY kind ORDER BY 2 DESC, 1"))
+
+    def forget_errors(self) -> int:
+        """Let the rows with errors be done again; return how many."""
+        with self.together():
+            self.connection.execute("DELETE FROM done WHERE key IN (SELECT key FROM error)")
+            return self.connection.execute("DELETE FROM error").rowcount
+
+    def close(self) -> None:
+        """Close it; it can be opened again."""
+        self.connection.close()
+
+    def _number(self, query: str) -> int:
+        [(value,)] = self.connection.execute(query)
+        return int(value)
+
+
+def undone(path: Path, keys: Sequence[bytes]) -> set[bytes]:
+    """Return which of the keys are not done by the ledger at `path`; for others than the one who writes it."""
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        marks = ",".join("?" * len(keys))
+        return set(keys) - {key for (key,) in connection.execute(f"SELECT key FROM done WHERE key IN ({marks})", keys)}

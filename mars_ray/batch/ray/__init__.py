@@ -1,0 +1,1 @@
+"""The shells that put a job on Ray Data."""

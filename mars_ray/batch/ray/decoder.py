@@ -1,0 +1,83 @@
+"""One actor of a job: an engine in a process of its own, and rows of several calls at a time (shell)."""
+
+import asyncio
+import os
+import socket
+import time
+from contextlib import suppress
+
+import pyarrow as pa
+
+from mars_ray.batch.ray.phase import say_phase
+from mars_ray.batch.rows.forms import FormSettings, open_form
+from mars_ray.batch.rows.identity import Identity
+from mars_ray.batch.rows.outcome import to_table
+from mars_ray.batch.run.in_flight import engine_name
+from mars_ray.batch.run.worker import Worker
+from mars_ray.control.core.ray_controller import RayController
+from mars_ray.control.directive import Directive
+from mars_ray.control.replica.heartbeat import keep_beating
+from mars_ray.control.replica.lease import Lease
+from mars_ray.control.report import ReplicaReport
+from mars_ray.control.settings import ControlPlan
+from mars_ray.engine.process.async_engine import AsyncEngine
+from mars_ray.engine.process.messages import EngineSpec
+from mars_ray.errors import ReplicaLostError
+
+
+class Decoder:
+    """One actor: an engine in a process of its own, rows in several calls at a time."""
+
+    def __init__(self, form: FormSettings, spec: EngineSpec, plan: ControlPlan, app: str) -> None:
+        self._form, self._spec, self._plan = form, spec, plan
+        self._name = f"{socket.gethostname()}:{os.getpid()}"
+        self._app, self._controller = app, RayController(app, plan)
+        self._worker: asyncio.Task[Worker] | None = None
+        self._feeding = asyncio.Event()
+        self._beating: asyncio.Task[None] | None = None
+        # One prompt at a time gains nothing from threads, and the cores are the engines'.
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+    async def __call__(self, batch: pa.Table) -> pa.Table:
+        """Rows in, outcomes out."""
+        if self._worker is None:
+            # Made by the first block: when a constructor fails, Ray starts the actor again and again.
+            self._worker = asyncio.create_task(self._started())
+        worker = await asyncio.shield(self._worker)
+        columns = batch.to_pydict()
+        identities = [
+            Identity(key=key, id=id, repeated=repeated)
+            for key, id, repeated in zip(columns["key"], columns["id"], columns["repeated"], strict=True)
+        ]
+        return to_table(await worker.answer(identities, columns["raw"]))
+
+    async def _started(self) -> Worker:
+        say_phase(self._app, "loading the model")
+        worker = Worker(self._name, open_form(self._form, self._spec.folder), self._engine, self._feeding)
+        self._feeding.set()
+        await worker.start()
+        return worker
+
+    async def _engine(self) -> AsyncEngine:
+        engine, _ = await AsyncEngine.start(self._spec)
+        # A lease of its own for each engine: their reports count from 0.
+        lease = Lease(engine_name(self._name, time.monotonic_ns()), self._plan)
+        self._beating = asyncio.create_task(self._beat(engine, lease))
+        return engine
+
+    async def _beat(self, engine: AsyncEngine, lease: Lease) -> None:
+        with suppress(ReplicaLostError):
+            await keep_beating(engine, lease, self._report)
+
+    async def _report(self, report: ReplicaReport) -> Directive:
+        """Ask the controller; without an answer rows go on."""
+        try:
+            directive = await self._controller.answer(report)
+        except BaseException:
+            self._feeding.set()
+            raise
+        if directive.paused:
+            self._feeding.clear()
+        else:
+            self._feeding.set()
+        return directive

@@ -1,0 +1,1 @@
+"""One row: its identity, its form, its answer, what became of it."""

@@ -1,0 +1,25 @@
+"""The JSON text of a row -> its columns.
+
+In:    what stands in the input.
+Out:   an object that any JSON can say again, or a `BadRecordError` that says what is wrong with it.
+Never: knows what columns mean.
+"""
+
+import json
+
+from mars_ray.batch.rows.form import Record
+from mars_ray.data.records import parse_object
+from mars_ray.errors import BadRecordError
+
+
+def parse_row(raw: bytes) -> Record:
+    """Return the columns of a row, with null for what is no finite number."""
+    try:
+        text = json.dumps(parse_object(raw), ensure_ascii=False)
+        text.encode()
+    except RecursionError:  # JSON that could just be parsed may be too deep to write again
+        raise BadRecordError(f"it is nested too deeply: {raw[:60]!r}") from None
+    except UnicodeEncodeError:  # JSON may escape it
+        raise BadRecordError("its text is not Unicode: half of a surrogate pair is no character") from None
+    columns: Record = json.loads(text, parse_constant=lambda _: None)
+    return columns

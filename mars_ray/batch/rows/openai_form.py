@@ -1,0 +1,192 @@
+"""Lines of OpenAI batch files, answered as OpenAI answers them and as our endpoint would.
+
+In:    {"custom_id", "method", "url", "body"}.
+Out:   {"id", "custom_id", "response", "error"}. A body that cannot be served has a response with the status and the
+       error of the endpoint; what failed otherwise has no response, but an error.
+Never: reads a body by other rules than the endpoint's, except that it may name any model.
+
+Format: OpenAI API reference, "The request input object" and "The request output object" of batches.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from reprlib import repr as shortened
+from typing import Any
+
+from pydantic import ValidationError
+from transformers import PreTrainedTokenizerBase
+
+from mars_ray.batch.rows.answer import Answer
+from mars_ray.batch.rows.form import Record, Row
+from mars_ray.batch.rows.identity import id_in, own_id
+from mars_ray.batch.rows.json_rows import parse_row
+from mars_ray.batch.rows.row_options import decode_of
+from mars_ray.data.chat import ChatEncoder
+from mars_ray.data.records import parse_object
+from mars_ray.engine.chunk import Chunk
+from mars_ray.engine.process.messages import EngineFacts
+from mars_ray.engine.request import N_MAX, DecodeParams, Request
+from mars_ray.engine.service_class import STANDARD
+from mars_ray.errors import BadRecordError, InputError, RequestError
+from mars_ray.method.metric import Metric
+from mars_ray.model.token_bytes import token_bytes
+from mars_ray.openai_api.api_error import ApiError, api_error
+from mars_ray.openai_api.chat_reply import ChatReply
+from mars_ray.openai_api.completion_reply import CompletionReply
+from mars_ray.openai_api.field_errors import refusal
+from mars_ray.openai_api.limits import RequestLimits
+from mars_ray.openai_api.model_facts import ModelFacts
+from mars_ray.openai_api.parts import part_of
+from mars_ray.openai_api.reply import Naming
+from mars_ray.openai_api.translate import check, engine_requests, template_messages
+from mars_ray.openai_api.usage import Tally
+from mars_ray.openai_api.wire import ChatRequest, CompletionRequest, text_of
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+BODIES: dict[str, type[ChatRequest | CompletionRequest]] = {CHAT: ChatRequest, COMPLETIONS: CompletionRequest}
+FIELDS = frozenset(("custom_id", "method", "url", "body"))
+
+openai_id = partial(own_id, column="custom_id")
+"""Return the id that a line has, if any."""
+
+
+def is_openai_batch(first_raw: bytes) -> bool:
+    """Return whether a file that begins with this line is an OpenAI batch file, if perhaps a faulty one."""
+    try:
+        return len(FIELDS & parse_object(first_raw).keys()) >= len(FIELDS) - 1
+    except BadRecordError:
+        return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAISettings:
+    """How lines become requests, where their bodies say nothing themselves."""
+
+    model: str
+    """What the answers call the model."""
+    decode: DecodeParams
+
+
+class OpenAIForm:
+    """See `Form`. `positions` is what a sequence of the model may have, prompt and answer."""
+
+    def __init__(
+        self,
+        settings: OpenAISettings,
+        tokenizer: PreTrainedTokenizerBase,
+        positions: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._decode, self._tokenizer, self._clock = settings.decode, tokenizer, clock
+        self._encoder = ChatEncoder(tokenizer)
+        self._limits = RequestLimits(output_tokens=positions, n=N_MAX, prompts=1)
+        # What is asked for is checked against the positions, and answers are spelt with the bytes; nothing else counts.
+        engine = EngineFacts(
+            positions=positions, vocabulary=len(tokenizer), block=1, token_bytes=token_bytes(tokenizer)
+        )
+        self._facts = ModelFacts(name=settings.model, created=0, engine=engine)
+
+    def parse(self, id: str, raw: bytes) -> Row:
+        """Return the row. Raises `BadRecordError` or `RequestError` with the reason."""
+        line = parse_row(raw)
+        url = line.get("url")
+        if id_in(line, "custom_id") is None:
+            raise BadRecordError(f"it has no 'custom_id': {raw[:60]!r}")
+        if line.get("method") != "POST":
+            raise BadRecordError(f"its 'method' is {shortened(line.get('method'))}; it must be 'POST'")
+        if url not in list(BODIES):
+            raise BadRecordError(f"its 'url' is {shortened(url)}; known are {', '.join(BODIES)}")
+        try:
+            body = BODIES[url].model_validate(line.get("body"))
+            if body.stream:
+                raise ApiError.bad_request("a batch has no streams; leave stream out.", "stream")
+            check(body, self._limits)
+            prompt, shown = self._prompt(body)
+            return Row(id=id, request=self._request(id, body, prompt), shown=shown, columns={"url": url})
+        except ValidationError as error:
+            api = refusal(error.errors(), line.get("body"))
+            raise RequestError(api.message) from api
+        except (ApiError, BadRecordError) as error:
+            raise RequestError(str(error)) from error
+
+    def answered(self, row: Row, answers: Sequence[Answer]) -> list[Record]:
+        """Return the line of the output file."""
+        chat, tally = row.columns["url"] == CHAT, Tally(prompt_tokens=len(row.request.prompt))
+        naming = Naming(
+            id=f"{'chatcmpl' if chat else 'cmpl'}-{_digest(row.id)}",
+            created=int(self._clock()),
+            model=self._facts.name,
+            token_bytes=self._facts.engine.token_bytes,
+        )
+        chunks = [_chunk(answer, index) for index, answer in enumerate(answers)]
+        for chunk in chunks:
+            tally.add(chunk)
+        reply = ChatReply(naming) if chat else CompletionReply(naming)
+        body = reply.whole([part_of(chunk, chunk.index) for chunk in chunks], tally.usage())
+        return [_line(row.id, row.id, _response(row.id, 200, body.model_dump(mode="json", exclude_unset=True)))]
+
+    def refused(self, id: str, raw: bytes, error: Exception) -> Record:
+        """Return the line of the error file."""
+        api = error.__cause__
+        if not isinstance(api, ApiError) and isinstance(error, RequestError):
+            api = api_error(error)
+        if isinstance(api, ApiError):
+            return _line(id, openai_id(raw), _response(id, api.status, api.body()))
+        code = "invalid_request" if isinstance(error, InputError) else "processing_failed"
+        return _line(id, openai_id(raw), None, {"code": code, "message": str(error)})
+
+    def _prompt(self, body: ChatRequest | CompletionRequest) -> tuple[list[int], str]:
+        """Return the prompt as tokens, and as it is shown."""
+        if isinstance(body, ChatRequest):
+            asked = [text_of(message) for message in body.messages if message.role == "user"]
+            return self._encoder.prompt(template_messages(body.messages)), (asked or [text_of(body.messages[-1])])[-1]
+        if body.texts:
+            [text] = body.texts
+            ids: list[int] = self._tokenizer(text)["input_ids"]
+            return ids, text
+        [ids] = body.ids
+        return ids, str(ids)
+
+    def _request(self, id: str, body: ChatRequest | CompletionRequest, prompt: list[int]) -> Request:
+        decode = decode_of({"mode": body.mode, "threshold": body.threshold}, self._decode)
+        if body.threshold_floor is not None:
+            decode = replace(decode, threshold=None, metric=Metric.PROBABILITY, floor=body.threshold_floor)
+        [request] = engine_requests(
+            body,
+            [prompt],
+            request_id=id,
+            tenant="",
+            service_class=STANDARD,
+            facts=self._facts,
+            limits=self._limits,
+            default_mode=self._decode.mode,
+        )
+        return replace(request, decode=replace(decode, block=body.block or decode.block))
+
+
+def _chunk(answer: Answer, index: int) -> Chunk:
+    """Return an answer as the one chunk in which an engine could have said it all."""
+    return Chunk(
+        request_id="",
+        index=index,
+        tokens=answer.tokens,
+        pieces=(answer.text,),
+        logprobs=answer.logprobs,
+        threshold=answer.threshold,
+        finished=answer.finished,
+    )
+
+
+def _line(id: str, custom_id: str | None, response: Record | None, error: Record | None = None) -> Record:
+    return {"id": f"batch_req_{_digest(id)}", "custom_id": custom_id, "response": response, "error": error}
+
+
+def _response(id: str, status: int, body: dict[str, Any]) -> Record:
+    return {"status_code": status, "request_id": f"req_{_digest(id)}", "body": body}
+
+
+def _digest(id: str) -> str:
+    return hashlib.blake2b(id.encode(), digest_size=12).hexdigest()

@@ -1,0 +1,1 @@
+"""A job while it runs: the worker around an engine, progress, figures."""

@@ -1,0 +1,50 @@
+"""An engine over random weights that accepts what the bundled model accepts: the cost of its steps is real.
+
+In:    a checkpoint of random weights, scripts of the bundled model.
+Out:   an engine whose proposals are the scripts'.
+Never: skips any work of a step.
+"""
+
+from dataclasses import replace
+from typing import cast
+
+from mars_ray.bench.decode.script import Script
+from mars_ray.engine.core.engine import Engine
+from mars_ray.engine.execution.model_runner import Runner, Window
+from mars_ray.engine.execution.packer import Packed
+from mars_ray.engine.kv.slots import KVRows
+from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.scheduling.sequence import Sequence
+from mars_ray.model.checkpoint import Checkpoint
+
+
+class ReplayEngine(Engine):
+    """Requests are named by the number of their script."""
+
+    def __init__(self, checkpoint: Checkpoint, options: EngineOptions, scripts: list[Script]) -> None:
+        super().__init__(checkpoint, options)
+        self._runner = cast(Runner, _Replay(self._runner, self._rows, scripts))
+
+
+class _Replay:
+    """A runner that runs another and says something else."""
+
+    def __init__(self, runner: Runner, rows: KVRows, scripts: list[Script]) -> None:
+        self._runner, self._rows, self._scripts = runner, rows, scripts
+        self.wait_until_compiled, self.close = runner.wait_until_compiled, runner.close
+
+    def run(self, packed: Packed) -> Window:
+        window = self._runner.run(packed)
+        tokens, confidences = [], []
+        picks = packed.pick_M
+        for row, position in zip(packed.row_N[picks].tolist(), packed.position_N[picks].tolist(), strict=True):
+            sequence = cast(Sequence, self._rows.owner(row))
+            last = len(sequence.tokens) + len(sequence.drafts) - 1
+            script = self._scripts[int(sequence.request.id)]
+            place = min(position, last) + 1 - sequence.prompt_length
+            said, sure = script.tokens_SW, script.confidences_SW
+            column = max(0, position - last)
+            place = min(max(0, place), len(said) - 1)
+            tokens.append(int(said[place, column]))
+            confidences.append(float(sure[place, column]))
+        return replace(window, tokens=tokens, confidences=confidences)

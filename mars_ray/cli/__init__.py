@@ -1,0 +1,1 @@
+"""The command line: arguments to settings, one call, the result shown."""

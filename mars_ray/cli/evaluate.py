@@ -1,0 +1,147 @@
+"""The command `mars-ray evaluate`: what a model gets right, and how fast, at each threshold."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from mars_ray.cli.generate import WITH_ERRORS, AsJson, Cpus, Dtype, Gpus, Workers
+from mars_ray.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mars_ray.evaluate.results import Figures, Results
+
+
+def evaluate(
+    tasks: Annotated[
+        str,
+        typer.Option(
+            help="Separated by commas: task families, 'families', 'gsm8k', 'humaneval', JSONL or parquet files."
+        ),
+    ],
+    output: Annotated[Path, typer.Option(help="Folder for results and report. The same command goes on.")],
+    model: Annotated[str, typer.Option(help="'bundled' or a model folder.")] = "bundled",
+    thresholds: Annotated[str, typer.Option(help="Separated by commas.")] = ".99,.95,.9,.8,.6",
+    modes: Annotated[
+        str, typer.Option(help="Separated by commas; 'ar' is always among them, for all else is compared with it.")
+    ] = "ar,exact,threshold",
+    seeds: Annotated[
+        int, typer.Option(help="Samples the spread is over: other examples of a family; a file is dealt out to them.")
+    ] = 3,
+    examples: Annotated[
+        int | None, typer.Option(help="Per task and seed: of a family, 100 by default; of a file, by default all.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Tokens per answer at most; 256 by default, of gsm8k and humaneval 512.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.0,
+    match: Annotated[
+        str, typer.Option(help="How answers compare with 'reference' in a file: 'exact', 'regex' or 'json'.")
+    ] = "exact",
+    data: Annotated[Path | None, typer.Option(help="Folder with gsm8k/ and humaneval/, for these two.")] = None,
+    allow_code_execution: Annotated[
+        bool,
+        typer.Option("--allow-code-execution", help="humaneval runs what the model wrote, shut off from the rest."),
+    ] = False,
+    workers: Workers = 1,
+    cpus: Cpus = None,
+    gpus: Gpus = 0.0,
+    dtype: Dtype = "auto",
+    compiled: Annotated[bool, typer.Option(help="Measure speed with compiled steps; what is judged is not.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Measure accuracy, agreement and speed at each threshold, and write results.json and report.html.
+
+    Exit codes: 0 complete, 3 complete with unanswered questions, 130 stopped (by SIGTERM 143), 1 failed (the same
+    command goes on), 2 wrong input.
+    """
+    from mars_ray.evaluate.run.ray_evaluate import evaluate as run
+    from mars_ray.evaluate.run.work import EvaluateOptions
+    from mars_ray.evaluate.tasks.registry import TaskOptions
+
+    results = run(
+        EvaluateOptions(
+            output=output,
+            tasks=_words(tasks),
+            questions=TaskOptions(
+                examples=examples,
+                seeds=seeds,
+                max_tokens=max_tokens,
+                match=match,
+                data=data,
+                allow_code_execution=allow_code_execution,
+            ),
+            model=model,
+            modes=_words(modes),
+            thresholds=_numbers(thresholds),
+            temperature=temperature,
+            workers=workers,
+            cpus=cpus,
+            gpus=gpus,
+            dtype=dtype,
+            compiled=compiled,
+        )
+    )
+    _show(results, output)
+    if as_json:
+        print(results.model_dump_json())
+    if any(each.unanswered for each in results.overall.values()):
+        raise typer.Exit(WITH_ERRORS)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word for part in text.split(",") if (word := part.strip()))
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(word) for word in _words(text))
+    except ValueError:
+        raise ConfigError(f"--thresholds is {text!r}; give numbers separated by commas, such as 1.0,.95,.9.") from None
+
+
+def _show(results: "Results", output: Path) -> None:
+    plan = results.plan
+    table = Table(
+        title=f"{escape(plan.model)}: {plan.questions:,} questions, {len(plan.tasks)} tasks, {plan.seeds} seeds",
+        caption="± is the standard deviation over seeds, of tokens/s over rounds; p is of the paired test against ar",
+    )
+    for name in ("setting", "accuracy", "against ar", "p", "tokens per forward", "tokens/s", "agreement"):
+        table.add_column(name, justify="left" if name == "setting" else "right")
+    for name, figures in results.overall.items():
+        speed = results.speed.settings[name]
+        table.add_row(
+            name, *_cells(figures), f"{speed.tokens_per_s:,.0f} ± {speed.tokens_per_s_std:,.0f}", _agreed(figures)
+        )
+    # Wide enough for every cell where no terminal says how wide it is.
+    width = None if os.isatty(1) else 120
+    say = Console(soft_wrap=False, width=width, highlight=False)
+    say.print(table)
+    unanswered = sum(each.unanswered for each in results.overall.values())
+    if unanswered:
+        say.print(f"{unanswered:,} answers are missing and count as wrong: {output}/answers/errors.jsonl", markup=False)
+    say.print(f"report: {output}/report.html   results: {output}/results.json", markup=False, soft_wrap=True)
+
+
+def _cells(figures: "Figures") -> tuple[str, ...]:
+    paired = figures.against_ar
+    return (
+        f"{figures.accuracy:.1%}{_spread(figures.accuracy_std, 100, 1)}",
+        "-" if paired is None else f"{100 * paired.difference:+.2f}",
+        "-" if paired is None else f"{paired.p_value:.2g}",
+        "-"
+        if figures.tokens_per_forward is None
+        else f"{figures.tokens_per_forward:.2f}{_spread(figures.tokens_per_forward_std, 1, 2)}",
+    )
+
+
+def _agreed(figures: "Figures") -> str:
+    return "-" if figures.agreement is None else f"{figures.agreement:.2%}{_spread(figures.agreement_std, 100, 2)}"
+
+
+def _spread(value: float | None, times: float, digits: int) -> str:
+    return "" if value is None else f" ± {times * value:.{digits}f}"

@@ -1,0 +1,199 @@
+"""The command `mars-ray generate`: answer every row of a data set."""
+
+import json
+import shlex
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from mars_ray.cli.control import seconds_of
+from mars_ray.engine.grammar.spec import GrammarSpec
+from mars_ray.engine.mode import Mode
+from mars_ray.errors import ConfigError, DataError
+from mars_ray.model.dtype import AskedDtype
+
+if TYPE_CHECKING:
+    from mars_ray.batch.output.report import JobReport
+    from mars_ray.batch.ray.generate import GenerateOptions
+
+WITH_ERRORS = 3
+"""Exit code of a job that is complete, but for rows with errors."""
+
+# Options of every command that runs a job.
+Workers = Annotated[int, typer.Option(help="Engines, each in a process of its own.")]
+Cpus = Annotated[float | None, typer.Option(help="Of each worker; by default they share what there is.")]
+Gpus = Annotated[float, typer.Option(help="Of each worker.")]
+Dtype = Annotated[
+    AskedDtype, typer.Option(help="'auto': bfloat16 for large checkpoints of 16 bits, where the machine is fast at it.")
+]
+Compiled = Annotated[bool, typer.Option(help="Compile the decoding step in the background.")]
+AsJson = Annotated[bool, typer.Option("--json", help="End with one machine-readable line.")]
+
+
+def generate(
+    sources: Annotated[
+        list[str],
+        typer.Option("--input", help="A file, folder or glob: JSONL (plain, gz, zst), parquet, OpenAI batch files."),
+    ],
+    output: Annotated[Path, typer.Option(help="Folder for the rows. The same command goes on with what it holds.")],
+    model: Annotated[str, typer.Option(help="'bundled' or a model folder.")] = "bundled",
+    template: Annotated[
+        str | None, typer.Option(help="Jinja over the columns of a row, or a file of it: what the user says.")
+    ] = None,
+    prompt_column: Annotated[str | None, typer.Option(help="By default 'messages', else 'prompt'.")] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(help="Confidence a token ahead needs. At 1, the default, each is verified, as with --mode exact."),
+    ] = None,
+    deadline: Annotated[
+        str | None,
+        typer.Option(help="Such as 90s, 10m, 2h: take the highest threshold, up to --threshold, that ends in time."),
+    ] = None,
+    max_quality_loss: Annotated[
+        float | None,
+        typer.Option(help="Share of right answers that may be lost, by calibration; alone: as fast as that allows."),
+    ] = None,
+    mode: Annotated[
+        Mode,
+        typer.Option(help="'exact' compares every token ahead with 'ar', one token at a time, and gives the same."),
+    ] = Mode.THRESHOLD,
+    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.0,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Of sampling. Below threshold 1 it also gives the same rows in every run, whatever the load."
+        ),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens per answer at most.")] = 256,
+    n: Annotated[int, typer.Option(help="Answers per row.")] = 1,
+    logprobs: Annotated[int | None, typer.Option(help="Keep them, with so many of the most likely tokens.")] = None,
+    trace: Annotated[
+        bool,
+        typer.Option(
+            "--trace", help="Keep the ids of the tokens (token_ids), and how many each forward gave (accepted)."
+        ),
+    ] = False,
+    schema: Annotated[Path | None, typer.Option(help="JSON Schema that every answer holds to.")] = None,
+    regex: Annotated[str | None, typer.Option(help="Regular expression that every answer matches.")] = None,
+    form: Annotated[Literal["parquet", "jsonl"], typer.Option("--format", help="Of the output.")] = "parquet",
+    limit: Annotated[int | None, typer.Option(help="Only the first rows.")] = None,
+    dry_run: Annotated[int | None, typer.Option(help="Show what the first rows give, and write nothing.")] = None,
+    new: Annotated[bool, typer.Option("--new", help="Put an earlier job in --output aside and begin again.")] = False,
+    retry_errors: Annotated[bool, typer.Option("--retry-errors", help="Do the rows with errors again.")] = False,
+    workers: Workers = 1,
+    cpus: Cpus = None,
+    gpus: Gpus = 0.0,
+    dtype: Dtype = "auto",
+    compiled: Compiled = True,
+    as_json: AsJson = False,
+) -> None:
+    """Answer every row of a data set with Ray Data.
+
+    Exit codes: 0 complete, 3 complete with errors, 130 stopped (by SIGTERM 143), 1 failed (the same command goes on),
+    2 wrong input.
+    """
+    from mars_ray.batch.ray.generate import GenerateOptions
+    from mars_ray.batch.ray.generate import generate as run
+    from mars_ray.batch.rows.plain_form import PlainSettings
+    from mars_ray.engine.request import DecodeParams, SamplingParams
+
+    sampling = SamplingParams(
+        temperature=temperature,
+        seed=seed,
+        max_tokens=max_tokens,
+        n=n,
+        logprobs=logprobs,
+        grammar=_grammar(schema, regex),
+    )
+    options = GenerateOptions(
+        input=tuple(sources),
+        output=output,
+        model=model,
+        form=PlainSettings(
+            sampling=sampling,
+            decode=DecodeParams(mode=mode, threshold=threshold),
+            template=_template(template),
+            prompt_column=prompt_column,
+            trace=trace,
+        ),
+        format=form,
+        limit=limit,
+        new=new,
+        retry_errors=retry_errors,
+        deadline_s=None if deadline is None else seconds_of(deadline, "--deadline"),
+        max_quality_loss=max_quality_loss,
+        workers=workers,
+        cpus=cpus,
+        gpus=gpus,
+        dtype=dtype,
+        compiled=compiled,
+    )
+    if dry_run is not None:
+        _dry_run(replace(options, limit=dry_run, format="jsonl"))
+        return
+    report = run(options)
+    _show(report)
+    if as_json:
+        print(json.dumps(asdict(report)))
+    if report.errors:
+        raise typer.Exit(WITH_ERRORS)
+
+
+def _grammar(schema: Path | None, regex: str | None) -> GrammarSpec | None:
+    if schema is not None and regex is not None:
+        raise ConfigError("give --schema or --regex, not both.")
+    if schema is not None:
+        return GrammarSpec(kind="json_schema", text=_read(schema))
+    return None if regex is None else GrammarSpec(kind="regex", text=regex)
+
+
+def _template(given: str | None) -> str | None:
+    """Return the template: the option itself, or what stands in the file it names."""
+    if given is None or "{{" in given or "{%" in given:
+        return given
+    return _read(Path(given))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}.") from None
+
+
+def _dry_run(options: "GenerateOptions") -> None:
+    from mars_ray.batch.ray.generate import generate as run
+
+    with TemporaryDirectory() as place:
+        output = Path(place) / "dry-run"
+        report = run(replace(options, output=output))
+        for path in sorted([*output.glob("rows/part-*"), *output.glob("errors.jsonl")], reverse=True):
+            print(path.read_text(encoding="utf-8"), end="")
+    say = Console(stderr=True)
+    say.print(
+        f"{report.rows} rows, {report.errors} errors, {report.tokens / max(1, report.rows):.0f} tokens a row, "
+        f"{report.tokens_per_forward:.2f} tokens a forward. Nothing was written.",
+        highlight=False,
+    )
+
+
+def _show(report: "JobReport") -> None:
+    say = Console(soft_wrap=True, highlight=False)
+    say.print(
+        f"{report.status}: {report.rows:,} of {report.total:,} rows, {report.errors:,} errors, "
+        f"{report.tokens:,} tokens, {report.tokens_per_s:,.0f} tokens/s, "
+        f"{report.tokens_per_forward:.2f} tokens per forward, {report.seconds:,.0f} s in {report.runs} runs",
+        markup=False,
+    )
+    if report.deadline:
+        say.print(report.deadline, markup=False)
+    say.print(f"rows: {report.output}/rows   report: {report.output}/report.html", markup=False)
+    if report.errors:
+        again = shlex.join(["mars-ray", *sys.argv[1:]])
+        retry = "" if "--retry-errors" in sys.argv else " --retry-errors"
+        say.print(f"errors: {report.output}/errors.jsonl; to do just those again: {again}{retry}", markup=False)

@@ -1,0 +1,55 @@
+"""The commands `mars-ray keys ...`: who may call the endpoint. A key is told once; the file holds its hash."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mars_ray.serve.middleware.keys import CHECK_SECONDS, Role, add_key, remove_key
+from mars_ray.serve.middleware.keys import read_keys as read_keys
+
+keys_app = typer.Typer(help="Add, list and remove API keys of the endpoint.", no_args_is_help=True)
+
+File = Annotated[Path, typer.Option("--file", help="YAML of names, roles and hashes: `keys` of a serve config.")]
+Name = Annotated[str, typer.Option("--name", help="Stands in logs and metrics: letters, digits, '.', '_' and '-'.")]
+
+
+@keys_app.command()
+def add(
+    file: File,
+    name: Name,
+    role: Annotated[
+        Role, typer.Option(help="'use' calls the model; 'operate' may read metrics and set thresholds too.")
+    ] = "use",
+    service_class: Annotated[
+        str | None,
+        typer.Option("--class", help="Class of service; the first of the config by default."),
+    ] = None,
+) -> None:
+    """Add a key, making the file if there is none, and print the key: nothing else ever tells it."""
+    key = add_key(file, name, role, service_class)
+    print(key)
+    _say(f"keep the key above, it is not stored. It works within {CHECK_SECONDS:g} s wherever {file} is read.")
+
+
+@keys_app.command("list")
+def list_keys(file: File) -> None:
+    """List name, role and day of each key."""
+    keys = read_keys(file)
+    width = max((len(key.name) for key in keys), default=0)
+    for key in keys:
+        print(f"{key.name:<{width}}  {key.role:<7}  {key.created}  {key.service_class or ''}".rstrip())
+    if not keys:
+        _say(f"{file} has no keys: nobody may call an endpoint that reads it.")
+
+
+@keys_app.command()
+def remove(file: File, name: Name) -> None:
+    """Remove a key: it stops working wherever the file is read."""
+    remove_key(file, name)
+    _say(f"removed {name!r}. It works no more after {CHECK_SECONDS:g} s; what runs may finish.")
+
+
+def _say(line: str) -> None:
+    print(f"mars-ray: {line}", file=sys.stderr)

@@ -1,0 +1,204 @@
+"""The first look: the bundled model at three settings, as a job and in turns on a warm engine (shell)."""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pyarrow.parquet as pq
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from mars_ray.batch.output.report import JobReport
+from mars_ray.batch.output.shards import write_lines
+from mars_ray.batch.ray.generate import GenerateOptions, generate
+from mars_ray.batch.rows.plain_form import PlainSettings
+from mars_ray.bench.measure import Sample, interleaved, speedup
+from mars_ray.data.chat import ChatEncoder
+from mars_ray.data.tasks import verify
+from mars_ray.engine.core.engine import Engine
+from mars_ray.engine.mode import Mode
+from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.request import DecodeParams, SamplingParams
+from mars_ray.evaluate.run.speed import Prompt, answer_all
+from mars_ray.evaluate.settings import AR, EXACT, Setting
+from mars_ray.model.checkpoint import load_checkpoint
+from mars_ray.model.resolve import resolve_model
+from mars_ray.progress import ProgressLine
+
+SETTINGS = (AR, EXACT, Setting(mode=Mode.THRESHOLD, threshold=0.95))
+SAMPLING = SamplingParams(max_tokens=128)
+CALLERS = {1: 24, 16: 96}
+"""How many ask at a time, and prompts of a round."""
+ROUNDS = 3
+"""Behind one that warms up."""
+GAIN = 1.05
+"""Times as fast as `ar` is a gain; less may be noise."""
+SHOWN_ROWS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """A setting with so many callers, on a warm engine."""
+
+    tokens_per_s: float
+    times_ar: float
+    """Median of the ratios, each of one round."""
+    tokens_per_forward: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoRow:
+    """What one setting gave."""
+
+    setting: str
+    rows: int
+    accuracy: float
+    """Share of the rows that the exact verifier of their family accepts."""
+    paces: dict[int, Pace]
+    """By callers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demo:
+    """All of it."""
+
+    report: JobReport
+    rows: tuple[DemoRow, ...]
+
+
+def demo(output: Path) -> Demo:
+    """Answer every bundled prompt at every setting in one job, replacing what lies in `output`; then measure speed."""
+    prompts = Path(str(files("mars_ray") / "assets" / "prompts.jsonl"))
+    expected = {row["id"]: row for row in map(json.loads, prompts.read_text().splitlines())}
+    shutil.rmtree(output, ignore_errors=True)
+    questions = output / "questions.jsonl"
+    questions.parent.mkdir(parents=True)
+    write_lines(questions, (_asked(row, setting) for setting in SETTINGS for row in expected.values()))
+    form = PlainSettings(sampling=SAMPLING, decode=DecodeParams())  # rows name their own
+    report = generate(GenerateOptions(input=(str(questions),), output=output / "answers", form=form, compiled=False))
+    answers: dict[str, list[bool]] = {each.name: [] for each in SETTINGS}
+    for row in read_rows(output):
+        wanted = expected[row["question"]]
+        answers[row["setting"]].append(verify(wanted["family"], wanted["answer"], row["text"]))
+    paces = {callers: _paces(callers, count, list(expected.values())) for callers, count in CALLERS.items()}
+    return Demo(
+        report=report,
+        rows=tuple(
+            DemoRow(
+                setting=name,
+                rows=len(right),
+                accuracy=sum(right) / len(expected),
+                paces={callers: of_setting[name] for callers, of_setting in paces.items()},
+            )
+            for name, right in answers.items()
+        ),
+    )
+
+
+def _asked(row: Mapping[str, Any], setting: Setting) -> str:
+    return json.dumps(
+        {
+            "id": f"{row['id']}, {setting.name}",
+            "question": row["id"],
+            "setting": setting.name,
+            "prompt": row["prompt"],
+            "mode": setting.mode.value,
+            "threshold": setting.threshold,
+        }
+    )
+
+
+def _paces(callers: int, count: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, Pace]:
+    """Answer prompts of all families with every setting in turns, on an engine that decodes `callers` together."""
+    torch.set_num_threads(1)  # as engines of a job or an endpoint have it; more gains nothing for a model so small
+    checkpoint = load_checkpoint(resolve_model("bundled"))
+    encoder = ChatEncoder(checkpoint.tokenizer)
+    chosen = rows[:: max(1, len(rows) // count)][:count]
+    prompts: list[Prompt] = [
+        (tuple(encoder.prompt([{"role": "user", "content": row["prompt"]}])), SAMPLING) for row in chosen
+    ]
+    # To compile steps takes longer than all of this; whether they are ready must not differ between rounds.
+    engine = Engine(checkpoint, EngineOptions(rows=callers, compiled=False))
+    try:
+        candidates = {each.name: partial(answer_all, engine, prompts, each) for each in SETTINGS}
+        with ProgressLine(f"measure, {callers} at a time", total=len(SETTINGS) * (ROUNDS + 1)) as progress:
+            samples = interleaved(candidates, ROUNDS, progress)
+    finally:
+        engine.close()
+    return {name: _pace(rounds, samples[AR.name]) for name, rounds in samples.items()}
+
+
+def _pace(rounds: Sequence[Sample], ar: Sequence[Sample]) -> Pace:
+    return Pace(
+        tokens_per_s=median(each.tokens_per_s for each in rounds),
+        times_ar=speedup(rounds, ar).median,
+        tokens_per_forward=sum(each.tokens for each in rounds) / sum(each.forwards for each in rounds),
+    )
+
+
+def show_demo(done: Demo, output: Path) -> None:
+    """Print the comparison and a few of the generated rows."""
+    table = Table(title="The bundled model on this machine", caption=_caption(done), caption_justify="left")
+    for column in ("callers", "setting", "tokens/s", "times ar", "tokens per forward", "exact match"):
+        table.add_column(column, justify="left" if column == "setting" else "right")
+    for callers in CALLERS:
+        for row in done.rows:
+            pace = row.paces[callers]
+            table.add_row(
+                f"{callers}",
+                row.setting,
+                f"{pace.tokens_per_s:,.0f}",
+                f"{pace.times_ar:.2f}",
+                f"{pace.tokens_per_forward:.2f}",
+                f"{row.accuracy:.1%}",
+            )
+        table.add_section()
+    console = Console()
+    console.print(table)
+    last = [row for row in read_rows(output) if row["setting"] == SETTINGS[-1].name]
+    for each in last[:: max(1, len(last) // SHOWN_ROWS)][:SHOWN_ROWS]:
+        console.print(f"\n[bold]{each['id']}[/bold]  {each['tokens']} tokens in {each['forwards']} forwards")
+        console.print(each["prompt"], style="dim", markup=False, highlight=False)
+        console.print(each["text"], markup=False, highlight=False)
+    console.print(f"\nAll rows: {output / 'answers'}", highlight=False)
+
+
+def _caption(done: Demo) -> str:
+    report = done.report
+    said = [
+        f"Median of {ROUNDS} rounds in turns on a warm engine, steps not compiled. The job that gave the "
+        f"{report.rows} rows did {report.tokens_per_s:,.0f} tokens/s, all settings together."
+    ]
+    return " ".join([*said, *notes(done.rows)])
+
+
+def notes(rows: Sequence[DemoRow]) -> list[str]:
+    """Return why a setting gains nothing, for each that does not."""
+    found = []
+    for row in rows:
+        for callers, pace in row.paces.items():
+            if row.setting != AR.name and pace.times_ar < GAIN:
+                found.append(
+                    f"{row.setting} gains nothing with {callers} at a time: it gives {pace.tokens_per_forward:.2f} "
+                    "tokens per forward, but each position looked at takes time, and in a batch of so small a model "
+                    "that is what a step is made of."
+                )
+    return found
+
+
+def read_rows(output: Path) -> list[dict[str, Any]]:
+    """Return what the job wrote."""
+    rows: list[dict[str, Any]] = pq.read_table(output / "answers" / "rows").to_pylist()
+    return rows
+
+
+def demo_json(done: Demo) -> str:
+    """Return the comparison as one line."""
+    return json.dumps(asdict(replace(done, report=replace(done.report, pace=(), samples=()))))

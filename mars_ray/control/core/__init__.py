@@ -1,0 +1,1 @@
+"""The controller: reports of all replicas in, a directive for each out."""

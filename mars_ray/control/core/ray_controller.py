@@ -1,0 +1,185 @@
+"""The controller as one named, detached Ray actor, and those who ask it (shell around `Controller`).
+
+An actor of its own and not a deployment of Serve: killed, it is back in two seconds instead of ten, behind the same
+handle. Its name holds its plan: with other settings it is another controller, so replicas of two versions, side by
+side while one replaces the other, do not quarrel.
+"""
+
+import asyncio
+import hashlib
+import time
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, RayError
+from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
+from ray.util import list_named_actors
+
+from mars_ray.control.backlog import Backlog
+from mars_ray.control.core.controller import ClusterStatus, Controller
+from mars_ray.control.core.override import Override, from_json, to_json
+from mars_ray.control.directive import Directive
+from mars_ray.control.report import ReplicaReport
+from mars_ray.control.settings import ControlPlan
+from mars_ray.errors import MarsRayError, UnavailableError
+
+NAMESPACE = "mars-ray"
+BATCH = "generate-"
+"""Applications whose names begin so are batch jobs."""
+IDLE_SECONDS = 60.0
+"""A controller nobody asks for so long ends itself: what it controlled is gone."""
+ASK_SECONDS = 5.0
+_KIND = "controller:"
+
+
+class ControllerActor:
+    """What runs in the actor. Errors travel as values: an exception would come out as one of Ray's."""
+
+    def __init__(self, app: str, plan: ControlPlan) -> None:
+        self._controller = Controller(plan, store=_ClusterStore(app))
+        self._asked_s = time.monotonic()
+        self._watching = asyncio.get_event_loop().create_task(self._end_when_idle())
+
+    async def answer(self, report: ReplicaReport) -> Directive | MarsRayError:
+        """Take a heartbeat."""
+        self._asked_s = time.monotonic()
+        try:
+            return self._controller.answer(report)
+        except MarsRayError as error:
+            return error
+
+    async def status(self) -> ClusterStatus:
+        """Return what is known and decided."""
+        return self._controller.status()
+
+    async def tell(self, backlog: Backlog, paused: bool) -> ClusterStatus:
+        """Take what is left of a batch job."""
+        self._asked_s = time.monotonic()
+        self._controller.tell(backlog, paused=paused)
+        return self._controller.status()
+
+    async def set_threshold(self, threshold: float, name: str | None, seconds: float | None) -> MarsRayError | None:
+        """Override the policy."""
+        try:
+            self._controller.set_threshold(threshold, name, seconds)
+        except MarsRayError as error:
+            return error
+        return None
+
+    async def clear_threshold(self, name: str | None) -> MarsRayError | None:
+        """Let the policy decide again."""
+        try:
+            self._controller.clear_threshold(name)
+        except MarsRayError as error:
+            return error
+        return None
+
+    async def _end_when_idle(self) -> None:
+        while time.monotonic() - self._asked_s < IDLE_SECONDS:
+            await asyncio.sleep(1)
+        ray.kill(ray.get_runtime_context().current_actor)
+
+
+class RayController:
+    """The controller of an application, started when it is first needed. Use it within one event loop."""
+
+    def __init__(self, app: str, plan: ControlPlan) -> None:
+        self._app, self._plan = app, plan
+        self._handle: Any = None
+
+    async def answer(self, report: ReplicaReport) -> Directive:
+        """Return the directive for a report. Raises `ReportError`; all methods raise `UnavailableError`."""
+        directive: Directive = await self._ask("answer", report)
+        return directive
+
+    async def status(self) -> ClusterStatus:
+        """Return what the controller knows and decided."""
+        status: ClusterStatus = await self._ask("status")
+        return status
+
+    async def tell(self, backlog: Backlog, *, paused: bool) -> ClusterStatus:
+        """Say what is left of a batch job and whether its workers are to take no new rows; return the status."""
+        status: ClusterStatus = await self._ask("tell", backlog, paused)
+        return status
+
+    async def set_threshold(self, threshold: float, name: str | None, seconds: float | None) -> None:
+        """Override the policy. Raises `ConfigError`."""
+        await self._ask("set_threshold", threshold, name, seconds)
+
+    async def clear_threshold(self, name: str | None) -> None:
+        """Let the policy decide again. Raises `ConfigError`."""
+        await self._ask("clear_threshold", name)
+
+    async def _ask(self, method: str, *args: Any) -> Any:
+        if self._handle is None:
+            self._handle = await asyncio.to_thread(self._start)
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                said = await getattr(self._handle, method).remote(*args)
+        except (RayError, TimeoutError) as error:
+            if isinstance(error, ActorDiedError):  # it ended itself, or somebody ended it for good
+                self._handle = None
+            raise UnavailableError(
+                "no controller answers; replicas decide alone. Try again in some seconds."
+            ) from error
+        if isinstance(said, MarsRayError):
+            raise said
+        return said
+
+    def _start(self) -> Any:
+        digest = hashlib.sha256(self._plan.model_dump_json().encode()).hexdigest()[:12]
+        actor = ray.remote(ControllerActor).options(
+            name=f"{_prefix(self._app)}{digest}",
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            max_restarts=-1,
+            num_cpus=0,
+        )
+        return actor.remote(self._app, self._plan)
+
+
+def remove_controllers(app: str) -> None:
+    """End the controllers of an application that is gone."""
+    for name in _named(_prefix(app)):
+        ray.kill(ray.get_actor(name, namespace=NAMESPACE))
+
+
+async def online_statuses() -> list[ClusterStatus]:
+    """Return what the controllers of all applications on the cluster say that are no batch jobs; silent ones do not
+    count."""
+
+    async def status(name: str) -> ClusterStatus:
+        handle = await asyncio.to_thread(ray.get_actor, name, namespace=NAMESPACE)
+        async with asyncio.timeout(ASK_SECONDS):
+            found: ClusterStatus = await handle.status.remote()
+        return found
+
+    names = await asyncio.to_thread(_named, _KIND)
+    online = [name for name in names if not name.startswith(f"{_KIND}{BATCH}")]
+    said = await asyncio.gather(*map(status, online), return_exceptions=True)
+    return [each for each in said if isinstance(each, ClusterStatus)]
+
+
+def _named(prefix: str) -> list[str]:
+    """Return the names of the controllers that begin so."""
+    actors = list_named_actors(all_namespaces=True)
+    return [each["name"] for each in actors if each["namespace"] == NAMESPACE and each["name"].startswith(prefix)]
+
+
+def _prefix(app: str) -> str:
+    return f"{_KIND}{app}:"
+
+
+class _ClusterStore:
+    """Overrides in the key-value store of the cluster's head: they live as long as the cluster."""
+
+    def __init__(self, app: str) -> None:
+        self._key = f"overrides:{app}"
+
+    def load(self) -> dict[str, Override]:
+        saved = _internal_kv_get(self._key, namespace=NAMESPACE)
+        return from_json(saved) if saved else {}
+
+    def save(self, overrides: dict[str, Override]) -> None:
+        _internal_kv_put(self._key, to_json(overrides), overwrite=True, namespace=NAMESPACE)

@@ -1,0 +1,1 @@
+"""From load to thresholds: pure functions, and what they go by."""

@@ -1,0 +1,1 @@
+"""The replica's side of the controller: reports out, directives in."""

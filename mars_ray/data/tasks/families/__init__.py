@@ -1,0 +1,1 @@
+"""The twelve families of generated tasks, one a file."""

@@ -1,0 +1,1 @@
+"""The engine that steps: plan, run, verify, commit."""

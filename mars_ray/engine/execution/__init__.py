@@ -1,0 +1,1 @@
+"""One forward of the network: packing, the model runner, compiled steps."""

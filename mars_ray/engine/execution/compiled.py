@@ -1,0 +1,222 @@
+"""The decoding step through torch.compile: from the disk, or warmed by a child process while eager steps go on.
+
+In:    the network, whose weights do not matter, and its forward as a function of tensors.
+Out:   a compiled forward for the sizes at hand, once it is ready; before that, and without a compiler, none.
+Never: compiles in this process: tracing holds the interpreter, and steps beside it would crawl.
+
+Sizes are dynamic, so the number of variants does not grow with rows, positions or lengths. The compiler treats a size
+of 1 apart, which leaves four: one row or several, one position or several. They are kept in the user's cache folder,
+by model shape, versions and threads; engines that start together compile each once.
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedModel
+
+from mars_ray.engine.execution import forward
+from mars_ray.engine.execution.forward import Forward, forward_of
+from mars_ray.engine.kv import attention
+from mars_ray.engine.kv.cache import SlotKVCache
+
+log = logging.getLogger(__name__)
+
+CACHE = Path(".cache/mars-ray/compiled")
+"""Below the home of the user. What is in it is run: it must be no one else's."""
+
+COMPILE_AFTER_STEPS = 500
+"""Compiling takes minutes of processor time: an engine that lives for less than so many steps is better without."""
+
+VARIANTS = ((1, 1), (1, 6), (5, 6), (5, 1))
+"""Rows and positions of the examples, in the order in which they are most missed."""
+
+
+class CompiledSteps:
+    """Loads each variant as soon as it is on the disk; a child process compiles those that are not."""
+
+    def __init__(self, network: PreTrainedModel, mask_id: int, cache: Path | None = None) -> None:
+        self._network = network
+        self._folder = (cache or Path.home() / CACHE) / _key(network, mask_id)
+        self._ready: dict[tuple[bool, bool], Forward] = {}
+        self._child: subprocess.Popen[str] | None = None
+        self._wanted, self._closed = threading.Event(), threading.Event()
+        self._steps = 0
+        self._thread = threading.Thread(target=self._warm, args=(mask_id,), name="compiled", daemon=True)
+        self._thread.start()
+
+    def get(self, where_RP: Tensor) -> Forward | None:
+        """Return the variant for these rows and positions, if it is ready. Called once a step."""
+        self._steps += 1
+        if self._steps == COMPILE_AFTER_STEPS:
+            self._wanted.set()
+        rows, positions = where_RP.shape
+        return self._ready.get((rows > 1, positions > 1))
+
+    def wait(self) -> None:
+        """Wait for all variants."""
+        self._wanted.set()
+        self._thread.join()
+
+    def close(self) -> None:
+        """Compile no further variant."""
+        self._closed.set()
+        self._wanted.set()
+        if self._child:
+            self._child.kill()
+        self._thread.join()
+
+    def _warm(self, mask_id: int) -> None:
+        try:
+            missing = [variant for variant in VARIANTS if not self._load(*variant)]
+            if missing and self._wanted.wait() and not self._closed.is_set():
+                self._compile(missing, mask_id)
+        except Exception as error:  # no compiler, or one that cannot: eager is always right
+            if not self._closed.is_set():
+                log.warning("steps stay uncompiled: %s", (str(error).strip().splitlines() or [repr(error)])[-1])
+
+    def _compile(self, missing: list[tuple[int, int]], mask_id: int) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._network.config.save_pretrained(self._folder)
+        given = [str(mask_id), str(self._network.dtype).removeprefix("torch."), self._network.device.type]
+        command = [sys.executable, "-m", __name__, str(self._folder), *given, str(torch.get_num_threads())]
+        # Its input is closed when this process ends, however it ends.
+        with (
+            TemporaryFile("w+") as complaints,
+            subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, text=True
+            ) as self._child,
+        ):
+            assert self._child.stdout is not None
+            for name in self._child.stdout:  # one for each variant that is on the disk
+                for variant in missing:
+                    if _name(*variant) == name.strip():
+                        self._load(*variant)
+            if len(self._ready) < len(VARIANTS):
+                complaints.seek(0)
+                raise RuntimeError(complaints.read())
+
+    def _load(self, rows: int, positions: int) -> bool:
+        try:
+            saved = (self._folder / _name(rows, positions)).open("rb")
+        except FileNotFoundError:
+            return False
+        with saved:
+            step: Any = torch.compiler.load_compiled_function(saved, external_data={"network": self._network})
+        step.disable_guard_check()
+        self._ready[rows > 1, positions > 1] = step
+        return True
+
+
+def compile_variants(folder: Path, mask_id: int, dtype: torch.dtype, device: str) -> Iterator[tuple[int, int]]:
+    """Compile what `folder` lacks, beside the model's configuration in it, and yield what is there."""
+    config = AutoConfig.from_pretrained(folder)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):
+            network = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)
+    finally:
+        torch.set_default_dtype(before)
+    network.to_empty(device=device).eval()  # memory that is never written is never taken
+    network.tie_weights()
+    network.set_attn_implementation(attention.ATTENTION)
+    run = forward_of(network, mask_id)
+    for rows, positions in VARIANTS:
+        target = folder / _name(rows, positions)
+        with _alone(folder):
+            if not target.exists():
+                partial = target.with_suffix(".partial")
+                step = compile_step(run, example(network, rows, positions))
+                step.save_compiled_function(str(partial), external_data={"network": network})
+                partial.replace(target)
+        yield rows, positions
+
+
+@torch.inference_mode()
+def compile_step(run: Forward, inputs: tuple[Any, ...]) -> Any:
+    """Compile `run` ahead of time for every size like those of `inputs`."""
+
+    # Sizes only: weights, devices and dtypes of one engine do not change, and checking them costs a tenth of a step.
+    def sizes(guards: list[Any]) -> list[bool]:
+        return [guard.guard_type == "SHAPE_ENV" for guard in guards]
+
+    compiler: Any = torch.compile(run, fullgraph=True, options={"guard_filter_fn": sizes})
+    return compiler.aot_compile((inputs, {}))
+
+
+@torch.inference_mode()
+def example(network: PreTrainedModel, rows: int, positions: int) -> tuple[Any, ...]:
+    """Return inputs with a cache of their own. Sizes that are equal, or 1, would be taken for such by nature."""
+    width, columns = 512, 77
+    cache = SlotKVCache(network.config, network.dtype, network.device)
+    cache.resize(rows + 7, width)
+    count = rows * positions
+    number_N = torch.arange(count, device=network.device)
+    where_RP = number_N.view(rows, positions)
+    pick_M = number_N[-max(2, count - 2) :].clone()
+    column_C = torch.arange(columns, device=network.device)
+    row_N, position_N, back_N = number_N // positions, number_N % positions + columns - positions, number_N.clone()
+    dynamic = [(part, size) for layer in cache.layers for part in layer for size in (0, 2)]
+    dynamic += [(tensor, 0) for tensor in (number_N, row_N, position_N, back_N, pick_M)] if count > 1 else []
+    dynamic += [(where_RP, size) for size in (0, 1) if where_RP.shape[size] > 1] + [(column_C, 0)]
+    for tensor, size in dynamic:
+        torch._dynamo.mark_dynamic(tensor, size)
+    return cache.layers, number_N, row_N, position_N, back_N, where_RP, pick_M, column_C
+
+
+def _key(network: PreTrainedModel, mask_id: int) -> str:
+    """Return a name for everything that what is compiled depends on."""
+    sources = [Path(str(module.__file__)).read_text() for module in (attention, forward)]
+    processor = torch.cuda.get_device_name() if network.device.type == "cuda" else torch.cpu.get_capabilities()
+    parts = [
+        network.config.to_diff_dict() | {"_name_or_path": None, "transformers_version": transformers.__version__},
+        [torch.__version__, str(network.dtype), str(processor), torch.get_num_threads(), mask_id, *sources],
+    ]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:24]
+
+
+def _name(rows: int, positions: int) -> str:
+    return f"{'rows' if rows > 1 else 'row'}-{'positions' if positions > 1 else 'position'}.bin"
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the folder against other processes that would compile the same."""
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def main() -> None:
+    """Compile in a process of its own, with what is left of the processor."""
+    folder, mask_id, dtype, device, threads = sys.argv[1:]
+    os.nice(10)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(int(threads))
+    for rows, positions in compile_variants(Path(folder), int(mask_id), getattr(torch, dtype), device):
+        print(_name(rows, positions), flush=True)
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

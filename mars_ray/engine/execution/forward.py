@@ -1,0 +1,56 @@
+"""One forward of an unmodified HF decoder over the cache, as a function of tensors.
+
+In:    a network; then ids and indices, letters as in `attention` and `packer`.
+Out:   at each picked position the most likely token, its probability, and the logits.
+Never: knows a sequence, or whether it is compiled.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from mars_ray.engine.kv.attention import Layers, Prompts, rectangle
+from mars_ray.engine.kv.cache import kv_shape
+
+Forward = Callable[..., tuple[Tensor, Tensor, Tensor]]
+
+
+def forward_of(network: PreTrainedModel, mask_id: int) -> Forward:
+    """Return the forward of `network` as a function of tensors: tokens [M], their probabilities [M], logits [M, V]."""
+
+    text = network.config.get_text_config()
+    groups = text.num_attention_heads // kv_shape(text)[1]
+
+    def forward(
+        layers: Layers,
+        id_N: Tensor,
+        row_N: Tensor,
+        position_N: Tensor,
+        back_N: Tensor,
+        where_RP: Tensor,
+        pick_M: Tensor,
+        column_C: Tensor,
+        prompts: Prompts | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        logits: Tensor = network(
+            input_ids=id_N[None],
+            position_ids=position_N[None],
+            use_cache=False,
+            logits_to_keep=pick_M,
+            layers=layers,
+            row_N=row_N,
+            position_N=position_N,
+            back_N=back_N,
+            decoding=rectangle(where_RP, position_N, column_C, groups, network.dtype),
+            prompts=prompts and rectangle(prompts.where_LQ, position_N, prompts.column_C, groups, network.dtype),
+            prompt_row_L=prompts and prompts.row_L,
+        ).logits
+        logits_MV = logits[0].float()
+        mask_V = torch.arange(logits_MV.shape[-1], device=logits_MV.device) == mask_id
+        logits_MV = logits_MV.masked_fill(mask_V, -torch.inf)
+        top_M, token_M = logits_MV.max(dim=-1)
+        return token_M, (top_M - logits_MV.logsumexp(dim=-1)).exp(), logits_MV
+
+    return forward

@@ -1,0 +1,1 @@
+"""Structured answers: which tokens a schema or a regular expression allows next."""

@@ -1,0 +1,228 @@
+"""An engine behind asyncio: it decodes in a process of its own, any number of coroutines read.
+
+In:    requests from the event loop.
+Out:   for each an asynchronous stream of chunks; leaving a stream early cancels its request.
+Never: lets a slow reader hold the others up, or buffers without bound for one.
+
+A process and not a thread: a step holds the interpreter for most of its time, and so does a server.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import suppress
+
+from mars_ray.engine.chunk import Chunk
+from mars_ray.engine.process.messages import (
+    Add,
+    AskState,
+    Cancel,
+    EngineFacts,
+    EngineSpec,
+    Failed,
+    Order,
+    Refused,
+    SetThresholds,
+    frame,
+    read_event,
+)
+from mars_ray.engine.request import Request
+from mars_ray.engine.stats.state import EngineState
+from mars_ray.errors import MarsRayError, ReplicaLostError, RequestError, SlowReaderError
+
+log = logging.getLogger(__name__)
+
+BUFFERED_TOKENS = 2048
+"""A stream whose reader is further behind than this is cancelled: its row serves someone who reads."""
+
+WHOLE = sys.maxsize
+"""Who waits for whole answers takes them in one piece, however long."""
+
+LOST = "the engine stopped before the request ended."
+
+
+class AsyncEngine:
+    """The asking end of `connected`; `serve_engine` has the other. Use it within one running event loop."""
+
+    def __init__(self, connected: socket.socket, *, buffered_tokens: int = BUFFERED_TOKENS) -> None:
+        self._socket, self._buffered_tokens = connected, buffered_tokens
+        self._streams: dict[str, _Stream] = {}
+        self._states: deque[asyncio.Future[EngineState]] = deque()
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self.gone = asyncio.Event()
+        """Set when the engine died by itself."""
+
+    @classmethod
+    async def start(cls, spec: EngineSpec) -> tuple["AsyncEngine", EngineFacts]:
+        """Start a process with the engine of `spec`. Raises what the engine raised: `ModelError`, `ConfigError`."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "mars_ray.engine.process.worker", str(theirs.fileno())),
+                pass_fds=(theirs.fileno(),),
+                env=os.environ | {"OMP_NUM_THREADS": str(spec.threads)},
+            )
+        engine = cls(ours)
+        engine._process = process
+        reader = await engine._connect()
+        assert engine._writer is not None
+        engine._writer.write(frame(spec))
+        facts = await read_event(reader)
+        if isinstance(facts, EngineFacts):
+            engine._reading = asyncio.create_task(engine._read(reader))
+            return engine, facts
+        await engine.close()
+        raise facts.error if isinstance(facts, Failed) else ReplicaLostError("the engine died while it started.")
+
+    async def open(self) -> None:
+        """Begin to read, where the engine at the other end runs already."""
+        self._reading = asyncio.create_task(self._read(await self._connect()))
+
+    async def generate(self, request: Request, *, whole: bool = False) -> AsyncGenerator[Chunk, None]:
+        """Yield the chunks of all n sequences as they come; the last of each says how it ended.
+
+        With `whole`, each sequence is one chunk, which comes when it ended.
+
+        Raises `RequestError` or `QueueFullError` before any work, `ReplicaLostError` when the engine died, and
+        `SlowReaderError` when the stream was cancelled because its chunks were not taken. Leave it early only with
+        `aclose` or by cancelling the task.
+        """
+        if request.id in self._streams:
+            raise RequestError(f"a request with the id {request.id!r} is already here; ids must differ.")
+        stream = self._streams[request.id] = _Stream(request, WHOLE if whole else self._buffered_tokens)
+        try:
+            self._order(Add(request, whole))
+            async for chunk in stream:
+                yield chunk
+        finally:
+            if self._streams.get(request.id) is stream:
+                del self._streams[request.id]
+                self._cancel(request.id)
+
+    async def state(self) -> EngineState:
+        """Return how the engine is after the step it is at. Raises `ReplicaLostError`; waits while a step does."""
+        answer: asyncio.Future[EngineState] = asyncio.get_running_loop().create_future()
+        self._order(AskState())
+        self._states.append(answer)
+        return await answer
+
+    def set_thresholds(self, by_class: Mapping[str, float]) -> None:
+        """Set the thresholds of requests that name none, from the next step on.
+
+        Values are those of `Engine.set_thresholds`, checked before. Raises `ReplicaLostError`.
+        """
+        self._order(SetThresholds(by_class))
+
+    async def close(self) -> None:
+        """Stop the engine; streams still open end with a `ReplicaLostError`."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+        if self._writer is not None:
+            self._writer.close()
+        if self._process is not None:
+            await self._process.wait()
+        self._lose()
+
+    async def _connect(self) -> asyncio.StreamReader:
+        reader, self._writer = await asyncio.open_connection(sock=self._socket)
+        return reader
+
+    def _order(self, order: Order) -> None:
+        if self._writer is None or self._writer.is_closing():
+            raise ReplicaLostError("the engine is gone and takes no more requests.")
+        self._writer.write(frame(order))
+
+    def _cancel(self, request_id: str) -> None:
+        with suppress(ReplicaLostError):  # nothing runs any more
+            self._order(Cancel(request_id))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Deliver events until the engine is gone."""
+        while True:
+            match await read_event(reader):
+                case None:
+                    break
+                case EngineState() as state:
+                    answer = self._states.popleft()
+                    if not answer.done():
+                        answer.set_result(state)
+                case Refused(request_id, error):
+                    if stream := self._streams.pop(request_id, None):
+                        stream.fail(error)
+                case list() as chunks:
+                    self._deliver(chunks)
+        log.error("the engine is gone")
+        self.gone.set()
+        assert self._writer is not None
+        self._writer.close()
+        self._lose()
+
+    def _lose(self) -> None:
+        """End what waits for an engine that is no more."""
+        for stream in self._streams.values():
+            stream.fail(ReplicaLostError(LOST))
+        self._streams.clear()
+        for answer in self._states:
+            if not answer.done():
+                answer.set_exception(ReplicaLostError(LOST))
+        self._states.clear()
+
+    def _deliver(self, chunks: list[Chunk]) -> None:
+        for chunk in chunks:
+            stream = self._streams.get(chunk.request_id)
+            if stream is None:
+                continue
+            stream.put(chunk)
+            if not stream.open:
+                del self._streams[chunk.request_id]
+            elif stream.overfull:
+                log.warning("request %s is cancelled: its reader is too slow", chunk.request_id)
+                del self._streams[chunk.request_id]
+                self._cancel(chunk.request_id)
+                stream.fail(
+                    SlowReaderError(
+                        f"the reader is more than {self._buffered_tokens} tokens behind; the request was cancelled. "
+                        "Read faster, or ask for fewer tokens."
+                    )
+                )
+
+
+class _Stream:
+    """Chunks on their way to one reader."""
+
+    def __init__(self, request: Request, buffered_tokens: int) -> None:
+        self._left, self._limit, self._buffered = request.sampling.n, buffered_tokens, 0
+        self._chunks: asyncio.Queue[Chunk | MarsRayError] = asyncio.Queue()
+        self.open = True
+        """Whether more is to come."""
+
+    @property
+    def overfull(self) -> bool:
+        return self._buffered > self._limit
+
+    def put(self, chunk: Chunk) -> None:
+        self._chunks.put_nowait(chunk)
+        self._buffered += len(chunk.tokens)
+        self._left -= chunk.finished is not None
+        self.open = self._left > 0
+
+    def fail(self, error: MarsRayError) -> None:
+        self.open = False
+        self._chunks.put_nowait(error)
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        while self.open or not self._chunks.empty():
+            chunk = await self._chunks.get()
+            if isinstance(chunk, MarsRayError):
+                raise chunk
+            self._buffered -= len(chunk.tokens)
+            yield chunk

@@ -1,0 +1,142 @@
+"""The process that decodes: takes orders from a socket between steps, and steps while there is work.
+
+In:    an engine, a socket (see `messages`).
+Out:   chunks, and answers to orders.
+Never: ends because of one request, or outlives the process that started it.
+"""
+
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+
+from mars_ray.engine.core.engine import Engine
+from mars_ray.engine.process.collector import Gatherer
+from mars_ray.engine.process.messages import (
+    Add,
+    AskState,
+    Cancel,
+    EngineFacts,
+    EngineSpec,
+    Failed,
+    Order,
+    OrderSocket,
+    Refused,
+    SetThresholds,
+)
+from mars_ray.errors import MarsRayError, StepError
+
+log = logging.getLogger(__name__)
+
+PR_SET_PDEATHSIG = 1
+NICE = 5
+"""An engine takes all the processor there is. What brings it requests needs little, and must not wait for it: a queue
+that builds before the engine is one that nobody who decides about thresholds can see."""
+
+
+def serve_engine(engine: Engine, orders: OrderSocket) -> None:
+    """Work until the other end is gone."""
+    alive: dict[str, int] = {}
+    """Sequences of each request that have not ended."""
+    gatherer = Gatherer()
+    try:
+        while True:
+            while orders.waiting() or not engine.busy:
+                order = orders.receive()
+                if order is None:
+                    return
+                _obey(order, engine, orders, alive, gatherer)
+            _step(engine, orders, alive, gatherer)
+    except ConnectionError:
+        return
+    finally:
+        engine.close()
+
+
+def _obey(order: Order, engine: Engine, orders: OrderSocket, alive: dict[str, int], gatherer: Gatherer) -> None:
+    match order:
+        case Add(request, whole):
+            try:
+                engine.add(request)
+                if whole:
+                    gatherer.want(request.id)
+                alive[request.id] = request.sampling.n
+            except MarsRayError as error:
+                orders.send(Refused(request.id, error))
+        case Cancel(request_id):
+            engine.cancel(request_id)
+        case AskState():
+            orders.send(engine.state())
+        case SetThresholds(by_class):
+            try:
+                engine.set_thresholds(by_class)
+            except MarsRayError as error:
+                log.error("thresholds stay as they were: %s", error)
+
+
+def _step(engine: Engine, orders: OrderSocket, alive: dict[str, int], gatherer: Gatherer) -> None:
+    try:
+        chunks = engine.step()
+    except Exception as error:  # a bug of ours; those who wait must hear of it all the same
+        log.exception("a step failed as a whole")
+        for request_id in alive:
+            engine.cancel(request_id)
+            gatherer.forget(request_id)
+            orders.send(Refused(request_id, StepError(f"decoding failed: {error!r}.")))
+        alive.clear()
+        return
+    if leaving := gatherer.gather(chunks):
+        orders.send(leaving)
+    for chunk in chunks:
+        if chunk.finished and chunk.request_id in alive:
+            alive[chunk.request_id] -= 1
+            if not alive[chunk.request_id]:
+                del alive[chunk.request_id]
+                gatherer.forget(chunk.request_id)
+
+
+def main(descriptor: int) -> None:
+    """Start the engine that the first message names, on the socket that was handed down."""
+    if sys.platform == "linux":  # even in the middle of a step that never ends
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.nice(NICE)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to act on: what runs may finish
+    orders = OrderSocket(socket.socket(fileno=descriptor))
+    spec = orders.receive()
+    assert isinstance(spec, EngineSpec)
+    try:
+        engine, facts = _start(spec)
+    except MarsRayError as error:
+        orders.send(Failed(error))
+        return
+    orders.send(facts)
+    serve_engine(engine, orders)
+
+
+def _start(spec: EngineSpec) -> tuple[Engine, EngineFacts]:
+    import torch
+
+    from mars_ray.model.checkpoint import load_checkpoint
+    from mars_ray.model.dtype import resolve_dtype
+    from mars_ray.model.folder import check_folder
+    from mars_ray.model.token_bytes import token_bytes
+
+    torch.set_num_threads(spec.threads)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    check_folder(spec.folder)
+    dtype = resolve_dtype(spec.dtype, spec.folder, device)
+    print(f"engine on {device}, {dtype.name}: {dtype.reason}", file=sys.stderr)  # into the log of its parent
+    checkpoint = load_checkpoint(spec.folder, dtype=getattr(torch, dtype.name), device=device)
+    engine = Engine(checkpoint, spec.options)
+    return engine, EngineFacts(
+        positions=engine.limits.positions,
+        vocabulary=engine.limits.vocabulary,
+        block=engine.block,
+        token_bytes=token_bytes(checkpoint.tokenizer),
+    )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

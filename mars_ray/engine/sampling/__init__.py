@@ -1,0 +1,1 @@
+"""From logits to accepted tokens: the sampler, proposals, verification."""

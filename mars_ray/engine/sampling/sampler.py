@@ -1,0 +1,187 @@
+"""Logits -> the chosen token: bans, bias, penalties, truncation of the distribution, the draw.
+
+In:    logits of one position or of several, and what the request asked for.
+Out:   tokens and confidences.
+Never: keeps a state between calls: the draw at a position depends on seed and position alone.
+
+A grammar leaves alone a choice that it allows, with its confidence: only a forbidden one is made again, among what is
+allowed and with a second number, which for a plain temperature is a draw from the allowed tokens. So the grammar's mask
+is looked at only where the model would leave the grammar.
+
+The draw is one uniform number per (seed, position), turned into a token by the inverse of the cumulative
+distribution, the most likely token first. Draft and target of exact mode share it, so they agree whenever their
+distributions are alike, and what leaves the engine is the very token that autoregressive decoding draws with the
+same seed: the distribution is unchanged, and so is every sample. (The rejection rule of arXiv 2211.17192 would
+accept slightly more drafts, and give other samples with each block, batch and load.)
+"""
+
+import struct
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mars_ray.engine.request import SamplingParams
+from mars_ray.engine.sampling.verify import Proposal
+from mars_ray.engine.scheduling.sequence import Sequence
+from mars_ray.errors import StepError
+from mars_ray.method.acceptance import confidence
+from mars_ray.method.metric import Metric
+
+SECOND = 2**63
+"""Added to the number of a position whose token is drawn a second time."""
+
+
+def is_plain(sequence: Sequence) -> bool:
+    """Return whether the most likely token and its probability are all the next step needs of the logits."""
+    sampling = sequence.request.sampling
+    return (
+        sampling.temperature == 0
+        and sequence.request.decode.metric is Metric.PROBABILITY
+        and not sampling.logit_bias
+        and not is_sequential(sampling)
+        and sequence.generated >= sampling.min_tokens
+    )
+
+
+def is_sequential(sampling: SamplingParams) -> bool:
+    """Return whether a choice depends on the tokens chosen before it in the same step."""
+    return bool(
+        sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """One position to choose a token at."""
+
+    sampling: SamplingParams
+    metric: Metric
+    uniform: float
+    """The draw, in [0, 1)."""
+
+
+def uniform(seed: int, number: int) -> float:
+    """Return the draw for the output token `number` of a sequence, in [0, 1)."""
+    digest = blake2b(struct.pack("<QQ", seed, number), digest_size=8).digest()
+    return int(int.from_bytes(digest, "little") >> 11) * 2.0**-53
+
+
+def positions_of(sequence: Sequence, count: int) -> list[Position]:
+    """Return the next `count` positions of a sequence."""
+    sampling, metric = sequence.request.sampling, sequence.request.decode.metric
+    first = sequence.generated
+    draws = sampling.temperature > 0
+    return [
+        Position(sampling, metric, uniform(sequence.seed, first + ahead) if draws else 0.0) for ahead in range(count)
+    ]
+
+
+def constrain(logits_WV: Tensor, sequence: Sequence, ahead: int, accepted: List[int] = ()) -> None:
+    """Change the logits of the positions from `ahead` on in place, `accepted` being what the step has kept so far."""
+    sampling = sequence.request.sampling
+    if is_sequential(sampling):
+        _penalise(logits_WV, sampling, [*sequence.tokens, *accepted], sequence.prompt_length)
+    if sampling.logit_bias:
+        ids = torch.tensor(list(sampling.logit_bias), device=logits_WV.device)
+        logits_WV[:, ids] += torch.tensor(list(sampling.logit_bias.values()), device=logits_WV.device)
+    early = sampling.min_tokens - sequence.generated - ahead - 1
+    if early >= 0 and sequence.stop_ids:
+        logits_WV[: early + 1, torch.tensor(list(sequence.stop_ids), device=logits_WV.device)] = -torch.inf
+
+
+def propose(logits_WV: Tensor, best_W: List[int], positions: List[Position]) -> list[Proposal]:
+    """Choose at every position; `best_W` is what the model itself finds most likely."""
+    tokens = draw(logits_WV, [at.sampling for at in positions], [at.uniform for at in positions]).tolist()
+    certainty = [0.0] * len(positions)
+    for metric in {at.metric for at in positions}:
+        at_metric = [number for number, at in enumerate(positions) if at.metric is metric]
+        for number, value in zip(at_metric, confidence(logits_WV[at_metric], metric).tolist(), strict=True):
+            certainty[number] = value
+    return [Proposal(token, sure, token == best) for token, sure, best in zip(tokens, certainty, best_W, strict=True)]
+
+
+def choose_allowed(
+    logits_1V: Tensor, best: int, sequence: Sequence, accepted: List[int], allowed_V: NDArray[np.bool_]
+) -> Proposal:
+    """Choose among the tokens that are allowed behind `accepted`; the logits are changed in place."""
+    constrain(logits_1V, sequence, len(accepted), accepted)
+    logits_1V.masked_fill_(torch.from_numpy(~allowed_V).to(logits_1V.device), -torch.inf)
+    if logits_1V.amax() == -torch.inf:
+        raise StepError("the grammar and what else was asked for leave no token to choose.")
+    request, number = sequence.request, sequence.generated + len(accepted)
+    again = Position(request.sampling, request.decode.metric, uniform(sequence.seed, SECOND + number))
+    return propose(logits_1V, [best], [again])[0]
+
+
+def draw(logits_MV: Tensor, sampling_M: List[SamplingParams], uniform_M: List[float]) -> Tensor:
+    """Return the chosen tokens [M]: the most likely where the temperature is 0, drawn elsewhere."""
+    token_M = logits_MV.argmax(dim=-1)
+    drawn = [number for number, sampling in enumerate(sampling_M) if sampling.temperature > 0]
+    if drawn:
+        which_D = torch.tensor(drawn, device=logits_MV.device)
+        p_DV = probabilities(logits_MV[which_D], [sampling_M[number] for number in drawn])
+        u_D = torch.tensor([uniform_M[number] for number in drawn], dtype=torch.float64, device=logits_MV.device)
+        token_M[which_D] = _invert(p_DV, u_D)
+    return token_M
+
+
+def probabilities(logits_DV: Tensor, sampling_D: List[SamplingParams]) -> Tensor:
+    """Return the distributions drawn from, float64, not normalised: temperature, then top-k, top-p and min-p."""
+    # In float32 the smallest temperatures and shares that a request may ask for are 0.
+    logits_DV = logits_DV.double()
+    temperature_D1 = _column(logits_DV, [each.temperature for each in sampling_D])
+    # The most likely token at 0 first, or a tiny temperature would overflow.
+    p_DV = ((logits_DV - logits_DV.amax(dim=-1, keepdim=True)) / temperature_D1).softmax(dim=-1)
+    size = p_DV.shape[-1]
+    k_D = [min(each.top_k or size, size) for each in sampling_D]
+    if min(k_D) < size:
+        ranked_DK = p_DV.topk(max(k for k in k_D if k < size), dim=-1).values
+        for row, k in enumerate(k_D):
+            if k < size:
+                p_DV[row].masked_fill_(p_DV[row] < ranked_DK[row, k - 1], 0)
+    if any(each.top_p < 1 for each in sampling_D):
+        top_p_D1 = _column(p_DV, [each.top_p for each in sampling_D])
+        ranked_DV = p_DV.sort(dim=-1, descending=True).values
+        before_DV = ranked_DV.cumsum(dim=-1) - ranked_DV
+        within_DV = before_DV < top_p_D1 * ranked_DV.sum(dim=-1, keepdim=True)
+        least_D1 = ranked_DV.masked_fill(~within_DV, torch.inf).amin(dim=-1, keepdim=True)
+        p_DV = p_DV.masked_fill((p_DV < least_D1) & (top_p_D1 < 1), 0)
+    if any(each.min_p > 0 for each in sampling_D):
+        min_p_D1 = _column(p_DV, [each.min_p for each in sampling_D])
+        p_DV = p_DV.masked_fill(p_DV < min_p_D1 * p_DV.amax(dim=-1, keepdim=True), 0)
+    return p_DV
+
+
+def _column(like: Tensor, values: list[float]) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+
+
+def _invert(p_DV: Tensor, u_D: Tensor) -> Tensor:
+    """Return the token at which the cumulative distribution passes u, the most likely token taken first."""
+    best_D1 = p_DV.argmax(dim=-1, keepdim=True)
+    point_D1 = u_D[:, None] * p_DV.sum(dim=-1, keepdim=True)
+    p_best_D1 = p_DV.gather(1, best_D1)
+    rest_DV = p_DV.scatter(1, best_D1, 0)
+    sum_DV = rest_DV.cumsum(dim=-1)
+    # Rounding may leave the point past the end, where no token has any probability.
+    reachable_D1 = torch.minimum(point_D1 - p_best_D1, sum_DV[:, -1:] * (1 - 1e-12))
+    other_D1 = torch.searchsorted(sum_DV, reachable_D1, right=True).clamp_(max=p_DV.shape[-1] - 1)
+    return torch.where((point_D1 < p_best_D1) | (sum_DV[:, -1:] == 0), best_D1, other_D1).squeeze(1)
+
+
+def _penalise(logits_WV: Tensor, sampling: SamplingParams, tokens: List[int], prompt_length: int) -> None:
+    vocabulary, device = logits_WV.shape[-1], logits_WV.device
+    if sampling.repetition_penalty != 1:
+        seen = torch.tensor(sorted(set(tokens)), device=device)
+        before = logits_WV[:, seen]
+        by = sampling.repetition_penalty
+        logits_WV[:, seen] = torch.where(before > 0, before / by, before * by)
+    if sampling.presence_penalty or sampling.frequency_penalty:
+        output = torch.tensor(tokens[prompt_length:], dtype=torch.long, device=device)
+        count_V = torch.bincount(output, minlength=vocabulary)
+        logits_WV -= sampling.frequency_penalty * count_V + sampling.presence_penalty * (count_V > 0)

@@ -1,0 +1,1 @@
+"""What the engine learns while it runs: acceptance by threshold, step times, latencies."""

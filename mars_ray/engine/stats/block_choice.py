@@ -1,0 +1,106 @@
+"""How many masks are worth their positions in the next step.
+
+In:    the live profile, the step-time model, the running sequences.
+Out:   a block for each sequence.
+Never: touches a request that fixes its block, or its seed while tokens ahead are trusted: what comes out depends on
+       the block then.
+
+A small batch leaves the processor idle while weights are read, so masks are nearly free; a large one pays for each
+position. The block with the most expected tokens per second lies between 1, which is autoregressive decoding, and the
+block the model was trained for. Before step times are known, large and small blocks take turns, to tell what a mask
+costs from what a step does. Where few masks are fed, one sequence now and then gets all, so that profile and step time
+go on learning, at a small part of the time; where many are, one step now and then has none.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+
+from mars_ray.engine.request import Acceptance
+from mars_ray.engine.scheduling.sequence import Sequence
+from mars_ray.engine.stats.profile import CALIBRATED_FORWARDS, Profile
+from mars_ray.engine.stats.step_time import CLOCK_S, StepTime, StepTimeFit, Work, block_rates
+from mars_ray.method.metric import Metric
+
+CHOOSE_EVERY = 16
+PROBE_EVERY = 16
+PROBE_SHARE = 0.005
+"""A probe comes no more often than takes this part of the time, however dear masks are."""
+NEARLY = 0.75
+PLAIN_EVERY = 128
+"""What masks cost is the difference of two kinds of steps, and both must have been seen lately: every so many steps one
+has no masks, or every `PROBE_EVERY` where that is expected to give `NEARLY` the most tokens per second."""
+
+AcceptanceOf = Callable[[Sequence], Acceptance | None]
+
+
+class BlockChoice:
+    """Chooses between 1 and `block`."""
+
+    def __init__(self, profile: Profile, step_time: StepTimeFit, block: int) -> None:
+        self._profile, self._step_time, self._full = profile, step_time, block
+        self._chosen = block
+        self._probe: Sequence | None = None
+        self._plain_every, self._plain = PROBE_EVERY, False
+        self._steps = self._probed = 0
+        self._probe_every = PROBE_EVERY
+        self._chosen_for: tuple[int | None, tuple[float, ...]] | None = None
+
+    @property
+    def chosen(self) -> int:
+        """The block of a sequence that fixes nothing."""
+        return self._chosen
+
+    def next_step(
+        self, running: list[Sequence], acceptance_of: AcceptanceOf, thresholds: tuple[float, ...], kv_tokens: int
+    ) -> None:
+        """Choose for the next step. New `thresholds` of the engine's own are reason to choose at once."""
+        self._steps += 1
+        # A batch changes with every sequence that ends; what is best for it changes little below a factor of two.
+        situation = ((len(running) - 1).bit_length() if running else None, thresholds)
+        if (model := self._step_time.model) is None:
+            self._chosen = self._full >> self._steps % self._full.bit_length()
+        elif self._steps % CHOOSE_EVERY == 0 or situation != self._chosen_for:
+            self._chosen_for = situation
+            self._choose(model, running, acceptance_of, kv_tokens)
+        self._plain = self._chosen > 1 and self._steps % self._plain_every == PROBE_EVERY // 2
+        self._probe = None
+        if self._chosen < self._full and running and self._steps % self._probe_every == 0:
+            self._probe = running[self._probed % len(running)]
+            self._probed += 1
+
+    def block(self, sequence: Sequence, acceptance: Acceptance) -> int:
+        """Return the block of a sequence whose request names none."""
+        if not _adapts(sequence, acceptance) or sequence is self._probe:
+            return self._full
+        return 1 if self._plain else self._chosen
+
+    def _choose(self, model: StepTime, running: list[Sequence], acceptance_of: AcceptanceOf, kv_tokens: int) -> None:
+        if self._profile.forwards < CALIBRATED_FORWARDS:
+            self._chosen = self._full  # what is accepted is not known either
+            return
+        adapting = [needs for each in running if (needs := acceptance_of(each)) and _adapts(each, needs)]
+        if not adapting:
+            return
+        tokens_B = np.full(self._full, float(len(running) - len(adapting)))
+        positions_B = tokens_B.copy()
+        for quality, count in Counter(each.quality for each in adapting).items():
+            found = self._profile.lookahead(quality)
+            tokens_B += count * found.tokens_B
+            positions_B += count * found.positions_B
+        rates_B = block_rates(model, tokens_B, positions_B, rows=len(running), kv_tokens=kv_tokens)
+        self._chosen = 1 + int(rates_B.argmax())
+        self._plain_every = PROBE_EVERY if rates_B[0] > NEARLY * rates_B.max() else PLAIN_EVERY
+        usual_s = model.seconds(Work(len(running), round(float(positions_B[self._chosen - 1])), kv_tokens))
+        probe_s = model.position_s * (self._full - self._chosen)
+        self._probe_every = max(PROBE_EVERY, math.ceil(probe_s / (PROBE_SHARE * max(usual_s, CLOCK_S))))
+
+
+def _adapts(sequence: Sequence, acceptance: Acceptance) -> bool:
+    """Return whether nothing fixes the block; what the profile knows are thresholds on the probability."""
+    request = sequence.request
+    if request.decode.block is not None:
+        return False
+    return acceptance.verified or (request.sampling.seed is None and acceptance.metric is Metric.PROBABILITY)

@@ -1,0 +1,1 @@
+"""What each threshold gives on a model, measured for its card."""

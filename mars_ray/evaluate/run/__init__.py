@@ -1,0 +1,1 @@
+"""An evaluation from its settings to its report."""

@@ -1,0 +1,1 @@
+"""What is asked: tasks with what judges their answers."""

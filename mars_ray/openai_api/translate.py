@@ -1,0 +1,171 @@
+"""A checked body -> what is asked of the engine.
+
+In:    a request as it came over the wire, its prompts as token ids, the limits, the operator's defaults.
+Out:   one engine request per prompt.
+Never: shortens a prompt, or asks the engine for less than the caller did without saying so.
+"""
+
+import json
+
+from mars_ray.engine.grammar.library import check_grammar
+from mars_ray.engine.grammar.spec import GrammarSpec
+from mars_ray.engine.mode import Mode
+from mars_ray.engine.request import DecodeParams, Request, SamplingParams
+from mars_ray.errors import PromptTooLongError, RequestError
+from mars_ray.openai_api.api_error import ApiError
+from mars_ray.openai_api.limits import RequestLimits
+from mars_ray.openai_api.model_facts import ModelFacts
+from mars_ray.openai_api.wire import (
+    ChatRequest,
+    CompletionRequest,
+    GenerateRequest,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    Message,
+    text_of,
+)
+
+COMPLETION_TOKENS = 16
+"""Of a completion that names no `max_tokens`, as OpenAI's reference has it; a chat answer may go on to the end."""
+
+
+ID_DIGITS = 10
+"""More than any vocabulary needs."""
+
+
+def check(body: GenerateRequest, limits: RequestLimits) -> None:
+    """Raise the `ApiError` of a body beyond the limits. Of a large schema that takes a tenth of a second at most."""
+    _at_most("n", body.n, limits.n)
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop
+    _at_most("the number of strings in stop", len(stops), limits.stop, "stop")
+    _at_most("the length of a stop string", max(map(len, stops), default=0), limits.stop_chars, "stop")
+    if not all(stops):
+        raise ApiError.bad_request("a stop string is empty; leave it out.", "stop")
+    _at_most("the number of stop_token_ids", len(body.stop_token_ids), limits.stop, "stop_token_ids")
+    _at_most("the number of tokens in logit_bias", len(body.logit_bias), limits.logit_bias, "logit_bias")
+    if body.threshold is not None and body.threshold_floor is not None:
+        raise ApiError.bad_request("give threshold or threshold_floor, not both.", "threshold_floor")
+    if isinstance(body, ChatRequest):
+        check_messages(body.messages, limits)
+        _at_most("top_logprobs", body.top_logprobs, limits.top_logprobs)
+        _at_most("max_completion_tokens", body.max_completion_tokens, limits.output_tokens)
+        if body.top_logprobs and not body.logprobs:
+            raise ApiError.bad_request("top_logprobs needs logprobs to be true.", "top_logprobs")
+        if body.max_tokens and body.max_completion_tokens and body.max_tokens != body.max_completion_tokens:
+            raise ApiError.bad_request("max_tokens and max_completion_tokens differ; give one.", "max_tokens")
+    if isinstance(body, CompletionRequest):
+        prompts = [*body.texts, *body.ids]
+        _at_most("the number of prompts", len(prompts), limits.prompts, "prompt")
+        _at_most("logprobs", body.logprobs, limits.top_logprobs)
+        if not prompts or not all(prompts):
+            raise ApiError.bad_request("the prompt is empty; give at least one token.", "prompt")
+    _at_most("max_tokens", body.max_tokens, limits.output_tokens)
+    try:
+        if (grammar := _grammar(body)) is not None:
+            check_grammar(grammar)
+    except RequestError as error:
+        raise ApiError.bad_request(str(error), "response_format") from error
+
+
+def check_messages(messages: list[Message], limits: RequestLimits) -> None:
+    """Raise the `ApiError` of a conversation beyond the limits."""
+    _at_most("the number of messages", len(messages), limits.messages, "messages")
+
+
+def template_messages(messages: list[Message]) -> list[dict[str, str]]:
+    """Return the messages as chat templates take them."""
+    # Few templates know the role "developer", which is OpenAI's newer word for "system".
+    roles = {"developer": "system"}
+    return [
+        {"role": roles.get(each.role, each.role), "content": text_of(each)} | ({"name": each.name} if each.name else {})
+        for each in messages
+    ]
+
+
+def engine_requests(
+    body: GenerateRequest,
+    prompts: list[list[int]],
+    *,
+    request_id: str,
+    tenant: str,
+    service_class: str,
+    facts: ModelFacts,
+    limits: RequestLimits,
+    default_mode: Mode,
+) -> list[Request]:
+    """Return one engine request per prompt. Raises `ApiError`, `RequestError`."""
+    return [
+        Request(
+            id=f"{request_id}-{number}",
+            prompt=tuple(prompt),
+            tenant=tenant,
+            service_class=service_class,
+            sampling=_sampling(body, len(prompt), facts, limits),
+            decode=DecodeParams(
+                mode=body.decode_mode or default_mode,
+                threshold=body.threshold,
+                floor=body.threshold_floor,
+                block=body.block,
+            ),
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def _sampling(body: GenerateRequest, prompt_tokens: int, facts: ModelFacts, limits: RequestLimits) -> SamplingParams:
+    longest = min(facts.engine.positions - 1, limits.prompt_tokens or facts.engine.positions)
+    if prompt_tokens > longest:
+        raise PromptTooLongError(
+            f"the prompt has {prompt_tokens} tokens and may have {longest}; its answer needs room too. Shorten it."
+        )
+    most = min(limits.output_tokens, facts.engine.positions - prompt_tokens)
+    if isinstance(body, ChatRequest):
+        asked, logprobs = body.max_completion_tokens or body.max_tokens or most, None
+        if body.logprobs:
+            logprobs = body.top_logprobs
+    else:
+        assert isinstance(body, CompletionRequest)
+        asked, logprobs = body.max_tokens or COMPLETION_TOKENS, body.logprobs
+    if body.min_tokens > asked:
+        raise ApiError.bad_request(f"min_tokens is {body.min_tokens}, but max_tokens {asked}.", "min_tokens")
+    max_tokens = min(asked, most)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=min(body.min_tokens, max_tokens),
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=body.top_p,
+        top_k=max(0, body.top_k),
+        min_p=body.min_p,
+        seed=None if body.seed is None else body.seed % 2**63,
+        n=body.n,
+        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop),
+        stop_ids=frozenset(body.stop_token_ids),
+        ignore_eos=body.ignore_eos,
+        logprobs=logprobs,
+        logit_bias=_bias(body.logit_bias),
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        repetition_penalty=body.repetition_penalty,
+        grammar=_grammar(body),
+    )
+
+
+def _grammar(body: GenerateRequest) -> GrammarSpec | None:
+    match body.response_format:
+        case JsonObjectFormat():
+            return GrammarSpec(kind="json_object")
+        case JsonSchemaFormat(json_schema=asked):
+            return GrammarSpec(kind="json_schema", text=json.dumps(asked.json_schema))
+    return None
+
+
+def _bias(biases: dict[str, float]) -> dict[int, float]:
+    # As `int` alone reads them, " 5" and "0_5" would be ids too.
+    if not all(token.isascii() and token.isdecimal() and len(token) <= ID_DIGITS for token in biases):
+        raise ApiError.bad_request('the keys of logit_bias are token ids, such as "42".', "logit_bias")
+    return {int(token): bias for token, bias in biases.items()}
+
+
+def _at_most(name: str, value: int | None, most: int, param: str | None = None) -> None:
+    if value is not None and value > most:
+        raise ApiError.bad_request(f"{name} is {value}; this server takes at most {most}.", param or name)

@@ -1,0 +1,1 @@
+"""What HTML reports share: the page, its look, and small charts."""

@@ -1,0 +1,1 @@
+"""What an operator sets, and what has to be there before Ray Serve starts."""

@@ -1,0 +1,143 @@
+"""What an operator sets of the endpoint: the `args` of the application in a Serve config file.
+
+In:    the parsed YAML.
+Out:   frozen settings; unknown names and impossible values fail when they are read.
+Never: repeats a setting of Ray Serve: replicas, autoscaling, host and port stand where Serve has them.
+"""
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from mars_ray.control.settings import ControlPlan, ControlSettings
+from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.process.messages import EngineSpec
+from mars_ray.engine.service_class import ServiceClass
+from mars_ray.errors import ConfigError
+from mars_ray.model.card import read_card
+from mars_ray.model.dtype import AskedDtype
+from mars_ray.openai_api.limits import RequestLimits
+from mars_ray.serve.deploy.field_names import check_names
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EngineConfig(_Settings):
+    """Each replica's engine; what is left out is derived from the model and the free memory."""
+
+    rows: int | None = Field(None, ge=1)
+    """Sequences decoded together."""
+    kv_tokens: int | None = Field(None, ge=1)
+    """Positions the KV cache holds."""
+    queue: int = Field(64, ge=1)
+    """Sequences that may wait in a replica."""
+    prefill_tokens: int = Field(512, ge=1)
+    """Prompt tokens read per step."""
+    threads: int = Field(1, ge=1)
+    """Threads a step of the network uses on a CPU. More than one pays for large models only."""
+    dtype: AskedDtype = "auto"
+    """`auto` takes bfloat16 for large checkpoints of 16 bits where the machine is fast at it, else float32."""
+    compiled: bool = True
+    """Compile the decoding step in the background where a compiler is present."""
+
+
+class ServeConfig(_Settings):
+    """The endpoint of one model."""
+
+    model: str = "bundled"
+    """'bundled' or a model folder, which every node must have."""
+    name: str | None = None
+    """What callers call the model; None takes the name of the folder."""
+    mode: Literal["ar", "threshold", "exact"] = "threshold"
+    """Of requests that name none. 'exact' gives the answers of one token at a time, and is fast all the same."""
+    threshold: float = Field(1.0, ge=0, le=1)
+    """Of requests that name none, while there is room: the controller goes no higher. At 1 tokens ahead are verified,
+    and answers are those of one token at a time."""
+    classes: tuple[ServiceClass, ...] = (ServiceClass(),)
+    """Of service; keys name theirs, and those that name none are of the first."""
+    control: ControlSettings = ControlSettings()
+    """How thresholds follow the load."""
+    engine: EngineConfig = EngineConfig()
+    limits: RequestLimits = RequestLimits()
+    keys: Path | None = None
+    """File of API keys (`mars-ray keys add`), which every node must have. Without one the endpoint answers on the
+    loopback interface only."""
+    allowed_hosts: frozenset[str] = LOOPBACK
+    """Names in the Host header the endpoint answers to; '*' for all."""
+    log_prompts: bool = False
+    """Write prompts into the request log."""
+
+    @field_validator("allowed_hosts", mode="before")
+    @classmethod
+    def _some_host(cls, hosts: Any) -> Any:
+        if not hosts:
+            raise ValueError("name at least one host")
+        return hosts
+
+    @model_validator(mode="after")
+    def _plan_makes_sense(self) -> Self:
+        if len({each.name for each in self.classes}) < max(1, len(self.classes)):
+            raise ValueError("name one class of service or more, each once")
+        ControlPlan(ceiling=self.threshold, classes=self.classes)
+        return self
+
+    @property
+    def model_name(self) -> str:
+        """What callers call the model."""
+        return self.name or Path(self.model).name
+
+    def engine_spec(self, folder: Path) -> EngineSpec:
+        """Return the engine to start for the model in `folder`."""
+        engine, limits = self.engine, self.limits
+        return EngineSpec(
+            folder=folder,
+            dtype=engine.dtype,
+            threads=engine.threads,
+            options=EngineOptions(
+                rows=engine.rows,
+                kv_tokens=engine.kv_tokens,
+                queue=engine.queue,
+                request_tokens=limits.n * limits.output_tokens,
+                prefill_tokens=engine.prefill_tokens,
+                threshold=self.threshold,
+                compiled=engine.compiled,
+                classes=self.classes,
+            ),
+        )
+
+    def plan(self, folder: Path) -> ControlPlan:
+        """Return what the controller of the model in `folder` goes by. Raises `ModelError` for an invalid card."""
+        card = read_card(folder)
+        points = card.calibration if card else ()
+        return ControlPlan(
+            settings=self.control,
+            ceiling=self.threshold,
+            classes=self.classes,
+            agreement=tuple((each.threshold, each.agreement) for each in points),
+            accuracy=tuple((each.threshold, each.accuracy) for each in points if each.accuracy is not None),
+        )
+
+
+def parse_config(fields: dict[str, Any], source: str = "args", place: str = "") -> ServeConfig:
+    """Return the settings in `fields`. Raises `ConfigError` naming the first that is wrong, and where in `source`."""
+    check_names(ServeConfig, fields, source, place)
+    try:
+        return ServeConfig.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(filter(None, (place, *map(str, first["loc"]))))
+        raise ConfigError(f"{source}: {name}: {first['msg']}; it is {first['input']!r}.") from None
+
+
+def check_exposure(host: str, config: ServeConfig) -> None:
+    """Raise a `ConfigError` when strangers could reach an endpoint that has no keys."""
+    if config.keys is None and host not in LOOPBACK:
+        raise ConfigError(
+            f"the host is {host!r} and there are no API keys: everyone who reaches this machine could use the model. "
+            "Set keys (see `mars-ray keys add`), or listen on 127.0.0.1."
+        )

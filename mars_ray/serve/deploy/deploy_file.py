@@ -1,0 +1,95 @@
+"""A Serve config file of this endpoint: found, read, checked, completed.
+
+In:    a path, or none; what the command line says besides.
+Out:   the fields of Ray Serve's schema, with one application. What stands under `args` is checked here; the names and
+       values that are Ray Serve's own are checked by `ray_schema`, which has them from Ray.
+Never: opens the model or the keys: the nodes must have them, this machine need not.
+
+Paths in the file start from the working directory, as those on the command line and in every other file do, and are
+made absolute: the processes that open them run elsewhere.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mars_ray.errors import ConfigError
+from mars_ray.model.resolve import BUNDLED
+from mars_ray.serve.deploy.config import ServeConfig, check_exposure, parse_config
+
+APPLICATION = {"name": "mars", "route_prefix": "/", "import_path": "mars_ray.serve.ray.app:build"}
+
+DEPLOYMENTS = ("Gateway", "Engine")
+"""What `ray_app` builds: the HTTP front, and the engine behind it."""
+
+
+def read_deploy_file(
+    path: Path | None, *, model: str | None = None, host: str | None = None, port: int | None = None
+) -> dict[str, Any]:
+    """Return the fields of `path`, or of an endpoint on this machine alone, with what is given in their place.
+
+    Raises `ConfigError` naming the file and the field.
+    """
+    source = "the command line" if path is None else str(path)
+    fields = {} if path is None else _read(path)
+    http = {"host": "127.0.0.1", "port": 8000} | _mapping(fields, "http_options", source)
+    http |= {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    application = _application(fields, source)
+    args = _mapping(application, "args", f"{source}: applications[0]")
+    if model is not None:
+        args = args | {"model": model}
+    config = parse_config(args, source, "applications[0].args")
+    check_exposure(str(http["host"]), config)
+    return (
+        {"proxy_location": "HeadOnly", "logging_config": {"enable_access_log": False}}
+        | fields
+        | {"http_options": http, "applications": [application | {"args": args | _absolute(config)}]}
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        fields = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}.") from None
+    if not isinstance(fields, dict):
+        raise ConfigError(f"{path} holds no settings. See serve_configs/.")
+    if fields.get("kind") == "RayService":
+        raise ConfigError(f"{path} is for Kubernetes: kubectl apply -f {path}. See serve_configs/ for files to serve.")
+    return fields
+
+
+def _mapping(fields: dict[str, Any], name: str, source: str) -> dict[str, Any]:
+    """Return what stands under `name`; nothing there is no setting there."""
+    found = fields.get(name)
+    if not isinstance(found, dict | None):
+        raise ConfigError(f"{source}: {name} is {found!r}; give fields.")
+    return found or {}
+
+
+def _application(fields: dict[str, Any], source: str) -> dict[str, Any]:
+    applications = fields.get("applications") or [APPLICATION]
+    if not isinstance(applications, list) or len(applications) != 1 or not isinstance(applications[0], dict):
+        raise ConfigError(f"{source}: applications: give exactly one application.")
+    application: dict[str, Any] = applications[0]
+    deployments = application.get("deployments") or []
+    for number, deployment in enumerate(deployments if isinstance(deployments, list) else ()):
+        name = deployment.get("name") if isinstance(deployment, dict) else deployment
+        if name not in DEPLOYMENTS:
+            raise ConfigError(
+                f"{source}: applications[0].deployments[{number}]: unknown deployment {name!r}. "
+                f"Known are {', '.join(DEPLOYMENTS)}."
+            )
+    return application
+
+
+def _absolute(config: ServeConfig) -> dict[str, str]:
+    """Return the paths in the settings as every process can find them."""
+    paths = {} if config.keys is None else {"keys": str(config.keys.expanduser().absolute())}
+    folder = Path(config.model).expanduser()
+    if config.model != BUNDLED and folder.is_dir():  # else it is on the nodes only, or misspelt, and stays as written
+        paths["model"] = str(folder.absolute())
+    return paths

@@ -1,0 +1,68 @@
+"""What Ray and Ray Serve read from the environment, set for an endpoint before they are imported.
+
+In:    a private folder for the files of the proxy.
+Out:   environment variables; those the user has set stay.
+Never: opens a port beyond this machine.
+"""
+
+import os
+import random
+import socket
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+SETTINGS = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # by default whatever else runs here comes before the engine
+    # HAProxy in front and gRPC between replicas: half of the default's cost per request.
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    # How long a front lives on without requests, so that balancers elsewhere notice; ours is on this machine.
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+    # HAProxy is looked after by an actor of Ray's, which is replaced after three failed checks in a row.
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.25",
+}
+
+PROXY = """#!/bin/sh
+exec '{python}' -m mars_ray.serve.deploy.haproxy "$@"
+"""
+
+
+def set_environment(folder: Path) -> None:
+    """Set what is not set yet; `folder` is to be readable by this user alone and to live as long as the endpoint."""
+    stats, metrics = islice(free_ports(), 2)
+    proxy = folder / "haproxy"
+    proxy.write_text(PROXY.format(python=sys.executable))
+    proxy.chmod(0o700)
+    settings = SETTINGS | {
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(proxy),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
+    }
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+    if "RAY_ADDRESS" not in os.environ:  # our own cluster never runs without tokens
+        os.environ["RAY_AUTH_MODE"] = SETTINGS["RAY_AUTH_MODE"]
+
+
+def free_ports() -> Iterator[int]:
+    """Yield ports where nobody listens, and which the kernel gives nobody meanwhile.
+
+    Ray opens hundreds of ports while it starts, all from the kernel's range (32768 and up) or, in a cluster of
+    several machines, from 10002 to 19999; a port between the two is still free when HAProxy gets to it.
+    """
+    for port in random.sample(range(20_000, 30_000), 10_000):
+        with socket.socket() as found:
+            try:
+                found.bind(("", port))
+            except OSError:
+                continue
+        yield port

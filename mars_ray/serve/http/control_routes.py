@@ -1,0 +1,71 @@
+"""Routes of operators: what the controller decided, and thresholds set by hand.
+
+In:    a `Control`.
+Out:   routes; the door lets keys of the role `operate` alone come here.
+Never: applies a value the controller refuses.
+"""
+
+from typing import Protocol
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from mars_ray.control.core.controller import ClusterStatus
+from mars_ray.errors import ConfigError
+from mars_ray.openai_api.api_error import ApiError
+from mars_ray.serve.middleware.json_body import JsonRoute
+
+
+class Control(Protocol):
+    """The controller, wherever it is."""
+
+    async def status(self) -> ClusterStatus:
+        """Return what it knows and decided."""
+
+    async def set_threshold(self, threshold: float, name: str | None, seconds: float | None) -> None:
+        """Override the policy for a class, or all. Raises `ConfigError`."""
+
+    async def clear_threshold(self, name: str | None) -> None:
+        """Let the policy decide again. Raises `ConfigError`."""
+
+
+class OverrideRequest(BaseModel):
+    """Body of `PUT /control/threshold`."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    threshold: float = Field(ge=0, le=1)
+    service_class: str | None = None
+    """None is all of them."""
+    seconds: float | None = Field(None, gt=0)
+    """None lasts until it is cleared."""
+
+
+def control_routes(control: Control) -> APIRouter:
+    """Return the routes."""
+    routes = APIRouter(prefix="/control", route_class=JsonRoute)
+
+    @routes.get("")
+    async def status() -> ClusterStatus:
+        """Replicas, load, thresholds and the reasons for them."""
+        return await control.status()
+
+    @routes.put("/threshold", status_code=204)
+    async def set_threshold(body: OverrideRequest) -> Response:
+        """Set a threshold by hand; the policy is not asked until it ends or is cleared."""
+        try:
+            await control.set_threshold(body.threshold, body.service_class, body.seconds)
+        except ConfigError as error:
+            raise ApiError.bad_request(str(error), "threshold") from None
+        return Response(status_code=204)
+
+    @routes.delete("/threshold", status_code=204)
+    async def clear_threshold(service_class: str | None = None) -> Response:
+        """Let the policy decide again."""
+        try:
+            await control.clear_threshold(service_class)
+        except ConfigError as error:
+            raise ApiError.bad_request(str(error), "service_class") from None
+        return Response(status_code=204)
+
+    return routes

@@ -1,0 +1,71 @@
+"""How many requests are in flight: per key, in this process, and on the paths of operators apart.
+
+In:    who asks, and the role that the path needs, when a request begins and when it is over.
+Out:   a place, or an `ApiError` 429 that says when to come back.
+Never: waits, or forgets to give a place back, however a request ends.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from mars_ray.openai_api.api_error import ApiError
+from mars_ray.openai_api.limits import RequestLimits
+from mars_ray.serve.middleware.keys import Role
+
+OPERATOR_REQUESTS = 16
+"""On the paths of operators, whatever callers have in flight: under overload an operator has to see and to act. What
+they ask for is short; more than a few at a time is a mistake."""
+
+
+class Admission:
+    """Counts of one process; used on its event loop only."""
+
+    def __init__(self, limits: RequestLimits, retry_after_s: Callable[[], int]) -> None:
+        self._limits, self.retry_after_s = limits, retry_after_s
+        self._callers: Counter[str] = Counter()
+        self._operators: Counter[str] = Counter()
+
+    @property
+    def in_flight(self) -> dict[str, int]:
+        """The requests in flight by key; keys without any are left out, so it does not grow with keys come and gone."""
+        # Copied before they are added: whoever looks from another thread must not see them change meanwhile.
+        return dict(Counter(dict(self._callers)) + Counter(dict(self._operators)))
+
+    @contextmanager
+    def place(self, caller: str, role: Role, *, has_key: bool) -> Iterator[None]:
+        """Hold a place within the block for a request on a path of `role`. Raises an `ApiError` when there is none."""
+        if role == "operate":
+            room = self._operators
+            if room.total() >= OPERATOR_REQUESTS:
+                raise self._refusal(f"{OPERATOR_REQUESTS} requests of operators are in flight already.", "overloaded")
+        else:
+            room = self._callers
+            self._check_callers(caller, has_key)
+        room[caller] += 1
+        try:
+            yield
+        finally:
+            room[caller] -= 1
+            if not room[caller]:
+                del room[caller]
+
+    def _check_callers(self, caller: str, has_key: bool) -> None:
+        most = self._limits.requests_per_key
+        if self._callers[caller] >= most:
+            told = f"This key has {most} requests in flight, as many as it may have."
+            if not has_key:
+                told = f"Callers without a key have {most} requests in flight, as many as they may have together."
+            raise self._refusal(told, "rate_limit_exceeded")
+        if self._callers.total() >= self._limits.requests:
+            raise self._refusal("The endpoint has as many requests in flight as it takes.", "overloaded")
+
+    def _refusal(self, message: str, code: str) -> ApiError:
+        seconds = str(max(1, int(self.retry_after_s())))
+        return ApiError(
+            429,
+            f"{message} Try again in {seconds} s.",
+            type="rate_limit_error",
+            code=code,
+            headers={"retry-after": seconds},
+        )

@@ -1,0 +1,64 @@
+"""The body of a request, read whole before anything works on it.
+
+In:    the headers and `receive` of a request, a size and a time.
+Out:   the body; an `ApiError` when it is too large (413) or too slow (408); None when the client left.
+Never: holds more than the limit and one message of the server, or reads a body whose length is said to be too large.
+"""
+
+import asyncio
+
+from starlette.types import Message, Receive
+
+from mars_ray.openai_api.api_error import ApiError
+from mars_ray.serve.middleware.headers import Headers, values
+
+LENGTH_DIGITS = 18
+"""More digits than any length has; int() itself raises at some thousands of them."""
+
+
+async def read_body(headers: Headers, receive: Receive, *, limit_bytes: int, seconds: float) -> bytes | None:
+    """Return the whole body. What content-length says is only believed when it is too large."""
+    for length in values(headers, b"content-length"):
+        if length.isdigit() and (len(length) > LENGTH_DIGITS or int(length) > limit_bytes):
+            raise _too_large(limit_bytes)
+    # One buffer: a list of parts would hold some 40 bytes more for each, whose size the client chooses.
+    body = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            more = True
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                body += message.get("body") or b""
+                if len(body) > limit_bytes:
+                    raise _too_large(limit_bytes)
+                more = message.get("more_body", False)
+    except TimeoutError:
+        raise ApiError(
+            408,
+            f"The body did not arrive within {seconds:g} s.",
+            type="invalid_request_error",
+            code="body_timeout",
+            headers={"connection": "close"},  # else the rest may go on trickling in
+        ) from None
+    return bytes(body)
+
+
+def replayed(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives the body as one message, and then what the server says: that the client left."""
+    first = True
+
+    async def receive_again() -> Message:
+        nonlocal first
+        if first:
+            first = False
+            return {"type": "http.request", "body": body, "more_body": False}
+        return await receive()
+
+    return receive_again
+
+
+def _too_large(limit_bytes: int) -> ApiError:
+    message = f"The body is larger than {limit_bytes} bytes, the most that is taken here."
+    return ApiError(413, message, type="invalid_request_error", code="body_too_large")

@@ -1,0 +1,137 @@
+"""Bodies as JSON, read before anything else looks at them.
+
+In:    the headers and the body of a request to a route that takes one.
+Out:   the value; an `ApiError` that names the header, or the place in the body, that is wrong.
+Never: guesses: another type or encoding is refused, and what is no UTF-8, no JSON or no text within it.
+"""
+
+import json
+import re
+from collections.abc import Callable, Coroutine
+from email.message import Message
+from typing import Any
+
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mars_ray.openai_api.api_error import ApiError
+from mars_ray.openai_api.field_errors import NAME_CHARS, shown
+
+_LONE_SURROGATE = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
+)
+"""As it is escaped. An escaped backslash before it may deceive this, so what is found is looked for in the value."""
+
+
+class JsonRoute(APIRoute):
+    """A route whose body, if it takes one, is JSON in UTF-8."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return what FastAPI would call, behind our reading of the body."""
+        handle = super().get_route_handler()
+        if self.body_field is None:
+            return handle
+
+        async def read_first(request: Request) -> Response:
+            ours = _JsonRequest(request.scope, request.receive)
+            if body := await ours.body():
+                _check_headers(request)
+                ours.value = parse(body)
+            return await handle(ours)
+
+        return read_first
+
+
+class _JsonRequest(Request):
+    """A request whose body was parsed."""
+
+    value: Any = None
+
+    async def json(self) -> Any:
+        """Return the body."""
+        return self.value
+
+
+def parse(body: bytes) -> Any:
+    """Return the value of a JSON text. Raises an `ApiError`."""
+    try:
+        text = body.decode("utf-8-sig")
+        value = json.loads(text)
+    except UnicodeDecodeError as error:
+        raise _no_json(f"byte {error.start} is no UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise _no_json(f"line {error.lineno}, column {error.colno}") from None
+    except RecursionError:
+        raise _no_json("it is nested too deeply") from None
+    except ValueError:
+        raise _no_json("a number has too many digits") from None
+    if _LONE_SURROGATE.search(text) and (found := _half(value)):
+        place, half = found
+        name, code = shown(place), ascii(half).strip("'")
+        raise ApiError.bad_request(
+            f"{name} holds {code}, half of a surrogate pair, which is no character. Send both halves or neither.",
+            place[0][:NAME_CHARS] if place else None,
+        )
+    return value
+
+
+def _check_headers(request: Request) -> None:
+    """Raise the 415 of a body that is said to be something else."""
+    for encoding in request.headers.getlist("content-encoding"):
+        if encoding.strip().lower() not in ("", "identity"):
+            raise ApiError(
+                415,
+                f"The Content-Encoding is {encoding[:NAME_CHARS]}; send the body as it is, without this header.",
+                type="invalid_request_error",
+                code="unsupported_encoding",
+                headers={"accept-encoding": "identity"},
+            )
+    kind = Message()
+    sent = request.headers.get("content-type") or "missing"
+    kind["content-type"] = sent
+    if kind.get_content_type() != "application/json":
+        raise ApiError(
+            415,
+            f"The Content-Type is {sent[:NAME_CHARS]}; send JSON, and the header Content-Type: application/json.",
+            type="invalid_request_error",
+            code="unsupported_media_type",
+        )
+
+
+def _half(value: Any) -> tuple[tuple[str, ...], str] | None:
+    """Return a lone surrogate in a JSON value and where it is; that of a name is where its object is."""
+    place: list[str] = []
+    levels = [iter([("", value)])]
+    # No recursion, and one place for all: a body may be as deep as the interpreter can go, and wide there.
+    while levels:
+        entry = next(levels[-1], None)
+        if entry is None:
+            levels.pop()
+            del place[-1:]
+            continue
+        name, item = entry
+        if half := _surrogate_in(name):
+            return tuple(place[1:]), half
+        match item:
+            case str() if half := _surrogate_in(item):
+                return (*place[1:], name) if place else (), half
+            case dict():
+                place.append(name)
+                levels.append(iter(item.items()))
+            case list():
+                place.append(name)
+                levels.append((str(number), each) for number, each in enumerate(item))
+    return None
+
+
+def _surrogate_in(text: str) -> str | None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return text[error.start]
+    return None
+
+
+def _no_json(why: str) -> ApiError:
+    return ApiError.bad_request(f"the body is not JSON: {why}.", code="invalid_json")

@@ -1,0 +1,42 @@
+"""Which paths need no key, and which role the others need.
+
+In:    an ASGI scope.
+Out:   the path the router will look at; whether it is open; a role.
+Never: cleans a path up. What is not literally an open path needs a key, so no spelling of a path slips through.
+"""
+
+from starlette.types import Scope
+
+from mars_ray.serve.middleware.keys import Role
+
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/health", "/ping"})
+"""Kubernetes' names, and those by which clients of vLLM and SGLang ask whether an engine is up."""
+
+USE_PATHS = frozenset({"/tokenize", "/detokenize", "/openapi.json", "/version"})
+"""Beside those below /v1/."""
+
+
+def routed_path(scope: Scope) -> str:
+    """Return what Starlette's router will match: the decoded path, less the root path it is mounted at."""
+    path, root = str(scope["path"]), str(scope.get("root_path") or "")
+    if root and path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/"):
+        return path[len(root) :]
+    return path
+
+
+def is_open(scope: Scope, open_paths: frozenset[str]) -> bool:
+    """Return whether the request needs no key: what the router sees and what was sent must both say so.
+
+    The two differ for an encoded path such as /%68ealthz. The Host header, of which URLs are rebuilt, has no say.
+    """
+    raw = scope.get("raw_path")
+    return routed_path(scope) in open_paths and (raw is None or raw == scope["path"].encode(errors="replace"))
+
+
+def role_of_path(path: str) -> Role:
+    """Return `use` below /v1/ and for `USE_PATHS`, `operate` everywhere else.
+
+    Naming what is free to use, not what is not: a list of operators' paths would miss the spellings that a router
+    takes for the same path, such as a line feed at its end.
+    """
+    return "use" if path.startswith("/v1/") or path in USE_PATHS else "operate"

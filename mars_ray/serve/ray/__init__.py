@@ -1,0 +1,1 @@
+"""The shells that put the endpoint on Ray Serve."""

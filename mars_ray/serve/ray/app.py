@@ -1,0 +1,53 @@
+"""The endpoint as a Serve application: fronts that take HTTP, engines behind them (shell).
+
+`serve deploy` and `mars-ray serve` build it from the `args` of a config file; what stands under `deployments` there
+takes the place of what is set here.
+"""
+
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
+
+from mars_ray.model.resolve import resolve_model
+from mars_ray.serve.deploy.config import parse_config
+from mars_ray.serve.ray.engine import EngineReplica
+from mars_ray.serve.ray.gateway import Gateway
+from mars_ray.serve.ray.router import PrefixRouter
+
+DRAIN_SECONDS = 120
+"""What runs when a replica is to go may take so long to its end."""
+
+HEALTH_SECONDS = 1
+HEALTH_TIMEOUT_SECONDS = 30
+"""No step takes so long, be it a prefill on a slow CPU; three times in a row, and the replica is replaced."""
+
+ROWS = 256
+"""More than any engine takes where the operator sets no number."""
+
+
+def build(args: dict[str, Any]) -> Application:
+    """Return the application. Raises `ConfigError` for unknown or impossible settings, `ModelError` for no model."""
+    config = parse_config(args)
+    resolve_model(config.model)
+    engines = serve.deployment(EngineReplica).options(
+        name="Engine",
+        # Beyond its rows and its queue the engine refuses; this much may be on its way.
+        max_ongoing_requests=config.engine.queue + (config.engine.rows or ROWS),
+        request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
+        graceful_shutdown_timeout_s=DRAIN_SECONDS,
+        health_check_period_s=HEALTH_SECONDS,
+        health_check_timeout_s=HEALTH_TIMEOUT_SECONDS,
+        ray_actor_options={"num_cpus": 1},
+    )
+    front = serve.deployment(serve.ingress()(Gateway)).options(
+        name="Gateway",
+        # The front refuses by itself, in words a client understands, long before Serve would.
+        max_ongoing_requests=16 * config.limits.requests,
+        graceful_shutdown_timeout_s=DRAIN_SECONDS,
+        health_check_period_s=HEALTH_SECONDS,
+        ray_actor_options={"num_cpus": 0},
+    )
+    app: Application = front.bind(engines.bind(config), config)
+    return app

@@ -1,0 +1,90 @@
+"""A replica of the engine on Ray Serve (shell around `EngineClient`)."""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from ray import serve
+
+from mars_ray.control.core.ray_controller import RayController
+from mars_ray.control.replica.heartbeat import keep_beating
+from mars_ray.control.replica.lease import Lease
+from mars_ray.engine.chunk import Chunk
+from mars_ray.engine.process.async_engine import AsyncEngine
+from mars_ray.engine.request import Request
+from mars_ray.errors import MarsRayError
+from mars_ray.model.resolve import resolve_model
+from mars_ray.openai_api.model_facts import ModelFacts
+from mars_ray.serve.deploy.config import ServeConfig
+from mars_ray.serve.ray.autoscaling import DESIRED
+from mars_ray.serve.replicas.engine_client import EngineClient
+from mars_ray.serve.replicas.engine_metrics import EngineMetrics
+
+
+class EngineReplica:
+    """Errors travel as values: what an exception becomes on the way depends on Ray's transport."""
+
+    async def __init__(self, config: ServeConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+        folder = resolve_model(config.model)
+        engine, facts = await AsyncEngine.start(config.engine_spec(folder))
+        self._ending = asyncio.create_task(_end_with(engine))
+        replica = serve.get_replica_context()
+        plan = config.plan(folder)
+        self._lease = Lease(replica.replica_id.unique_id, plan)
+        self._beating = asyncio.create_task(
+            keep_beating(engine, self._lease, RayController(replica.app_name, plan).answer)
+        )
+        created = int((folder / "config.json").stat().st_mtime)
+        self._client = EngineClient(
+            engine,
+            ModelFacts(name=config.model_name, created=created, engine=facts),
+            EngineMetrics(model=config.model_name, replica=replica.replica_id.unique_id),
+        )
+
+    async def stream(self, request: Request) -> AsyncGenerator[Chunk | MarsRayError, None]:
+        """Yield the chunks of a request, or the error it ends with."""
+        try:
+            async with aclosing(self._client.stream(request)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except MarsRayError as error:
+            yield error
+
+    async def collect(self, request: Request) -> list[Chunk] | MarsRayError:
+        """Return the chunks of a request, or the error it ended with."""
+        try:
+            return await self._client.collect(request)
+        except MarsRayError as error:
+            return error
+
+    async def facts(self) -> ModelFacts:
+        """Return the facts of the model."""
+        return await self._client.facts()
+
+    async def metrics(self) -> str:
+        """Return the metrics of this replica."""
+        return "".join(await self._client.metrics())
+
+    async def alive(self) -> bool:
+        """Return True: that is all a front wants to know."""
+        return True
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return what `ray_autoscaling` goes by; nothing while no controller answers."""
+        held = self._lease.directive
+        return {DESIRED: float(held.desired_replicas)} if held and held.desired_replicas else {}
+
+    async def check_health(self) -> None:
+        """Wait for the step the engine is at. When it does not end, Serve starts another replica."""
+        await self._client.ready()
+
+    async def __del__(self) -> None:
+        self._beating.cancel()
+        await self._client.close()
+
+
+async def _end_with(engine: AsyncEngine) -> None:
+    """End this process with its engine: routers send nothing more to a replica that died, and Serve starts another."""
+    await engine.gone.wait()
+    os._exit(1)

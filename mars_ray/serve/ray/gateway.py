@@ -1,0 +1,44 @@
+"""The HTTP front on Ray Serve (shell around `front`): its replicas are what the load balancer sends requests to."""
+
+import gc
+
+from ray import serve
+from ray.serve.context import _get_global_client
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mars_ray.control.core.ray_controller import RayController
+from mars_ray.model.resolve import resolve_model
+from mars_ray.serve.deploy.config import ServeConfig, check_exposure
+from mars_ray.serve.http.front import make_front
+from mars_ray.serve.ray.client import RayClient
+
+
+class Gateway:
+    """Raises `ConfigError` when it would let strangers in: no keys, and Serve listens beyond this machine."""
+
+    def __init__(self, engines: DeploymentHandle, config: ServeConfig) -> None:
+        check_exposure(_get_global_client().http_config.host, config)
+        self._engines, self._config = engines, config
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Return the app; Serve calls this in the replica, so nothing of it is pickled."""
+        name = serve.get_replica_context().replica_id.unique_id
+        folder = resolve_model(self._config.model)
+        control = RayController(serve.get_replica_context().app_name, self._config.plan(folder))
+        front = make_front(RayClient(self._engines), control, self._config, folder, name=name)
+
+        # Serve puts x-request-id on every answer, and a client would see both.
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            async def send_on(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    kept = [(name, value) for name, value in message["headers"] if name != b"x-request-id"]
+                    message = {**message, "headers": kept}
+                await send(message)
+
+            await front(scope, receive, send_on)
+
+        # What is there by now, stays: to look through all of it for garbage takes 0.14 s, in which all callers wait.
+        gc.collect()
+        gc.freeze()
+        return app

@@ -1,0 +1,23 @@
+"""Route requests from a front to the engines by load and shared prefix (shell around `routing`)."""
+
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+from mars_ray.engine.request import Request
+from mars_ray.serve.replicas.prefix_routing import prefix_key, ranked
+
+
+class PrefixRouter(RequestRouter):  # type: ignore[misc]
+    """Looks at the engine request a call carries; calls without one go to the least loaded replica."""
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Return ranks of one replica each; Ray takes the first that has room."""
+        if pending_request:
+            # Every replica is among the ranks. Unless told so, Ray asks again at once, and without a pause for others.
+            pending_request.routing_context.should_backoff = True
+        request = next(iter(pending_request.args), None) if pending_request else None
+        key = prefix_key(request.tenant, request.prompt) if isinstance(request, Request) else ""
+        by_id = {each.replica_id.unique_id: each for each in candidate_replicas}
+        loads = {name: self.replica_queue_len_cache.get(each.replica_id) or 0 for name, each in by_id.items()}
+        return [[by_id[name]] for name in ranked(key, loads)] if loads else []

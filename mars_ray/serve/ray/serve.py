@@ -1,0 +1,130 @@
+"""`mars-ray serve`: the endpoint on a Ray cluster of this machine, or on the one `RAY_ADDRESS` names (shell)."""
+
+import logging
+import os
+import socket
+import sys
+import time
+
+import ray
+from ray import serve
+from ray.serve._private.api import serve_start
+from ray.serve.schema import ServeDeploySchema
+
+from mars_ray.control.core.ray_controller import remove_controllers
+from mars_ray.control.laws.limits import bounds_of, raised_floor
+from mars_ray.errors import ConfigError, ModelError, ServeError
+from mars_ray.model.folder import check_folder
+from mars_ray.model.resolve import resolve_model
+from mars_ray.ray_cluster import connect
+from mars_ray.serve.deploy.config import parse_config
+from mars_ray.serve.deploy.stop_signals import StopSignals
+from mars_ray.serve.middleware.keys import read_keys
+from mars_ray.serve.ray.app import DRAIN_SECONDS
+
+POLL_SECONDS = 0.2
+
+EXAMPLE = """\
+  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{{"model": "{model}", \\
+    "messages": [{{"role": "user", "content": "JSON with the keys name, city: Ada lives in London."}}]}}'"""
+
+
+def run(schema: ServeDeploySchema) -> None:
+    """Run the endpoint of a deploy file until a signal asks it to stop, then let what runs finish.
+
+    Prints where it is to standard output once it is ready, all else to standard error. Raises `ConfigError` or
+    `ModelError` before anything is started, and `ServeError` when it does not come up.
+    """
+    started_s = time.monotonic()
+    name = schema.applications[0].name
+    if "RAY_ADDRESS" not in os.environ:
+        _check_this_machine(schema)
+    _say("starting Ray", started_s)
+    connect()
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    try:
+        with StopSignals() as signals:
+            _say("starting Ray Serve", started_s)
+            client = serve_start(
+                http_options=schema.http_options.model_dump(),
+                proxy_location=schema.proxy_location,
+                global_logging_config=schema.logging_config,
+            )
+            _say("starting the front, loading the model", started_s)
+            client.deploy_apps(schema)
+            if _wait_until_up(name, signals):
+                client.wait_for_proxies_serving(wait_for_applications_running=True)
+                url, model = _url(schema), parse_config(schema.applications[0].args).model_name
+                print(f"ready in {time.monotonic() - started_s:.1f} s: {url}/v1, for example:", flush=True)
+                print(EXAMPLE.format(url=url, model=model), flush=True)
+                for line in _thresholds(schema):
+                    _say(line, started_s)
+                signals.wait()
+            _say("stopping: what runs may finish; once more to stop at once", started_s)
+            serve.delete(name, _blocking=False)
+            _wait_until_gone(name)
+            remove_controllers(name)
+    finally:
+        ray.shutdown()
+
+
+def _say(line: str, started_s: float) -> None:
+    print(f"mars-ray: {time.monotonic() - started_s:5.1f} s  {line}", file=sys.stderr, flush=True)
+
+
+def _thresholds(schema: ServeDeploySchema) -> list[str]:
+    """Say between which thresholds load moves answers, and why that is not what was asked; nothing where the model is
+    on other machines only."""
+    config, lines = parse_config(schema.applications[0].args), list[str]()
+    try:
+        bounds = bounds_of(config.plan(resolve_model(config.model)), [])
+    except ModelError:
+        return lines
+    for name, each in bounds.items():
+        raised = raised_floor(name, each.asked, each.floor, each.floor_reason)
+        lines.append(f"class {name}: thresholds from {each.ceiling:g} down to {each.floor:g}, by load")
+        lines += [raised] if raised else []
+    return lines
+
+
+def _check_this_machine(schema: ServeDeploySchema) -> None:
+    """Raise what would otherwise come up half a minute later, or in a log: no model, bad keys, a port in use."""
+    config = parse_config(schema.applications[0].args)
+    check_folder(resolve_model(config.model))
+    if config.keys:
+        read_keys(config.keys, [each.name for each in config.classes])
+    host, port = schema.http_options.host, schema.http_options.port
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what a server of before left is no one's
+            probe.bind((host, port))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}. Give another --port."
+        ) from None
+
+
+def _wait_until_up(name: str, signals: StopSignals) -> bool:
+    """Return whether the application runs; False when a signal came before. Raises `ServeError`."""
+    while not signals.wait(POLL_SECONDS):
+        application = serve.status().applications.get(name)
+        if application is None or application.status == "DEPLOYING":
+            continue
+        if application.status == "RUNNING":
+            return True
+        messages = [each.message for each in application.deployments.values() if each.message]
+        reason = (messages or [application.message])[0].strip().splitlines()
+        raise ServeError(f"the endpoint did not start: {reason[-1] if reason else application.status}")
+    return False
+
+
+def _wait_until_gone(name: str) -> None:
+    ends_s = time.monotonic() + DRAIN_SECONDS + 10
+    while name in serve.status().applications and time.monotonic() < ends_s:
+        time.sleep(POLL_SECONDS)
+
+
+def _url(schema: ServeDeploySchema) -> str:
+    host = schema.http_options.host
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{schema.http_options.port}"

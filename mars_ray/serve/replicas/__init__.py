@@ -1,0 +1,1 @@
+"""The engines behind the routes, and which of them a request goes to."""

@@ -1,0 +1,137 @@
+"""What one engine tells Prometheus, under the names that dashboards of vLLM know, with `mars:` before them.
+
+In:    requests, their chunks as they leave the engine, the state of the engine.
+Out:   Prometheus text.
+Never: labels by anything a caller chooses.
+"""
+
+import time
+from collections.abc import Callable
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+
+from mars_ray.engine.chunk import Chunk
+from mars_ray.engine.request import Request
+from mars_ray.engine.stats.state import EngineState
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a series more for each, which few read
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+TOKENS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
+
+
+class EngineMetrics:
+    """The figures of one engine. `clock` gives seconds."""
+
+    def __init__(self, *, model: str, replica: str, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
+        self._registry = CollectorRegistry()
+        self._labels = {"model_name": model, "replica": replica}
+        self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
+        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        self.forwards = self._counter("sequence_forwards", "Forwards that gave a sequence a token.")
+        self.prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the cache.")
+        self.prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found there.")
+        self.first_token = self._seconds("time_to_first_token", "From the arrival of a request to its first token.")
+        self.inter_token = self._seconds("inter_token_latency", "Per token; the tokens of a step share its time.")
+        self.whole = self._seconds("e2e_request_latency", "From the arrival of a request to its last token.")
+        self.queued = self._seconds("request_queue_time", "From the arrival of a request to its first step.")
+        self.accepted = self._histogram("accepted_tokens", "Tokens a forward gave a sequence.", TOKENS)
+        self.block = self._histogram("block", "Tokens proposed by a forward for a sequence.", TOKENS)
+        self.success = Counter(
+            "mars:request_success", "Ended, by reason.", [*self._labels, "finished_reason"], registry=self._registry
+        )
+        self._running = self._gauge("num_requests_running", "Sequences that have a row.")
+        self._waiting = self._gauge("num_requests_waiting", "Sequences in the queue.")
+        self._kv_use = self._gauge("kv_cache_usage_perc", "Share of the cache that is filled, 0 to 1.")
+        self._preemptions = self._gauge("num_preemptions", "Sequences that gave their row back so far.")
+        self._threshold = Gauge(
+            "mars:threshold",
+            "Of requests that name none.",
+            [*self._labels, "service_class"],
+            registry=self._registry,
+        )
+        self._threshold_changes = self._gauge("threshold_changes", "How often it was changed so far.")
+        self._curve = self._by_threshold("tokens_per_forward", "What each threshold would give.")
+        self._agreement = self._by_threshold("agreement", "Share that autoregressive decoding would have chosen too.")
+
+    def begin(self, request: Request) -> "Observed":
+        """Return the observer of a request that arrives now."""
+        return Observed(self, request)
+
+    def ended(self, reason: str) -> None:
+        """Count a sequence that ended."""
+        self.success.labels(**self._labels, finished_reason=reason).inc()
+
+    def text(self, state: EngineState) -> str:
+        """Return everything, with the engine in `state`."""
+        self._running.set(state.running)
+        self._waiting.set(state.waiting)
+        self._kv_use.set(state.kv_use)
+        self._preemptions.set(state.preemptions)
+        for each in state.classes:
+            self._threshold.labels(**self._labels, service_class=each.name).set(each.threshold)
+        self._threshold_changes.set(state.threshold_changes)
+        for point in state.profile:
+            labels = self._labels | {"threshold": f"{point.threshold:g}"}
+            self._curve.labels(**labels).set(point.tokens_per_forward)
+            if point.agreement is not None:
+                self._agreement.labels(**labels).set(point.agreement)
+        return generate_latest(self._registry).decode()
+
+    def _counter(self, name: str, meaning: str) -> Counter:
+        return Counter(f"mars:{name}", meaning, list(self._labels), registry=self._registry).labels(**self._labels)
+
+    def _gauge(self, name: str, meaning: str) -> Gauge:
+        return Gauge(f"mars:{name}", meaning, list(self._labels), registry=self._registry).labels(**self._labels)
+
+    def _by_threshold(self, name: str, meaning: str) -> Gauge:
+        return Gauge(f"mars:{name}", meaning, [*self._labels, "threshold"], registry=self._registry)
+
+    def _seconds(self, name: str, meaning: str) -> Histogram:
+        return self._histogram(f"{name}_seconds", meaning, SECONDS)
+
+    def _histogram(self, name: str, meaning: str, buckets: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(f"mars:{name}", meaning, list(self._labels), buckets=buckets, registry=self._registry)
+        return histogram.labels(**self._labels)
+
+
+class Observed:
+    """One request on its way through the engine."""
+
+    def __init__(self, metrics: EngineMetrics, request: Request) -> None:
+        self._metrics, self._prompt_tokens = metrics, len(request.prompt)
+        self._arrived_s = metrics.clock()
+        self._last_s: dict[int, float] = {}
+        """When each sequence last said something."""
+
+    def observe(self, chunk: Chunk) -> None:
+        """Count a chunk that just left the engine."""
+        metrics, now_s = self._metrics, self._metrics.clock()
+        if count := len(chunk.tokens):
+            metrics.generation_tokens.inc(count)
+            metrics.accepted.observe(count)
+            metrics.block.observe(chunk.masks + 1)
+            last_s = self._last_s.get(chunk.index)
+            if last_s is None:
+                metrics.first_token.observe(now_s - self._arrived_s)
+            else:
+                for _ in range(count):
+                    metrics.inter_token.observe((now_s - last_s) / count)
+            self._last_s[chunk.index] = now_s
+        if finished := chunk.finished:
+            metrics.ended(finished.reason)
+            metrics.forwards.inc(finished.forwards)
+            metrics.queued.observe(finished.queued_s)
+            metrics.whole.observe(now_s - self._arrived_s)
+            if chunk.index == 0:
+                metrics.prompt_tokens.inc(self._prompt_tokens)
+                metrics.prefix_queries.inc(self._prompt_tokens)
+                metrics.prefix_hits.inc(finished.cached_tokens)

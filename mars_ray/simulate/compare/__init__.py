@@ -1,0 +1,1 @@
+"""`mars-ray bench policy`: policies side by side on the same traces."""

@@ -1,0 +1,104 @@
+"""The plan of a batch job: its floor is where calibration says that quality is lost."""
+
+from pathlib import Path
+
+import pytest
+
+from mars_ray.batch.run.control_plan import batch_plan
+from mars_ray.control.laws.limits import bounds_of
+from mars_ray.control.settings import FLOOR, ControlSettings
+from mars_ray.errors import ConfigError
+from mars_ray.model.card import CalibrationPoint, Card, write_card
+
+RIGHT = {1.0: 0.9, 0.95: 0.9, 0.9: 0.895, 0.85: 0.88, 0.8: 0.86, 0.7: 0.8}
+AGREED = {1.0: 1.0, 0.95: 0.999, 0.9: 0.99, 0.85: 0.975, 0.8: 0.96, 0.7: 0.9}
+
+
+def calibrated(folder: Path, *, accuracy: bool) -> Path:
+    points = tuple(
+        CalibrationPoint(
+            threshold=threshold,
+            tokens_per_forward=2.0,
+            tokens_per_forward_std=None,
+            agreement=AGREED[threshold],
+            agreement_std=None,
+            accuracy=right if accuracy else None,
+            accuracy_std=None,
+            examples=1,
+            tokens=1,
+            seeds=1,
+            data="none",
+            by_family={},
+        )
+        for threshold, right in RIGHT.items()
+    )
+    card = Card(
+        method="mars",
+        block=4,
+        objective={"phase": "absolute", "ar_weight": 1.0},
+        mask_token="<|mask|>",
+        mask_token_id=5,
+        data="none",
+        examples=1,
+        tokens=1,
+        steps=1,
+        seed=1,
+        versions={},
+        losses={},
+        calibration=points,
+    )
+    write_card(card, folder)
+    return folder
+
+
+def floor(folder: Path, loss: float | None, threshold: float = 0.95) -> float:
+    plan = batch_plan(folder, threshold=threshold, deadline_s=7200, max_quality_loss=loss)
+    return bounds_of(plan, [])["standard"].floor
+
+
+def test_the_floor_is_the_lowest_calibrated_threshold_that_loses_no_more(tmp_path: Path) -> None:
+    folder = calibrated(tmp_path, accuracy=True)
+    assert [floor(folder, loss) for loss in (0.0, 0.01, 0.03, 0.05)] == [0.95, 0.9, 0.85, 0.8]
+
+
+def test_where_no_answer_could_be_verified_agreement_counts(tmp_path: Path) -> None:
+    folder = calibrated(tmp_path, accuracy=False)
+    assert [floor(folder, loss) for loss in (0.0, 0.01, 0.03, 0.05)] == [0.95, 0.9, 0.85, 0.8]
+
+
+def test_without_a_bound_or_without_calibration_the_usual_floor_holds(tmp_path: Path) -> None:
+    assert floor(tmp_path, 0.05) == floor(tmp_path, None) == FLOOR
+    assert floor(calibrated(tmp_path, accuracy=True), None) == FLOOR
+
+
+def test_no_floor_is_above_the_threshold_of_the_job(tmp_path: Path) -> None:
+    assert floor(calibrated(tmp_path, accuracy=True), 0.2, threshold=0.5) == 0.5
+
+
+def test_without_a_deadline_the_threshold_stays(tmp_path: Path) -> None:
+    plan = batch_plan(tmp_path, threshold=0.97, deadline_s=None, max_quality_loss=0.01)
+    assert (plan.settings.policy, plan.ceiling) == ("fixed", 0.97)
+
+
+def test_a_job_of_minutes_comes_back_sooner_than_one_of_hours(tmp_path: Path) -> None:
+    waits = [
+        batch_plan(tmp_path, threshold=0.95, deadline_s=each, max_quality_loss=None).settings.recover_s
+        for each in (60.0, 36000.0)
+    ]
+    assert waits[0] < 2 and waits[1] == ControlSettings().recover_s
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "loss", "message"),
+    [
+        (0.0, None, "the deadline is 0.0 s from now; it must be more than 0."),
+        (float("nan"), None, "the deadline is nan s from now"),
+        (60.0, 1.5, r"max_quality_loss is 1.5; it must be in 0..1."),
+        (None, float("nan"), r"max_quality_loss is nan"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    tmp_path: Path, deadline_s: float | None, loss: float | None, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        batch_plan(tmp_path, threshold=0.95, deadline_s=deadline_s, max_quality_loss=loss)

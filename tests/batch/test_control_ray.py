@@ -1,0 +1,130 @@
+"""Batch jobs under a controller, on a real cluster: deadlines, and making way for an endpoint's callers."""
+
+import asyncio
+import json
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import ray
+
+from mars_ray.batch.output.folder import LEDGER
+from mars_ray.batch.output.report import JobReport
+from mars_ray.batch.ray.generate import GenerateOptions, generate
+from mars_ray.batch.rows.plain_form import PlainSettings
+from mars_ray.control.core.controller import ClusterStatus
+from mars_ray.control.core.ray_controller import BATCH, NAMESPACE, RayController, remove_controllers
+from mars_ray.engine.request import DecodeParams, SamplingParams
+from tests.control.control_samples import class_state, plan_of, report
+
+pytestmark = pytest.mark.ray
+SECONDS = 120
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=200_000_000,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+    yield
+    ray.shutdown()
+
+
+def options(place: Path, model: Path, rows: int, deadline_s: float) -> GenerateOptions:
+    source = place / "rows.jsonl"
+    source.write_text("".join(json.dumps({"id": f"row-{n}", "prompt": f"say {n}"}) + "\n" for n in range(rows)))
+    return GenerateOptions(
+        input=(str(source),),
+        output=place / "out",
+        model=str(model),
+        form=PlainSettings(sampling=SamplingParams(max_tokens=60), decode=DecodeParams()),
+        deadline_s=deadline_s,
+        compiled=False,
+    )
+
+
+def test_a_job_with_time_to_spare_is_done_at_full_quality(model_folder: Path, tmp_path: Path) -> None:
+    done = generate(options(tmp_path, model_folder, 20, deadline_s=3600))
+    assert done.deadline.endswith("before the deadline")
+    assert set(pq.read_table(tmp_path / "out" / "rows")["threshold"].to_pylist()) == {1.0}
+
+
+@pytest.mark.slow
+def test_a_job_that_cannot_be_in_time_goes_as_low_as_it_may_and_says_so(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = generate(options(tmp_path, model_folder, 2000, deadline_s=12))
+    assert done.deadline.endswith("after the deadline")
+    assert "late: even at threshold 0.9, the lowest that quality allows" in capsys.readouterr().err
+    assert 0.9 in pq.read_table(tmp_path / "out" / "rows")["threshold"].to_pylist()
+
+
+class Shop(threading.Thread):
+    """An endpoint whose callers wait, until `calm` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.calm, self.over = threading.Event(), threading.Event()
+
+    def run(self) -> None:
+        async def beat() -> None:
+            controller, number = RayController("shop", plan_of()), 0
+            while not self.over.is_set():
+                number += 1
+                waiting = 0 if self.calm.is_set() else 3
+                await controller.answer(report(number, float(number), class_state(waiting=waiting)))
+                await asyncio.to_thread(self.over.wait, 0.5)
+
+        asyncio.run(beat())
+
+
+def job_status() -> ClusterStatus | None:
+    """What the controller of the batch job says, once there is one."""
+    names = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True)]
+    found = next((name for name in names if name.startswith(f"controller:{BATCH}")), None)
+    if found is None:
+        return None
+    status: ClusterStatus = ray.get(ray.get_actor(found, namespace=NAMESPACE).status.remote())
+    return status
+
+
+def done_in(output: Path) -> int:
+    with closing(sqlite3.connect(f"file:{output / LEDGER}?mode=ro", uri=True)) as connection:
+        [(done,)] = connection.execute("SELECT count(*) FROM done")
+        return int(done)
+
+
+@pytest.mark.slow
+def test_workers_take_no_new_rows_while_callers_wait(model_folder: Path, tmp_path: Path) -> None:
+    shop, reports = Shop(), list[JobReport]()
+    shop.start()
+    given = options(tmp_path, model_folder, 3000, deadline_s=100)
+    job = threading.Thread(target=lambda: reports.append(generate(given)))
+    job.start()
+    try:
+        ends_s, idle = time.monotonic() + SECONDS, 0
+        while idle < 3:  # an engine that has work is never without a row between two of its steps
+            assert time.monotonic() < ends_s and not reports
+            status = job_status()
+            busy = [each.state.running + each.state.waiting for each in status.replicas] if status else []
+            idle = idle + 1 if busy == [0] else 0
+            threading.Event().wait(1.0)
+        assert done_in(tmp_path / "out") < 3000
+        shop.calm.set()
+        job.join(SECONDS)
+        assert reports[0].rows == 3000
+    finally:
+        shop.over.set()
+        shop.join()
+        remove_controllers("shop")

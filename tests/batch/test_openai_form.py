@@ -1,0 +1,226 @@
+"""Batch files of OpenAI's: what a line may ask for, and what its answer looks like."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.chat import ChatCompletion
+from openai.types.completion import Completion
+
+from mars_ray.batch.rows.answer import Answer
+from mars_ray.batch.rows.openai_form import CHAT, COMPLETIONS, OpenAIForm, OpenAISettings, is_openai_batch, openai_id
+from mars_ray.data.chat import ChatEncoder
+from mars_ray.engine.chunk import Finished, TokenLogprobs
+from mars_ray.engine.mode import Mode
+from mars_ray.engine.request import DecodeParams
+from mars_ray.errors import BadRecordError, PromptTooLongError, ReplicaLostError, RequestError, StepError
+from mars_ray.model.checkpoint import Checkpoint
+
+MESSAGES = [{"role": "user", "content": "why?"}]
+LEAST: dict[str, dict[str, Any]] = {
+    CHAT: {"model": "gpt-whatever", "messages": MESSAGES},
+    COMPLETIONS: {"model": "gpt-whatever", "prompt": "why?"},
+}
+SETTINGS = OpenAISettings(model="ours", decode=DecodeParams(mode=Mode.EXACT, threshold=0.9, block=4))
+
+
+@pytest.fixture(scope="module")
+def form(checkpoint: Checkpoint) -> OpenAIForm:
+    return OpenAIForm(SETTINGS, checkpoint.tokenizer, positions=128, clock=lambda: 1e9)
+
+
+def raw(url: Any = CHAT, *, method: Any = "POST", custom_id: Any = "row-1", **body: Any) -> bytes:
+    fields = {"custom_id": custom_id, "method": method, "url": url, "body": LEAST.get(str(url), {}) | body}
+    return json.dumps(fields).encode()
+
+
+def answer_of(checkpoint: Checkpoint, text: str, *, logprobs: bool = False) -> Answer:
+    """An answer that a stop token ended."""
+    encoded = checkpoint.tokenizer(text)
+    tokens = (*encoded["input_ids"], checkpoint.tokenizer.eos_token_id)
+    starts = (*(encoded.token_to_chars(number).start for number in range(len(tokens) - 1)), None)
+    return Answer(
+        text=text,
+        tokens=tokens,
+        logprobs=tuple(
+            TokenLogprobs(-0.5, ((token, -0.5),), start) for token, start in zip(tokens, starts, strict=True)
+        )
+        if logprobs
+        else (),
+        threshold=0.9,
+        finished=Finished(
+            reason="stop", prompt_tokens=7, cached_tokens=0, tokens=len(tokens), forwards=2, queued_s=0.0
+        ),
+    )
+
+
+def refusal(form: OpenAIForm, text: bytes) -> dict[str, Any]:
+    with pytest.raises((BadRecordError, RequestError)) as caught:
+        form.parse("row-1", text)
+    return form.refused("row-1", text, caught.value)
+
+
+def test_a_conversation_is_asked_as_the_endpoint_would(form: OpenAIForm, checkpoint: Checkpoint) -> None:
+    row = form.parse("row-1", raw(seed=3, n=2, max_tokens=5, stop="!"))
+    assert row.request.prompt == tuple(ChatEncoder(checkpoint.tokenizer).prompt(MESSAGES))
+    sampling = row.request.sampling
+    assert (sampling.temperature, sampling.seed, sampling.n, sampling.max_tokens) == (1.0, 3, 2, 5)
+    assert (sampling.stop, row.shown) == (("!",), "why?")
+
+
+@pytest.mark.parametrize("prompt", ["why?", ["why?"]], ids=str)
+def test_a_completion_is_asked_as_the_endpoint_would(form: OpenAIForm, checkpoint: Checkpoint, prompt: Any) -> None:
+    ids = checkpoint.tokenizer("why?")["input_ids"]
+    row = form.parse("row-1", raw(COMPLETIONS, prompt=prompt))
+    assert (row.request.prompt, row.request.sampling.max_tokens, row.shown) == (tuple(ids), 16, "why?")
+
+
+def test_a_prompt_may_be_tokens(form: OpenAIForm) -> None:
+    for ids in ([5, 6], [[5, 6]]):
+        row = form.parse("row-1", raw(COMPLETIONS, prompt=ids))
+        assert (row.request.prompt, row.shown) == ((5, 6), "[5, 6]")
+    form.parse("row-1", raw(COMPLETIONS, prompt=[-1]))  # left to the engine, which knows the vocabulary
+
+
+def test_an_answer_ends_where_the_context_does(form: OpenAIForm) -> None:
+    request = form.parse("row-1", raw(max_tokens=128)).request
+    assert request.sampling.max_tokens == 128 - len(request.prompt)
+    assert form.parse("row-1", raw()).request == request
+
+
+def test_the_job_says_how_to_decode_where_the_body_does_not(form: OpenAIForm) -> None:
+    def decode(**body: Any) -> DecodeParams:
+        return form.parse("row-1", raw(**body)).request.decode
+
+    assert decode() == SETTINGS.decode
+    assert decode(threshold=0.5) == replace(SETTINGS.decode, threshold=0.5)
+    assert decode(threshold_floor=0.5, block=2) == DecodeParams(mode=Mode.EXACT, floor=0.5, block=2)
+    assert decode(mode="ar") == replace(SETTINGS.decode, mode=Mode.AR)
+
+
+def test_an_answer_is_a_line_of_openais_output_file(form: OpenAIForm, checkpoint: Checkpoint) -> None:
+    row = form.parse("row-1", raw(n=2))
+    answers = [answer_of(checkpoint, "so"), answer_of(checkpoint, "for å", logprobs=True)]
+    [line] = form.answered(row, answers)
+    assert line.keys() == {"id", "custom_id", "response", "error"}
+    assert (line["custom_id"], line["error"]) == ("row-1", None)
+    assert line["id"].startswith("batch_req_")
+    assert line["response"].keys() == {"status_code", "request_id", "body"}
+    assert line["response"]["status_code"] == 200
+    body = ChatCompletion.model_validate(line["response"]["body"])
+    assert (body.model, body.created) == ("ours", 1_000_000_000)
+    assert [(each.index, each.message.content, each.finish_reason) for each in body.choices] == [
+        (0, "so", "stop"),
+        (1, "for å", "stop"),
+    ]
+    assert body.usage is not None
+    assert body.usage.prompt_tokens == len(row.request.prompt)
+    assert body.usage.completion_tokens == sum(len(each.tokens) for each in answers)
+    assert body.choices[1].logprobs is not None
+    assert body.choices[1].logprobs.content is not None
+    assert len(body.choices[1].logprobs.content) == len(answers[1].tokens) - 1, "the stop token is no text"
+    assert form.answered(row, answers) == [line]
+
+
+def test_a_completion_says_where_in_the_text_its_tokens_are(form: OpenAIForm, checkpoint: Checkpoint) -> None:
+    row = form.parse("row-1", raw(COMPLETIONS, logprobs=1))
+    [line] = form.answered(row, [answer_of(checkpoint, "aåb", logprobs=True)])
+    [choice] = Completion.model_validate(line["response"]["body"]).choices
+    assert choice.text == "aåb"
+    assert choice.logprobs is not None
+    assert choice.logprobs.text_offset == [0, 1, 1, 2]  # å is two tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"{oops", "not JSON"),
+        (raw(custom_id=None), "no 'custom_id'"),
+        (raw(custom_id=[1]), "'custom_id' must be text"),
+        (raw(method="GET"), "'method' is 'GET'; it must be 'POST'"),
+        (raw("/v1/embeddings"), "'url' is '/v1/embeddings'; known are /v1/chat/completions, /v1/completions"),
+        (raw(["/v1/completions"]), "'url' is"),
+        (raw(messages=[{"role": "user", "content": "\ud800"}]), "not Unicode"),
+    ],
+)
+def test_a_line_that_is_no_request_has_an_error_and_no_response(form: OpenAIForm, text: bytes, message: str) -> None:
+    line = refusal(form, text)
+    assert line["response"] is None
+    assert line["error"]["code"] == "invalid_request"
+    assert message in line["error"]["message"]
+    assert line["custom_id"] == openai_id(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "param", "message"),
+    [
+        (raw(stream=True), "stream", "a batch has no streams"),
+        (raw(COMPLETIONS, prompt=["a", "b"]), "prompt", "the number of prompts is 2"),
+        (raw(temprature=1), "temprature", "unknown parameter 'temprature'"),
+        (raw(messages=[{"role": "user", "content": 5}]), "messages", "messages.0.content"),
+        (raw(tools=[{"type": "function"}]), "tools", "tools is not supported"),
+        (raw(max_tokens=129), "max_tokens", "max_tokens is 129"),
+        (raw(n=65), "n", "n is 65"),
+        (raw(model=None), "model", "model is missing"),
+        (
+            json.dumps({"custom_id": "row-1", "method": "POST", "url": CHAT, "body": []}).encode(),
+            None,
+            "the body must be an object",
+        ),
+    ],
+)
+def test_a_body_that_the_endpoint_refuses_is_answered_as_it_does(
+    form: OpenAIForm, text: bytes, param: str | None, message: str
+) -> None:
+    line = refusal(form, text)
+    assert (line["error"], line["custom_id"], line["response"]["status_code"]) == (None, "row-1", 400)
+    error = line["response"]["body"]["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert message in error["message"]
+
+
+def test_a_prompt_without_room_for_an_answer_is_told_by_openais_code(form: OpenAIForm) -> None:
+    line = refusal(form, raw(COMPLETIONS, prompt="x" * 128))
+    assert line["response"]["body"]["error"]["code"] == "context_length_exceeded"
+    late = form.refused("row-1", raw(), PromptTooLongError("too long"))
+    assert late["response"]["body"]["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("error", [StepError("it tastes bad"), ReplicaLostError("it died")])
+def test_what_failed_while_it_ran_has_an_error_that_says_why(form: OpenAIForm, error: Exception) -> None:
+    line = form.refused("row-1", raw(), error)
+    assert (line["custom_id"], line["response"]) == ("row-1", None)
+    assert line["error"] == {"code": "processing_failed", "message": str(error)}
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=())),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+names = st.sampled_from(["prompt", "messages", "max_tokens", "stop", "n", "logit_bias", "logprobs", "tools", "mode"])
+
+
+@given(st.sampled_from([CHAT, COMPLETIONS]), st.dictionaries(names, json_values, max_size=2), json_values)
+def test_whatever_comes_in_an_answer_or_an_error_comes_out(
+    form: OpenAIForm, checkpoint: Checkpoint, url: str, body: dict[str, Any], custom_id: object
+) -> None:
+    text = raw(url, custom_id=custom_id, **body)
+    try:
+        [line] = form.answered(form.parse("row-1", text), [answer_of(checkpoint, "so")])
+    except (BadRecordError, RequestError) as error:
+        line = form.refused("row-1", text, error)
+        assert (line["response"] is None) != (line["error"] is None)
+    json.dumps(line, ensure_ascii=False).encode()
+
+
+def test_a_batch_file_is_known_by_its_first_line_even_if_that_lacks_something() -> None:
+    whole = json.loads(raw())
+    assert is_openai_batch(raw())
+    for name in whole:
+        assert is_openai_batch(json.dumps({key: value for key, value in whole.items() if key != name}).encode())
+    assert not any(map(is_openai_batch, (b"{oops", b"[]", b'{"url": "http://x", "body": "page", "prompt": "sum up"}')))

@@ -1,0 +1,268 @@
+"""Data sets through Ray Data: every row once, bad ones explained, unusable input refused, stopped jobs resumed."""
+
+import gzip
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray
+from transformers import AutoConfig, Qwen2Config, Qwen2ForCausalLM
+
+from mars_ray.batch.ray.generate import GenerateOptions, generate
+from mars_ray.batch.rows.plain_form import PlainSettings
+from mars_ray.engine.mode import Mode
+from mars_ray.engine.request import DecodeParams, SamplingParams
+from mars_ray.errors import (
+    ClusterError,
+    ConfigError,
+    DataError,
+    EmptyDataError,
+    InputError,
+    ModelError,
+    OutputError,
+    RunError,
+)
+from mars_ray.model.card import Card, write_card
+
+pytestmark = pytest.mark.ray
+SETTINGS = PlainSettings(sampling=SamplingParams(max_tokens=5), decode=DecodeParams(threshold=0.5, block=4))
+CARD = Card(
+    method="mars",
+    block=4,
+    objective={"phase": "absolute", "ar_weight": 1.0},
+    mask_token="<|mask|>",
+    mask_token_id=5,
+    data="none",
+    examples=1,
+    tokens=1,
+    steps=1,
+    seed=1,
+    versions={},
+    losses={},
+)
+# In UTF-8, å, 全 and the rest hold bytes or are characters that end a line in other alphabets.
+GOOD = [{"id": f"row-{number}", "prompt": f"å 全 \x0b \u2028 {number}", "own": number} for number in range(150)]
+BAD = {
+    b'{"id": "json", "prompt":': "not JSON",
+    b'{"id": "utf8", "prompt": "\xff"}': "not JSON",
+    b'{"id": "none"}': "neither",
+    b'{"id": 12, "prompt": 3}': "must be text, not int",
+    b'{"id": "long", "prompt": "' + b"x" * 130 + b'"}': "the prompt has 133 tokens",
+    b'{"id": "row-0", "prompt": "again"}': "its id 'row-0' is that of an earlier row",
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=200_000_000, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def lines(*, bad: bool = True) -> bytes:
+    found = [json.dumps(row, ensure_ascii=False).encode() for row in GOOD]
+    if bad:
+        for place, line in enumerate(BAD):
+            found.insert(25 * place + 1, line)
+    return b"\n\r\n".join(found)
+
+
+def answered(folder: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(folder / "rows").to_pylist()
+    return sorted(rows, key=lambda row: (len(row["id"]), row["id"]))
+
+
+def errors_in(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "errors.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def options(source: Path, output: Path, model: Path, **changes: Any) -> GenerateOptions:
+    given = {"input": (str(source),), "output": output, "model": str(model), "form": SETTINGS, "compiled": False}
+    return GenerateOptions(**(given | changes))
+
+
+def test_good_rows_are_answered_once_and_bad_ones_explained(cluster: None, model_folder: Path, tmp_path: Path) -> None:
+    source, output = tmp_path / "rows.jsonl.gz", tmp_path / "out"
+    source.write_bytes(gzip.compress(lines()))
+    report = generate(options(source, output, model_folder, workers=2))
+    rows = answered(output)
+    assert [(row["id"], row["prompt"], row["own"]) for row in rows] == [
+        (row["id"], row["prompt"], row["own"]) for row in GOOD
+    ]
+    errors = {error["row"]: error["reason"] for error in errors_in(output)}
+    assert len(errors) == len(BAD)
+    for raw, reason in BAD.items():
+        assert reason in errors[raw.decode(errors="replace")]
+    assert (report.status, report.rows, report.total, report.errors) == ("complete with errors", 156, 156, 6)
+    assert report.tokens == sum(row["tokens"] for row in rows)
+    assert json.loads((output / "report.json").read_text())["tokens"] == report.tokens
+    page = (output / "report.html").read_text()
+    assert any(row["id"] in page for row in rows)
+
+
+def test_the_same_call_adds_nothing_to_a_finished_job_and_does_what_was_added_to_its_input(
+    cluster: None, model_folder: Path, tmp_path: Path
+) -> None:
+    source, output = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    (source / "a.jsonl").write_bytes(lines(bad=False))
+    first = generate(options(source, output, model_folder, limit=100))
+    assert (first.rows, first.total) == (100, 100)
+    rows = answered(output)
+    (source / "b.jsonl").write_text('{"id": "new", "prompt": "x"}')
+    last = generate(options(source, output, model_folder))
+    assert (last.rows, last.runs, last.status) == (151, 2, "complete")
+    found = answered(output)
+    assert sorted(row["id"] for row in found) == sorted([*(row["id"] for row in GOOD), "new"])
+    assert [row for row in found if row["id"] in {each["id"] for each in rows}] == rows
+    again = generate(options(source, output, model_folder))
+    assert again.rows == 151
+    assert answered(output) == found
+
+
+def test_tokens_and_rows_under_way_are_shown_before_the_first_row_is_done(
+    cluster: None, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = AutoConfig.from_pretrained(model_folder)
+    config.update({"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 10, "layer_types": None})
+    slow = shutil.copytree(model_folder, tmp_path / "slow")
+    Qwen2ForCausalLM(Qwen2Config(**config.to_dict())).save_pretrained(slow)
+    source = tmp_path / "rows.jsonl"
+    source.write_text("".join(json.dumps({"prompt": f"say {number}"}) + "\n" for number in range(32)))
+    asked = PlainSettings(sampling=SamplingParams(max_tokens=50, ignore_eos=True), decode=DecodeParams(mode=Mode.AR))
+    generate(options(source, tmp_path / "out", slow, form=asked))
+    said = capsys.readouterr().err
+    assert "generate: starting workers\ngenerate: loading the model\n" in said
+    assert re.search(r"^generate: 0/32  \d+ under way  [1-9]\d* tokens  ", said, re.MULTILINE)
+
+
+def test_a_job_that_goes_on_keeps_its_dtype(cluster: None, model_folder: Path, tmp_path: Path) -> None:
+    source, output = tmp_path / "rows.jsonl", tmp_path / "out"
+    source.write_text('{"prompt": "x"}')
+    assert generate(options(source, output, model_folder, dtype="bfloat16")).settings["dtype"] == "bfloat16"
+    assert generate(options(source, output, model_folder, dtype="auto")).settings["dtype"] == "bfloat16"
+    with pytest.raises(ConfigError, match="dtype was"):
+        generate(options(source, output, model_folder, dtype="float32"))
+
+
+@pytest.mark.slow
+def test_other_settings_are_refused_unless_the_job_is_new(cluster: None, model_folder: Path, tmp_path: Path) -> None:
+    source, output = tmp_path / "rows.jsonl", tmp_path / "out"
+    source.write_text('{"prompt": "x"}')
+    generate(options(source, output, model_folder))
+    other = PlainSettings(sampling=SamplingParams(max_tokens=6), decode=SETTINGS.decode)
+    with pytest.raises(ConfigError, match=r"sampling\.max_tokens was 5, now it is 6"):
+        generate(options(source, output, model_folder, form=other))
+    changed = shutil.copytree(model_folder, tmp_path / "changed")
+    (changed / "generation_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match='model was "'):
+        generate(options(source, output, changed))
+    report = generate(options(source, output, model_folder, form=other, new=True))
+    assert report.rows == 1
+    assert answered(tmp_path / "out.before-1")[0]["tokens"] <= 5
+
+
+def test_rows_of_parquet_keep_their_columns_and_say_how_they_are_to_be_decoded(
+    cluster: None, model_folder: Path, tmp_path: Path
+) -> None:
+    source, output = tmp_path / "rows.parquet", tmp_path / "out"
+    talk = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "two"},
+        {"role": "user", "content": "3"},
+    ]
+    rows = [
+        {"id": "plain", "prompt": "x", "messages": None, "n": None, "max_tokens": None, "tag": ["a", "b"]},
+        {"id": "talk", "prompt": None, "messages": talk, "n": 2, "max_tokens": 3, "tag": None},
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), source)
+    generate(options(source, output, model_folder))
+    found = answered(output)
+    assert [(row["id"], row["sample"], row["prompt"]) for row in found] == [
+        ("talk", 0, "3"),
+        ("talk", 1, "3"),
+        ("plain", 0, "x"),
+    ]
+    assert [row["tokens"] <= most for row, most in zip(found, (3, 3, 5), strict=True)] == [True] * 3
+    assert json.loads(found[2]["tag"]) == ["a", "b"]
+    assert json.loads(found[0]["messages"]) == talk
+
+
+def test_openai_batch_files_are_answered_in_their_own_form(cluster: None, model_folder: Path, tmp_path: Path) -> None:
+    body = {"model": "any", "messages": [{"role": "user", "content": "x"}], "max_tokens": 5, "temperature": 0}
+    request = {"method": "POST", "url": "/v1/chat/completions", "body": body}
+    given = [{"custom_id": f"r{number}"} | request for number in range(3)]
+    given.append({"custom_id": "bad"} | request | {"body": body | {"n": "many"}})
+    source, output = tmp_path / "batch.jsonl", tmp_path / "out"
+    source.write_text("\n".join(json.dumps(line) for line in given))
+    report = generate(options(source, output, model_folder))
+    assert (report.rows, report.errors) == (4, 1)
+    [path] = (output / "rows").iterdir()
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    assert sorted(line["custom_id"] for line in found) == ["r0", "r1", "r2"]
+    assert all(line["response"]["body"]["usage"]["completion_tokens"] > 0 for line in found)
+    [error] = errors_in(output)
+    assert (error["custom_id"], error["response"]["status_code"]) == ("bad", 400)
+
+
+def test_more_than_the_cluster_has_is_refused(cluster: None, model_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "x"}')
+    with pytest.raises(ClusterError, match="3 workers need 3 CPUs, the cluster has 2"):
+        generate(options(tmp_path / "rows.jsonl", tmp_path / "out", model_folder, workers=3))
+    with pytest.raises(ClusterError, match="1 workers need 1 GPUs, the cluster has 0"):
+        generate(options(tmp_path / "rows.jsonl", tmp_path / "out", model_folder, gpus=1))
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_only_a_worker_finds_is_said_in_its_words_and_leaves_nothing(
+    cluster: None, model_folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "x"}')
+    broken = shutil.copytree(model_folder, tmp_path / "broken")
+    write_card(CARD, broken)
+    with pytest.raises(RunError, match=r"has id 5, the tokenizer says 260.*belongs to another checkpoint"):
+        generate(options(tmp_path / "rows.jsonl", tmp_path / "out", broken))
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_wrong_with_the_arguments_is_said_before_ray_starts(model_folder: Path, tmp_path: Path) -> None:
+    rows, output, other = tmp_path / "rows.jsonl", tmp_path / "out", tmp_path / "other"
+    rows.write_text('{"prompt": "x"}')
+    (tmp_path / "rows.csv").touch()
+    (tmp_path / "bad.parquet").write_text("no parquet")
+    (tmp_path / "bad.jsonl.gz").write_text("no gzip")
+    (tmp_path / "half.jsonl.gz").write_bytes(gzip.compress(lines())[:-20])
+    (tmp_path / "blank.jsonl").write_text("\n\n")
+    pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), tmp_path / "empty.parquet")
+    other.mkdir()
+    broken = shutil.copytree(model_folder, other / "broken")
+    (broken / "mars.json").write_text("{}")
+    unclosed = PlainSettings(sampling=SETTINGS.sampling, decode=SETTINGS.decode, template="{{ x")
+    cases: list[tuple[GenerateOptions, type[InputError], str]] = [
+        (options(tmp_path / "none.jsonl", output, model_folder), DataError, "no file .*none.jsonl"),
+        (options(other, output, model_folder), DataError, "holds no file whose name ends with"),
+        (options(tmp_path / "rows.csv", output, model_folder), DataError, "rows.csv"),
+        (options(tmp_path / "bad.parquet", output, model_folder), DataError, "bad.parquet cannot be read"),
+        (options(tmp_path / "bad.jsonl.gz", output, model_folder), DataError, "bad.jsonl.gz cannot be read"),
+        (options(tmp_path / "half.jsonl.gz", output, model_folder), DataError, "half.jsonl.gz cannot be read"),
+        (options(tmp_path / "blank.jsonl", output, model_folder), EmptyDataError, "blank.jsonl holds no rows"),
+        (options(tmp_path / "empty.parquet", output, model_folder), EmptyDataError, "empty.parquet holds no rows"),
+        (options(rows, output, tmp_path / "tiny"), ModelError, "unknown model"),
+        (options(rows, output, tmp_path), ModelError, "no config.json"),
+        (options(rows, output, broken), ModelError, "not a valid card"),
+        (options(rows, other, model_folder), OutputError, "holds something that is no job"),
+        (options(rows, output, model_folder, workers=0), ConfigError, "workers is 0"),
+        (options(rows, output, model_folder, limit=0), ConfigError, "limit is 0"),
+        (options(rows, output, model_folder, cpus=-1.0), ConfigError, "cpus is -1"),
+        (options(rows, output, model_folder, form=unclosed), ConfigError, "line 1"),
+    ]
+    for given, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            generate(given)
+    assert not output.exists()

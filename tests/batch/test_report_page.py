@@ -1,0 +1,98 @@
+"""The page of a job: all of its figures, nothing of its rows as markup, nothing from elsewhere."""
+
+import dataclasses
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from mars_ray.batch.output.report import Bar, JobReport, PacePoint
+from mars_ray.batch.output.report_page import page
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"' & {{ 7 * 7 }}"
+FULL = JobReport(
+    status="complete with errors",
+    rows=12_345,
+    total=12_400,
+    errors=17,
+    errors_by_reason={HOSTILE: 16, "x" * 500: 1},
+    tokens=1_234_567_890,
+    forwards=345_678_901,
+    tokens_per_s=98_765.4,
+    tokens_per_forward=3.57,
+    seconds=86_461.0,
+    runs=3,
+    workers=2,
+    model="bundled",
+    settings={"template": HOSTILE, "seed": None},
+    output="out",
+    pace=tuple(
+        PacePoint(second=float(n), rows=n, errors=0, tokens=100 * n, forwards=n, threshold=0.9) for n in range(1, 50)
+    ),
+    lengths=(Bar(low=0, high=8, count=3), Bar(low=8, high=16, count=0), Bar(low=16, high=24, count=5)),
+    ahead=(Bar(low=1, high=1.5, count=8),),
+    samples=({"id": "a", "prompt": HOSTILE, "text": "long " * 2000},),
+    deadline="ended 0:10:00 before the deadline",
+)
+EMPTY: dict[str, Any] = {
+    "status": "stopped",
+    "rows": 0,
+    "errors": 0,
+    "errors_by_reason": {},
+    "tokens": 0,
+    "forwards": 0,
+    "tokens_per_s": 0.0,
+    "tokens_per_forward": 0.0,
+    "seconds": 0.0,
+    "pace": (),
+    "lengths": (),
+    "ahead": (),
+    "samples": (),
+    "deadline": "",
+}
+
+
+class Seen(HTMLParser):
+    """Tags and text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags, self.text, self.addresses = list[str](), "", list[str]()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href") or name.startswith("on")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_every_figure_is_on_the_page() -> None:
+    text = Seen(page(FULL)).text
+    for figure in ("Complete with errors", "12,345", "12,400", "17", "1,234,567,890", "98,765", "3.57", "bundled"):
+        assert figure in text, figure
+    assert "ended 0:10:00 before the deadline" in text
+
+
+def test_rows_reasons_and_settings_are_text_and_no_markup() -> None:
+    seen = Seen(page(FULL))
+    assert "script" not in seen.tags and "img" not in seen.tags
+    assert seen.text.count("<script>alert(1)</script>") == 3
+    assert "{{ 7 * 7 }}" in seen.text
+
+
+def test_the_page_needs_nothing_from_elsewhere() -> None:
+    text = page(FULL)
+    assert [address for address in Seen(text).addresses if not address.startswith("#")] == []
+    assert not re.search(r"url\((?!['\"]?(data:|#))|@import", text)
+
+
+@pytest.mark.parametrize("changes", [{}, {"pace": FULL.pace[:1]}, {"pace": FULL.pace[:2]}, {"total": 0}])
+def test_a_job_with_next_to_nothing_has_a_page_too(changes: dict[str, Any]) -> None:
+    assert "Stopped" in Seen(page(dataclasses.replace(FULL, **(EMPTY | changes)))).text
+
+
+def test_settings_that_say_nothing_are_left_out() -> None:
+    assert "seed" not in Seen(page(FULL)).text

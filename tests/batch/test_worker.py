@@ -1,0 +1,184 @@
+"""Rows through a real engine process, which is killed for some of them."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+from mars_ray.batch.rows.answer import Answer
+from mars_ray.batch.rows.form import Record, Row
+from mars_ray.batch.rows.identity import Identity
+from mars_ray.batch.rows.outcome import Outcome, from_table, to_table
+from mars_ray.batch.run.worker import Worker
+from mars_ray.engine.chunk import Chunk
+from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.process.async_engine import AsyncEngine
+from mars_ray.engine.process.messages import EngineSpec
+from mars_ray.engine.request import DecodeParams, Request, SamplingParams
+from mars_ray.errors import BadRecordError, ModelError, ReplicaLostError, RunError
+
+POISON = ord("!")
+
+
+class Letters:
+    """Rows that are text, each character a token; they name the tokens they got."""
+
+    def parse(self, id: str, raw: bytes) -> Row:
+        if raw == b"bad":
+            raise BadRecordError("it is bad")
+        sampling, decode = SamplingParams(max_tokens=8, ignore_eos=True), DecodeParams(threshold=0.5, block=4)
+        request = Request(id="any", prompt=tuple(raw), sampling=sampling, decode=decode)
+        return Row(id=id, request=request, shown=raw.decode(), columns={})
+
+    def answered(self, row: Row, answers: Sequence[Answer]) -> list[Record]:
+        return [{"id": row.id, "tokens": list(each.tokens)} for each in answers]
+
+    def refused(self, id: str, raw: bytes, error: Exception) -> Record:
+        return {"id": id, "reason": str(error)}
+
+
+class Mortal(AsyncEngine):
+    """An engine whose process is killed by a poisoned row, as by a fault of a kernel; `deaths` counts."""
+
+    deaths = 0
+    """Since the test began."""
+
+    async def generate(self, request: Request, *, whole: bool = False) -> AsyncGenerator[Chunk, None]:
+        async with aclosing(super().generate(request, whole=whole)) as chunks:
+            first = asyncio.ensure_future(anext(chunks))
+            if POISON in request.prompt:
+                await self.state()  # the request is in the engine now
+                assert self._process is not None
+                self._process.kill()
+                Mortal.deaths += 1
+            yield await first
+            async for chunk in chunks:
+                yield chunk
+
+
+def answered(folder: Path, raws: list[bytes], repeated: Sequence[int] = ()) -> list[Outcome]:
+    async def run() -> list[Outcome]:
+        Mortal.deaths = 0
+        spec = EngineSpec(folder=folder, dtype="float32", threads=1, options=EngineOptions(rows=4, compiled=False))
+
+        async def start() -> AsyncEngine:
+            return (await Mortal.start(spec))[0]
+
+        feeding = asyncio.Event()
+        feeding.set()
+        worker = Worker("one", Letters(), start, feeding)
+        await worker.start()
+        identities = [
+            Identity(key=number.to_bytes(16, "big"), id=f"row-{number}", repeated=number in repeated)
+            for number in range(len(raws))
+        ]
+        half = len(raws) // 2
+        parts = (slice(0, half), slice(half, None))  # two batches at a time
+        found = await asyncio.gather(*(worker.answer(identities[part], raws[part]) for part in parts))
+        await worker.close()
+        return [*found[0], *found[1]]
+
+    return from_table(to_table(asyncio.run(run())))
+
+
+def test_every_row_is_answered_in_its_place(model_folder: Path) -> None:
+    raws = [f"row {number}".encode() for number in range(40)]
+    found = answered(model_folder, raws)
+    assert [each.key for each in found] == [number.to_bytes(16, "big") for number in range(40)]
+    assert all(len(each.records) == 1 and each.error is None and each.tokens == (8,) for each in found)
+    alone = [answered(model_folder, [raw])[0] for raw in raws[:3]]
+    assert [each.records[0].partition(",")[2] for each in alone] == [
+        each.records[0].partition(",")[2] for each in found[:3]
+    ]
+
+
+def test_a_row_that_kills_the_engine_is_given_up_and_its_neighbours_are_not(model_folder: Path) -> None:
+    raws = [f"row {number}{'!' if number == 7 else ''}".encode() for number in range(30)]
+    found = answered(model_folder, raws)
+    failed = [number for number, each in enumerate(found) if each.error is not None]
+    assert failed == [7]
+    assert "the engine died 3 times while this row was in it" in str(found[7].error)
+    assert Mortal.deaths == 3
+    assert all(each.tokens == (8,) for number, each in enumerate(found) if number != 7)
+
+
+def test_a_row_that_cannot_be_read_and_an_id_that_came_before_are_refused(model_folder: Path) -> None:
+    found = answered(model_folder, [b"good", b"bad", b"again"], repeated=[2])
+    assert found[0].error is None
+    assert found[1].error == '{"id": "row-1", "reason": "it is bad"}'
+    assert "its id 'row-2' is that of an earlier row" in str(found[2].error)
+    assert found[2].kind == "its id … is that of an earlier row; give each row one of its own"
+
+
+def test_without_any_engine_the_work_stops_and_says_why(model_folder: Path) -> None:
+    async def run() -> None:
+        starts = 0
+
+        async def start() -> AsyncEngine:
+            nonlocal starts
+            starts += 1
+            if starts > 1:
+                raise ModelError("the folder is gone")
+            spec = EngineSpec(folder=model_folder, dtype="float32", threads=1, options=EngineOptions(compiled=False))
+            return (await Mortal.start(spec))[0]
+
+        feeding = asyncio.Event()
+        feeding.set()
+        worker = Worker("one", Letters(), start, feeding)
+        await worker.start()
+        try:
+            await worker.answer([Identity(key=b"k", id="a", repeated=False)], [b"!"])
+        except RunError as error:
+            assert str(error) == "no engine starts: the folder is gone"
+        else:
+            raise AssertionError
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_dies_while_it_starts_is_started_again(model_folder: Path) -> None:
+    async def run() -> None:
+        starts = 0
+
+        async def start() -> AsyncEngine:
+            nonlocal starts
+            starts += 1
+            if starts < 3:
+                raise ReplicaLostError("the engine died while it started.")
+            spec = EngineSpec(folder=model_folder, dtype="float32", threads=1, options=EngineOptions(compiled=False))
+            return (await Mortal.start(spec))[0]
+
+        feeding = asyncio.Event()
+        feeding.set()
+        worker = Worker("one", Letters(), start, feeding)
+        await worker.start()
+        assert [each.tokens for each in await worker.answer([Identity(key=b"k", id="a", repeated=False)], [b"x"])] == [
+            (8,)
+        ]
+        await worker.close()
+
+    asyncio.run(run())
+
+
+def test_no_row_begins_while_the_worker_is_not_to_feed(model_folder: Path) -> None:
+    async def run() -> None:
+        spec = EngineSpec(folder=model_folder, dtype="float32", threads=1, options=EngineOptions(compiled=False))
+        engine, _ = await AsyncEngine.start(spec)
+
+        async def start() -> AsyncEngine:
+            return engine
+
+        feeding = asyncio.Event()
+        feeding.set()
+        worker = Worker("one", Letters(), start, feeding)
+        await worker.start()
+        feeding.clear()
+        answers = asyncio.create_task(worker.answer([Identity(key=b"k", id="a", repeated=False)], [b"x"]))
+        for _ in range(3):
+            state = await engine.state()
+        assert state.classes[0].arrived == 0
+        feeding.set()
+        assert [each.tokens for each in await answers] == [(8,)]
+        await worker.close()
+
+    asyncio.run(run())

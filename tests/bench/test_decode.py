@@ -1,0 +1,107 @@
+"""The decode benchmark: everyone runs, what is said is what was measured, and wrong arguments end it at once."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mars_ray.bench.decode.bench_decode import BatchResult, bench_decode, ratios, report, tokens_per_forward
+from mars_ray.bench.decode.contenders import Subject, contenders, subject
+from mars_ray.bench.measure import Sample
+from mars_ray.cli.main import app
+from mars_ray.errors import ConfigError, MarsRayError
+
+
+def samples(*tokens_per_s: float, per_forward: float = 1.0) -> list[Sample]:
+    return [Sample(tokens=100, seconds=100 / rate, forwards=round(100 / per_forward)) for rate in tokens_per_s]
+
+
+MEASURED = {
+    "ar": samples(10, 20, 30),
+    "threshold 0.95": samples(40, 40, 90, per_forward=4),
+    "exact": samples(20, 20, 20, per_forward=3),
+    "generate": samples(5, 20, 10),
+    "block cache 8": samples(20, 20, 20, per_forward=4),
+    "block cache 16": samples(30, 30, 30, per_forward=4),
+}
+
+
+@pytest.fixture(scope="module")
+def bundled_subject() -> Subject:
+    return subject("bundled", 6, "float32")
+
+
+def test_ratios_are_of_one_round_each_and_the_paper_is_judged_by_its_best_block(bundled_subject: Subject) -> None:
+    found = {(each.one, each.other): each for each in ratios(bundled_subject, 1, MEASURED)}
+    ar = found["ar", "generate"]
+    assert (ar.times.min, ar.times.median, ar.times.max, ar.asked, ar.met) == (1.0, 2.0, 3.0, 2.0, True)
+    ahead = found["threshold 0.95", "ar"]
+    assert ahead.asked == pytest.approx(0.6 * 4)
+    assert ahead.met is True
+    assert ("threshold 0.95", "block cache 16") in found
+    assert ("ar", "generate_batch") not in found
+
+
+def test_at_other_batches_looking_ahead_must_not_lose(bundled_subject: Subject) -> None:
+    found = {(each.one, each.other): each.asked for each in ratios(bundled_subject, 16, MEASURED)}
+    assert found["threshold 0.95", "ar"] == 1.0
+    assert found["threshold 0.95", "block cache 16"] == 1.5
+    assert found["ar", "generate"] == 1.5
+
+
+def test_the_report_holds_every_sample_and_the_machine(bundled_subject: Subject) -> None:
+    result = BatchResult(
+        batch=1, samples=MEASURED, absent={"no cache": "why"}, ratios=ratios(bundled_subject, 1, MEASURED)
+    )
+    written = json.loads(json.dumps(report("bundled", "float32", [result], "mars-ray bench decode")))
+    assert len(written["batches"][0]["decoders"]["ar"]["samples"]) == 3
+    assert written["batches"][0]["absent"] == {"no cache": "why"}
+    assert written["machine"]["cpu"]
+    assert tokens_per_forward(MEASURED["threshold 0.95"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("bundled", [0], 4, 1, "float32"), "batch is 0"),
+        (("bundled", [1], 0, 1, "float32"), "requests is 0"),
+        (("bundled", [1], 4, 0, "float32"), "repeats is 0"),
+        (("bundled", [1], 999, 1, "float32"), "requests is 999"),
+        (("bundled", [1], 4, 1, "float16"), "unknown dtype 'float16'"),
+        (("shape:7b", [1], 4, 1, "bfloat16"), "unknown shape 'shape:7b'"),
+        (("no-such-model", [1], 4, 1, "float32"), "no-such-model"),
+    ],
+)
+def test_wrong_arguments_are_said_before_any_measurement(
+    arguments: tuple[str, list[int], int, int, str], said: str
+) -> None:
+    with pytest.raises(MarsRayError, match=said):
+        bench_decode(*arguments)
+
+
+def test_batches_that_are_no_numbers_are_said() -> None:
+    done = CliRunner().invoke(app, ["bench", "decode", "--batch", "1,two"])
+    assert isinstance(done.exception, ConfigError)
+    assert "1,two" in str(done.exception)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "dtype"), [("bundled", "float32"), ("shape:100m", "bfloat16")])
+def test_every_contender_gives_the_answers_asked_for(model: str, dtype: str) -> None:
+    on = subject(model, 4, dtype)
+    found, absent = contenders(on, 2)
+    done = {name: run() for name, run in found.items()}
+    assert set(absent) <= {"no cache", "generate_batch"}
+    assert {sample.tokens for sample in done.values()} == {on.workload.tokens}
+    assert done["threshold 0.95"].forwards < done["ar"].forwards == on.workload.tokens
+
+
+@pytest.mark.slow
+def test_the_command_prints_a_table_and_writes_its_samples(tmp_path: Path) -> None:
+    written = tmp_path / "deep" / "decode.json"
+    arguments = ["bench", "decode", "--batch", "2", "--requests", "4", "--repeats", "1", "--json", str(written)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "threshold 0.95 : ar" in done.output
+    assert json.loads(written.read_text())["batches"][0]["batch"] == 2

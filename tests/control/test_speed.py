@@ -1,0 +1,174 @@
+"""Tokens per second against a loop over blocks; load against a loop over rows."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mars_ray.control.laws.load import DRAIN_S, together
+from mars_ray.control.laws.speed import Speed, speed_of
+from mars_ray.engine.stats.profile import GRID
+from mars_ray.engine.stats.step_time import StepTime, Work
+from tests.control.control_samples import (
+    PROFILE,
+    SPEED,
+    STEP_TIME,
+    engine_state,
+    load_of,
+    point,
+    profile,
+    requests_at,
+    wanted,
+)
+
+THRESHOLDS = st.sampled_from(GRID) | st.floats(0, 1)
+
+
+@st.composite
+def speeds(draw: st.DrawFn) -> Speed:
+    """Any replica whose masks are accepted no less often at lower thresholds."""
+    masks = draw(st.integers(0, 4))
+    points, least = [], [0.0] * masks
+    for threshold in GRID:
+        if threshold < 1:
+            least = [value + draw(st.floats(0, 0.2)) * (1 - value) for value in least]
+        points.append(point(threshold, least))
+    parts = {
+        name: draw(st.just(0.0) | st.floats(1e-6, 0.01))
+        for name in ("row_s", "position_s", "kv_token_s", "prompt_s", "prompt_token_s")
+    }
+    step_time = StepTime(fixed_s=draw(st.floats(1e-4, 0.1)), **parts)
+    return Speed(draw(st.integers(1, 8)), step_time, tuple(points), draw(st.sampled_from([0.0, 50.0])))
+
+
+def by_hand(speed: Speed, threshold: float) -> tuple[list[float], list[float]]:
+    """Tokens and positions by block, read linearly between two thresholds of the grid; just below 1 nothing is kept."""
+    blocks = len(speed.profile[0].tokens)
+    none = (1.0, [1.0] * blocks, [1.0 + masks for masks in range(blocks)])
+    known = [none, *((each.threshold, list(each.tokens), list(each.positions)) for each in speed.profile[1:])]
+    if threshold >= 1:
+        return list(speed.profile[0].tokens), list(speed.profile[0].positions)
+    if threshold <= known[-1][0]:
+        return known[-1][1:]
+    for (high, *above), (low, *below) in pairwise(known):
+        if low <= threshold <= high:
+            part = (high - threshold) / (high - low)
+            tokens, positions = (
+                [a + part * (b - a) for a, b in zip(one, other, strict=True)]
+                for one, other in zip(above, below, strict=True)
+            )
+            return tokens, positions
+    raise AssertionError
+
+
+def rates_by_hand(speed: Speed, threshold: float) -> list[float]:
+    rates = []
+    for rows in range(1, speed.rows + 1):
+        found = []
+        for tokens, positions in zip(*by_hand(speed, threshold), strict=True):
+            work = Work(rows=rows, positions=rows * positions, kv_tokens=rows * speed.kv_tokens_per_row)  # type: ignore[arg-type]
+            found.append(rows * tokens / speed.step_time.seconds(work))
+        rates.append(max(found))
+    return rates
+
+
+@given(speeds(), THRESHOLDS)
+def test_tokens_per_second_are_the_best_over_all_blocks(speed: Speed, threshold: float) -> None:
+    wanted_rates = rates_by_hand(speed, threshold)
+    assert speed.rates(threshold).tolist() == pytest.approx(wanted_rates)
+    assert speed.most(threshold) == pytest.approx(wanted_rates[-1])
+
+
+@given(speeds(), THRESHOLDS)
+def test_more_rows_never_give_fewer_tokens(speed: Speed, threshold: float) -> None:
+    rates = speed.rates(threshold)
+    assert (rates[1:] >= rates[:-1] * (1 - 1e-9)).all()
+
+
+@given(speeds(), THRESHOLDS, THRESHOLDS)
+def test_a_lower_threshold_is_never_slower(speed: Speed, one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    assert (speed.rates(low) >= speed.rates(high) * (1 - 1e-9)).all()
+
+
+def test_what_was_returned_before_cannot_be_spoiled_for_the_next() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        SPEED.rates(0.9)[0] = 0.0
+
+
+def test_before_a_replica_measured_its_steps_there_is_no_speed() -> None:
+    assert speed_of([]) is None
+    assert speed_of([engine_state(step_time=None), engine_state(profile=())]) is None
+
+
+def test_the_speed_of_several_is_that_of_a_typical_one_of_those_that_know_theirs() -> None:
+    slow = engine_state(step_time=replace(STEP_TIME, fixed_s=0.06), kv_tokens=300)
+    found = speed_of([engine_state(), slow, engine_state(step_time=None)])
+    assert found is not None and found.rows == 4
+    assert found.step_time.fixed_s == pytest.approx((STEP_TIME.fixed_s + 0.06) / 2)
+    assert found.profile[4].tokens == pytest.approx(PROFILE[4].tokens)
+    assert speed_of([engine_state(profile=profile(2)), engine_state(profile=profile(3))]) is not None
+
+
+CLASSES = st.lists(
+    st.tuples(st.floats(0, 20), st.floats(0, 300), st.floats(1, 300), st.sampled_from(GRID)), min_size=1, max_size=3
+)
+
+
+@given(speeds(), CLASSES, st.integers(1, 3))
+def test_time_per_token_is_that_of_the_fewest_rows_that_keep_up(
+    speed: Speed, classes: list[tuple[float, float, float, float]], replicas: int
+) -> None:
+    demands = [
+        wanted(str(number), requests_s, prompt_tokens=prompt, output_tokens=answer)
+        for number, (requests_s, prompt, answer, _) in enumerate(classes)
+    ]
+    thresholds = {str(number): threshold for number, (*_, threshold) in enumerate(classes)}
+    found = load_of(*demands, speed=speed, replicas=replicas).token_seconds(thresholds)
+    tokens_s = sum(each.requests_s * each.output_tokens for each in demands) / replicas
+    reading = sum(each.requests_s * speed.prompt_seconds(each.prompt_tokens) for each in demands) / replicas
+    if not tokens_s:
+        assert found == 0
+        return
+    expected = math.inf
+    for rows in range(speed.rows, 0, -1):
+        pace = sum(
+            each.requests_s
+            * each.output_tokens
+            / replicas
+            / tokens_s
+            / rates_by_hand(speed, thresholds[each.name])[rows - 1]
+            for each in demands
+        )
+        rate = max(0.0, 1 - reading) / pace
+        if math.isclose(rate, tokens_s, rel_tol=1e-9):
+            return  # on the edge either answer is right
+        if rate >= tokens_s:
+            expected = rows / rate
+    assert found == pytest.approx(expected)
+
+
+@given(st.floats(0, 50), st.floats(0, 50), st.sampled_from(GRID))
+def test_a_queue_is_demand_that_should_be_gone_soon(requests_s: float, waiting: float, threshold: float) -> None:
+    load = load_of(wanted(requests_s=requests_s, waiting=waiting))
+    queued = load_of(wanted(requests_s=waiting / DRAIN_S)).lasting("standard", threshold)
+    assert load.now("standard", threshold) == pytest.approx(load.lasting("standard", threshold) + queued)
+
+
+def test_a_replica_that_is_asked_for_all_it_can_do_has_a_load_of_one() -> None:
+    one = wanted(requests_s=requests_at(1.0))
+    seconds = SPEED.prompt_seconds(one.prompt_tokens) + one.output_tokens / SPEED.most(0.95)
+    assert one.requests_s * seconds == pytest.approx(1.0)
+
+
+def test_the_demand_of_several_replicas_is_their_sum_with_sizes_by_weight() -> None:
+    heavy = wanted("a", 3.0, output_tokens=100.0, running=2.0, waiting=5.0)
+    light = wanted("a", 1.0, output_tokens=20.0, running=1.0)
+    (a, b) = together([heavy, wanted("b", 7.0), light])
+    assert (a.requests_s, a.output_tokens, a.running, a.waiting) == (4.0, 80.0, 3.0, 5.0)
+    assert (b.name, b.requests_s) == ("b", 7.0)
+    (idle,) = together([wanted("a", output_tokens=10.0), wanted("a", output_tokens=30.0)])
+    assert idle.output_tokens == 20.0

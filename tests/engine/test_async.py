@@ -1,0 +1,247 @@
+"""Many readers in front of one engine: here it works in a thread at the other end of the socket, or in its process."""
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from mars_ray.engine.chunk import Chunk
+from mars_ray.engine.core.engine import Engine
+from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.process.async_engine import AsyncEngine
+from mars_ray.engine.process.messages import EngineSpec, OrderSocket
+from mars_ray.engine.process.worker import serve_engine
+from mars_ray.engine.request import DecodeParams, Request
+from mars_ray.errors import (
+    ConfigError,
+    ModelError,
+    QueueFullError,
+    ReplicaLostError,
+    RequestError,
+    SlowReaderError,
+    StepError,
+)
+from mars_ray.model.resolve import resolve_model
+from tests.engine_samples import MakeEngine, request, run
+
+FIXED = DecodeParams(threshold=0.9, block=8)
+
+
+@asynccontextmanager
+async def serving(engine: Engine, *, buffered_tokens: int = 2048) -> AsyncIterator[AsyncEngine]:
+    ours, theirs = socket.socketpair()
+    worker = threading.Thread(target=serve_engine, args=(engine, OrderSocket(theirs)))
+    worker.start()
+    front = AsyncEngine(ours, buffered_tokens=buffered_tokens)
+    await front.open()
+    try:
+        yield front
+    finally:
+        await front.close()
+        await asyncio.to_thread(worker.join)
+        theirs.close()
+
+
+async def read(front: AsyncEngine, asked: Request) -> list[Chunk]:
+    return [chunk async for chunk in front.generate(asked)]
+
+
+async def until_idle(front: AsyncEngine) -> None:
+    while (state := await front.state()).running or state.waiting:
+        pass
+
+
+def in_loop(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 60))  # type: ignore[arg-type]
+
+
+def spec(**options: object) -> EngineSpec:
+    folder = resolve_model("bundled")
+    return EngineSpec(folder=folder, dtype="float32", threads=1, options=EngineOptions(compiled=False, **options))  # type: ignore[arg-type]
+
+
+def test_many_readers_get_what_the_engine_alone_says(make_engine: MakeEngine, prompts: list[tuple[int, ...]]) -> None:
+    requests = [request(n, p, FIXED, max_tokens=24) for n, p in enumerate(prompts[::25])]
+    expected = run(make_engine(), requests)
+
+    async def test() -> None:
+        async with serving(make_engine(rows=4)) as front:
+            streams = await asyncio.gather(*(read(front, each) for each in requests))
+        for each, chunks in zip(requests, streams, strict=True):
+            assert [token for chunk in chunks for token in chunk.tokens] == expected[each.id].tokens
+            assert "".join(chunk.text for chunk in chunks) == expected[each.id].text
+            assert [chunk.finished is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+    in_loop(test)
+
+
+def test_a_stream_of_n_sequences_ends_with_the_last_of_them(
+    make_engine: MakeEngine, prompts: list[tuple[int, ...]]
+) -> None:
+    async def test() -> None:
+        async with serving(make_engine()) as front:
+            chunks = await read(front, request("a", prompts[0], n=3, temperature=1.0, max_tokens=16))
+        assert sorted(chunk.index for chunk in chunks if chunk.finished) == [0, 1, 2]
+
+    in_loop(test)
+
+
+def test_a_reader_that_leaves_cancels_its_request(make_engine: MakeEngine, prompts: list[tuple[int, ...]]) -> None:
+    async def test() -> None:
+        async with serving(make_engine(rows=1)) as front:
+            async with aclosing(front.generate(request("a", prompts[0], max_tokens=1500, ignore_eos=True))) as stream:
+                async for _ in stream:
+                    break
+            # The only row is free again long before 1500 tokens are made.
+            chunks = await read(front, request("b", prompts[1], max_tokens=4))
+            assert chunks[-1].finished
+            assert (await front.state()).running == 0
+
+    in_loop(test)
+
+
+def test_a_task_cancelled_before_its_first_chunk_leaves_nothing_behind(
+    make_engine: MakeEngine, prompts: list[tuple[int, ...]]
+) -> None:
+    async def test() -> None:
+        async with serving(make_engine()) as front:
+            task = asyncio.create_task(read(front, request("a", prompts[0], max_tokens=1500, ignore_eos=True)))
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await until_idle(front)
+
+    in_loop(test)
+
+
+def test_a_reader_that_stops_reading_is_cancelled_and_holds_no_one_up(
+    make_engine: MakeEngine, prompts: list[tuple[int, ...]]
+) -> None:
+    async def test() -> None:
+        async with serving(make_engine(), buffered_tokens=64) as front:
+            slow = front.generate(request("slow", prompts[0], max_tokens=1500, ignore_eos=True))
+            await anext(slow)
+            assert (await read(front, request("quick", prompts[1], max_tokens=40)))[-1].finished
+            await until_idle(front)
+            with pytest.raises(SlowReaderError, match="more than 64 tokens behind"):
+                async for _ in slow:
+                    pass
+
+    in_loop(test)
+
+
+def test_refusals_reach_the_caller_and_nobody_else(make_engine: MakeEngine, prompts: list[tuple[int, ...]]) -> None:
+    async def test() -> None:
+        async with serving(make_engine(queue=1)) as front:
+            stream = front.generate(request("a", prompts[0], max_tokens=400, ignore_eos=True))
+            await anext(stream)
+            with pytest.raises(RequestError, match="already here"):
+                await read(front, request("a", prompts[1]))
+            with pytest.raises(RequestError, match="empty"):
+                await read(front, request("b", ()))
+            with pytest.raises(QueueFullError):
+                await asyncio.gather(*(read(front, request(f"c{n}", prompts[n], n=1)) for n in range(40)))
+            assert [chunk async for chunk in stream][-1].finished
+
+    in_loop(test)
+
+
+def test_closing_ends_open_streams_and_refuses_new_ones(
+    make_engine: MakeEngine, prompts: list[tuple[int, ...]]
+) -> None:
+    async def test() -> None:
+        async with serving(make_engine()) as front:
+            stream = front.generate(request("a", prompts[0], max_tokens=1500, ignore_eos=True))
+            await anext(stream)
+        with pytest.raises(ReplicaLostError, match="stopped before the request ended"):
+            async for _ in stream:
+                pass
+        with pytest.raises(ReplicaLostError, match="takes no more requests"):
+            await read(front, request("b", prompts[0]))
+
+    in_loop(test)
+
+
+def test_a_step_that_fails_as_a_whole_ends_all_streams_and_the_next_request_is_served(
+    make_engine: MakeEngine, prompts: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+    step, broken = engine.step, threading.Event()
+
+    def breaking_step() -> list[Chunk]:
+        if broken.is_set():
+            broken.clear()
+            raise RuntimeError("no such thing")
+        return step()
+
+    monkeypatch.setattr(engine, "step", breaking_step)
+
+    async def test() -> None:
+        async with serving(engine) as front:
+            streams = [front.generate(request(n, prompts[n], max_tokens=1500, ignore_eos=True)) for n in range(2)]
+            for stream in streams:
+                await anext(stream)
+            broken.set()
+            for stream in streams:
+                with pytest.raises(StepError, match="decoding failed"):
+                    async for _ in stream:
+                        pass
+            assert (await read(front, request("next", prompts[2], max_tokens=4)))[-1].finished
+
+    in_loop(test)
+
+
+def test_a_process_says_what_the_engine_in_this_process_says(
+    make_engine: MakeEngine, prompts: list[tuple[int, ...]]
+) -> None:
+    requests = [request(n, p, FIXED, max_tokens=24) for n, p in enumerate(prompts[::60])]
+    expected = run(make_engine(), requests)
+
+    async def test() -> None:
+        engine, facts = await AsyncEngine.start(spec(rows=4))
+        try:
+            assert (facts.positions, facts.block) == (2048, 16)
+            streams = await asyncio.gather(*(read(engine, each) for each in requests))
+            for each, chunks in zip(requests, streams, strict=True):
+                assert "".join(chunk.text for chunk in chunks) == expected[each.id].text
+            assert (await engine.state()).running == 0
+        finally:
+            await engine.close()
+
+    in_loop(test)
+
+
+def test_a_process_that_is_killed_ends_what_it_was_asked(prompts: list[tuple[int, ...]]) -> None:
+    async def test() -> None:
+        engine, _ = await AsyncEngine.start(spec())
+        try:
+            stream = engine.generate(request("a", prompts[0], max_tokens=1500, ignore_eos=True))
+            await anext(stream)
+            assert engine._process is not None
+            os.kill(engine._process.pid, signal.SIGKILL)
+            with pytest.raises(ReplicaLostError):
+                async for _ in stream:
+                    pass
+            with pytest.raises(ReplicaLostError):
+                await engine.state()
+        finally:
+            await engine.close()
+
+    in_loop(test)
+
+
+def test_a_process_that_cannot_start_says_why(tmp_path: Path) -> None:
+    async def test() -> None:
+        with pytest.raises(ModelError, match="no config"):
+            await AsyncEngine.start(EngineSpec(folder=tmp_path, dtype="float32", threads=1, options=EngineOptions()))
+        with pytest.raises(ConfigError, match="kv_tokens"):
+            await AsyncEngine.start(spec(kv_tokens=1))
+
+    in_loop(test)

@@ -1,0 +1,184 @@
+"""How many masks are fed, for what was learned about them."""
+
+import pytest
+
+from mars_ray.engine.mode import Mode
+from mars_ray.engine.request import LOSSLESS, Acceptance, DecodeParams
+from mars_ray.engine.scheduling.sequence import Sequence
+from mars_ray.engine.stats.block_choice import CHOOSE_EVERY, PLAIN_EVERY, PROBE_EVERY, PROBE_SHARE, BlockChoice
+from mars_ray.engine.stats.profile import CALIBRATED_FORWARDS, FOLD_FORWARDS, Profile
+from mars_ray.engine.stats.step_time import FIRST_FIT, StepTimeFit, Work
+from tests.engine.engine_parts import sequence_of
+from tests.engine_samples import MakeEngine, request
+
+BLOCK = 6
+SURE, UNSURE = [0.99] * (BLOCK - 1), [0.0] * (BLOCK - 1)
+
+
+def learned(profile: Profile, confidences: list[float], forwards: int = 2 * FOLD_FORWARDS) -> Profile:
+    for _ in range(forwards):
+        profile.observe(BLOCK - 1, confidences, sum(each > 0.7 for each in confidences))
+    return profile
+
+
+def timed(*, fixed_s: float, position_s: float) -> StepTimeFit:
+    steps = StepTimeFit()
+    for number in range(64):
+        positions = 1 + number % 50
+        steps.observe(Work(rows=1, positions=positions, kv_tokens=1000), fixed_s + position_s * positions)
+    return steps
+
+
+def proportional() -> StepTimeFit:
+    return timed(fixed_s=0, position_s=1e-3)
+
+
+def running(count: int = 3, **decode: object) -> list[Sequence]:
+    return [sequence_of([1], decode=DecodeParams(**decode)) for _ in range(count)]
+
+
+def chosen(blocks: BlockChoice, sequences: list[Sequence], threshold: float = 0.9) -> list[int]:
+    def acceptance_of(sequence: Sequence) -> Acceptance | None:
+        return sequence.request.decode.acceptance(threshold)
+
+    blocks.next_step(sequences, acceptance_of, (threshold,), 1000)
+    return [blocks.block(sequence, acceptance_of(sequence) or LOSSLESS) for sequence in sequences]
+
+
+def test_every_mask_is_fed_before_enough_is_learned_of_what_is_accepted() -> None:
+    few = learned(Profile(BLOCK), UNSURE, forwards=CALIBRATED_FORWARDS - 1)
+    few.points()
+    assert chosen(BlockChoice(few, proportional(), BLOCK), running()) == [BLOCK] * 3
+
+
+def test_large_and_small_blocks_take_turns_before_step_times_are_known() -> None:
+    times = StepTimeFit()
+    blocks = BlockChoice(learned(Profile(BLOCK), SURE), times, BLOCK)
+    assert [chosen(blocks, running(1)) for _ in range(6)] == [[3], [1], [6]] * 2
+    for number in range(FIRST_FIT):
+        positions = 1 + number % 5
+        times.observe(Work(rows=1, positions=positions, kv_tokens=1000), 1e-2)
+    assert chosen(blocks, running(1)) == [BLOCK], "positions are free"
+
+
+def test_no_mask_is_fed_where_each_position_costs_and_none_is_accepted() -> None:
+    blocks = BlockChoice(learned(Profile(BLOCK), UNSURE), proportional(), BLOCK)
+    assert chosen(blocks, running()) == [1, 1, 1]
+    assert blocks.chosen == 1
+
+
+def test_every_mask_is_fed_where_positions_are_free_and_masks_accepted() -> None:
+    blocks = BlockChoice(learned(Profile(BLOCK), SURE), timed(fixed_s=1e-2, position_s=0), BLOCK)
+    assert chosen(blocks, running()) == [BLOCK] * 3
+
+
+def test_masks_are_fed_as_far_as_they_are_accepted() -> None:
+    profile = learned(Profile(BLOCK), [0.99, 0.99, 0.0, 0.0, 0.0])
+    assert chosen(BlockChoice(profile, timed(fixed_s=1e-2, position_s=1e-4), BLOCK), running()) == [3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("own", "engine", "block"), [(None, 0.95, 1), (None, 0.7, BLOCK), (0.95, 0.7, 1), (0.7, 0.95, BLOCK)]
+)
+def test_the_choice_follows_the_threshold_in_force(own: float | None, engine: float, block: int) -> None:
+    profile = learned(Profile(BLOCK), [0.8] * (BLOCK - 1))
+    blocks = BlockChoice(profile, timed(fixed_s=1e-2, position_s=1e-4), BLOCK)
+    assert chosen(blocks, running(threshold=own), threshold=engine) == [block] * 3
+
+
+def test_a_new_engine_threshold_is_a_new_choice_at_once() -> None:
+    profile = learned(Profile(BLOCK), [0.8] * (BLOCK - 1))
+    blocks = BlockChoice(profile, timed(fixed_s=1e-2, position_s=1e-4), BLOCK)
+    assert chosen(blocks, running(), threshold=0.95) == [1] * 3
+    assert chosen(blocks, running(), threshold=0.7) == [BLOCK] * 3
+
+
+def test_a_batch_that_doubles_or_the_first_after_none_is_a_new_choice_at_once() -> None:
+    blocks = BlockChoice(learned(Profile(BLOCK), [0.8] * (BLOCK - 1)), timed(fixed_s=1e-2, position_s=1e-4), BLOCK)
+    assert chosen(blocks, running(), threshold=0.7) == [BLOCK] * 3
+    assert chosen(blocks, running(6, threshold=0.95), threshold=0.7) == [1] * 6
+    assert chosen(blocks, [], threshold=0.7) == []
+    assert chosen(blocks, running(6), threshold=0.7) == [BLOCK] * 6
+
+
+def test_sequences_that_draft_nothing_have_no_say() -> None:
+    profile = learned(Profile(BLOCK), UNSURE)
+    blocks = BlockChoice(profile, proportional(), BLOCK)
+    assert chosen(blocks, running(mode=Mode.AR)) == [BLOCK] * 3, "unchanged"
+    assert chosen(blocks, running() + running(mode=Mode.AR)) == [1] * 6
+
+
+def test_a_request_that_fixes_its_seed_gets_the_full_block_unless_drafts_are_verified() -> None:
+    blocks = BlockChoice(learned(Profile(BLOCK), UNSURE), proportional(), BLOCK)
+    seeded = sequence_of([1])
+    seeded.request = request("a", [1], seed=5)
+    assert chosen(blocks, [*running(2), seeded]) == [1, 1, BLOCK]
+    assert chosen(blocks, [*running(2), seeded], threshold=1.0) == [1, 1, 1]
+
+
+def test_drafts_that_are_never_right_are_not_made_where_positions_cost() -> None:
+    profile = learned(Profile(BLOCK), SURE)
+    for _ in range(2 * FOLD_FORWARDS):
+        profile.verify(len(SURE), 0)
+    profile.points()
+    blocks = BlockChoice(profile, timed(fixed_s=1e-2, position_s=1e-3), BLOCK)
+    assert chosen(blocks, running(), threshold=1.0) == [1] * 3
+    assert chosen(blocks, running(), threshold=0.9) == [BLOCK] * 3
+
+
+def test_a_probe_takes_a_small_part_of_the_time_however_dear_masks_are() -> None:
+    blocks = BlockChoice(learned(Profile(BLOCK), UNSURE), proportional(), BLOCK)
+    sequences, extra = running(2), 0
+    for _ in range(10_000):
+        extra += sum(chosen(blocks, sequences)) - len(sequences)
+    assert 0 < extra <= 1.2 * PROBE_SHARE * 10_000 * len(sequences)
+
+
+def test_now_and_then_each_sequence_in_turn_gets_the_full_block() -> None:
+    blocks = BlockChoice(learned(Profile(BLOCK), UNSURE), timed(fixed_s=1e-1, position_s=1e-4), BLOCK)
+    sequences = running(3)
+    steps = [chosen(blocks, sequences) for _ in range(3 * PROBE_EVERY)]
+    probed = [step.index(BLOCK) for step in steps if step != [1, 1, 1]]
+    assert sorted(probed) == [0, 1, 2]
+    assert all(step.count(BLOCK) <= 1 for step in steps)
+
+
+def test_now_and_then_a_step_has_no_masks_and_more_often_where_that_might_be_better() -> None:
+    profile = learned(Profile(BLOCK), SURE)
+    near = BlockChoice(profile, timed(fixed_s=1.5e-3, position_s=1e-3), BLOCK)
+    steps = [chosen(near, running(1)) for _ in range(4 * PROBE_EVERY)]
+    assert near.chosen > 1 and steps.count([1]) == 4
+    far = BlockChoice(profile, timed(fixed_s=1e-2, position_s=1e-4), BLOCK)
+    assert [chosen(far, running(1)) for _ in range(4 * PLAIN_EVERY)].count([1]) == 4
+
+
+def test_where_all_masks_are_fed_or_none_runs_there_is_no_probe() -> None:
+    blocks = BlockChoice(learned(Profile(BLOCK), UNSURE), proportional(), BLOCK)
+    assert [chosen(blocks, []) for _ in range(2 * PROBE_EVERY)] == [[]] * (2 * PROBE_EVERY)
+
+
+def test_the_choice_is_made_anew_after_some_steps_as_more_is_learned() -> None:
+    profile = learned(Profile(BLOCK), SURE)
+    blocks = BlockChoice(profile, timed(fixed_s=1e-2, position_s=1e-4), BLOCK)
+    sequences = running()
+    assert chosen(blocks, sequences) == [BLOCK] * 3
+    learned(profile, UNSURE, forwards=400 * FOLD_FORWARDS)
+    for _ in range(CHOOSE_EVERY):
+        chosen(blocks, sequences)
+    assert blocks.chosen == 1
+
+
+def test_a_request_that_fixes_its_block_keeps_it_in_every_step(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    learned(engine.profile, [0.0] * (engine.block - 1))
+    for number in range(64):
+        positions = 1 + number % 50
+        engine.step_time.observe(Work(rows=1, positions=positions, kv_tokens=1000), 1e-3 * positions)
+    engine.add(request("fixed", [20, 30, 40], DecodeParams(block=3), max_tokens=12, ignore_eos=True))
+    engine.add(request("free", [20, 30, 41], max_tokens=12, ignore_eos=True))
+    masks: dict[str, list[int]] = {"fixed": [], "free": []}
+    while engine.busy:
+        for chunk in engine.step():
+            masks[chunk.request_id].append(chunk.masks)
+    assert set(masks["fixed"][:-2]) == {2}
+    assert masks["free"].count(0) >= len(masks["free"]) - 1

@@ -1,0 +1,88 @@
+"""The tensors of the cache do what the plain lists of a shadow cache do."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import Qwen2Config
+
+from mars_ray.engine.kv.cache import SlotKVCache, kv_shape
+from mars_ray.engine.kv.slots import CacheOp, Copy, Resize, Swap
+from tests.engine.engine_parts import ShadowCache
+
+CONFIG = Qwen2Config(
+    vocab_size=10, hidden_size=8, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=3
+)
+
+
+def empty_cache() -> SlotKVCache:
+    return SlotKVCache(CONFIG, torch.float32, torch.device("cpu"))
+
+
+@torch.inference_mode()
+def write(cache: SlotKVCache, row: int, position: int, token: int) -> None:
+    """Write another number into every layer, head and component, and into keys and values."""
+    for number, part in enumerate(part for layer in cache.layers for part in layer):
+        part[row, :, position] = mark(number, token)
+
+
+def mark(number: int, token: int) -> torch.Tensor:
+    return torch.arange(6, dtype=torch.float32).view(2, 3) + 10 * number + 100 * token
+
+
+def agrees(cache: SlotKVCache, shadow: ShadowCache) -> bool:
+    return all(
+        torch.equal(part[row, :, position], mark(number, token))
+        for number, part in enumerate(part for layer in cache.layers for part in layer)
+        for row, tokens in enumerate(shadow.rows)
+        for position, token in enumerate(tokens)
+        if token is not None
+    )
+
+
+@st.composite
+def operations_of(draw: st.DrawFn, rows: int, width: int) -> CacheOp:
+    row, length = st.integers(0, rows - 1), st.integers(0, width)
+    one, other = draw(row), draw(row)
+    if one == other or draw(st.integers(0, 3)) == 0:
+        return Resize(draw(st.integers(1, 4)), draw(st.integers(1, 6)))
+    return draw(st.sampled_from([Copy, Swap]))(one, other, draw(length))
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_copies_swaps_and_sizes_move_what_was_written(data: st.DataObject) -> None:
+    cache, shadow, token = empty_cache(), ShadowCache(), 0
+    batch: list[CacheOp] = [Resize(3, 4)]
+    for _ in range(data.draw(st.integers(1, 6))):
+        cache.apply(batch)
+        shadow.apply(batch)
+        assert agrees(cache, shadow)
+        for row in range(len(shadow.rows)):
+            for position in range(data.draw(st.integers(0, shadow.width))):
+                token += 1
+                write(cache, row, position, token)
+                shadow.write(row, position, [token])
+        batch = [data.draw(operations_of(len(shadow.rows), shadow.width))]
+    cache.apply(batch)
+    shadow.apply(batch)
+    assert agrees(cache, shadow)
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=5))
+@settings(max_examples=30)
+def test_every_size_holds_numbers_and_at_least_what_was_asked_for(sizes: list[tuple[int, int]]) -> None:
+    cache = empty_cache()
+    for rows, width in sizes:
+        cache.apply([Resize(rows, width)])
+        layers, heads, size = kv_shape(CONFIG)
+        assert len(cache.layers) == layers
+        for part in (part for layer in cache.layers for part in layer):
+            assert part.shape[0] >= rows and part.shape[2] >= width
+            assert (part.shape[1], part.shape[3]) == (heads, size)
+            assert part.isfinite().all()
+
+
+def test_the_shape_is_that_of_key_heads_even_where_the_config_leaves_them_open() -> None:
+    assert kv_shape(CONFIG) == (2, 2, 3)
+    open_config = Qwen2Config(hidden_size=8, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=None)
+    assert kv_shape(open_config) == (1, 4, 2)

@@ -1,0 +1,66 @@
+"""What looking ahead gives by block, against plain counting."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mars_ray.engine.stats.lookahead import autoregressive, between, trusted, verified
+
+SHARES = st.lists(st.floats(0, 1), max_size=6)
+
+
+def falling(shares: list[float]) -> list[float]:
+    return sorted(shares, reverse=True)
+
+
+@given(SHARES)
+def test_trusted_tokens_are_fed_again_beside_the_next_masks(shares: list[float]) -> None:
+    survival = falling(shares)
+    found = trusted(np.array(survival))
+    for masks in range(len(survival) + 1):
+        assert found.tokens_B[masks] == pytest.approx(1 + sum(survival[:masks]))
+        assert found.positions_B[masks] == pytest.approx(1 + sum(survival[:masks]) + masks)
+
+
+def chain(drafted: list[float], right: list[float], masks: int, forwards: int = 40_000) -> tuple[float, float]:
+    """Tokens and positions per forward of a sequence whose drafts are drawn, forward by forward."""
+    source, tokens, positions, drafts = random.Random(0), 0, 0, 0
+    for _ in range(forwards):
+        positions += 1 + drafts + masks
+        agreed = next((k for k in range(drafts) if source.random() >= right[k]), drafts)
+        tokens += 1 + agreed
+        useful, drafts_now, draw = agreed == drafts, 0, source.random()
+        if useful:
+            drafts_now = sum(draw < share for share in drafted[:masks])
+        drafts = drafts_now
+    return tokens / forwards, positions / forwards
+
+
+@pytest.mark.parametrize("right", [[1.0, 1.0, 1.0], [0.9, 0.7, 0.5], [0.0, 0.5, 0.5], [0.4, 0.4, 0.4]])
+def test_verified_tokens_and_positions_are_those_of_drawing_drafts_forward_by_forward(right: list[float]) -> None:
+    drafted = [0.8, 0.5, 0.3]
+    found = verified(np.array(drafted), np.array(right))
+    for masks in range(4):
+        tokens, positions = chain(drafted, right, masks)
+        assert found.tokens_B[masks] == pytest.approx(tokens, rel=0.02)
+        assert found.positions_B[masks] == pytest.approx(positions, rel=0.02)
+
+
+@given(SHARES)
+def test_drafts_that_are_always_right_give_what_trusting_them_gives(shares: list[float]) -> None:
+    drafted = np.array(falling(shares))
+    for one, other in zip(verified(drafted, np.ones(len(drafted))), trusted(drafted), strict=True):
+        assert one == pytest.approx(other)
+
+
+def test_a_threshold_of_one_is_verified_and_just_below_it_nothing_is_accepted() -> None:
+    top, low = trusted(np.array([0.9, 0.8])), trusted(np.array([0.6, 0.4]))
+    known = [(1.0, top), (0.9, low)]
+    assert between(known, 1.0) is top
+    assert between(known, 1 - 1e-12).tokens_B == pytest.approx(autoregressive(3).tokens_B)
+    assert between(known, 0.95).tokens_B == pytest.approx([1, 1.3, 1.5])
+    assert between(known, 0.9).tokens_B == pytest.approx(low.tokens_B)
+    assert between(known, 0.2).tokens_B == pytest.approx(low.tokens_B)

@@ -1,0 +1,213 @@
+"""The live profile against plain loops over everything that was observed."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from mars_ray.engine.stats.profile import FOLD_FORWARDS, GRID, HALF_LIFE, Profile
+
+BLOCK = 5
+FORWARDS = st.lists(
+    st.integers(0, 7).flatmap(
+        lambda looked: st.tuples(
+            st.just(looked), st.lists(st.one_of(st.floats(0, 1), st.sampled_from(GRID)), max_size=looked)
+        )
+    ),
+    min_size=1,
+    max_size=20,
+)
+AUDITS = st.lists(
+    st.tuples(st.lists(st.floats(0, 1), min_size=1, max_size=4), st.lists(st.booleans(), min_size=1, max_size=4)),
+    min_size=1,
+    max_size=10,
+)
+
+
+def filled(forwards: list[tuple[int, list[float]]]) -> Profile:
+    profile = Profile(BLOCK)
+    for looked, confidences in forwards:
+        profile.observe(looked, list(confidences), 0)
+    profile.points()  # folds
+    return profile
+
+
+def survival(profile: Profile, threshold: float) -> NDArray[np.float64]:
+    """The share of forwards that accepts each mask."""
+    return np.diff(profile.lookahead(threshold).tokens_B)
+
+
+def tokens_per_forward(profile: Profile, threshold: float) -> float:
+    profile.points()  # folds
+    return float(profile.lookahead(threshold).tokens_B[-1])
+
+
+def survival_by_hand(forwards: list[tuple[int, list[float]]], threshold: float) -> list[float]:
+    """Of the forwards that looked at a mask, the share that accepts it and all before it."""
+    shares = []
+    for mask in range(BLOCK - 1):
+        looked = [sure for count, sure in forwards if count > mask]
+        accepted = [
+            len(sure) > mask and threshold < 1 and all(each >= threshold for each in sure[: mask + 1])
+            for sure in looked
+        ]
+        shares.append(sum(accepted) / len(looked) if looked else 0.0)
+    return shares
+
+
+@given(FORWARDS, st.sampled_from(GRID))
+def test_at_the_thresholds_of_the_grid_survival_is_what_loops_count(
+    forwards: list[tuple[int, list[float]]], threshold: float
+) -> None:
+    profile = filled(forwards)
+    assert survival(profile, threshold).tolist() == pytest.approx(survival_by_hand(forwards, threshold), abs=1e-6)
+    wanted = 1 + sum(survival_by_hand(forwards, threshold))
+    assert tokens_per_forward(profile, threshold) == pytest.approx(wanted, abs=1e-6)
+
+
+@given(FORWARDS, st.integers(0, len(GRID) - 2), st.floats(0, 1))
+def test_between_the_thresholds_of_the_grid_survival_is_a_straight_line(
+    forwards: list[tuple[int, list[float]]], number: int, share: float
+) -> None:
+    profile = filled(forwards)
+    high, low = GRID[number], GRID[number + 1]
+    above, below = survival(profile, high), survival(profile, low)
+    assert survival(profile, high - share * (high - low)) == pytest.approx(above + share * (below - above), abs=1e-6)
+
+
+@given(FORWARDS, st.floats(0, 1.2), st.floats(0, 1.2))
+def test_survival_never_grows_with_the_threshold_nor_from_mask_to_mask_of_full_looks(
+    forwards: list[tuple[int, list[float]]], one: float, other: float
+) -> None:
+    profile = filled([(BLOCK - 1, confidences) for _, confidences in forwards])
+    low, high = sorted((one, other))
+    assert (survival(profile, low) >= survival(profile, high) - 1e-9).all()
+    assert (np.diff(survival(profile, low)) <= 1e-9).all()
+
+
+def test_at_a_threshold_of_one_tokens_count_that_were_right_when_verified() -> None:
+    profile = Profile(BLOCK)
+    for number in range(1000):
+        profile.observe(4, [1.0] * 4, 4)
+        profile.verify(4, 4 if number % 2 else 2)
+    # Half of the forwards behind right tokens give 4 drafts that are right, half give 2 and one that is wrong, which
+    # voids the masks of one forward.
+    assert tokens_per_forward(profile, 1.0) == pytest.approx(1 + 3 / 1.5, rel=0.02)
+    assert profile.lookahead(1.0).positions_B[-1] == pytest.approx(1 + 4 / 1.5 + 4, rel=0.02)
+
+
+def test_an_end_in_sight_takes_one_more_forward_where_drafts_are_verified() -> None:
+    profile = Profile(BLOCK)
+    for _ in range(1000):
+        profile.observe(4, [0.9] * 2, 2, ended=True)
+        profile.verify(2, 2)
+    assert tokens_per_forward(profile, 1.0) == pytest.approx((1 + 2 + 1) / 2, rel=0.01)
+    assert tokens_per_forward(profile, 0.9) == pytest.approx(3)
+
+
+def test_masks_that_are_certain_fade_out_towards_a_threshold_of_one() -> None:
+    profile = filled([(4, [1.0] * 4)])
+    assert survival(profile, 0.995) == pytest.approx([0.5] * 4)
+
+
+def test_below_the_grid_survival_is_that_of_its_lowest_threshold() -> None:
+    profile = filled([(4, [0.31, 0.31, 0.1, 0.1])])
+    assert survival(profile, 0.0).tolist() == survival(profile, GRID[-1]).tolist() == [1, 1, 0, 0]
+
+
+def test_a_sequence_that_would_have_ended_accepts_nothing_behind_its_end() -> None:
+    profile = filled([(4, [0.9, 0.9])])
+    assert survival(profile, 0.5).tolist() == [1, 1, 0, 0]
+
+
+def test_a_profile_without_masks_or_without_forwards_gives_one_token() -> None:
+    alone = Profile(1)
+    alone.observe(0, [], 0)
+    assert tokens_per_forward(alone, 0.5) == tokens_per_forward(Profile(BLOCK), 0.5) == 1
+    assert {point.agreement for point in Profile(BLOCK).points()} == {None, 1.0}
+
+
+@given(FORWARDS, AUDITS)
+@settings(max_examples=60)
+def test_agreement_and_audited_tokens_are_what_loops_count(
+    forwards: list[tuple[int, list[float]]], audits: list[tuple[list[float], list[bool]]]
+) -> None:
+    profile = filled(forwards)
+    for confidences, right in audits:
+        profile.audit(0.0, confidences, right)
+    judged = [pair for confidences, right in audits for pair in zip(confidences, right, strict=False)]
+    for point in profile.points():
+        accepted = [right for sure, right in judged if sure >= point.threshold]
+        assert point.audited == pytest.approx(len(accepted))
+        if point.threshold < 1 and accepted:
+            # The first token of each forward is autoregressive, so right; of the others so many are.
+            ahead = point.tokens_per_forward - 1
+            wanted = (1 + ahead * sum(accepted) / len(accepted)) / (1 + ahead)
+            assert point.agreement == pytest.approx(wanted)
+        else:
+            assert point.agreement == (1.0 if point.threshold == 1 else None)
+
+
+def test_what_was_accepted_at_one_threshold_says_nothing_of_lower_ones() -> None:
+    profile = Profile(BLOCK)
+    profile.audit(0.9, [0.99, 0.95], [True, True])
+    audited = {point.threshold: point.audited for point in profile.points()}
+    assert (audited[0.99], audited[0.95], audited[0.9], audited[0.85], audited[0.5]) == (1, 2, 2, 0, 0)
+
+
+@pytest.mark.parametrize(("confidences", "right"), [([], []), ([0.9], []), ([], [True])])
+def test_an_audit_of_nothing_counts_nothing(confidences: list[float], right: list[bool]) -> None:
+    profile = Profile(BLOCK)
+    profile.audit(0.0, confidences, right)
+    assert {point.audited for point in profile.points()} == {0.0}
+
+
+@given(FORWARDS, st.sets(st.integers(0, 19)))
+@settings(max_examples=50)
+def test_it_does_not_matter_when_observations_are_folded(
+    forwards: list[tuple[int, list[float]]], folds: set[int]
+) -> None:
+    often = Profile(BLOCK)
+    for number, (looked, confidences) in enumerate(forwards):
+        often.observe(looked, list(confidences), 0)
+        if number in folds:
+            tokens_per_forward(often, 0.5)
+    at_once = filled(forwards)
+    decay = 1 - 0.5 ** (len(forwards) / HALF_LIFE)
+    for threshold in (0.99, 0.9, 0.5, 0.3):
+        assert tokens_per_forward(often, threshold) == pytest.approx(
+            tokens_per_forward(at_once, threshold), abs=4 * decay
+        )
+
+
+def test_observations_are_folded_by_themselves_after_a_while() -> None:
+    profile = Profile(BLOCK)
+    for _ in range(FOLD_FORWARDS):
+        assert profile.forwards == 0
+        profile.observe(4, [0.9] * 4, 4)
+    assert profile.forwards == FOLD_FORWARDS
+
+
+def test_old_observations_fade_by_half_in_a_half_life() -> None:
+    profile = Profile(BLOCK)
+    for confidence in (0.0, 0.9):
+        for _ in range(HALF_LIFE):
+            profile.observe(1, [confidence], 0)
+    assert survival(profile, 0.5)[0] == pytest.approx(2 / 3, abs=0.01)
+
+
+def test_before_anything_is_observed_calibration_says_what_thresholds_give() -> None:
+    profile = Profile(8, {1.0: (1.0, 1.0), 0.9: (4.8, 1.0), 0.5: (5.4, 0.9)})
+    found = {point.threshold: point for point in profile.points()}
+    assert found[0.9].tokens_per_forward == pytest.approx(4.8)
+    assert found[0.7].tokens_per_forward == pytest.approx(5.1)
+    gains = np.diff(found[0.9].tokens).tolist()
+    assert gains == sorted(gains, reverse=True)
+    # At 0.7 tokens ahead are 4.1 in a forward, of which 0.05 * 5.1 are not the model's own.
+    right = 1 - 0.05 * 5.1 / 4.1
+    assert 1 + 4.1 * right**7 < found[1.0].tokens_per_forward < 1 + 4.1 * right
+    assert found[0.9].agreement is None
+    for _ in range(40 * FOLD_FORWARDS):
+        profile.observe(7, [0.95, 0.1] + [0.0] * 5, 1)
+    assert tokens_per_forward(profile, 0.9) == pytest.approx(2.0, abs=0.05), "what is observed outweighs it"

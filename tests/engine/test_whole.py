@@ -1,0 +1,60 @@
+"""Chunks that wait until their sequence is whole."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mars_ray.engine.chunk import Chunk, Finished
+from mars_ray.engine.process.collector import Gatherer
+
+
+def finished(tokens: int) -> Finished:
+    return Finished(reason="stop", prompt_tokens=1, cached_tokens=0, tokens=tokens, forwards=1, queued_s=0.0)
+
+
+def chunk(request: str, index: int, token: int, last: bool) -> Chunk:
+    return Chunk(
+        request_id=request,
+        index=index,
+        tokens=(token,) * (token % 3),
+        pieces=(f"<{token}>",) * (token % 3),
+        threshold=1 / (1 + token),
+        masks=token,
+        finished=finished(token) if last else None,
+    )
+
+
+steps = st.lists(
+    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 1), st.integers(0, 9)), max_size=4), max_size=8
+)
+
+
+@given(steps)
+def test_a_whole_sequence_says_what_its_chunks_said_and_others_pass(given: list[list[tuple[str, int, int]]]) -> None:
+    gatherer = Gatherer()
+    gatherer.want("a")
+    said: dict[tuple[str, int], list[Chunk]] = {}
+    left: list[Chunk] = []
+    for step in given:
+        chunks = [chunk(request, index, token, last=False) for request, index, token in step]
+        for each in chunks:
+            said.setdefault((each.request_id, each.index), []).append(each)
+        left += gatherer.gather(chunks)
+    assert left == [chunk(*place, last=False) for step in given for place in step if place[0] == "b"]
+    for index in (0, 1):
+        parts = [*said.get(("a", index), []), chunk("a", index, 5, last=True)]
+        [whole] = gatherer.gather([parts[-1]])
+        assert whole.tokens == tuple(token for each in parts for token in each.tokens)
+        assert whole.text == "".join(each.text for each in parts)
+        assert whole.threshold == min(each.threshold for each in parts)
+        assert whole.finished == finished(5)
+        assert whole.gains == tuple(len(each.tokens) for each in parts if each.tokens)
+
+
+def test_what_was_kept_of_a_forgotten_request_is_dropped() -> None:
+    gatherer = Gatherer()
+    gatherer.want("a")
+    assert gatherer.gather([chunk("a", 0, 1, last=False)]) == []
+    gatherer.forget("a")
+    assert gatherer.gather([chunk("a", 0, 2, last=True)]) == [chunk("a", 0, 2, last=True)]
+    gatherer.want("a")
+    assert gatherer.gather([chunk("a", 0, 3, last=True)]) == [chunk("a", 0, 3, last=True)]

@@ -1,0 +1,129 @@
+"""What the loss adds to the paper's, against sums written out by hand."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedModel
+
+from mars_ray.method.loss import LabelWeights, StreamLoss, training_logits
+from mars_ray.method.shown import shown_guesses, shown_tokens
+from mars_ray.method.streams import IGNORE, PackedRows, Streams, mars_streams
+from tests.samples import MASK_ID, packed
+
+examples = st.lists(st.booleans(), min_size=1, max_size=14)
+rows = st.lists(st.lists(examples, min_size=1, max_size=3), min_size=1, max_size=2)
+
+
+def spots(streams: Streams) -> list[tuple[int, int]]:
+    """Row and slot of every label of the noisy stream."""
+    return [tuple(spot) for spot in ((streams.label_RS != IGNORE) & streams.noisy_RS).nonzero().tolist()]
+
+
+def masks_before_by_hand(rows: PackedRows, r: int, t: int, block: int) -> int:
+    same = [
+        s
+        for s in range(t)
+        if rows.example_RT[r, s] == rows.example_RT[r, t]
+        and rows.position_RT[r, s] // block == rows.position_RT[r, t] // block
+    ]
+    return sum(bool(rows.response_RT[r, s]) for s in same)
+
+
+@given(layout=rows, block=st.integers(2, 6), decay=st.sampled_from([1.0, 0.5]))
+def test_a_mask_weighs_less_for_each_mask_before_it_in_its_block(
+    network: PreTrainedModel, layout: list, block: int, decay: float
+) -> None:
+    packed_rows = packed(layout)
+    streams = mars_streams(packed_rows, block=block, mask_id=MASK_ID, decay=decay)
+    first = streams.tokens_RS.shape[1] - packed_rows.tokens_RT.shape[1]
+    weights = {
+        (r, s): decay ** masks_before_by_hand(packed_rows, r, int(streams.twin_RS[r, s]) - first, block)
+        for r, s in spots(streams)
+    }
+    assert LabelWeights.of(streams).mask == pytest.approx(sum(weights.values()))
+    with torch.no_grad():
+        logits_MV = training_logits(network, streams, streams.label_RS != IGNORE).log_softmax(dim=-1)
+        log_p = dict(zip(map(tuple, (streams.label_RS != IGNORE).nonzero().tolist()), logits_MV, strict=True))
+        expected = sum(-float(log_p[spot][streams.label_RS[spot]]) * weight for spot, weight in weights.items())
+        assert float(StreamLoss(network)(streams)[0]) == pytest.approx(expected, rel=1e-4)
+
+
+@given(layout=rows, block=st.integers(2, 6), distill=st.sampled_from([0.25, 1.0]))
+def test_the_clean_stream_teaches_the_noisy_one_at_the_same_token(
+    network: PreTrainedModel, layout: list, block: int, distill: float
+) -> None:
+    packed_rows = packed(layout)
+    streams = mars_streams(packed_rows, block=block, mask_id=MASK_ID)
+    with torch.no_grad():
+        everywhere = torch.ones_like(streams.noisy_RS)
+        logits_RSV = training_logits(network, streams, everywhere).view(*streams.tokens_RS.shape, -1)
+        expected = 0.0
+        for r, s in spots(streams):
+            # Its twin is the clean slot of the same example and position.
+            [twin] = (
+                (~streams.noisy_RS[r])
+                & (streams.example_RS[r] == streams.example_RS[r, s])
+                & (streams.position_RS[r] == streams.position_RS[r, s])
+            ).nonzero()
+            log_p_V = logits_RSV[r, s].log_softmax(dim=-1)
+            taught = -float((logits_RSV[r, twin].softmax(dim=-1) * log_p_V).sum())
+            expected += distill * taught - (1 - distill) * float(log_p_V[streams.label_RS[r, s]])
+        assert float(StreamLoss(network, distill)(streams)[0]) == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+def test_the_teacher_does_not_learn_from_the_noisy_stream(network: PreTrainedModel) -> None:
+    streams = mars_streams(packed([[[False] * 3 + [True] * 9]]), block=4, mask_id=MASK_ID)
+    states: list[torch.Tensor] = []
+    hook = network.get_output_embeddings().register_forward_pre_hook(lambda _, args: states.append(args[0]))
+    try:
+        mask_loss, _ = StreamLoss(network, distill=1.0)(streams)
+    finally:
+        hook.remove()
+    [gradient] = torch.autograd.grad(mask_loss, states)
+    taught_RS = gradient.abs().sum(dim=-1) > 0
+    assert torch.equal(taught_RS, (streams.label_RS != IGNORE) & streams.noisy_RS)
+
+
+@given(layout=rows, share=st.sampled_from([0.25, 1.0]), seed=st.integers(0, 9))
+def test_tokens_are_shown_where_the_draw_says(layout: list, share: float, seed: int) -> None:
+    packed_rows = packed(layout)
+    draw_RT = torch.rand(packed_rows.tokens_RT.shape, generator=torch.Generator().manual_seed(seed))
+    shown_RT = shown_tokens(packed_rows, share, draw_RT)
+    streams = mars_streams(packed_rows, block=4, mask_id=MASK_ID, shown_RT=shown_RT)
+    first = streams.tokens_RS.shape[1] - packed_rows.tokens_RT.shape[1]
+    for r, s in spots(streams):
+        t = int(streams.twin_RS[r, s]) - first
+        shown = draw_RT[r, t] >= share
+        assert streams.tokens_RS[r, s] == (packed_rows.tokens_RT[r, t] if shown else MASK_ID)
+
+
+@given(layout=rows, block=st.integers(2, 6), seed=st.integers(0, 9))
+def test_guesses_are_those_of_a_decoder_at_the_beginning_of_the_block(
+    network: PreTrainedModel, layout: list, block: int, seed: int
+) -> None:
+    packed_rows = packed(layout)
+    draw_RT = torch.rand(packed_rows.tokens_RT.shape, generator=torch.Generator().manual_seed(seed))
+    shown_RT = shown_guesses(
+        network,
+        packed_rows,
+        block=block,
+        mask_id=MASK_ID,
+        phase_RT=torch.zeros_like(packed_rows.position_RT),
+        draw_RT=draw_RT,
+    )
+    for r, t in packed_rows.response_RT.nonzero().tolist():
+        before = masks_before_by_hand(packed_rows, r, t, block)
+        if before >= int(draw_RT[r, t - before] * block):
+            assert shown_RT[r, t] == IGNORE
+        elif packed_rows.position_RT[r, t] > 0:
+            example_T = packed_rows.example_RT[r] == packed_rows.example_RT[r, t]
+            ids_T = packed_rows.tokens_RT[r].clone()
+            begin = t - int(packed_rows.position_RT[r, t]) % block
+            masked_T = packed_rows.response_RT[r] & (torch.arange(len(ids_T)) >= begin)
+            ids_T[masked_T] = MASK_ID
+            with torch.no_grad():
+                logits_V = network(input_ids=ids_T[example_T][None], use_cache=False).logits[0]
+            logits_V[:, MASK_ID] = -torch.inf
+            expected = logits_V[int(packed_rows.position_RT[r, t]) - 1].argmax()
+            assert shown_RT[r, t] == expected

@@ -1,0 +1,125 @@
+"""The reference decoder against a decoder so plain that it can be read in one breath."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel
+
+from mars_ray.errors import ConfigError
+from mars_ray.method.logits import logits_at
+from mars_ray.method.metric import Metric
+from mars_ray.method.reference import Decoded, DecodeOptions, decode
+from tests.samples import MASK_ID
+
+prompts = st.lists(st.lists(st.integers(0, MASK_ID - 1), min_size=1, max_size=9), min_size=1, max_size=4)
+options = st.builds(
+    DecodeOptions,
+    mode=st.sampled_from(["ar", "threshold"]),
+    threshold=st.sampled_from([0.0, 0.1, 0.3, 0.6, 0.95, 1.0]),
+    metric=st.sampled_from(Metric),
+    block=st.integers(1, 8),
+    max_tokens=st.integers(1, 14),
+    stop_ids=st.frozensets(st.integers(0, MASK_ID - 1), max_size=12),
+)
+
+
+def decode_plainly(network: PreTrainedModel, prompt: list[int], asked: DecodeOptions) -> Decoded:
+    """One sequence, one token at a time, the whole of the network's output."""
+    done = Decoded()
+    autoregressive = asked.mode == "ar" or asked.threshold == (0 if asked.metric is Metric.ENTROPY else 1)
+    while True:
+        done.forwards += 1
+        masks = 0 if autoregressive else asked.block - 1
+        ids = prompt + done.tokens + [MASK_ID] * masks
+        logits = network(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1 - masks :]
+        logits[:, MASK_ID] = -torch.inf
+        for place, p in enumerate(logits.softmax(-1)):
+            first, second = p.topk(2).values.tolist()
+            entropy = -sum(x * x.log() for x in p if x > 0)
+            value = {"probability": first, "margin": first - second, "entropy": float(entropy)}[asked.metric]
+            fails = value > asked.threshold if asked.metric is Metric.ENTROPY else value < asked.threshold
+            if place > 0 and fails:
+                break
+            done.tokens.append(int(p.argmax()))
+            done.confidences.append(value)
+            if done.tokens[-1] in asked.stop_ids:
+                done.finish_reason = "stop"
+                return done
+            if len(done.tokens) == asked.max_tokens:
+                return done
+
+
+@torch.no_grad()
+@settings(max_examples=60)
+@given(batch=prompts, asked=options)
+def test_it_decodes_as_the_plain_decoder_does_whatever_else_is_in_the_batch(
+    network: PreTrainedModel, batch: list[list[int]], asked: DecodeOptions
+) -> None:
+    for prompt, decoded in zip(batch, decode(network, batch, asked, mask_id=MASK_ID), strict=True):
+        plain = decode_plainly(network, prompt, asked)
+        assert (decoded.tokens, decoded.forwards, decoded.finish_reason) == (
+            plain.tokens,
+            plain.forwards,
+            plain.finish_reason,
+        )
+        assert decoded.confidences == pytest.approx(plain.confidences, abs=1e-4)
+
+
+def test_autoregressive_mode_and_threshold_one_give_the_greedy_tokens_of_transformers(network: PreTrainedModel) -> None:
+    prompt = [5, 9, 2, 40]
+    greedy = network.generate(
+        torch.tensor([prompt]), max_new_tokens=40, do_sample=False, pad_token_id=0, suppress_tokens=[MASK_ID]
+    )[0, 4:].tolist()
+    for asked in (DecodeOptions(mode="ar", max_tokens=40), DecodeOptions(threshold=1.0, max_tokens=40)):
+        (decoded,) = decode(network, [prompt], asked, mask_id=MASK_ID)
+        assert decoded.tokens == greedy
+        assert decoded.forwards == 40
+
+
+def test_a_threshold_of_zero_keeps_every_block_whole(network: PreTrainedModel) -> None:
+    (decoded,) = decode(network, [[1, 2, 3]], DecodeOptions(threshold=0.0, block=4, max_tokens=12), mask_id=MASK_ID)
+    assert (len(decoded.tokens), decoded.forwards) == (12, 3)
+
+
+def test_a_stop_token_inside_a_chunk_ends_the_sequence_there(network: PreTrainedModel) -> None:
+    whole = DecodeOptions(threshold=0.0, block=8, max_tokens=8)
+    (free,) = decode(network, [[1, 2, 3]], whole, mask_id=MASK_ID)
+    stop = free.tokens[3]
+    stopping = DecodeOptions(threshold=0.0, block=8, max_tokens=8, stop_ids=frozenset({stop}))
+    (decoded,) = decode(network, [[1, 2, 3]], stopping, mask_id=MASK_ID)
+    assert decoded.tokens == free.tokens[: free.tokens.index(stop) + 1]
+    assert decoded.finish_reason == "stop"
+
+
+def test_no_prompts_give_no_results(network: PreTrainedModel) -> None:
+    assert decode(network, [], DecodeOptions(), mask_id=MASK_ID) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"threshold": 1.2}, "threshold is 1.2"),
+        ({"threshold": -0.1}, "threshold is -0.1"),
+        ({"threshold": -0.1, "metric": Metric.ENTROPY}, "threshold is -0.1"),
+        ({"threshold": float("nan")}, "threshold is nan"),
+        ({"block": 0}, "block is 0"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"mode": "exakt"}, "mode is 'exakt'"),
+    ],
+)
+def test_an_option_out_of_range_is_named(wrong: dict, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        DecodeOptions(**wrong)
+
+
+@torch.no_grad()
+def test_picked_logits_are_those_of_a_whole_forward_where_an_architecture_caps_them() -> None:
+    torch.manual_seed(0)
+    size = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "final_logit_softcapping": 0.5}
+    network = Gemma2ForCausalLM(Gemma2Config(**size, **heads, attn_implementation="eager")).eval()
+    ids = torch.randint(50, (2, 7))
+    where = torch.rand(2, 7) > 0.5
+    whole = network(input_ids=ids, use_cache=False).logits
+    torch.testing.assert_close(logits_at(network, where, input_ids=ids), whole[where])

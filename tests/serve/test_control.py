@@ -1,0 +1,210 @@
+"""Operators see what the controller decided and overrule it; classes of service have thresholds of their own."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from mars_ray.serve.middleware.keys import add_key
+from tests.serve.cluster_samples import COMMAND
+from tests.serve.endpoint_clients import http, until_running
+from tests.serve.endpoint_samples import MESSAGES, Served, config_of, served
+from tests.serve.load_samples import PROMPT_POOL
+
+CLASSES = [{"name": "gold", "floor": 0.95, "share": 3}, {"name": "batch", "floor": 0.5}]
+FIXED = {"policy": "fixed", "max_accuracy_loss": 0.02}
+ASK = {"model": "bundled", "messages": MESSAGES, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("keys") / "keys.yaml"
+
+
+@pytest.fixture(scope="module")
+def keys(file: Path) -> dict[str, str]:
+    return {
+        "operator": add_key(file, "operator", "operate"),
+        "gold": add_key(file, "gold", "use", "gold"),
+        "batch": add_key(file, "batch", "use", "batch"),
+    }
+
+
+@pytest.fixture(scope="module")
+def running(file: Path, keys: dict[str, str]) -> Iterator[Served]:
+    with served(config_of(keys=str(file), classes=CLASSES, control=FIXED, threshold=0.99)) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def operator(running: Served, keys: dict[str, str]) -> Iterator[httpx2.Client]:
+    with http(running, keys["operator"]) as client:
+        yield client
+        client.delete("/control/threshold").raise_for_status()
+
+
+def threshold_of(running: Served, key: str, **fields: Any) -> float:
+    with http(running, key) as client:
+        answer = client.post("/v1/chat/completions", json=ASK | fields)
+    assert answer.status_code == 200, answer.text
+    usage = answer.json()["usage"]
+    assert usage["threshold_low"] == usage["threshold_high"]
+    return float(usage["threshold_low"])
+
+
+def follows(running: Served, operator: httpx2.Client, **thresholds: float) -> None:
+    """Let the replica take the thresholds over."""
+    running.beat()
+    said = {each["name"]: each["threshold"] for each in operator.get("/control").json()["classes"]}
+    assert said | thresholds == said
+
+
+def test_the_state_names_replicas_thresholds_and_reasons(running: Served, operator: httpx2.Client) -> None:
+    follows(running, operator)
+    state = operator.get("/control").json()
+    assert [(each["name"], each["threshold"], each["floor"]) for each in state["classes"]] == [
+        ("gold", 0.99, 0.95),
+        ("batch", 0.99, 0.9),  # calibration forbids what the config file would allow
+    ]
+    assert {each["reason"] for each in state["classes"]} == {"fixed"}
+    assert [each["replica"] for each in state["replicas"]] == ["test"]
+
+
+def test_a_threshold_set_by_hand_reaches_the_requests_of_its_class_alone(
+    running: Served, operator: httpx2.Client, keys: dict[str, str]
+) -> None:
+    operator.put("/control/threshold", json={"threshold": 0.6, "service_class": "batch"}).raise_for_status()
+    follows(running, operator, batch=0.6, gold=0.99)
+    assert threshold_of(running, keys["batch"]) == 0.6
+    assert threshold_of(running, keys["gold"]) == 0.99
+    operator.delete("/control/threshold").raise_for_status()
+    follows(running, operator, batch=0.99)
+    assert threshold_of(running, keys["batch"]) == 0.99
+
+
+def test_a_request_never_gets_less_quality_than_it_asks_for(
+    running: Served, operator: httpx2.Client, keys: dict[str, str]
+) -> None:
+    operator.put("/control/threshold", json={"threshold": 0.6, "service_class": "batch"}).raise_for_status()
+    follows(running, operator, batch=0.6)
+    assert threshold_of(running, keys["batch"], threshold_floor=0.9) == 0.9
+    assert threshold_of(running, keys["batch"], threshold=0.97) == 0.97
+    assert threshold_of(running, keys["batch"], mode="ar") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"threshold": 0.8, "service_class": "gold"}, "threshold is 0.8; class gold allows 0.95 to 0.99."),
+        ({"threshold": 1.0}, "threshold is 1.0; class gold allows 0.95 to 0.99."),
+        ({"threshold": 1.7}, "less than or equal to 1"),
+        ({"threshold": "high"}, "threshold must be a number"),
+        ({"threshold": 0.97, "service_class": "silver"}, "there is no class 'silver'; there are gold, batch."),
+        ({"threshold": 0.97, "seconds": 0}, "greater than 0"),
+        ({"threshold": 0.97, "minutes": 5}, "unknown parameter 'minutes'"),
+        ({}, "threshold is missing"),
+    ],
+)
+def test_a_threshold_that_cannot_be_is_refused_and_nothing_changes(
+    operator: httpx2.Client, body: dict[str, Any], said: str
+) -> None:
+    refused = operator.put("/control/threshold", json=body)
+    assert refused.status_code == 400, refused.text
+    assert said in refused.json()["error"]["message"]
+    assert [each["override"] for each in operator.get("/control").json()["classes"]] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/control"), ("PUT", "/control/threshold"), ("DELETE", "/control/threshold")]
+)
+def test_only_operators_may(running: Served, keys: dict[str, str], method: str, path: str) -> None:
+    with http(running, keys["gold"]) as client:
+        assert client.request(method, path, json={"threshold": 0.97}).status_code == 403
+    with http(running, None) as stranger:
+        assert stranger.request(method, path, json={"threshold": 0.97}).status_code == 401
+
+
+def test_the_flood_of_one_tenant_lowers_no_threshold_of_another(file: Path, keys: dict[str, str]) -> None:
+    """The attack: as many requests as one key may have, so that everybody else gets worse answers."""
+    classes = [{"name": "gold", "floor": 0.5}, {"name": "batch", "floor": 0.5}]
+    config = config_of(
+        keys=str(file), classes=classes, threshold=0.99, engine={"rows": 4, "queue": 256}, control={"policy": "load"}
+    )
+
+    def attack(number: int) -> set[int]:
+        # What a lower threshold makes faster: where it wins nothing, the law lowers none.
+        bodies = ({"messages": list(each), "max_tokens": 64, "n": 4} for each in PROMPT_POOL[number::36])
+        return {
+            attacker.post("/v1/chat/completions", json={"model": "bundled", "temperature": 0} | each).status_code
+            for each in bodies
+        }
+
+    with (
+        served(config) as running,
+        http(running, keys["operator"]) as operator,
+        http(running, keys["batch"]) as attacker,
+        ThreadPoolExecutor(36) as attackers,
+    ):
+        sent = [attackers.submit(attack, number) for number in range(36)]
+        until_running(running, 4)
+        fallen = False
+        while not all(each.done() for each in sent):
+            assert threshold_of(running, keys["gold"]) == 0.99
+            running.beat()
+            said = {each["name"]: each["threshold"] for each in operator.get("/control").json()["classes"]}
+            assert said["gold"] == 0.99
+            fallen = fallen or said["batch"] < 0.99
+        assert fallen, "the flood was one"
+        assert set().union(*(each.result() for each in sent)) <= {200, 429}
+
+
+def command(running: Served, key: str | None, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    environment = {name: value for name, value in os.environ.items() if name != "MARS_RAY_API_KEY"}
+    if key is not None:
+        environment["MARS_RAY_API_KEY"] = key
+    asked = [str(COMMAND), *arguments, "--url", running.url]
+    return subprocess.run(asked, capture_output=True, text=True, env=environment)
+
+
+def test_the_command_line_shows_and_sets_what_the_routes_do(
+    running: Served, operator: httpx2.Client, keys: dict[str, str]
+) -> None:
+    done = command(running, keys["operator"], "threshold", "set", "0.6", "--class", "batch", "--for", "2h")
+    assert (done.returncode, done.stderr) == (0, "mars-ray: threshold 0.6 for batch, for 2h.\n")
+    follows(running, operator, batch=0.6)
+    shown = command(running, keys["operator"], "status")
+    assert shown.returncode == 0, shown.stderr
+    for said in ("policy fixed", "0.95 to 0.99", "set by an operator until", "test", "0.99, 0.6", "0/"):
+        assert said in shown.stdout
+    done = command(running, keys["operator"], "threshold", "clear", "--class", "batch")
+    assert (done.returncode, done.stderr) == (0, "mars-ray: the policy decides for batch.\n")
+    follows(running, operator, batch=0.99)
+
+
+@pytest.mark.parametrize(
+    ("key", "arguments", "code", "said"),
+    [
+        ("operator", ("threshold", "set", "0.97", "--for", "5x"), 2, "--for is '5x'; give a time such as 90s"),
+        ("operator", ("threshold", "set", "1.7"), 2, "less than or equal to 1"),
+        ("operator", ("threshold", "clear", "--class", "silver"), 2, "there is no class 'silver'"),
+        ("gold", ("status",), 2, "needs a key of the role operate"),
+        (None, ("status",), 2, "Send a valid API key"),
+    ],
+)
+def test_what_cannot_be_ends_a_command_with_one_line(
+    running: Served, keys: dict[str, str], key: str | None, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    done = command(running, None if key is None else keys[key], *arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert said in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_an_endpoint_that_is_not_there_is_said_in_one_line() -> None:
+    done = subprocess.run([str(COMMAND), "status", "--url", "http://127.0.0.1:1"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "cannot be reached" in done.stderr and done.stderr.count("\n") == 1

@@ -1,0 +1,246 @@
+"""The endpoint on a real Ray cluster, in the fast mode: nothing is lost and nothing hangs, whatever dies."""
+
+import asyncio
+import json
+import re
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from mars_ray.bench.load.arrivals import Poisson
+from mars_ray.bench.load.plan import closed_loop, poisson
+from tests.serve.cluster_samples import CONTROLLER, ENGINE, GATEWAY, STEP_SECONDS, WORKER, Cluster, cluster, deploy_file
+from tests.serve.load_samples import PROMPT_POOL, capacity_per_s, nothing_was_lost, send
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+LIMITS = {"requests": 48, "requests_per_key": 48}
+LONG = {"ignore_eos": True, "threshold": 1.0}
+HAPROXY = "haproxy -db"
+RAY_NOTICES_S = 30.0
+"""Three checks of a proxy, as far apart as Ray has them by default."""
+TELL = [{"role": "user", "content": "Tell me about Ann."}]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two engines of four rows each."""
+    config = deploy_file(
+        tmp_path_factory.mktemp("serve") / "serve.yaml",
+        {"limits": LIMITS, "engine": {"rows": 4, "queue": 64, "compiled": False}},
+        num_replicas=2,
+    )
+    with cluster("--config", str(config)) as started:
+        started.until_engines(2)
+        yield started
+
+
+@pytest.fixture
+def client(running: Cluster) -> OpenAI:
+    return OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=STEP_SECONDS)
+
+
+def asynchronous(running: Cluster) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=STEP_SECONDS)
+
+
+def test_whole_and_streamed_answers_are_the_same(client: OpenAI) -> None:
+    asked = {"model": "bundled", "messages": TELL, "temperature": 0, "extra_body": {"mode": "exact"}}
+    whole = client.chat.completions.create(**asked)
+    streamed = client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    chunks = list(streamed)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole.choices[0].message.content
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert whole.usage.tokens_per_forward >= 1
+
+
+def test_headers_and_errors_pass_the_proxy_as_they_are(client: OpenAI) -> None:
+    raw = client.chat.completions.with_raw_response.create(
+        model="bundled", messages=TELL, extra_headers={"x-request-id": "mine"}, extra_body={"threshold": 0.9}
+    )
+    assert (raw.headers["x-request-id"], raw.headers["x-mars-threshold"]) == ("mine", "0.9")
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        client.chat.completions.create(model="other", messages=TELL)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="bundled", messages=TELL, n=99)
+    assert refused.value.param == "n"
+
+
+def test_the_client_of_the_readme_works(running: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    [block] = re.findall(r"```py\n(.*?)```", readme, re.DOTALL)
+    exec(block.replace("http://127.0.0.1:8000", running.url), {})
+    text, tokens_per_forward = capsys.readouterr().out.rsplit(maxsplit=1)
+    assert '"name"' in text
+    assert float(tokens_per_forward) >= 1
+
+
+def test_requests_spread_over_the_replicas(running: Cluster) -> None:
+    async def test() -> None:
+        async with asynchronous(running) as client:
+            asked = {"model": "bundled", "temperature": 0, "max_tokens": 64, "extra_body": LONG}
+            for number in range(3):
+                await asyncio.gather(
+                    *(client.completions.create(prompt=f"{number}-{n} " * 9, **asked) for n in range(16))
+                )
+
+    asyncio.run(test())
+    served = running.metric("mars:generation_tokens_total")
+    assert len(served) == 2
+    assert all(served.values())
+
+
+def test_overload_is_answered_with_429_and_when_to_come_back(running: Cluster) -> None:
+    async def one(client: AsyncOpenAI, number: int) -> str:
+        try:
+            await client.completions.create(model="bundled", prompt=f"x{number}", max_tokens=48, extra_body=LONG)
+        except openai.RateLimitError as refused:
+            assert int(refused.response.headers["retry-after"]) >= 1
+            assert refused.code in ("overloaded", "rate_limit_exceeded")
+            return "429"
+        return "200"
+
+    async def test() -> Counter[str]:
+        async with asynchronous(running) as client:
+            return Counter(await asyncio.gather(*(one(client, number) for number in range(160))))
+
+    counted = asyncio.run(test())
+    assert counted["429"] > 0 and counted["200"] >= LIMITS["requests"]
+    running.until_idle()
+
+
+def test_two_hundred_clients_that_leave_free_their_places(running: Cluster) -> None:
+    body = (
+        b'{"model": "bundled", "prompt": "x", "max_tokens": 1500, "ignore_eos": true, "threshold": 1, "stream": true}'
+    )
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    request = head + b"content-length: %d\r\n\r\n" % len(body) + body
+    host, port = running.url.removeprefix("http://").split(":")
+    for number in range(200):
+        with socket.create_connection((host, int(port)), timeout=STEP_SECONDS) as left:
+            left.sendall(request)
+            if number % 2:
+                assert left.recv(1024).startswith(b"HTTP/1.1 ")
+    running.until_idle()
+    assert running.ask()[0] == 200
+
+
+@pytest.mark.slow
+def test_a_replica_killed_under_load_loses_no_whole_answer_and_ends_no_stream_without_a_word(running: Cluster) -> None:
+    killed = threading.Event()
+
+    async def whole(client: AsyncOpenAI, number: int) -> str:
+        answer = await client.completions.create(
+            model="bundled", prompt=f"{number} w", max_tokens=200, extra_body=LONG | {"seed": number}
+        )
+        return "whole" if answer.usage and answer.usage.completion_tokens == 200 else "short"
+
+    async def streamed(client: AsyncOpenAI, number: int) -> str:
+        stream = await client.completions.create(
+            model="bundled", prompt=f"{number} s", max_tokens=400, stream=True, extra_body=LONG
+        )
+        reason = None
+        try:
+            async for chunk in stream:
+                reason = chunk.choices[0].finish_reason or reason
+                if not killed.is_set():
+                    killed.set()
+        except openai.APIError as error:
+            assert error.code == "replica_lost"
+            return "told"
+        return "whole" if reason == "length" else "cut"
+
+    async def test() -> Counter[str]:
+        async with asynchronous(running) as client:
+            asked = [asyncio.create_task(each(client, n)) for n in range(8) for each in (whole, streamed)]
+            await asyncio.to_thread(killed.wait, STEP_SECONDS)
+            dead.append(running.kill(WORKER if len(dead) else ENGINE))
+            return Counter(await asyncio.gather(*asked))
+
+    dead: list[int] = []
+    for _ in range(2):  # the replica, then the engine within one
+        killed.clear()
+        counted = asyncio.run(test())
+        assert set(counted) <= {"whole", "told"}
+        assert counted["whole"] >= 8
+        running.until_engines(2, besides=dead[-1])
+    running.until_idle()
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_stuck_is_replaced(running: Cluster) -> None:
+    stuck = running.processes(WORKER)[0]
+    replica = stuck.parent()
+    stuck.suspend()
+    running.until_engines(2, besides=replica.pid)
+    assert not stuck.is_running() or stuck.status() == "zombie"
+    assert running.ask()[0] == 200
+
+
+def test_without_serve_s_controller_requests_are_answered_and_it_comes_back(running: Cluster) -> None:
+    dead = running.kill(CONTROLLER)
+    assert all(running.ask(content=f"Ann {number}")[0] == 200 for number in range(20))
+    while not [each for each in running.processes(CONTROLLER) if each.pid != dead]:
+        assert running.ask()[0] == 200
+
+
+def test_a_front_that_is_killed_comes_back(running: Cluster) -> None:
+    running.kill(GATEWAY)
+    answered, ends_s = 0, time.monotonic() + STEP_SECONDS
+    while answered < 3 and time.monotonic() < ends_s:
+        # Until it is back, nobody listens, or Ray's own proxy says 500 in plain text.
+        with suppress(OSError, json.JSONDecodeError):
+            answered += running.ask()[0] == 200
+    assert answered == 3
+
+
+def test_a_load_balancer_that_is_killed_comes_back_long_before_ray_would_have_noticed(running: Cluster) -> None:
+    running.kill(HAPROXY)
+    ends_s = time.monotonic() + RAY_NOTICES_S / 2
+    while True:
+        with suppress(OSError):
+            if running.get("/healthz")[0] == 200:
+                return
+        assert time.monotonic() < ends_s
+
+
+def test_a_flood_ends_in_answers_and_429s(running: Cluster) -> None:
+    rate = Poisson(rate_per_s=4 * capacity_per_s(running, closed_loop(PROMPT_POOL, 0, 100, 24), 100))
+    sent = int(6 * rate.rate_per_s)
+    nothing_was_lost(running, send(running, poisson(rate, PROMPT_POOL, 1, sent, None, 24)), sent)
+
+
+def test_sigterm_lets_a_stream_finish_sends_others_away_and_leaves_nothing_behind(
+    running: Cluster, client: OpenAI
+) -> None:
+    """The last test of this file."""
+    with client.completions.create(
+        model="bundled",
+        prompt="x",
+        max_tokens=1900,
+        stream=True,
+        extra_body=LONG,
+        stream_options={"include_usage": True},
+    ) as stream:
+        chunks = [next(stream)]
+        running.process.send_signal(signal.SIGTERM)
+        with pytest.raises(openai.InternalServerError) as refused:
+            while True:
+                client.completions.create(model="bundled", prompt="x", max_tokens=1)
+        assert (refused.value.status_code, refused.value.code) == (503, "unavailable")
+        assert int(refused.value.response.headers["retry-after"]) >= 1
+        chunks += stream
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 1900
+    running.process.communicate(timeout=STEP_SECONDS)
+    assert running.process.returncode == 0
+    with pytest.raises(openai.APIError):
+        client.completions.create(model="bundled", prompt="x")

@@ -1,0 +1,410 @@
+"""Every field a body may have is acted upon, known to change nothing, or refused by name."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+from openai.types import completion_create_params
+from openai.types.chat import chat_completion_message_param
+from openai.types.chat import completion_create_params as chat_create_params
+from pydantic import ValidationError
+
+from mars_ray.openai_api.api_error import ApiError
+from mars_ray.openai_api.limits import RequestLimits
+from mars_ray.openai_api.translate import check
+from mars_ray.openai_api.wire import IGNORED, NEUTRAL, ChatRequest, CompletionRequest, GenerateRequest
+from tests.serve.endpoint_clients import MODEL, check_error, http
+from tests.serve.endpoint_samples import MESSAGES, Served
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+LEAST: dict[str, dict[str, Any]] = {
+    CHAT: {"model": MODEL, "messages": MESSAGES, "max_tokens": 1},
+    COMPLETIONS: {"model": MODEL, "prompt": "Hello", "max_tokens": 1},
+    "/tokenize": {"prompt": "Hello"},
+    "/detokenize": {"tokens": [5]},
+}
+BODIES: dict[str, type[GenerateRequest]] = {CHAT: ChatRequest, COMPLETIONS: CompletionRequest}
+
+OFFERED = {
+    CHAT: set(chat_create_params.CompletionCreateParamsBase.__annotations__) | {"stream"},
+    COMPLETIONS: set(completion_create_params.CompletionCreateParamsBase.__annotations__) | {"stream"},
+}
+"""What the installed `openai` package can send."""
+
+CHANGING: dict[str, Any] = {
+    "audio": {"voice": "alloy", "format": "wav"},
+    "best_of": 2,
+    "chat_template": "{{ messages }}",
+    "chat_template_kwargs": {"enable_thinking": True},
+    "echo": True,
+    "function_call": {"name": "f"},
+    "functions": [{"name": "f"}],
+    "modalities": ["text", "audio"],
+    "moderation": {"model": "omni"},
+    "reasoning_effort": "high",
+    "suffix": "end",
+    "tool_choice": "required",
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "verbosity": "low",
+    "web_search_options": {},
+}
+"""For each field of `NEUTRAL` a value that asks for something."""
+
+
+@pytest.fixture(scope="module")
+def plain(endpoint: Served) -> Iterator[httpx2.Client]:
+    with http(endpoint) as client:
+        yield client
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_every_field_the_openai_package_can_send_was_thought_about(path: str) -> None:
+    known = set(BODIES[path].model_fields) | IGNORED | NEUTRAL.keys()
+    assert OFFERED[path] <= known, "a new version of openai: act upon these fields, ignore them or refuse them"
+
+
+def test_no_field_is_in_two_of_the_three_groups() -> None:
+    fields = set(ChatRequest.model_fields) | set(CompletionRequest.model_fields)
+    assert not fields & IGNORED
+    assert not fields & NEUTRAL.keys()
+    assert not IGNORED & NEUTRAL.keys()
+    assert CHANGING.keys() == NEUTRAL.keys()
+
+
+def test_every_role_the_openai_package_can_send_was_thought_about() -> None:
+    names = [name for name in dir(chat_completion_message_param) if name.endswith("MessageParam")]
+    roles = {name.removeprefix("ChatCompletion").removesuffix("MessageParam").lower() for name in names} - {""}
+    assert roles == {"assistant", "developer", "function", "system", "tool", "user"}
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("name", sorted(NEUTRAL))
+def test_what_is_not_supported_is_refused_by_name_unless_it_asks_for_nothing(
+    plain: httpx2.Client, path: str, name: str
+) -> None:
+    refused = plain.post(path, json=LEAST[path] | {name: CHANGING[name]})
+    assert name in check_error(refused, 400, param=name, code="unsupported_parameter")
+    for value in (None, *NEUTRAL[name]):
+        BODIES[path].model_validate(LEAST[path] | {name: value})
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_what_does_not_change_the_answer_is_accepted_whatever_it_says(plain: httpx2.Client, path: str) -> None:
+    for value in ("x", 5, {"a": [1]}, True, None):
+        assert plain.post(path, json=LEAST[path] | dict.fromkeys(IGNORED, value)).status_code == 200
+
+
+@pytest.mark.parametrize("path", LEAST)
+@pytest.mark.parametrize("name", ["temprature", "chat_template_", "Model", "__class__", ""])
+def test_an_unknown_field_is_refused_by_name(plain: httpx2.Client, path: str, name: str) -> None:
+    refused = plain.post(path, json=LEAST[path] | {name: 1})
+    assert repr(name) in check_error(refused, 400, param=name, code="unknown_parameter")
+
+
+@pytest.mark.parametrize("path", LEAST)
+@pytest.mark.parametrize("name", ["chat_template", "chat_template_kwargs"])
+def test_no_route_takes_a_chat_template(plain: httpx2.Client, path: str, name: str) -> None:
+    refused = plain.post(path, json=LEAST[path] | {name: CHANGING[name]})
+    check_error(refused, 400, param=name, code="unsupported_parameter" if path in BODIES else "unknown_parameter")
+
+
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}, "'image_url'"),
+        ({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "input_audio"}]}, "'input_audio'"),
+        ({"role": "tool", "content": "5", "tool_call_id": "a"}, "'tool'"),
+        ({"role": "function", "content": "5", "name": "f"}, "'function'"),
+    ],
+)
+def test_what_is_no_text_is_refused_by_its_kind(
+    plain: httpx2.Client, path: str, message: dict[str, Any], said: str
+) -> None:
+    body = {"model": MODEL, "messages": [*MESSAGES, message]}
+    assert said in check_error(plain.post(path, json=body), 400, param="messages")
+
+
+def tokens_of(plain: httpx2.Client, *messages: dict[str, Any]) -> list[int]:
+    """The prompt of a conversation that ends with a question."""
+    reply = plain.post("/tokenize", json={"messages": [*MESSAGES, *messages, *MESSAGES]})
+    assert reply.status_code == 200, reply.text
+    tokens: list[int] = reply.json()["tokens"]
+    return tokens
+
+
+@pytest.mark.parametrize(
+    ("turn", "text"),
+    [
+        ({}, ""),
+        ({"content": None}, ""),
+        ({"content": None, "tool_calls": [], "function_call": None, "audio": None, "annotations": []}, ""),
+        ({"content": None, "refusal": "No."}, "No."),
+        ({"content": [{"type": "text", "text": "I say: "}, {"type": "refusal", "refusal": "No."}]}, "I say: No."),
+        ({"content": "Yes.", "refusal": None}, "Yes."),
+    ],
+)
+def test_an_answer_comes_back_as_openais_clients_send_it(plain: httpx2.Client, turn: dict[str, Any], text: str) -> None:
+    assert tokens_of(plain, {"role": "assistant"} | turn) == tokens_of(plain, {"role": "assistant", "content": text})
+
+
+@pytest.mark.parametrize(
+    ("turn", "said"),
+    [
+        ({"content": None, "tool_calls": [{"id": "1"}]}, "tool_calls"),
+        ({"content": None, "function_call": {"name": "f"}}, "function_call"),
+        ({"content": None, "audio": {"id": "1"}}, "audio"),
+        ({"content": "a", "refusal": "b"}, "either content or refusal"),
+        ({"content": None, "refusal": 5}, "messages.1.content"),
+    ],
+)
+def test_what_else_an_answer_held_is_refused_by_name(plain: httpx2.Client, turn: dict[str, Any], said: str) -> None:
+    body = {"messages": [*MESSAGES, {"role": "assistant"} | turn]}
+    assert said in check_error(plain.post("/tokenize", json=body), 400, param="messages")
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        None,
+        "Hello",
+        [{}],
+        ["Hello"],
+        [{"role": "user"}],
+        [{"role": "user", "content": None}],
+        [{"role": "user", "content": []}],
+        [{"role": "user", "content": [{"type": "text"}]}],
+        [{"role": "user", "content": [{}]}],
+        [{"role": "narrator", "content": "a"}],
+        [{"role": "user", "content": "a", "mood": "glad"}],
+        [{"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}],
+        [{"role": "user", "content": 5}],
+    ],
+)
+def test_malformed_conversations_are_refused(plain: httpx2.Client, messages: Any) -> None:
+    response = plain.post(CHAT, json=LEAST[CHAT] | {"messages": messages})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == "messages"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "place"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "a\ud800"}]}, "messages.0.content"),
+        (CHAT, {"messages": [{"content": [{"type": "text", "text": "\udc00"}]}]}, "messages.0.content.0.text"),
+        (CHAT, {"messages": [{"role": "user", "content": "a", "name": "\ud800"}]}, "messages.0.name"),
+        (CHAT, {"stop": ["a", "\ud800"]}, "stop.1"),
+        (CHAT, {"model": "\ud800"}, "model"),
+        (CHAT, {"user": "\ud800"}, "user"),
+        (CHAT, {"tools": [{"type": "function", "function": {"name": "\ud800"}}]}, "tools.0.function.name"),
+        (CHAT, {"logit_bias": {"\ud800": 1}}, "logit_bias"),
+        (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"\ud800": 1}}}},
+         "response_format.json_schema.schema"),
+        (COMPLETIONS, {"prompt": "\ud83d \ude00"}, "prompt"),
+        (COMPLETIONS, {"prompt": ["a", "\ud800"]}, "prompt.1"),
+        ("/tokenize", {"prompt": "\ud800"}, "prompt"),
+        ("/control/threshold", {"threshold": 0.95, "service_class": "\ud800"}, "service_class"),
+    ],
+)  # fmt: skip
+def test_half_of_a_surrogate_pair_is_refused_by_its_field(
+    plain: httpx2.Client, path: str, fields: dict[str, Any], place: str
+) -> None:
+    content = json.dumps(LEAST.get(path, {}) | fields)
+    method = "PUT" if path.startswith("/control") else "POST"
+    refused = plain.request(method, path, content=content, headers={"content-type": "application/json"})
+    said = check_error(refused, 400, param=place.partition(".")[0])
+    assert said.startswith(place)
+    assert "half of a surrogate pair" in said
+
+
+def test_a_whole_surrogate_pair_is_the_character_it_spells(plain: httpx2.Client) -> None:
+    spelt = [json.dumps({"prompt": "\U0001f600"}, ensure_ascii=ascii).encode() for ascii in (True, False)]
+    assert spelt[0] != spelt[1]
+    head = {"content-type": "application/json; charset=utf-8"}
+    one, other = (plain.post("/tokenize", content=body, headers=head).json() for body in spelt)
+    assert one["tokens"] == other["tokens"]
+
+
+@pytest.mark.parametrize("path", LEAST)
+@pytest.mark.parametrize("kind", [None, "", "text/plain", "application/x-www-form-urlencoded", "application", "a/b;"])
+def test_a_body_that_is_not_said_to_be_json_is_refused_by_its_header(
+    plain: httpx2.Client, path: str, kind: str | None
+) -> None:
+    head = {} if kind is None else {"content-type": kind}
+    refused = plain.post(path, content=json.dumps(LEAST[path]), headers=head)
+    said = check_error(refused, 415, code="unsupported_media_type")
+    assert f"The Content-Type is {kind or 'missing'}; send JSON" in said
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip"])
+def test_an_encoded_body_is_refused_by_its_header(plain: httpx2.Client, encoding: str) -> None:
+    head = {"content-type": "application/json", "content-encoding": encoding}
+    refused = plain.post(CHAT, content=gzip.compress(json.dumps(LEAST[CHAT]).encode()), headers=head)
+    assert encoding in check_error(refused, 415, code="unsupported_encoding")
+    assert refused.headers["accept-encoding"] == "identity"
+    assert plain.post(CHAT, json=LEAST[CHAT], headers={"content-encoding": "identity"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"model": "bundled",\n "prompt" "a"}', "line 2, column 11"),
+        (b'{"prompt": "\xff"}', "byte 12 is no UTF-8"),
+        ('{"prompt": "a"}'.encode("utf-16"), "byte 0 is no UTF-8"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"n": ' + b"9" * 5000 + b"}", "too many digits"),
+    ],
+)
+def test_what_is_no_json_is_told_where(plain: httpx2.Client, body: bytes, said: str) -> None:
+    refused = plain.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
+    assert said in check_error(refused, 400, code="invalid_json")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "said"),
+    [
+        (COMPLETIONS, {"prompt": 5}, "prompt must be text or a list."),
+        (COMPLETIONS, {"prompt": [5.5]}, "prompt.0 must be text, a whole number or a list."),
+        (CHAT, {"stop": [5]}, "stop.0 must be text."),
+        (CHAT, {"stop": ["a", ""]}, "a stop string is empty; leave it out."),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages.0.content.0.text is missing.",
+        ),
+        (CHAT, {"messages": [{"role": "user"}]}, "messages.0.content is missing."),
+        (CHAT, {"response_format": {"type": "json_schema"}}, "response_format.json_schema is missing."),
+        (
+            CHAT,
+            {"response_format": {"type": "xml"}},
+            "response_format has the unknown 'type' 'xml'; known are 'text', ",
+        ),
+        (CHAT, {"temperature": 3}, "temperature must be less than or equal to 2."),
+        (CHAT, {"max_tokens": 1.5}, "max_tokens must be a whole number."),
+        (CHAT, {"messages": []}, "messages must have at least 1 item."),
+    ],
+)
+def test_a_refusal_says_in_plain_words_what_a_field_must_be(
+    plain: httpx2.Client, path: str, fields: dict[str, Any], said: str
+) -> None:
+    [name] = fields
+    assert check_error(plain.post(path, json=LEAST[path] | fields), 400, param=name).startswith(said)
+
+
+OUT_OF_RANGE: list[tuple[str, Any]] = [
+    ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", "5"), ("max_tokens", 2.5), ("max_tokens", True),
+    ("max_tokens", 10**400), ("min_tokens", -1), ("temperature", -0.1), ("temperature", 2.1), ("temperature", "1"),
+    ("temperature", True), ("top_p", 0), ("top_p", 1.1), ("top_k", -2), ("top_k", 1.5), ("min_p", 1.5), ("n", 0),
+    ("n", "2"), ("seed", 2**63), ("seed", -(2**63) - 1), ("seed", 1.5), ("stop", 5), ("stop", [5]), ("stop", [None]),
+    ("stop", {}), ("stop_token_ids", ["5"]), ("stop_token_ids", 5), ("ignore_eos", "yes"), ("ignore_eos", 1),
+    ("logit_bias", {"5": 101}), ("logit_bias", {"5": "1"}), ("logit_bias", [5]), ("logit_bias", {"five": 1}),
+    ("presence_penalty", 2.1), ("frequency_penalty", -2.1), ("repetition_penalty", 0), ("threshold", 1.01),
+    ("threshold", -0.01), ("threshold", "0.5"), ("threshold_floor", 2), ("mode", "fast"), ("mode", 1), ("block", 0),
+    ("block", 65), ("model", 5), ("model", None), ("stream", "yes"), ("stream", 1), ("stream_options", True),
+    ("stream_options", {"include_usage": "yes"}), ("stream_options", {"unknown": True}), ("logprobs", -1),
+    ("logprobs", "x"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(("name", "value"), OUT_OF_RANGE, ids=lambda value: json.dumps(value)[:24])
+def test_a_value_of_the_wrong_type_or_out_of_range_is_refused_by_its_field(
+    plain: httpx2.Client, path: str, name: str, value: Any
+) -> None:
+    response = plain.post(path, json=LEAST[path] | {name: value})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == name
+
+
+@pytest.mark.parametrize(
+    "prompt", [None, "", [], [[]], ["a", ""], [[5], []], ["a", 5], ["a", [5]], 5, [5.5], {}, [True]]
+)
+def test_a_malformed_or_empty_prompt_is_refused(plain: httpx2.Client, prompt: Any) -> None:
+    response = plain.post(COMPLETIONS, json=LEAST[COMPLETIONS] | {"prompt": prompt})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == "prompt"
+
+
+@pytest.mark.parametrize("name", ["prompt", "logit_bias", "stop_token_ids"])
+@pytest.mark.parametrize("token", [-1, 10**6, 10**30])
+def test_an_id_that_is_no_token_is_refused(plain: httpx2.Client, name: str, token: int) -> None:
+    value: Any = {str(token): 1} if name == "logit_bias" else [token]
+    response = plain.post(COMPLETIONS, json=LEAST[COMPLETIONS] | {name: value})
+    assert response.status_code == 400, response.text
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_null_means_that_a_field_was_left_out(plain: httpx2.Client, path: str) -> None:
+    fields = set(BODIES[path].model_fields) | NEUTRAL.keys() | IGNORED
+    assert plain.post(path, json=dict.fromkeys(fields) | LEAST[path]).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {"threshold": 0.5, "threshold_floor": 0.5}, "threshold_floor"),
+        (CHAT, {"top_logprobs": 2}, "top_logprobs"),
+        (CHAT, {"max_tokens": 2, "max_completion_tokens": 3}, "max_tokens"),
+        (CHAT, {"max_tokens": 2, "min_tokens": 3}, "min_tokens"),
+        (COMPLETIONS, {"max_tokens": None, "min_tokens": 17}, "min_tokens"),
+        ("/tokenize", {"messages": MESSAGES}, None),
+        ("/tokenize", {"prompt": None}, None),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(
+    plain: httpx2.Client, path: str, fields: dict[str, Any], param: str | None
+) -> None:
+    check_error(plain.post(path, json=LEAST[path] | fields), 400, param=param)
+
+
+LIMITS = RequestLimits(output_tokens=10, n=2, prompts=2, top_logprobs=2, stop=2, stop_chars=3, logit_bias=2, messages=2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "param", "most", "more"),
+    [
+        (CompletionRequest, "n", 2, 3),
+        (CompletionRequest, "max_tokens", 10, 11),
+        (ChatRequest, "max_completion_tokens", 10, 11),
+        (ChatRequest, "top_logprobs", 2, 3),
+        (CompletionRequest, "logprobs", 2, 3),
+        (CompletionRequest, "stop", ["abc", "abc"], ["a", "b", "c"]),
+        (CompletionRequest, "stop", "abc", "abcd"),
+        (CompletionRequest, "stop_token_ids", [1, 2], [1, 2, 3]),
+        (CompletionRequest, "logit_bias", {"1": 1.0, "2": 1.0}, {"1": 1.0, "2": 1.0, "3": 1.0}),
+        (CompletionRequest, "prompt", ["a", "b"], ["a", "b", "c"]),
+        (CompletionRequest, "prompt", [[1], [2]], [[1], [2], [3]]),
+        (ChatRequest, "messages", MESSAGES * 2, MESSAGES * 3),
+    ],
+)
+def test_a_limit_is_the_most_that_is_taken(kind: type[GenerateRequest], param: str, most: Any, more: Any) -> None:
+    least = LEAST[CHAT] | {"logprobs": True, "max_tokens": None} if kind is ChatRequest else LEAST[COMPLETIONS]
+    check(kind.model_validate(least | {param: most}), LIMITS)
+    with pytest.raises(ApiError) as refused:
+        check(kind.model_validate(least | {param: more}), LIMITS)
+    assert (refused.value.status, refused.value.param) == (400, param)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_body_beyond_the_limit_is_refused(plain: httpx2.Client, path: str) -> None:
+    body = json.dumps(LEAST[path] | {"user": "x" * 2**20})
+    response = plain.post(path, content=body, headers={"content-type": "application/json"})
+    check_error(response, 413, code="body_too_large")
+
+
+def test_a_checked_body_does_not_change() -> None:
+    body = CompletionRequest.model_validate(LEAST[COMPLETIONS])
+    with pytest.raises(ValidationError):
+        body.n = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("path", LEAST)
+def test_an_error_quotes_little_of_what_a_caller_made_up(plain: httpx2.Client, path: str) -> None:
+    for fields in ({"x" * 50_000: 1}, {"model": "x" * 50_000}, {"logit_bias": {"x" * 50_000: 1000}}):
+        response = plain.post(path, json=LEAST[path] | fields)
+        assert response.status_code in (400, 404)
+        assert len(response.content) < 500

@@ -1,0 +1,116 @@
+"""The simulation against the real engine, whose clock moves by the same step times: no machine's noise in either."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from random import Random
+from statistics import mean
+
+import pytest
+
+from mars_ray.bench.load.prompts import Texts, bundled_prompts
+from mars_ray.control.settings import ControlPlan
+from mars_ray.data.prompt_file import read_prompts
+from mars_ray.engine.core.engine import Engine
+from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.request import Request, SamplingParams
+from mars_ray.engine.stats.step_time import StepTime, Work
+from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
+from mars_ray.model.resolve import resolve_model
+from mars_ray.simulate.arrivals import Wish
+from mars_ray.simulate.machine import Machine
+from tests.simulate.simulation_samples import run
+
+THRESHOLD, ROWS = 0.9, 6
+TIMES = StepTime(
+    fixed_s=0.0015, row_s=0.0001, position_s=0.00004, kv_token_s=1e-7, prompt_s=0.001, prompt_token_s=0.00004
+)
+
+
+class Clocked(Engine):
+    """An engine for whom a step takes what the model says."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.now_s = 0.0
+        options = EngineOptions(rows=ROWS, threshold=THRESHOLD, compiled=False)
+        super().__init__(checkpoint, options, clock=lambda: self.now_s, new_seed=lambda: 0)
+        self.step_time.model = TIMES
+        self.step_time.observe = lambda work, seconds: None  # type: ignore[method-assign]
+        run_forward = self._runner.run
+
+        def run_and_wait(packed):  # type: ignore[no-untyped-def]
+            decoding = [feed for feed in self.feeds if feed.short]
+            self.now_s += TIMES.seconds(
+                Work(
+                    rows=len(decoding),
+                    positions=sum(feed.length for feed in decoding),
+                    kv_tokens=packed.kv_tokens,
+                    prompt_tokens=sum(feed.length for feed in self.feeds if not feed.short),
+                )
+            )
+            return run_forward(packed)
+
+        plan = self._scheduler.plan
+
+        def plan_and_note(masks_for):  # type: ignore[no-untyped-def]
+            self.feeds = plan(masks_for)
+            return self.feeds
+
+        self._runner.run = run_and_wait  # type: ignore[method-assign]
+        self._scheduler.plan = plan_and_note  # type: ignore[method-assign]
+
+
+def load(rate: float, requests: int) -> list[Wish]:
+    random, now_s, wishes = Random(5), 0.0, list[Wish]()
+    for _ in range(requests):
+        now_s += random.expovariate(rate)
+        wishes.append(Wish(now_s, random.randint(20, 700), random.randint(5, 60)))
+    return wishes
+
+
+def requests_for(checkpoint: Checkpoint, wishes: list[Wish]) -> Iterator[Request]:
+    texts = Texts(read_prompts(bundled_prompts()), Random(2))
+    for number, wish in enumerate(wishes):
+        prompt = checkpoint.tokenizer(texts.of(int(wish.prompt_tokens))).input_ids[: int(wish.prompt_tokens)]
+        assert len(prompt) == wish.prompt_tokens
+        sampling = SamplingParams(max_tokens=int(wish.output_tokens), temperature=0.0, ignore_eos=True)
+        yield Request(id=str(number), prompt=tuple(prompt), sampling=sampling, tenant=str(number))
+
+
+@pytest.mark.parametrize(("rate", "requests"), [(3.0, 40), (120.0, 120)], ids=["light load", "more than it can do"])
+def test_tokens_and_times_are_those_of_the_real_engine(rate: float, requests: int) -> None:
+    checkpoint = load_checkpoint(resolve_model("bundled"))
+    engine, wishes = Clocked(checkpoint), load(rate, requests)
+    coming = list(requests_for(checkpoint, wishes))
+    added, tokens, first_s, end_s = 0, 0, dict[int, float](), dict[int, float]()
+    while added < len(wishes) or engine.busy:
+        if not engine.busy:
+            engine.now_s = max(engine.now_s, wishes[added].arrival_s)
+        while added < len(wishes) and wishes[added].arrival_s <= engine.now_s:
+            engine.add(coming[added])
+            added += 1
+        for chunk in engine.step():
+            number = int(chunk.request_id)
+            tokens += len(chunk.tokens)
+            if chunk.tokens:
+                first_s.setdefault(number, engine.now_s)
+            if chunk.finished:
+                end_s[number] = engine.now_s
+    machine = Machine.model_validate(
+        {
+            "rows": ROWS,
+            "queue": 1024,
+            "positions": engine.limits.positions,
+            "step_time": asdict(TIMES),
+            "profile": [asdict(point) for point in engine.profile.points()],
+            "accuracy": [(1.0, 1.0)],
+        }
+    )
+    plan = ControlPlan.model_validate({"settings": {"policy": "fixed"}, "ceiling": THRESHOLD})
+    found = run(wishes, plan, machine, ticks_per_s=500).figures
+    assert found.tokens == pytest.approx(tokens)
+    # A simulated request looks as far ahead as all do on average. Of real ones some do not, and end last and alone.
+    assert found.tokens_per_s == pytest.approx(tokens / max(end_s.values()), rel=0.03)
+    assert found.ttft_ms is not None and found.e2e_ms is not None
+    arrived = dict(enumerate(wish.arrival_s for wish in wishes))
+    assert found.e2e_ms.mean / 1000 == pytest.approx(mean(end_s[at] - arrived[at] for at in arrived), rel=0.1)
+    assert found.ttft_ms.mean / 1000 == pytest.approx(mean(first_s[at] - arrived[at] for at in arrived), rel=0.1)
