@@ -27,9 +27,9 @@ import pyarrow.dataset
 from rich.console import Console
 
 from mars_ray.batch.ray import decoder as ray_decoder
-from mars_ray.batch.ray import generate as ray_generate
+from mars_ray.batch.ray import generate_files as ray_generate
 from mars_ray.batch.ray.decoder import Decoder
-from mars_ray.batch.ray.generate import GenerateOptions, generate
+from mars_ray.batch.ray.generate_files import GenerateOptions, generate_files
 from mars_ray.batch.rows.plain_form import PlainSettings
 from mars_ray.bench.machine import machine
 from mars_ray.data.tasks.split import mixture
@@ -101,7 +101,7 @@ def run(place: Path, workers: int) -> None:
         workers=workers,
     )
     try:
-        generate(options)
+        generate_files(options)
     except MarsRayError as error:
         sys.exit(str(error))
 

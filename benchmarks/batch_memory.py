@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.dataset
 from rich.console import Console
 
-from mars_ray.batch.ray import generate as ray_generate
+from mars_ray.batch.ray import generate_files as ray_generate
 from mars_ray.batch.ray.decoder import Decoder
-from mars_ray.batch.ray.generate import GenerateOptions, generate
+from mars_ray.batch.ray.generate_files import GenerateOptions, generate_files
 from mars_ray.batch.rows.outcome import Outcome, as_json, to_table
 from mars_ray.batch.rows.plain_form import PlainSettings
 from mars_ray.bench.machine import machine
@@ -64,7 +64,7 @@ def main() -> None:
     if given.run:
         ray_generate.Decoder = Echo  # type: ignore[misc]
         form = PlainSettings(sampling=SamplingParams(), decode=DecodeParams())
-        generate(GenerateOptions(input=(str(given.run / "rows.jsonl"),), output=given.run / "out", form=form))
+        generate_files(GenerateOptions(input=(str(given.run / "rows.jsonl"),), output=given.run / "out", form=form))
         return
     report = {
         "command": f"python benchmarks/batch_memory.py --rows {' '.join(map(str, given.rows))}",

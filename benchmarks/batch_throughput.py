@@ -24,7 +24,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from mars_ray.batch.ray.generate import GenerateOptions, generate
+from mars_ray.batch.ray.generate_files import GenerateOptions, generate_files
 from mars_ray.batch.rows.plain_form import PlainForm, PlainSettings
 from mars_ray.bench.machine import machine
 from mars_ray.data.chat import ChatEncoder
@@ -113,7 +113,7 @@ def job(source: Path, workers: int) -> float:
     """Run a job."""
     with TemporaryDirectory() as place:
         output = Path(place) / "out"
-        report = generate(GenerateOptions(input=(str(source),), output=output, form=SETTINGS, workers=workers))
+        report = generate_files(GenerateOptions(input=(str(source),), output=output, form=SETTINGS, workers=workers))
     return steady([(point.second, point.tokens) for point in report.pace])
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from rich.console import Console
 
 from mars_ray.bench.machine import machine
-from mars_ray.evaluate.results import RESULTS_FILE, Results, read_model
+from mars_ray.evaluation.results import RESULTS_FILE, Results, read_model
 
 
 @dataclass(frozen=True, slots=True)

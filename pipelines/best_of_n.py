@@ -24,7 +24,7 @@ from pipeline_files import conversation, rows_in, write
 from rich.console import Console
 from rich.table import Table
 
-from mars_ray.batch.ray.generate import GenerateOptions, generate
+from mars_ray.batch.ray.generate_files import GenerateOptions, generate_files
 from mars_ray.batch.rows.plain_form import PlainSettings
 from mars_ray.data.tasks import mixture, verify
 from mars_ray.engine.request import DecodeParams, SamplingParams
@@ -57,7 +57,7 @@ def main() -> None:
     prompts, answers = given.output / "prompts.jsonl", given.output / "answers"
     sampling = SamplingParams(temperature=given.temperature, n=given.n, seed=given.seed, max_tokens=256)
     write_prompts(prompts, given.seed, given.prompts)
-    generate(
+    generate_files(
         GenerateOptions(
             input=(str(prompts),),
             output=answers,

@@ -24,14 +24,14 @@ from transformers.utils import logging
 from bundled_card import card_text
 from mars_ray.data.tasks.family import TaskExample
 from mars_ray.data.tasks.split import mixture
-from mars_ray.evaluate.calibration.calibrate import THRESHOLDS, CalibrateOptions, calibrate
-from mars_ray.evaluate.calibration.families import heldout_examples
+from mars_ray.evaluation.calibration.calibrate import THRESHOLDS, CalibrateOptions, calibrate
+from mars_ray.evaluation.calibration.families import heldout_examples
 from mars_ray.model.card import Card, read_card
 from mars_ray.model.checkpoint import load_checkpoint, save_checkpoint
 from mars_ray.program import run_program
-from mars_ray.train.config import read_config
-from mars_ray.train.ray_trainer import train
-from mars_ray.train.run_folder import RunFolder
+from mars_ray.training.config import read_config
+from mars_ray.training.ray_trainer import train
+from mars_ray.training.run_folder import RunFolder
 
 HERE = Path(__file__).parent
 WORK = Path("runs/bundled")

@@ -26,7 +26,7 @@ from jsonschema.protocols import Validator
 from jsonschema.validators import validator_for
 from pipeline_files import conversation, rows_in, write
 
-from mars_ray.batch.ray.generate import GenerateOptions, generate
+from mars_ray.batch.ray.generate_files import GenerateOptions, generate_files
 from mars_ray.batch.rows.plain_form import PlainSettings
 from mars_ray.data.tasks import FAMILIES, examples
 from mars_ray.engine.grammar.spec import GrammarSpec
@@ -62,7 +62,7 @@ def main() -> None:
     schema = read_schema(given.schema) if given.schema else json.dumps(PERSON)
     answers, instructions = given.output / "answers", given.output / "instructions.jsonl"
     sampling = SamplingParams(max_tokens=given.max_tokens, grammar=GrammarSpec(kind="json_schema", text=schema))
-    report = generate(
+    report = generate_files(
         GenerateOptions(
             input=tuple(given.input or [made_up(given.output / "documents.jsonl")]),
             output=answers,

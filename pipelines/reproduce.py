@@ -41,7 +41,7 @@ from mars_ray.model.resolve import resolve_model
 from mars_ray.program import run_program
 from mars_ray.progress import ProgressLine
 from mars_ray.ray_cluster import cluster_cpus, connect
-from mars_ray.train.run_folder import RunFolder
+from mars_ray.training.run_folder import RunFolder
 
 DATA_SEED = 7
 """The base has seen other examples."""

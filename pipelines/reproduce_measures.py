@@ -33,8 +33,8 @@ from mars_ray.engine.core.offline import decode_all
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
-from mars_ray.evaluate.calibration.prompts import Prompt, family_prompts
-from mars_ray.evaluate.calibration.tally import added, is_right, tallies_of
+from mars_ray.evaluation.calibration.prompts import Prompt, family_prompts
+from mars_ray.evaluation.calibration.tally import added, is_right, tallies_of
 from mars_ray.method.metric import Metric
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.progress import ProgressLine

@@ -18,11 +18,11 @@ from mars_ray.baselines.medusa import MedusaHeads, train_heads
 from mars_ray.data.packed import PackedData
 from mars_ray.method.streams import PackedRows
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from mars_ray.train.config import TrainConfig, parse_config
-from mars_ray.train.local_store import LocalStore
-from mars_ray.train.loop import TrainingRun
-from mars_ray.train.run_folder import RunFolder
-from mars_ray.train.schedule import generator_for, learning_rate, row_numbers, step_count
+from mars_ray.training.config import TrainConfig, parse_config
+from mars_ray.training.local_store import LocalStore
+from mars_ray.training.loop import TrainingRun
+from mars_ray.training.run_folder import RunFolder
+from mars_ray.training.schedule import generator_for, learning_rate, row_numbers, step_count
 
 LENGTH = 256
 """Tokens of a packed row."""

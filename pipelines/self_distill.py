@@ -31,16 +31,16 @@ from mars_ray.data.tasks import mixture
 from mars_ray.data.tasks.split import Split
 from mars_ray.engine.request import SamplingParams
 from mars_ray.errors import ModelError
-from mars_ray.evaluate.calibration.curve import curve_of
-from mars_ray.evaluate.calibration.prompts import family_prompts
-from mars_ray.evaluate.judging.statistics import mean_and_spread
+from mars_ray.evaluation.calibration.curve import curve_of
+from mars_ray.evaluation.calibration.prompts import family_prompts
+from mars_ray.evaluation.judging.statistics import mean_and_spread
 from mars_ray.model.card import read_card
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
 from mars_ray.program import run_program
-from mars_ray.train.config import TrainConfig, parse_config
-from mars_ray.train.ray_trainer import train
-from mars_ray.train.run_folder import RunFolder
+from mars_ray.training.config import TrainConfig, parse_config
+from mars_ray.training.ray_trainer import train
+from mars_ray.training.run_folder import RunFolder
 
 THRESHOLD = 0.95
 MAX_TOKENS = 256

@@ -24,7 +24,7 @@ BELOW = {
     "baselines": {"errors", "method"},
     "model": {"errors"},
     "data": SHARED | {"method", "model"},
-    "train": SHARED | {"method", "model", "data"},
+    "training": SHARED | {"method", "model", "data"},
     "engine": {"errors", "method", "model"},
     "control": {"errors", "engine"},
     "openai_api": {"errors", "engine"},
@@ -32,8 +32,9 @@ BELOW = {
     "serve": SHARED | {"model", "data", "engine", "control", "openai_api"},
     "bench": SHARED | {"method", "model", "data", "engine"},
     "simulate": SHARED | {"data", "model", "engine", "control", "bench"},
-    "evaluate": SHARED | {"method", "model", "data", "engine", "batch", "bench"},
-    "harness": SHARED | {"method", "model", "engine", "evaluate"},
+    "evaluation": SHARED | {"method", "model", "data", "engine", "batch", "bench"},
+    "llm": SHARED | {"data", "engine", "model"},
+    "harness": SHARED | {"method", "model", "engine", "evaluation"},
 }
 """Parts, and what the files of each may import besides their own."""
 ROOMS = {
@@ -42,7 +43,7 @@ ROOMS = {
     "batch": ["", "rows", "output", "run", "ray"],
     "serve": ["", "deploy", "middleware", "replicas", "http", "ray"],
     "bench": ["", "decode", "load"],
-    "evaluate": ["", "tasks", "judging", "calibration", "report", "run"],
+    "evaluation": ["", "tasks", "judging", "calibration", "report", "run"],
     "simulate": ["", "compare"],
 }
 """The rooms of a part, lowest first ("": its own files): each may import those before it."""

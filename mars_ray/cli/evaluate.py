@@ -13,7 +13,7 @@ from mars_ray.cli.generate import WITH_ERRORS, AsJson, Cpus, Dtype, Gpus, Worker
 from mars_ray.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mars_ray.evaluate.results import Figures, Results
+    from mars_ray.evaluation.results import Figures, Results
 
 
 def evaluate(
@@ -59,9 +59,9 @@ def evaluate(
     Exit codes: 0 complete, 3 complete with unanswered questions, 130 stopped (by SIGTERM 143), 1 failed (the same
     command goes on), 2 wrong input.
     """
-    from mars_ray.evaluate.run.ray_evaluate import evaluate as run
-    from mars_ray.evaluate.run.work import EvaluateOptions
-    from mars_ray.evaluate.tasks.registry import TaskOptions
+    from mars_ray.evaluation.run.ray_evaluate import evaluate as run
+    from mars_ray.evaluation.run.work import EvaluateOptions
+    from mars_ray.evaluation.tasks.registry import TaskOptions
 
     results = run(
         EvaluateOptions(

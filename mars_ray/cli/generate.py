@@ -19,7 +19,7 @@ from mars_ray.model.dtype import AskedDtype
 
 if TYPE_CHECKING:
     from mars_ray.batch.output.report import JobReport
-    from mars_ray.batch.ray.generate import GenerateOptions
+    from mars_ray.batch.ray.generate_files import GenerateOptions
 
 WITH_ERRORS = 3
 """Exit code of a job that is complete, but for rows with errors."""
@@ -97,8 +97,8 @@ def generate(
     Exit codes: 0 complete, 3 complete with errors, 130 stopped (by SIGTERM 143), 1 failed (the same command goes on),
     2 wrong input.
     """
-    from mars_ray.batch.ray.generate import GenerateOptions
-    from mars_ray.batch.ray.generate import generate as run
+    from mars_ray.batch.ray.generate_files import GenerateOptions
+    from mars_ray.batch.ray.generate_files import generate_files as run
     from mars_ray.batch.rows.plain_form import PlainSettings
     from mars_ray.engine.request import DecodeParams, SamplingParams
 
@@ -167,7 +167,7 @@ def _read(path: Path) -> str:
 
 
 def _dry_run(options: "GenerateOptions") -> None:
-    from mars_ray.batch.ray.generate import generate as run
+    from mars_ray.batch.ray.generate_files import generate_files as run
 
     with TemporaryDirectory() as place:
         output = Path(place) / "dry-run"

@@ -45,9 +45,9 @@ def train(
     config: Annotated[Path, typer.Option(help="YAML of the run; see pipelines/.")], as_json: Json = False
 ) -> None:
     """Fine-tune a model on Ray Train; the same command goes on with a run that was stopped."""
-    from mars_ray.train.config import read_config
-    from mars_ray.train.ray_trainer import train as run
-    from mars_ray.train.run_folder import RunFolder
+    from mars_ray.training.config import read_config
+    from mars_ray.training.ray_trainer import train as run
+    from mars_ray.training.run_folder import RunFolder
 
     settings = read_config(config)
     last = asdict(run(settings))
@@ -94,9 +94,9 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Measure speed, agreement and accuracy at each threshold, and write them into the model's mars.json."""
-    from mars_ray.evaluate.calibration.calibrate import CalibrateOptions
-    from mars_ray.evaluate.calibration.calibrate import calibrate as run
-    from mars_ray.evaluate.calibration.curve_text import print_curve
+    from mars_ray.evaluation.calibration.calibrate import CalibrateOptions
+    from mars_ray.evaluation.calibration.calibrate import calibrate as run
+    from mars_ray.evaluation.calibration.curve_text import print_curve
     from mars_ray.model.resolve import resolve_model
 
     options = CalibrateOptions(data=data, examples=examples, seeds=seeds, max_tokens=max_tokens)

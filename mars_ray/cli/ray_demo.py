@@ -17,7 +17,7 @@ from rich.table import Table
 
 from mars_ray.batch.output.report import JobReport
 from mars_ray.batch.output.shards import write_lines
-from mars_ray.batch.ray.generate import GenerateOptions, generate
+from mars_ray.batch.ray.generate_files import GenerateOptions, generate_files
 from mars_ray.batch.rows.plain_form import PlainSettings
 from mars_ray.bench.measure import Sample, interleaved, speedup
 from mars_ray.data.chat import ChatEncoder
@@ -26,8 +26,8 @@ from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, SamplingParams
-from mars_ray.evaluate.run.speed import Prompt, answer_all
-from mars_ray.evaluate.settings import AR, EXACT, Setting
+from mars_ray.evaluation.run.speed import Prompt, answer_all
+from mars_ray.evaluation.settings import AR, EXACT, Setting
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
 from mars_ray.progress import ProgressLine
@@ -82,7 +82,9 @@ def demo(output: Path) -> Demo:
     questions.parent.mkdir(parents=True)
     write_lines(questions, (_asked(row, setting) for setting in SETTINGS for row in expected.values()))
     form = PlainSettings(sampling=SAMPLING, decode=DecodeParams())  # rows name their own
-    report = generate(GenerateOptions(input=(str(questions),), output=output / "answers", form=form, compiled=False))
+    report = generate_files(
+        GenerateOptions(input=(str(questions),), output=output / "answers", form=form, compiled=False)
+    )
     answers: dict[str, list[bool]] = {each.name: [] for each in SETTINGS}
     for row in read_rows(output):
         wanted = expected[row["question"]]

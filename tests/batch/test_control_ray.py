@@ -16,7 +16,7 @@ import ray
 
 from mars_ray.batch.output.folder import LEDGER
 from mars_ray.batch.output.report import JobReport
-from mars_ray.batch.ray.generate import GenerateOptions, generate
+from mars_ray.batch.ray.generate_files import GenerateOptions, generate_files
 from mars_ray.batch.rows.plain_form import PlainSettings
 from mars_ray.control.core.controller import ClusterStatus
 from mars_ray.control.core.ray_controller import BATCH, NAMESPACE, RayController, remove_controllers
@@ -55,7 +55,7 @@ def options(place: Path, model: Path, rows: int, deadline_s: float) -> GenerateO
 
 
 def test_a_job_with_time_to_spare_is_done_at_full_quality(model_folder: Path, tmp_path: Path) -> None:
-    done = generate(options(tmp_path, model_folder, 20, deadline_s=3600))
+    done = generate_files(options(tmp_path, model_folder, 20, deadline_s=3600))
     assert done.deadline.endswith("before the deadline")
     assert set(pq.read_table(tmp_path / "out" / "rows")["threshold"].to_pylist()) == {1.0}
 
@@ -64,7 +64,7 @@ def test_a_job_with_time_to_spare_is_done_at_full_quality(model_folder: Path, tm
 def test_a_job_that_cannot_be_in_time_goes_as_low_as_it_may_and_says_so(
     model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = generate(options(tmp_path, model_folder, 2000, deadline_s=12))
+    done = generate_files(options(tmp_path, model_folder, 2000, deadline_s=12))
     assert done.deadline.endswith("after the deadline")
     assert "late: even at threshold 0.9, the lowest that quality allows" in capsys.readouterr().err
     assert 0.9 in pq.read_table(tmp_path / "out" / "rows")["threshold"].to_pylist()
@@ -110,7 +110,7 @@ def test_workers_take_no_new_rows_while_callers_wait(model_folder: Path, tmp_pat
     shop, reports = Shop(), list[JobReport]()
     shop.start()
     given = options(tmp_path, model_folder, 3000, deadline_s=100)
-    job = threading.Thread(target=lambda: reports.append(generate(given)))
+    job = threading.Thread(target=lambda: reports.append(generate_files(given)))
     job.start()
     try:
         ends_s, idle = time.monotonic() + SECONDS, 0

@@ -14,7 +14,7 @@ import pytest
 import ray
 from transformers import AutoConfig, Qwen2Config, Qwen2ForCausalLM
 
-from mars_ray.batch.ray.generate import GenerateOptions, generate
+from mars_ray.batch.ray.generate_files import GenerateOptions, generate_files
 from mars_ray.batch.rows.plain_form import PlainSettings
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, SamplingParams
@@ -90,7 +90,7 @@ def options(source: Path, output: Path, model: Path, **changes: Any) -> Generate
 def test_good_rows_are_answered_once_and_bad_ones_explained(cluster: None, model_folder: Path, tmp_path: Path) -> None:
     source, output = tmp_path / "rows.jsonl.gz", tmp_path / "out"
     source.write_bytes(gzip.compress(lines()))
-    report = generate(options(source, output, model_folder, workers=2))
+    report = generate_files(options(source, output, model_folder, workers=2))
     rows = answered(output)
     assert [(row["id"], row["prompt"], row["own"]) for row in rows] == [
         (row["id"], row["prompt"], row["own"]) for row in GOOD
@@ -112,16 +112,16 @@ def test_the_same_call_adds_nothing_to_a_finished_job_and_does_what_was_added_to
     source, output = tmp_path / "in", tmp_path / "out"
     source.mkdir()
     (source / "a.jsonl").write_bytes(lines(bad=False))
-    first = generate(options(source, output, model_folder, limit=100))
+    first = generate_files(options(source, output, model_folder, limit=100))
     assert (first.rows, first.total) == (100, 100)
     rows = answered(output)
     (source / "b.jsonl").write_text('{"id": "new", "prompt": "x"}')
-    last = generate(options(source, output, model_folder))
+    last = generate_files(options(source, output, model_folder))
     assert (last.rows, last.runs, last.status) == (151, 2, "complete")
     found = answered(output)
     assert sorted(row["id"] for row in found) == sorted([*(row["id"] for row in GOOD), "new"])
     assert [row for row in found if row["id"] in {each["id"] for each in rows}] == rows
-    again = generate(options(source, output, model_folder))
+    again = generate_files(options(source, output, model_folder))
     assert again.rows == 151
     assert answered(output) == found
 
@@ -136,7 +136,7 @@ def test_tokens_and_rows_under_way_are_shown_before_the_first_row_is_done(
     source = tmp_path / "rows.jsonl"
     source.write_text("".join(json.dumps({"prompt": f"say {number}"}) + "\n" for number in range(32)))
     asked = PlainSettings(sampling=SamplingParams(max_tokens=50, ignore_eos=True), decode=DecodeParams(mode=Mode.AR))
-    generate(options(source, tmp_path / "out", slow, form=asked))
+    generate_files(options(source, tmp_path / "out", slow, form=asked))
     said = capsys.readouterr().err
     assert "generate: starting workers\ngenerate: loading the model\n" in said
     assert re.search(r"^generate: 0/32  \d+ under way  [1-9]\d* tokens  ", said, re.MULTILINE)
@@ -145,25 +145,25 @@ def test_tokens_and_rows_under_way_are_shown_before_the_first_row_is_done(
 def test_a_job_that_goes_on_keeps_its_dtype(cluster: None, model_folder: Path, tmp_path: Path) -> None:
     source, output = tmp_path / "rows.jsonl", tmp_path / "out"
     source.write_text('{"prompt": "x"}')
-    assert generate(options(source, output, model_folder, dtype="bfloat16")).settings["dtype"] == "bfloat16"
-    assert generate(options(source, output, model_folder, dtype="auto")).settings["dtype"] == "bfloat16"
+    assert generate_files(options(source, output, model_folder, dtype="bfloat16")).settings["dtype"] == "bfloat16"
+    assert generate_files(options(source, output, model_folder, dtype="auto")).settings["dtype"] == "bfloat16"
     with pytest.raises(ConfigError, match="dtype was"):
-        generate(options(source, output, model_folder, dtype="float32"))
+        generate_files(options(source, output, model_folder, dtype="float32"))
 
 
 @pytest.mark.slow
 def test_other_settings_are_refused_unless_the_job_is_new(cluster: None, model_folder: Path, tmp_path: Path) -> None:
     source, output = tmp_path / "rows.jsonl", tmp_path / "out"
     source.write_text('{"prompt": "x"}')
-    generate(options(source, output, model_folder))
+    generate_files(options(source, output, model_folder))
     other = PlainSettings(sampling=SamplingParams(max_tokens=6), decode=SETTINGS.decode)
     with pytest.raises(ConfigError, match=r"sampling\.max_tokens was 5, now it is 6"):
-        generate(options(source, output, model_folder, form=other))
+        generate_files(options(source, output, model_folder, form=other))
     changed = shutil.copytree(model_folder, tmp_path / "changed")
     (changed / "generation_config.json").write_text("{}")
     with pytest.raises(ConfigError, match='model was "'):
-        generate(options(source, output, changed))
-    report = generate(options(source, output, model_folder, form=other, new=True))
+        generate_files(options(source, output, changed))
+    report = generate_files(options(source, output, model_folder, form=other, new=True))
     assert report.rows == 1
     assert answered(tmp_path / "out.before-1")[0]["tokens"] <= 5
 
@@ -182,7 +182,7 @@ def test_rows_of_parquet_keep_their_columns_and_say_how_they_are_to_be_decoded(
         {"id": "talk", "prompt": None, "messages": talk, "n": 2, "max_tokens": 3, "tag": None},
     ]
     pq.write_table(pa.Table.from_pylist(rows), source)
-    generate(options(source, output, model_folder))
+    generate_files(options(source, output, model_folder))
     found = answered(output)
     assert [(row["id"], row["sample"], row["prompt"]) for row in found] == [
         ("talk", 0, "3"),
@@ -201,7 +201,7 @@ def test_openai_batch_files_are_answered_in_their_own_form(cluster: None, model_
     given.append({"custom_id": "bad"} | request | {"body": body | {"n": "many"}})
     source, output = tmp_path / "batch.jsonl", tmp_path / "out"
     source.write_text("\n".join(json.dumps(line) for line in given))
-    report = generate(options(source, output, model_folder))
+    report = generate_files(options(source, output, model_folder))
     assert (report.rows, report.errors) == (4, 1)
     [path] = (output / "rows").iterdir()
     found = [json.loads(line) for line in path.read_text().splitlines()]
@@ -214,9 +214,9 @@ def test_openai_batch_files_are_answered_in_their_own_form(cluster: None, model_
 def test_more_than_the_cluster_has_is_refused(cluster: None, model_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "x"}')
     with pytest.raises(ClusterError, match="3 workers need 3 CPUs, the cluster has 2"):
-        generate(options(tmp_path / "rows.jsonl", tmp_path / "out", model_folder, workers=3))
+        generate_files(options(tmp_path / "rows.jsonl", tmp_path / "out", model_folder, workers=3))
     with pytest.raises(ClusterError, match="1 workers need 1 GPUs, the cluster has 0"):
-        generate(options(tmp_path / "rows.jsonl", tmp_path / "out", model_folder, gpus=1))
+        generate_files(options(tmp_path / "rows.jsonl", tmp_path / "out", model_folder, gpus=1))
     assert not (tmp_path / "out").exists()
 
 
@@ -227,7 +227,7 @@ def test_what_only_a_worker_finds_is_said_in_its_words_and_leaves_nothing(
     broken = shutil.copytree(model_folder, tmp_path / "broken")
     write_card(CARD, broken)
     with pytest.raises(RunError, match=r"has id 5, the tokenizer says 260.*belongs to another checkpoint"):
-        generate(options(tmp_path / "rows.jsonl", tmp_path / "out", broken))
+        generate_files(options(tmp_path / "rows.jsonl", tmp_path / "out", broken))
     assert not (tmp_path / "out").exists()
 
 
@@ -264,5 +264,5 @@ def test_what_is_wrong_with_the_arguments_is_said_before_ray_starts(model_folder
     ]
     for given, kind, message in cases:
         with pytest.raises(kind, match=message):
-            generate(given)
+            generate_files(given)
     assert not output.exists()

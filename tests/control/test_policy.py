@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mars_ray.control.laws.limits import Bounds, bounds_of
 from mars_ray.control.laws.load import Load
-from mars_ray.control.laws.policy import GAIN_PER_S, MARGIN, POLICIES, worth
+from mars_ray.control.laws.policy import GAIN_PER_S, MARGIN, POLICIES, WORTH, worth
 from mars_ray.control.settings import ControlPlan, PolicyName, Slo
 from mars_ray.engine.service_class import ServiceClass
 from tests.control.control_samples import PROFILE, SPEED, load_of, plan_of, requests_at, wanted
@@ -340,20 +340,28 @@ def test_shares_count_against_each_other_not_by_their_size(part: float, name: Po
 
 def test_capacity_does_not_go_on_where_a_step_costs_more_than_it_buys() -> None:
     choices = (1.0, 0.95, 0.9, 0.8)
-    rate = {each: SPEED.most(each) for each in choices}
-    gain = rate[0.9] / rate[0.95] - 1
+    now = load_of(wanted("standard", FULL))
+    gain = now.request_seconds("standard", 0.95) / now.request_seconds("standard", 0.9) - 1
     free = ControlPlan(accuracy=tuple((each, 0.99) for each in choices))
-    assert worth(free, SPEED, choices) == choices
-    dear = ControlPlan(accuracy=((1.0, 0.99), (0.95, 0.99), (0.9, 0.99 - 1.1 * gain), (0.8, 0.3)))
-    assert worth(dear, SPEED, choices) == (1.0, 0.95)
-    cheap = ControlPlan(accuracy=((1.0, 0.99), (0.95, 0.99), (0.9, 0.99 - 0.9 * gain), (0.8, 0.3)))
-    assert worth(cheap, SPEED, choices) == (1.0, 0.95, 0.9)
+    assert worth(free, now, "standard", choices) == choices
+    dear = ControlPlan(accuracy=((1.0, 0.99), (0.95, 0.99), (0.9, 0.99 - 1.1 * gain / WORTH), (0.8, 0.3)))
+    assert worth(dear, now, "standard", choices) == (1.0, 0.95)
+    cheap = ControlPlan(accuracy=((1.0, 0.99), (0.95, 0.99), (0.9, 0.99 - 0.9 * gain / WORTH), (0.8, 0.3)))
+    assert worth(cheap, now, "standard", choices) == (1.0, 0.95, 0.9)
 
 
 def test_a_step_that_is_no_faster_is_left_out_and_a_faster_one_behind_it_is_not() -> None:
     slow = replace(PROFILE[1], tokens=PROFILE[0].tokens, positions=PROFILE[0].positions)
     speed = replace(SPEED, profile=(PROFILE[0], slow, *PROFILE[2:]))
-    assert worth(ControlPlan(), speed, (1.0, 0.99, 0.95)) == (1.0, 0.95)
+    now = replace(load_of(wanted("standard", FULL)), speed=speed)
+    assert worth(ControlPlan(), now, "standard", (1.0, 0.99, 0.95)) == (1.0, 0.95)
+
+
+def test_a_step_buys_less_where_reading_prompts_takes_most_of_the_time() -> None:
+    plan = ControlPlan(accuracy=((1.0, 0.99), (0.95, 0.989)))
+    short, long = (load_of(replace(wanted("standard", FULL), prompt_tokens=tokens)) for tokens in (10.0, 100_000.0))
+    assert worth(plan, short, "standard", (1.0, 0.95)) == (1.0, 0.95)
+    assert worth(plan, long, "standard", (1.0, 0.95)) == (1.0,)
 
 
 def test_under_any_overload_capacity_stops_at_the_last_step_that_is_worth_it() -> None:

@@ -37,12 +37,12 @@ class Load:
     def lasting(self, name: str, threshold: float) -> float:
         """Return the share of one replica's time that the arrivals of a class take, 1.0 for all of it."""
         demand = self._class(name)
-        return demand.requests_s * self._seconds(demand, threshold)
+        return demand.requests_s * self.request_seconds(name, threshold)
 
     def now(self, name: str, threshold: float) -> float:
         """Return the share of one replica's time that a class takes while its queue is worked off."""
         demand = self._class(name)
-        return (demand.requests_s + demand.waiting / DRAIN_S) * self._seconds(demand, threshold)
+        return (demand.requests_s + demand.waiting / DRAIN_S) * self.request_seconds(name, threshold)
 
     def token_seconds(self, thresholds: Mapping[str, float]) -> float:
         """Return the time per token each sequence sees, once as many run as demand needs. Infinite past capacity."""
@@ -62,14 +62,15 @@ class Load:
         enough = np.flatnonzero(rates_R >= tokens_s)
         return float((enough[0] + 1) / rates_R[enough[0]]) if len(enough) else float("inf")
 
-    def _class(self, name: str) -> ClassDemand:
-        return next(each for each in self.classes if each.name == name)
-
-    def _seconds(self, demand: ClassDemand, threshold: float) -> float:
-        """Return what one request takes of a replica whose rows are all in use."""
+    def request_seconds(self, name: str, threshold: float) -> float:
+        """Return what one request of a class takes of a replica whose rows are all in use."""
         assert self.speed is not None
+        demand = self._class(name)
         reading_s = self.speed.prompt_seconds(demand.prompt_tokens)
         return reading_s + demand.output_tokens / self.speed.most(threshold)
+
+    def _class(self, name: str) -> ClassDemand:
+        return next(each for each in self.classes if each.name == name)
 
 
 def together(demands: Sequence[ClassDemand]) -> tuple[ClassDemand, ...]:

@@ -29,9 +29,9 @@ GAIN, GAIN_PER_S = 0.3, 0.05
 """`slo`: of the way from ceiling to floor, per 100 % that the latency is above what was promised."""
 RELIEF = 4
 """`slo`: times as fast the sum falls as it rises; the smoother keeps thresholds down for long enough."""
-WORTH = 1.0
-"""`worth`: in an overload one per cent of speed answers one per cent more of the requests; to answer them at the
-price of more wrong answers than that helps nobody."""
+WORTH = 3.0
+"""`worth`: per cent of speed for one per cent of right answers. In an overload one per cent of speed answers one per cent
+more of the requests in time; but a late answer still helps, and a wrong one does not, so one is worth less than one."""
 LEAST_GAIN = 0.002
 """`worth`: less speed than this is no reason to change anything."""
 MARGIN = 0.8
@@ -235,22 +235,23 @@ def _worthwhile(plan: ControlPlan, now: Load, bounds: Mapping[str, Bounds]) -> M
     """Return the bounds with the choices that buy more than they cost, once the speed of each is known."""
     if now.speed is None:
         return bounds
-    return {name: replace(each, levels=worth(plan, now.speed, each.choices)) for name, each in bounds.items()}
+    return {name: replace(each, levels=worth(plan, now, name, each.choices)) for name, each in bounds.items()}
 
 
-def worth(plan: ControlPlan, speed: Speed, choices: Sequence[float]) -> tuple[float, ...]:
-    """Return those of `choices`, which fall, that buy more than they cost.
+def worth(plan: ControlPlan, now: Load, name: str, choices: Sequence[float]) -> tuple[float, ...]:
+    """Return those of `choices`, which fall, that buy a class more than they cost it.
 
-    With all rows in use, each has to give more speed than the one before it, by `WORTH` per cent or more for each
-    per cent of right answers it loses by calibration; of tokens that agree, where no answer could be judged. What lies
-    below all that was calibrated is left out.
+    With all rows in use, each has to answer more requests in a second than the one before it, by `WORTH` per cent or
+    more for each per cent of right answers it loses by calibration; of tokens that agree, where no answer could be
+    judged. Reading prompts takes the same time at every threshold, so where prompts are long there is less to win.
+    What lies below all that was calibrated is left out.
     """
     kept, calibrated = [choices[0]], [threshold for threshold, _ in plan.accuracy or plan.agreement]
     lowest = min(calibrated) if len(calibrated) > 1 else 0.0
     for choice in choices[1:]:
         if choice < lowest:
             break
-        gain = speed.most(choice) / speed.most(kept[-1]) - 1
+        gain = now.request_seconds(name, kept[-1]) / now.request_seconds(name, choice) - 1
         if gain > LEAST_GAIN + WORTH * (plan.quality(kept[-1]) - plan.quality(choice)):
             kept.append(choice)
     return tuple(kept)

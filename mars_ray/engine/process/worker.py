@@ -118,18 +118,13 @@ def main(descriptor: int) -> None:
 def _start(spec: EngineSpec) -> tuple[Engine, EngineFacts]:
     import torch
 
-    from mars_ray.model.checkpoint import load_checkpoint
-    from mars_ray.model.dtype import resolve_dtype
-    from mars_ray.model.folder import check_folder
+    from mars_ray.engine.core.load import load_engine
     from mars_ray.model.token_bytes import token_bytes
 
     torch.set_num_threads(spec.threads)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    check_folder(spec.folder)
-    dtype = resolve_dtype(spec.dtype, spec.folder, device)
-    print(f"engine on {device}, {dtype.name}: {dtype.reason}", file=sys.stderr)  # into the log of its parent
-    checkpoint = load_checkpoint(spec.folder, dtype=getattr(torch, dtype.name), device=device)
-    engine = Engine(checkpoint, spec.options)
+    engine, checkpoint, dtype = load_engine(spec.folder, spec.dtype, spec.options)
+    where = checkpoint.network.device.type
+    print(f"engine on {where}, {dtype.name}: {dtype.reason}", file=sys.stderr)  # into the log of its parent
     return engine, EngineFacts(
         positions=engine.limits.positions,
         vocabulary=engine.limits.vocabulary,

@@ -1,0 +1,59 @@
+"""Prompts -> what the engine answers in each of several ways of decoding.
+
+In:    a checkpoint, prompts, ways to decode.
+Out:   for each prompt an answer of each, decoded greedily, with the block of the card where none is asked for.
+Never: lets the load decide about anything: how far is looked ahead is fixed, so the answers are the same in any order.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from mars_ray.data.chat import ChatEncoder
+from mars_ray.engine.core.engine import Engine
+from mars_ray.engine.core.offline import Decoded, decode_all
+from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.request import DecodeParams, Request, SamplingParams
+from mars_ray.errors import BadRecordError, DataError, RequestError
+from mars_ray.evaluation.calibration.prompts import Prompt
+from mars_ray.model.checkpoint import Checkpoint
+from mars_ray.progress import ProgressLine
+
+
+def answer_all(
+    checkpoint: Checkpoint,
+    prompts: Sequence[Prompt],
+    decodes: Sequence[DecodeParams],
+    sampling: SamplingParams,
+    progress: ProgressLine,
+) -> list[list[Decoded]]:
+    """Answer every prompt in every way of decoding; where one does not say how far to look, the card does.
+
+    Raises `DataError` for a prompt the chat template refuses, or the model has no room for, before any is answered.
+    """
+    engine = Engine(checkpoint, EngineOptions(compiled=False, request_tokens=sampling.max_tokens))
+    encoder = ChatEncoder(checkpoint.tokenizer)
+    decodes = [replace(decode, block=decode.block or engine.block) for decode in decodes]
+    encoded = [_encoded(prompt, encoder, engine, sampling) for prompt in prompts]
+    found: dict[str, Decoded] = {}
+    for decoded in decode_all(engine, _requests(encoded, sampling, decodes)):
+        found[decoded.request.id] = decoded
+        progress.update(len(found), {})
+    return [[found[f"{number}/{rank}"] for rank in range(len(decodes))] for number in range(len(prompts))]
+
+
+def _encoded(prompt: Prompt, encoder: ChatEncoder, engine: Engine, sampling: SamplingParams) -> tuple[int, ...]:
+    try:
+        tokens = tuple(encoder.prompt(prompt.messages))
+        engine.limits.check(Request(id=prompt.name, prompt=tokens, sampling=sampling))
+    except (BadRecordError, RequestError) as error:
+        raise DataError(f"{prompt.name}: {error}") from None
+    return tokens
+
+
+def _requests(
+    prompts: Sequence[tuple[int, ...]], sampling: SamplingParams, decodes: Sequence[DecodeParams]
+) -> Iterator[Request]:
+    """All ways of a prompt together: they share it in the cache."""
+    for number, prompt in enumerate(prompts):
+        for rank, decode in enumerate(decodes):
+            yield Request(id=f"{number}/{rank}", prompt=prompt, sampling=sampling, decode=decode)

@@ -1,0 +1,87 @@
+"""Calibrate a model: measure what each threshold gives, and write it into its card.
+
+In:    a model folder with a card; options.
+Out:   the calibration, in `mars.json` too.
+Never: changes anything else of the folder; the card is the old one or the new one, whatever happens.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+
+import torch
+
+from mars_ray.engine.request import SamplingParams
+from mars_ray.engine.stats.profile import GRID
+from mars_ray.errors import ConfigError, InterruptedRunError, ModelError, OutputError
+from mars_ray.evaluation.calibration.curve import curve_of
+from mars_ray.evaluation.calibration.prompts import Prompt, family_prompts, file_prompts
+from mars_ray.model.card import CARD_FILE, CalibrationPoint, Card, read_card, write_card
+from mars_ray.model.checkpoint import load_checkpoint
+from mars_ray.model.dtype import resolve_dtype
+
+THRESHOLDS = tuple(threshold for threshold in GRID if threshold >= 0.5)
+"""Those of the live profile that anyone should want."""
+
+EXAMPLES_PER_FAMILY = 100
+"""In each sample, where nobody says."""
+
+FAMILIES_DATA = "built-in task families, held out"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrateOptions:
+    """What to measure on. Raises `ConfigError` for values out of range."""
+
+    data: Path | None = None
+    """A file of prompts, which gives no accuracy; None for the built-in task families."""
+    examples: int | None = None
+    """In each sample: of every family, `EXAMPLES_PER_FAMILY` by default; or of the file, by default all."""
+    seeds: int = 3
+    """Samples the spread is over: held-out examples by seeds 0, 1, ..., or so many parts of the file."""
+    max_tokens: int = 256
+    thresholds: tuple[float, ...] = THRESHOLDS
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "examples"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; it must be at least 1.")
+
+
+def calibrate(folder: Path, options: CalibrateOptions) -> tuple[CalibrationPoint, ...]:
+    """Measure, and replace the calibration in the card; Ctrl-C raises `InterruptedRunError` and leaves it."""
+    try:
+        sampling = SamplingParams(max_tokens=options.max_tokens)
+        card = _card(folder)
+        prompts = _prompts(options)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        dtype = resolve_dtype("auto", folder, device)  # as who serves the model runs it
+        checkpoint = load_checkpoint(folder, dtype=getattr(torch, dtype.name), device=device)
+        data = options.data.name if options.data else FAMILIES_DATA
+        curve = curve_of(checkpoint, prompts, options.thresholds, sampling, data)
+        write_card(card.model_copy(update={"calibration": curve}), folder)
+    except KeyboardInterrupt:
+        raise InterruptedRunError(f"Stopped; {folder / CARD_FILE} is as it was.") from None
+    return curve
+
+
+def _card(folder: Path) -> Card:
+    """Return the card, once it is sure that another can be written: it would be a pity to find out at the end."""
+    card = read_card(folder)
+    if card is None:
+        raise ModelError(f"{folder} has no {CARD_FILE} to write to. `mars-ray train` makes models that have one.")
+    try:
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OutputError(
+            f"Cannot write into {folder}: {error.strerror}. Copy the model to a folder of yours."
+        ) from None
+    return card
+
+
+def _prompts(options: CalibrateOptions) -> list[Prompt]:
+    if options.data is not None:
+        return file_prompts(options.data, options.examples, options.seeds)
+    return family_prompts(options.examples or EXAMPLES_PER_FAMILY, range(options.seeds))

@@ -1,0 +1,79 @@
+"""What each threshold gives on some prompts: tokens per forward, agreement, accuracy, each with its spread.
+
+In:    a checkpoint, whose attention an engine replaces; prompts, thresholds.
+Out:   a point for each threshold.
+Never: reads or writes a file.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, stdev
+
+from mars_ray.data.tasks import FAMILIES
+from mars_ray.engine.request import DecodeParams, SamplingParams
+from mars_ray.evaluation.calibration.prompts import Prompt
+from mars_ray.evaluation.calibration.tally import Tally, added, tallies_of
+from mars_ray.model.card import CalibrationPoint, FamilyPoint
+from mars_ray.model.checkpoint import Checkpoint
+
+_ByFamily = Mapping[str, Tally]
+
+
+def curve_of(
+    checkpoint: Checkpoint,
+    prompts: Sequence[Prompt],
+    thresholds: Sequence[float],
+    sampling: SamplingParams,
+    data: str,
+) -> tuple[CalibrationPoint, ...]:
+    """Measure every threshold; `data` is the name the prompts go by."""
+    decodes = [DecodeParams(threshold=threshold) for threshold in thresholds]
+    tallies = tallies_of(checkpoint, prompts, decodes, sampling)
+    return tuple(
+        _point(threshold, _samples(prompts, of_threshold), data)
+        for threshold, of_threshold in zip(thresholds, tallies, strict=True)
+    )
+
+
+def _samples(prompts: Sequence[Prompt], tallies: Sequence[Tally]) -> list[_ByFamily]:
+    """Return the tally of each family in each sample."""
+    samples: dict[int, dict[str, list[Tally]]] = defaultdict(lambda: defaultdict(list))
+    for prompt, tally in zip(prompts, tallies, strict=True):
+        samples[prompt.sample][prompt.example.family if prompt.example else ""].append(tally)
+    return [{name: added(each) for name, each in sample.items()} for sample in samples.values()]
+
+
+def _point(threshold: float, samples: Sequence[_ByFamily], data: str) -> CalibrationPoint:
+    families = [name for name in FAMILIES if any(name in sample for sample in samples)]
+    whole = {name: added(sample[name] for sample in samples if name in sample) for name in families or [""]}
+    total = added(whole.values())
+
+    def spread(figure: Callable[[_ByFamily], float]) -> float | None:
+        return stdev(map(figure, samples)) if len(samples) > 1 else None
+
+    return CalibrationPoint(
+        threshold=threshold,
+        tokens_per_forward=total.tokens_per_forward,
+        tokens_per_forward_std=spread(lambda sample: added(sample.values()).tokens_per_forward),
+        agreement=total.agreement,
+        agreement_std=spread(lambda sample: added(sample.values()).agreement),
+        accuracy=_accuracy(whole) if families else None,
+        accuracy_std=spread(_accuracy) if families else None,
+        examples=total.examples,
+        tokens=total.tokens,
+        seeds=len(samples),
+        data=data,
+        by_family={
+            name: FamilyPoint(
+                examples=whole[name].examples,
+                tokens_per_forward=whole[name].tokens_per_forward,
+                accuracy=whole[name].accuracy,
+            )
+            for name in families
+        },
+    )
+
+
+def _accuracy(by_family: _ByFamily) -> float:
+    """Every family counts alike."""
+    return fmean(tally.accuracy for tally in by_family.values())

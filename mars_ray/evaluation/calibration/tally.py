@@ -1,0 +1,87 @@
+"""Prompts, decoded in several ways -> counts: tokens, forwards, tokens that agree, right answers.
+
+In:    a checkpoint, whose attention an engine replaces; prompts, ways to decode.
+Out:   a tally for every prompt and way; tallies add up.
+Never: compares an answer twice that several ways give alike.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from mars_ray.data.tasks import verify
+from mars_ray.engine.request import DecodeParams, SamplingParams
+from mars_ray.evaluation.calibration.answers import answer_all
+from mars_ray.evaluation.calibration.prompts import Prompt
+from mars_ray.evaluation.judging.agreement import agreed_tokens
+from mars_ray.model.checkpoint import Checkpoint
+from mars_ray.progress import ProgressLine
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Of some answers."""
+
+    examples: int
+    tokens: int
+    forwards: int
+    agreed: int
+    """Tokens that autoregressive decoding chooses too, given what stands before them."""
+    right: int
+    """0 where nothing judges."""
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """All tokens over all forwards."""
+        return self.tokens / self.forwards
+
+    @property
+    def agreement(self) -> float:
+        """Share of the tokens."""
+        return self.agreed / self.tokens
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the answers."""
+        return self.right / self.examples
+
+
+def added(tallies: Iterable[Tally]) -> Tally:
+    """Return the tally of all answers together."""
+    every = list(tallies)
+    return Tally(
+        examples=sum(each.examples for each in every),
+        tokens=sum(each.tokens for each in every),
+        forwards=sum(each.forwards for each in every),
+        agreed=sum(each.agreed for each in every),
+        right=sum(each.right for each in every),
+    )
+
+
+def tallies_of(
+    checkpoint: Checkpoint, prompts: Sequence[Prompt], decodes: Sequence[DecodeParams], sampling: SamplingParams
+) -> list[list[Tally]]:
+    """Return for each way of decoding the tally of each prompt. Raises `DataError` as `answer_all` does."""
+    with ProgressLine("decode", total=len(prompts) * len(decodes)) as progress:
+        answers = answer_all(checkpoint, prompts, decodes, sampling, progress)
+    different = list({(each.request.prompt, tuple(each.tokens)) for of_prompt in answers for each in of_prompt})
+    with ProgressLine("compare with autoregressive decoding", total=len(different)) as progress:
+        counts = agreed_tokens(checkpoint.network, different, checkpoint.mask_id, progress)
+    agreed = dict(zip(different, counts, strict=True))
+    return [
+        [
+            Tally(
+                examples=1,
+                tokens=len(answer.tokens),
+                forwards=answer.forwards,
+                agreed=agreed[answer.request.prompt, tuple(answer.tokens)],
+                right=int(is_right(prompt, answer.text)),
+            )
+            for prompt, answer in zip(prompts, of_way, strict=True)
+        ]
+        for of_way in zip(*answers, strict=True)
+    ]
+
+
+def is_right(prompt: Prompt, text: str) -> bool:
+    """Say whether the verifier of its family takes an answer; no where there is none."""
+    return prompt.example is not None and verify(prompt.example.family, prompt.example.answer, text)

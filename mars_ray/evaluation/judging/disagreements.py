@@ -1,0 +1,117 @@
+"""Answers that differ from those of autoregressive decoding, ready to be shown token by token.
+
+In:    judged answers, and the rows of those chosen.
+Out:   for each of some settings a few examples, their tokens with the forward that gave each.
+Never: chooses by chance: those that cost a right answer come first, then those of other tasks than the last.
+"""
+
+import codecs
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from pathlib import Path
+
+import numpy as np
+
+from mars_ray.evaluation.judging.judge import Row, read_rows, row_id
+from mars_ray.evaluation.judging.judged import Judged
+from mars_ray.evaluation.settings import AR
+from mars_ray.evaluation.tasks.registry import Question, Task
+
+SHOWN = 3
+"""Of each setting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One token as it is shown."""
+
+    text: str
+    forward: int
+    """Which of the answer's forwards gave it, from 0."""
+    same: bool
+    """Autoregressive decoding has the same token at this place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """One answer."""
+
+    right: bool
+    tokens: int
+    forwards: int
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disagreement:
+    """One question, answered in two ways."""
+
+    question: Question
+    ar: Shown
+    other: Shown
+
+
+def disagreements(
+    judged: Judged, tasks: Sequence[Task], settings: Sequence[str], folder: Path, token_bytes: Sequence[bytes]
+) -> dict[str, list[Disagreement]]:
+    """Return examples by setting; settings without any are left out."""
+    questions = [question for task in tasks for question in task.questions]
+    places = {setting: _places(judged, setting) for setting in settings if setting != AR.name}
+    ids = {
+        row_id(questions[place], name)
+        for setting, chosen in places.items()
+        for place in chosen
+        for name in (setting, AR.name)
+    }
+    rows = {row["id"]: row for batch in read_rows(folder, ids) for row in batch} if ids else {}
+    return {
+        setting: [_shown(judged, questions[place], place, setting, rows, token_bytes) for place in chosen]
+        for setting, chosen in places.items()
+        if chosen
+    }
+
+
+def _places(judged: Judged, setting: str) -> list[int]:
+    column, ar = judged.settings[setting], judged.settings[AR.name]
+    differs = column.answered & ar.answered & (column.key != ar.key)
+    change = column.right - ar.right
+    chosen: list[int] = []
+    for verdict in (change < 0, change > 0, change == 0):
+        by_task = [np.flatnonzero(differs & verdict & (judged.task == task)) for task in range(len(judged.tasks))]
+        in_turns = chain.from_iterable(zip_longest(*(places[:SHOWN] for places in by_task)))
+        chosen += [int(place) for place in in_turns if place is not None]
+    return chosen[:SHOWN]
+
+
+def _shown(
+    judged: Judged,
+    question: Question,
+    place: int,
+    setting: str,
+    rows: Mapping[str, Row],
+    token_bytes: Sequence[bytes],
+) -> Disagreement:
+    ar, other = (rows[row_id(question, name)] for name in (AR.name, setting))
+
+    def shown(row: Row, name: str) -> Shown:
+        return Shown(
+            right=bool(judged.settings[name].right[place]),
+            tokens=row["tokens"],
+            forwards=row["forwards"],
+            pieces=tuple(pieces(row["token_ids"], row["accepted"], ar["token_ids"], token_bytes)),
+        )
+
+    return Disagreement(question=question, ar=shown(ar, AR.name), other=shown(other, setting))
+
+
+def pieces(
+    tokens: Sequence[int], gains: Sequence[int], ar_tokens: Sequence[int], token_bytes: Sequence[bytes]
+) -> Iterator[Piece]:
+    """Yield the tokens as text; a character that several share stands where the last of them does."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    forwards = [forward for forward, gain in enumerate(gains) for _ in range(gain)]
+    for place, (token, forward) in enumerate(zip(tokens, forwards, strict=True)):
+        spelled = token_bytes[token] if token < len(token_bytes) else b""
+        text = decoder.decode(spelled, final=place + 1 == len(tokens))
+        yield Piece(text=text, forward=forward, same=place < len(ar_tokens) and ar_tokens[place] == token)

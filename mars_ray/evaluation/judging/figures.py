@@ -1,0 +1,83 @@
+"""Judged answers -> accuracy, speed by forwards and agreement, by setting and task.
+
+In:    all answers as arrays.
+Out:   figures with their spreads, intervals and tests.
+Never: counts a question twice, leaves an unanswered one out.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mars_ray.evaluation.judging.judged import Column, Judged
+from mars_ray.evaluation.judging.statistics import bootstrap_interval, flipped_signs, mcnemar, mean_and_spread
+from mars_ray.evaluation.results import Figures, Paired
+from mars_ray.evaluation.settings import AR
+
+Where = NDArray[np.bool_]
+
+
+def figures_of(judged: Judged, setting: str, task: str | None, *, agreement: bool) -> Figures:
+    """Return the figures of a setting on one task, or on all."""
+    numbers = range(len(judged.tasks)) if task is None else [judged.tasks.index(task)]
+    in_tasks = [judged.task == number for number in numbers]
+    where: Where = np.logical_or.reduce(in_tasks)
+    seeds = [judged.seed == seed for seed in np.unique(judged.seed[where])]
+    column, ar = judged.settings[setting], judged.settings[AR.name]
+
+    low, high = bootstrap_interval([column.right[each] for each in in_tasks])
+    forwards = int(column.forwards[where].sum())
+    return Figures(
+        examples=int(where.sum()),
+        unanswered=int((~column.answered[where]).sum()),
+        right=int(column.right[where].sum()),
+        accuracy=_mean_over_tasks(column.right, in_tasks, where),
+        accuracy_std=_spread(lambda of_seed: _mean_over_tasks(column.right, in_tasks, of_seed), seeds),
+        accuracy_low=low,
+        accuracy_high=high,
+        tokens=int(column.tokens[where].sum()),
+        forwards=forwards,
+        tokens_per_forward=_ratio(column.tokens, column.forwards, where),
+        tokens_per_forward_std=_spread(lambda of_seed: _ratio(column.tokens, column.forwards, where & of_seed), seeds),
+        agreement=_ratio(column.agreed, column.tokens, where) if agreement else None,
+        agreement_std=_spread(lambda of_seed: _ratio(column.agreed, column.tokens, where & of_seed), seeds)
+        if agreement
+        else None,
+        same_answers=float((column.answered & (column.key == ar.key))[where].mean()),
+        against_ar=None if setting == AR.name else _paired(column, ar, in_tasks, where),
+    )
+
+
+def _paired(column: Column, ar: Column, in_tasks: Sequence[Where], where: Where) -> Paired:
+    change: NDArray[np.int8] = column.right - ar.right
+    of_tasks = [change[each] for each in in_tasks]
+    low, high = bootstrap_interval(of_tasks)
+    better, worse = int((change[where] > 0).sum()), int((change[where] < 0).sum())
+    return Paired(
+        difference=_mean_over_tasks(change, in_tasks, where),
+        low=low,
+        high=high,
+        better=better,
+        worse=worse,
+        p_value=mcnemar(better, worse) if len(of_tasks) == 1 else flipped_signs(of_tasks),
+    )
+
+
+def _mean_over_tasks(values: NDArray[np.int8], in_tasks: Sequence[Where], where: Where) -> float:
+    return float(np.mean([values[each & where].mean() for each in in_tasks if (each & where).any()]))
+
+
+def stops_of(judged: Judged, setting: str) -> tuple[int, ...]:
+    """Return how many forwards gave 1, 2, ... tokens, up to the block."""
+    return tuple(judged.stops[setting][gain] for gain in range(1, judged.block + 1))
+
+
+def _ratio(part: NDArray[np.int64], whole: NDArray[np.int64], where: Where) -> float | None:
+    total = int(whole[where].sum())
+    return int(part[where].sum()) / total if total else None
+
+
+def _spread(figure: Callable[[Where], float | None], seeds: Sequence[Where]) -> float | None:
+    values = [value for value in map(figure, seeds) if value is not None]
+    return mean_and_spread(values)[1] if values else None

@@ -1,0 +1,86 @@
+"""The report of an evaluation as one HTML file that needs nothing else.
+
+In:    results, examples of disagreements, charts for light and dark.
+Out:   the text of `report.html`.
+Never: trusts a word of it: prompts, answers and names are escaped, and the page forbids scripts and requests.
+"""
+
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from mars_ray.evaluation.judging.disagreements import Disagreement, Piece, Shown
+from mars_ray.evaluation.results import Figures, Results
+from mars_ray.evaluation.settings import AR
+from mars_ray.report.page import render
+
+COLOURS = 4
+"""Of chunks; they take turns, so that neighbours differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """One chart."""
+
+    title: str
+    says: str
+    """What to read from it."""
+    light: bytes
+    dark: bytes
+
+    @property
+    def sources(self) -> tuple[str, str]:
+        """Both PNGs as addresses that need no file."""
+        light, dark = (f"data:image/png;base64,{b64encode(png).decode()}" for png in (self.light, self.dark))
+        return light, dark
+
+
+def evaluate_page(results: Results, examples: Mapping[str, Sequence[Disagreement]], pictures: Sequence[Picture]) -> str:
+    """Write the page."""
+    return render(
+        "evaluation/report/page.html",
+        results=results,
+        ar=AR.name,
+        most=max(each.tokens_per_forward or 0.0 for each in results.overall.values()),
+        pictures=pictures,
+        examples=examples,
+        chunks=_chunks,
+        shown=_shown,
+        share=_share,
+        number=_number,
+        change=_change,
+    )
+
+
+def _chunks(answer: Shown) -> Iterator[tuple[str, str, list[Piece]]]:
+    """Yield the tokens of each forward together, with their colour and what is said about them."""
+    for forward, together in groupby(answer.pieces, key=lambda piece: piece.forward):
+        found = list(together)
+        many = f"{len(found)} tokens" if len(found) > 1 else "1 token"
+        yield f"c{forward % COLOURS}", f"forward {forward + 1}: {many}", found
+
+
+def _shown(piece: Piece) -> str:
+    """Return the text of a token so that none is invisible."""
+    return piece.text.replace("\n", "⏎\n") if piece.text else "·"
+
+
+def _share(value: float | None, spread: float | None = None, digits: int = 1) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.{digits}%}" + ("" if spread is None else f" ± {100 * spread:.{digits}f}")
+
+
+def _number(value: float | None, spread: float | None = None, digits: int = 2) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.{digits}f}" + ("" if spread is None else f" ± {spread:,.{digits}f}")
+
+
+def _change(figures: Figures) -> str:
+    """Return the difference to autoregressive decoding in points, and its interval."""
+    paired = figures.against_ar
+    if paired is None:
+        return "-"
+    return f"{100 * paired.difference:+.2f} ({100 * paired.low:+.2f} to {100 * paired.high:+.2f})"

@@ -1,0 +1,69 @@
+"""Public benchmarks -> prompts with references.
+
+In:    a folder of data with `gsm8k/test.jsonl.gz` and `humaneval/HumanEval.jsonl.gz`, as published, compressed.
+Out:   records in the order of the file.
+Never: fetches anything; runs code.
+
+Sources: GSM8K, arXiv 2110.14168; HumanEval, arXiv 2107.03374.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mars_ray.data.record_file import check_source
+from mars_ray.data.records import parse_object
+from mars_ray.errors import BadRecordError, DataError
+from mars_ray.evaluation.tasks.reference_file import Referenced, numbered
+from mars_ray.evaluation.tasks.verify import last_number
+
+BENCHMARK_TOKENS = 512
+"""Of an answer: a derivation or a function."""
+CODE_ASKED = "Complete this Python function. Answer with the whole function in one code block.\n\n```python\n{code}```"
+
+
+def _gsm8k(data: Path) -> list[Referenced]:
+    def record(fields: dict[str, Any]) -> Referenced:
+        _, _, final = fields["answer"].rpartition("####")
+        if last_number(final) is None:
+            raise BadRecordError("its answer has no number behind ####")
+        return Referenced(_asked(fields["question"]), final.strip(), "number")
+
+    return _read(data / "gsm8k" / "test.jsonl.gz", ("question", "answer"), record)
+
+
+def _humaneval(data: Path) -> list[Referenced]:
+    names = ("prompt", "test", "entry_point")
+
+    def record(fields: dict[str, Any]) -> Referenced:
+        if f"def {fields['entry_point']}" not in fields["prompt"]:
+            raise BadRecordError(f"its prompt does not define its entry_point, {fields['entry_point']}")
+        reference = json.dumps({name: fields[name] for name in names})
+        return Referenced(_asked(CODE_ASKED.format(code=fields["prompt"])), reference, "code")
+
+    return _read(data / "humaneval" / "HumanEval.jsonl.gz", names, record)
+
+
+BENCHMARKS: Mapping[str, Callable[[Path], list[Referenced]]] = {"gsm8k": _gsm8k, "humaneval": _humaneval}
+
+
+def _asked(question: str) -> tuple[dict[str, str], ...]:
+    return ({"role": "user", "content": question},)
+
+
+def _read(path: Path, texts: tuple[str, ...], record: Callable[[dict[str, Any]], Referenced]) -> list[Referenced]:
+    if not path.is_file():
+        raise DataError(f"There is no file {path}; name the folder that holds {path.parent.name}/ with --data.")
+    check_source(path)
+    found = []
+    for place, raw in numbered(path):
+        try:
+            fields = parse_object(raw)
+            for name in texts:
+                if not isinstance(fields.get(name), str):
+                    raise BadRecordError(f"its {name!r} is missing, or no text")
+            found.append(record(fields))
+        except BadRecordError as error:
+            raise DataError(f"{path}, {place}: {error}.") from None
+    return found

@@ -1,0 +1,109 @@
+"""A file of prompts with references -> what to ask and what the answer is compared with.
+
+In:    JSONL (plain, gz, zst) or parquet: `prompt` or `messages`, `reference`, and perhaps `match`.
+Out:   records in the order of the file.
+Never: leaves a bad record out: the first one is an error that names file and line.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from math import isfinite
+from pathlib import Path
+from reprlib import repr as shortened
+from typing import Any
+
+import regex
+
+from mars_ray.data.prompt_file import Conversation
+from mars_ray.data.record_file import PARQUET, check_source, read_records
+from mars_ray.data.records import parse_messages, parse_object
+from mars_ray.data.tasks.checks import same_json
+from mars_ray.errors import BadRecordError, ConfigError, DataError, EmptyDataError
+from mars_ray.evaluation.tasks.verify import FILE_MATCHES
+
+READ_RECORDS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Referenced:
+    """A prompt and what judges its answer."""
+
+    messages: Conversation
+    reference: str
+    match: str
+
+
+def read_references(path: Path, match: str) -> list[Referenced]:
+    """Read all records; `match` is that of those which name none.
+
+    Raises `ConfigError` for a match that is none, `DataError` naming the first record that is not usable.
+    """
+    if match not in FILE_MATCHES:
+        raise ConfigError(f"match is {match!r}; choose one of {', '.join(FILE_MATCHES)}.")
+    check_source(path)
+    found = []
+    for place, raw in numbered(path):
+        try:
+            found.append(_record(parse_object(raw), match))
+        except BadRecordError as error:
+            raise DataError(f"{path}, {place}: {error}.") from None
+    if not found:
+        raise EmptyDataError(f"{path} holds no record.")
+    return found
+
+
+def numbered(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield the records, each with where it stands in its file."""
+    numbers = count(1)
+    if path.suffix == PARQUET or path.suffix in (".gz", ".zst"):
+        for chunk in read_records(path, READ_RECORDS):
+            yield from ((f"record {next(numbers)}", raw) for raw in chunk)
+    else:  # a text that an editor opens has lines, and empty ones among them
+        with path.open("rb") as file:
+            yield from ((f"line {number}", raw) for number, raw in zip(numbers, file, strict=False) if raw.strip())
+
+
+def _record(fields: dict[str, Any], default: str) -> Referenced:
+    messages = fields.get("messages")
+    if messages is None:
+        if fields.get("prompt") is None:
+            raise BadRecordError(f"it has neither 'prompt' nor 'messages', only {shortened(sorted(fields))}")
+        messages = [{"role": "user", "content": fields["prompt"]}]
+    parsed = parse_messages(messages)
+    if not parsed[-1]["content"].strip():
+        raise BadRecordError("its prompt is empty")
+    if parsed[-1]["role"] == "assistant":
+        raise BadRecordError("its last message is the assistant's: there is nothing left to answer")
+    match = default if fields.get("match") is None else fields["match"]
+    if not isinstance(match, str) or match not in FILE_MATCHES:
+        raise BadRecordError(f"its match is {shortened(match)}; choose one of {', '.join(FILE_MATCHES)}")
+    if fields.get("reference") is None:
+        raise BadRecordError("it has no 'reference' to compare the answer with")
+    return Referenced(parsed, _reference(fields["reference"], match), match)
+
+
+def _reference(value: Any, match: str) -> str:
+    if match == "json":
+        # Text is JSON as it would stand in an answer; anything else is the value itself.
+        text = value if isinstance(value, str) else json.dumps(value)
+        if not same_json(text, text):
+            raise BadRecordError(f"its reference is not JSON, or has a key twice: {shortened(value)}")
+        return text
+    endless = isinstance(value, float) and not isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or endless:
+        kind = type(value).__name__
+        raise BadRecordError(f"its reference is {kind} {shortened(value)}; match {match} compares with text")
+    # White space around an answer is free, so it is free here too.
+    text = str(value) if match == "regex" else str(value).strip()
+    if match == "regex":
+        try:
+            anything = regex.search(text, "") is not None
+        except regex.error as error:
+            raise BadRecordError(f"its reference is no regular expression ({error}): {shortened(value)}") from None
+        if anything:
+            raise BadRecordError(f"its reference matches every answer, even an empty one: {shortened(value)}")
+    elif not text:
+        raise BadRecordError("its reference is empty")
+    return text

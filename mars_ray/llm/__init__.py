@@ -1,0 +1,1 @@
+"""Decode from Python: `LLM` in this process, `AsyncLLM` behind asyncio."""

@@ -1,0 +1,134 @@
+"""`LLM`: answer a list of prompts in this process."""
+
+import sys
+from collections.abc import Sequence
+from typing import Self
+
+from mars_ray.engine.core.engine import Engine
+from mars_ray.engine.core.load import load_engine
+from mars_ray.engine.mode import Mode
+from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.request import Request, SamplingParams
+from mars_ray.llm.outputs import RequestCollector, RequestOutput
+from mars_ray.llm.requests import (
+    Conversation,
+    Prompt,
+    Schema,
+    as_conversations,
+    as_prompts,
+    encode_conversation,
+    encode_prompt,
+    make_requests,
+)
+from mars_ray.model.dtype import AskedDtype
+from mars_ray.model.resolve import resolve_model
+from mars_ray.progress import ProgressLine
+
+DEFAULTS = EngineOptions()
+
+
+class LLM:
+    """A model, and an engine that decodes several tokens per forward with it. Not thread-safe.
+
+    `model` is "bundled" or a Hugging Face folder. `dtype` is "auto", "float32" or "bfloat16". `options` are the sizes
+    of the engine; by default they follow from the model and the free memory. Raises `ModelError` for a model that
+    cannot be loaded, and `ConfigError` for sizes the engine cannot have.
+    """
+
+    def __init__(
+        self, model: str = "bundled", *, dtype: AskedDtype = "auto", options: EngineOptions = DEFAULTS
+    ) -> None:
+        self.engine, checkpoint, self.dtype = load_engine(resolve_model(model), dtype, options)
+        self.tokenizer = checkpoint.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        threshold: float | None = None,
+        mode: Mode | str = Mode.THRESHOLD,
+        schema: Schema | None = None,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Continue one prompt or several, and return what came of each in their order.
+
+        A prompt is a text or a sequence of token ids. `threshold` is the confidence that a token ahead needs: at 1,
+        the default, each is verified and the answers are those of one token at a time; lower is faster. `mode` is
+        "threshold", "exact" or "ar" (one token at a time). `schema` is a JSON schema that every answer holds to.
+        `progress` shows how far the work is; by default it does so on a terminal.
+
+        Raises `RequestError` before any work for a prompt or a value that cannot be served. What fails in the middle
+        of its answer ends with the finish reason "error", and stops no other.
+        """
+        encoded = [encode_prompt(self.tokenizer, prompt) for prompt in as_prompts(prompts)]
+        return self._answer(
+            make_requests(encoded, sampling_params, threshold=threshold, mode=mode, schema=schema), progress
+        )
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        threshold: float | None = None,
+        mode: Mode | str = Mode.THRESHOLD,
+        schema: Schema | None = None,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, and return what came of each in their order.
+
+        A conversation is a list of messages as OpenAI's chat API has them, or the text of a user's only message. The
+        rest is as for `generate`. Raises `BadRecordError` for a conversation that the chat template refuses, and
+        `ModelError` for a model without a chat template.
+        """
+        encoded = [encode_conversation(self.tokenizer, conversation) for conversation in as_conversations(messages)]
+        return self._answer(
+            make_requests(encoded, sampling_params, threshold=threshold, mode=mode, schema=schema), progress
+        )
+
+    def close(self) -> None:
+        """Stop what compiles in the background."""
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _answer(self, requests: list[Request], progress: bool | None) -> list[RequestOutput]:
+        for request in requests:
+            self.engine.limits.check(request)
+        if progress is None:
+            progress = sys.stderr.isatty()
+        if not progress:
+            return answer_all(self.engine, requests, None)
+        with ProgressLine("answers", total=len(requests)) as shown:
+            return answer_all(self.engine, requests, shown)
+
+
+def answer_all(engine: Engine, requests: Sequence[Request], progress: ProgressLine | None) -> list[RequestOutput]:
+    """Return the answers to requests in their order; those still running are cancelled when it is interrupted."""
+    collectors = {request.id: RequestCollector(request.prompt, request.sampling.n) for request in requests}
+    waiting = list(reversed(requests))
+    finished = tokens = forwards = 0
+    try:
+        while waiting or engine.busy:
+            while waiting and engine.waiting < engine.limits.rows:
+                engine.add(waiting.pop())
+            for chunk in engine.step():
+                collector = collectors[chunk.request_id]
+                collector.add(chunk)
+                finished += collector.finished
+                if chunk.finished:
+                    tokens, forwards = tokens + chunk.finished.tokens, forwards + chunk.finished.forwards
+            if progress and forwards:
+                progress.update(finished, {"tokens": f"{tokens:,}", "per forward": f"{tokens / forwards:.2f}"})
+    finally:
+        for name, collector in collectors.items():
+            if not collector.finished:
+                engine.cancel(name)
+        while engine.busy:
+            engine.step()
+    return [collector.output() for collector in collectors.values()]

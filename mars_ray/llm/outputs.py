@@ -1,0 +1,96 @@
+"""What `LLM` and `AsyncLLM` return for a prompt, under the names vLLM has for it."""
+
+from dataclasses import dataclass
+
+from mars_ray.engine.chunk import Chunk, FinishReason, TokenLogprobs
+from mars_ray.errors import MarsRayError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionOutput:
+    """One answer to a prompt."""
+
+    index: int
+    """Which of the n answers to the prompt, from 0."""
+    text: str
+    token_ids: tuple[int, ...]
+    """With the stop token that ended the answer, which is not in the text."""
+    finish_reason: FinishReason
+    forwards: int
+    """Runs of the network that gave at least one of the tokens."""
+    logprobs: tuple[TokenLogprobs, ...]
+    """One for each token, when asked for."""
+    error: MarsRayError | None
+    """Set where the finish reason is "error"; text and tokens are then what there was."""
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """Tokens that one run of the network gave, in the mean; 0 for an answer without tokens."""
+        return len(self.token_ids) / self.forwards if self.forwards else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """The answers to one prompt. `text` and what follows are those of the first of them."""
+
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    """As many as `SamplingParams.n`, in the order of their index."""
+
+    @property
+    def text(self) -> str:
+        """The text of the first answer."""
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens of the first answer."""
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """How the first answer ended: "stop", "length" or "error"."""
+        return self.outputs[0].finish_reason
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """Tokens per run of the network, of the first answer."""
+        return self.outputs[0].tokens_per_forward
+
+
+class RequestCollector:
+    """Puts the chunks of one request together."""
+
+    def __init__(self, prompt_token_ids: tuple[int, ...], n: int) -> None:
+        self._prompt_token_ids = prompt_token_ids
+        self._chunks: list[list[Chunk]] = [[] for _ in range(n)]
+        self._running = n
+
+    def add(self, chunk: Chunk) -> None:
+        """Take a chunk of any of the n answers."""
+        self._chunks[chunk.index].append(chunk)
+        self._running -= chunk.finished is not None
+
+    @property
+    def finished(self) -> bool:
+        """Whether all answers have ended."""
+        return self._running == 0
+
+    def output(self) -> RequestOutput:
+        """Return the answers, once all have ended."""
+        outputs = tuple(_completion(index, chunks) for index, chunks in enumerate(self._chunks))
+        return RequestOutput(prompt_token_ids=self._prompt_token_ids, outputs=outputs)
+
+
+def _completion(index: int, chunks: list[Chunk]) -> CompletionOutput:
+    finished = chunks[-1].finished
+    assert finished is not None
+    return CompletionOutput(
+        index=index,
+        text="".join(chunk.text for chunk in chunks),
+        token_ids=tuple(token for chunk in chunks for token in chunk.tokens),
+        finish_reason=finished.reason,
+        forwards=finished.forwards,
+        logprobs=tuple(each for chunk in chunks for each in chunk.logprobs),
+        error=finished.error,
+    )

@@ -1,0 +1,232 @@
+"""The training loop of one worker, from a model folder to a model folder.
+
+In:    a config, packed data, an accelerator, and a `CheckpointStore`: all that differs between Ray and a plain process.
+Out:   the finished model in `<output>/model`, or a saved state to go on from.
+Never: imports Ray, decides where it runs.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from mars_ray.data.packed import PackedData
+from mars_ray.errors import DivergedError
+from mars_ray.method.loss import StreamLoss
+from mars_ray.method.shown import shown_guesses, shown_tokens
+from mars_ray.method.streams import PADDING, PackedRows, Streams, clean_stream, mars_streams, random_phases
+from mars_ray.model.card import Card, library_versions
+from mars_ray.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from mars_ray.model.resolve import resolve_model
+from mars_ray.training.checkpoint import RunState, load_state, save_state
+from mars_ray.training.config import TrainConfig
+from mars_ray.training.lookahead import Lookahead, look_ahead
+from mars_ray.training.metrics import MetricsWriter, StepMetrics
+from mars_ray.training.run_folder import RunFolder
+from mars_ray.training.schedule import block_size, generator_for, learning_rate, row_numbers, step_count
+from mars_ray.training.step import train_step
+
+LOOKAHEAD_THRESHOLD = 0.95
+FLEX_TILE = 128
+"""FlexAttention is compiled for a shape and works in tiles of 128 slots."""
+
+
+class CheckpointStore(Protocol):
+    """Keeps the states of a run."""
+
+    def latest(self) -> AbstractContextManager[Path | None]:
+        """Open the folder of the newest complete state; None at the start of a run."""
+
+    def save(self, write: Callable[[Path], None]) -> None:
+        """Call `write` with an empty folder and keep what it wrote, all workers' parts as one state, or nothing."""
+
+
+class TrainingRun:
+    """One worker's side of a run."""
+
+    def __init__(self, config: TrainConfig, accelerator: Accelerator, store: CheckpointStore) -> None:
+        self._config, self._accelerator, self._store = config, accelerator, store
+        self._folder = RunFolder(config.output)
+        self._data, self._heldout = PackedData(self._folder.train_data), PackedData(self._folder.heldout_data)
+        self._flex = accelerator.device.type == "cuda"
+        attention = "flex_attention" if self._flex else "sdpa"
+        self._checkpoint = load_checkpoint(resolve_model(config.model), attention=attention)
+        optimizer = config.optimizer
+        self._steps = step_count(len(self._data), epochs=optimizer.epochs, batch_rows=optimizer.batch_rows)
+        adamw = torch.optim.AdamW(
+            self._checkpoint.network.parameters(),
+            lr=optimizer.learning_rate,
+            betas=(0.9, 0.95),
+            weight_decay=optimizer.weight_decay,
+            fused=True,
+        )
+        self._loss, self._optimizer = accelerator.prepare(
+            StreamLoss(self._checkpoint.network, distill=config.objective.distill), adamw
+        )
+
+    def run(self) -> RunState:
+        """Train from the newest saved state to the end, or until asked to stop; the state is saved either way.
+
+        Raises `DivergedError` when the loss is no longer finite.
+        """
+        with self._store.latest() as folder:
+            state = load_state(folder, self._accelerator) if folder else RunState()
+        main = self._accelerator.is_main_process
+        losses: dict[str, float] = {}
+        with MetricsWriter(self._folder.path, state.steps) if main else nullcontext() as writer:
+            while state.steps < self._steps and not self._asked_to_stop():
+                state, metrics = self._step(state)
+                losses = {"ar": metrics.ar_loss} | ({} if metrics.mask_loss is None else {"mask": metrics.mask_loss})
+                if writer:
+                    writer.write(metrics)
+                if state.steps % self._config.checkpoint_every == 0 and state.steps < self._steps:
+                    self._save(state)
+        if state.steps < self._steps:
+            self._save(state)
+        else:
+            self._finish(state, losses)
+        return state
+
+    def _step(self, state: RunState) -> tuple[RunState, StepMetrics]:
+        started_s = time.perf_counter()
+        optimizer, objective = self._config.optimizer, self._config.objective
+        numbers = row_numbers(state.steps, len(self._data), batch_rows=optimizer.batch_rows, seed=self._config.seed)
+        rows = self._data.rows(numbers)
+        rate = learning_rate(state.steps, self._steps, peak=optimizer.learning_rate, warmup=optimizer.warmup)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._checkpoint.network.train()
+        try:
+            losses = train_step(
+                self._loss,
+                self._optimizer,
+                self._micro_batches(rows, state.steps),
+                self._accelerator,
+                ar_weight=objective.ar_weight,
+                clip_norm=optimizer.clip_norm,
+            )
+        except DivergedError as error:
+            raise DivergedError(
+                f"Step {state.steps + 1} of {self._steps}: {error}, at learning rate {rate:.2e}. Lower "
+                "optimizer.learning_rate or raise optimizer.warmup, and start in a new output folder."
+            ) from None
+        tokens = int((rows.example_RT != PADDING).sum())
+        seconds = time.perf_counter() - started_s
+        state = RunState(steps=state.steps + 1, tokens=state.tokens + tokens)
+        ahead = self._look_ahead() if state.steps % self._config.measure_every == 0 else None
+        return state, StepMetrics(
+            step=state.steps,
+            steps=self._steps,
+            mask_loss=losses.mask_loss,
+            ar_loss=losses.ar_loss,
+            learning_rate=rate,
+            grad_norm=losses.grad_norm,
+            tokens_per_s=tokens / seconds,
+            heldout_tokens_per_forward=ahead.tokens_per_forward if ahead else None,
+            heldout_agreement=ahead.agreement if ahead else None,
+        )
+
+    def _micro_batches(self, rows: PackedRows, step: int) -> list[Streams]:
+        """Cut this worker's share of a step into micro-batches; what is drawn is drawn before, so no cut changes it."""
+        generator = generator_for(self._config.seed, step)
+        block = self._block(step)
+        phase_RT = self._phases(rows, block, generator)
+        draw_RT = torch.rand(rows.tokens_RT.shape, generator=generator)
+        mine = range(self._accelerator.process_index, len(rows.tokens_RT), self._accelerator.num_processes)
+        size = self._config.optimizer.micro_rows
+        cuts = [list(mine[start : start + size]) for start in range(0, len(mine), size)]
+        return [self._streams(rows.select(cut), block, phase_RT[cut], draw_RT[cut]) for cut in cuts]
+
+    def _block(self, step: int) -> int:
+        objective = self._config.objective
+        return block_size(step, self._steps, last=objective.block) if objective.growth else objective.block
+
+    def _phases(self, rows: PackedRows, block: int, generator: torch.Generator) -> Tensor:
+        objective = self._config.objective
+        if objective.phase == "absolute":
+            return torch.zeros_like(rows.position_RT)
+        return random_phases(rows, block, generator)
+
+    def _streams(self, rows: PackedRows, block: int, phase_RT: Tensor, draw_RT: Tensor | None = None) -> Streams:
+        """Build the streams; without draws every response token is masked."""
+        objective = self._config.objective
+        if objective.kind == "ar":
+            return clean_stream(rows)
+        return mars_streams(
+            rows,
+            block=block,
+            mask_id=self._checkpoint.mask_id,
+            phase_RT=phase_RT,
+            shown_RT=None if draw_RT is None else self._shown(rows, block, phase_RT, draw_RT),
+            decay=objective.decay,
+            # Without the AR loss nothing else trains it.
+            first=draw_RT is not None and objective.ar_weight == 0,
+            multiple_of=FLEX_TILE if self._flex else 1,
+        )
+
+    def _shown(self, rows: PackedRows, block: int, phase_RT: Tensor, draw_RT: Tensor) -> Tensor | None:
+        objective, checkpoint = self._config.objective, self._checkpoint
+        if objective.guesses:
+            with self._accelerator.autocast():
+                return shown_guesses(
+                    checkpoint.network,
+                    rows,
+                    block=block,
+                    mask_id=checkpoint.mask_id,
+                    phase_RT=phase_RT,
+                    draw_RT=draw_RT,
+                )
+        return shown_tokens(rows, objective.mask_share, draw_RT) if objective.mask_share < 1 else None
+
+    def _look_ahead(self) -> Lookahead | None:
+        """Measure the held-out rows; every worker does, since a sharded network needs them all for a forward."""
+        if self._config.objective.kind == "ar":
+            return None
+        rows = self._heldout.rows(range(min(self._config.measure_rows, len(self._heldout))))
+        block = self._config.objective.block
+        phase_RT = self._phases(rows, block, generator_for(self._config.seed, 0))
+        self._checkpoint.network.eval()
+        with self._accelerator.autocast():
+            return look_ahead(
+                self._checkpoint.network,
+                self._streams(rows, block, phase_RT).to(self._accelerator.device),
+                block=block,
+                threshold=LOOKAHEAD_THRESHOLD,
+            )
+
+    def _asked_to_stop(self) -> bool:
+        asked = torch.tensor(int(self._folder.asked_to_stop()), device=self._accelerator.device)
+        return bool(self._accelerator.reduce(asked))  # all workers stop at the same step, or none
+
+    def _save(self, state: RunState) -> None:
+        self._store.save(lambda folder: save_state(folder, state, self._accelerator))
+
+    def _finish(self, state: RunState, losses: dict[str, float]) -> None:
+        weights = self._accelerator.get_state_dict(self._loss)
+        if not self._accelerator.is_main_process:
+            return
+        config, objective = self._config, self._config.objective
+        mars = objective.kind == "mars"
+        card = Card(
+            method=objective.kind,
+            block=objective.block if mars else None,
+            objective=objective.model_dump(exclude={"kind", "block"}) if mars else {},
+            mask_token=self._checkpoint.tokenizer.convert_ids_to_tokens(self._checkpoint.mask_id),
+            mask_token_id=self._checkpoint.mask_id,
+            data=config.data.train.name,
+            examples=self._data.report.examples,
+            tokens=state.tokens,
+            steps=state.steps,
+            seed=config.seed,
+            versions=library_versions(),
+            losses=losses,
+        )
+        network = self._checkpoint.network
+        network.load_state_dict({name.removeprefix("network."): tensor for name, tensor in weights.items()})
+        finished = Checkpoint(network, self._checkpoint.tokenizer, self._checkpoint.mask_id, card)
+        save_checkpoint(finished, self._folder.model)

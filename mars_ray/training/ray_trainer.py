@@ -1,0 +1,187 @@
+"""Place the workers of a run with Ray Train and follow it from the command line (shell).
+
+Ray Train restarts dead workers and decides which checkpoint counts; running the same config again goes on from
+there. `fit` runs in a thread: the main thread shows progress and turns Ctrl-C into a request to save and stop.
+"""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import ray.train
+import torch
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from ray.train import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+
+from mars_ray.data.packed import read_report
+from mars_ray.data.ray_prepare import PrepareOptions, prepare
+from mars_ray.errors import ClusterError, InterruptedRunError, MarsRayError, RunError
+from mars_ray.model.resolve import resolve_model
+from mars_ray.progress import ProgressLine
+from mars_ray.ray_cluster import connect
+from mars_ray.training.config import TrainConfig, parse_config
+from mars_ray.training.loop import TrainingRun
+from mars_ray.training.metrics import StepMetrics, follow_metrics, plot_metrics, read_metrics
+from mars_ray.training.run_folder import RunFolder
+
+POLL_S = 0.5
+
+
+def train(config: TrainConfig) -> StepMetrics:
+    """Run `config` to its end, from where an earlier run of it stopped; return the figures of the last step.
+
+    A finished run returns at once. Raises `ConfigError` when the output folder belongs to other settings,
+    `OutputError` when another process works in it, `ClusterError` for too small a cluster, `DataError` for unusable
+    data, `DivergedError` and `InterruptedRunError` as they say, and `RunError` when workers keep dying.
+    """
+    # Workers have another working folder.
+    absolute = {"model": str(resolve_model(config.model).absolute()), "output": config.output.absolute()}
+    config = config.model_copy(update=absolute)
+    folder = RunFolder(config.output)
+    with folder.only_driver():
+        folder.check_settings(config)
+        if not folder.model.exists():
+            connect()
+            _check_cluster(config)
+            _prepare_data(config, folder)
+            _fit(config, folder)
+        metrics = read_metrics(folder.path)
+        plot_metrics(metrics, folder.picture)
+        return metrics[-1]
+
+
+def _prepare_data(config: TrainConfig, folder: RunFolder) -> None:
+    data = config.data
+    options = PrepareOptions(length=data.length, overlong=data.overlong, bad_records=data.bad_records)
+    for source, packed in ((data.heldout, folder.heldout_data), (data.train, folder.train_data)):
+        if read_report(packed) is None:
+            with ProgressLine(f"tokenise {source.name}", total=None) as progress:
+                prepare(source, packed, Path(config.model), options, progress)
+
+
+def _fit(config: TrainConfig, folder: RunFolder) -> None:
+    outcome: list[ray.train.Result | BaseException] = []
+
+    def fit() -> None:
+        try:
+            outcome.append(_trainer(config).fit())
+        except BaseException as error:
+            outcome.append(error)
+
+    folder.begin_attempt()
+    thread = threading.Thread(target=fit, daemon=True)
+    with _sigint(folder.ask_to_stop), ProgressLine("train", total=None) as progress:
+        thread.start()
+        _show_progress(folder.path, progress, thread)
+    result = outcome[0]
+    if isinstance(result, ray.train.TrainingFailedError):
+        raise RunError(
+            f"The run failed: {str(result).strip().splitlines()[-1]}. Its state is saved in {folder.path}; mend the "
+            "cause and run the same command to go on."
+        ) from result
+    if isinstance(result, BaseException):
+        raise result
+    folder.raise_reason()
+    if not folder.model.exists():
+        steps = len(read_metrics(folder.path))
+        raise InterruptedRunError(
+            f"Stopped after {steps} steps, saved in {folder.path}. Run the same command to go on."
+        )
+
+
+def _trainer(config: TrainConfig) -> TorchTrainer:
+    compute = config.compute
+    return TorchTrainer(
+        _worker,
+        train_loop_config=config.model_dump(mode="json"),
+        scaling_config=ScalingConfig(
+            num_workers=compute.workers,
+            use_gpu=compute.gpu,
+            resources_per_worker={"CPU": compute.cpus_per_worker} | ({"GPU": 1} if compute.gpu else {}),
+        ),
+        run_config=RunConfig(
+            name=config.output.name,
+            storage_path=str(config.output.parent),
+            failure_config=FailureConfig(max_failures=compute.worker_restarts),
+            checkpoint_config=CheckpointConfig(num_to_keep=config.checkpoints_kept),
+        ),
+    )
+
+
+def _worker(fields: dict[str, object]) -> None:
+    config = parse_config(fields, "the driver")
+    torch.set_num_threads(config.compute.cpus_per_worker)
+    accelerator = Accelerator(
+        cpu=not config.compute.gpu,
+        mixed_precision={"float32": "no", "bfloat16": "bf16"}[config.compute.precision],
+        fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2) if config.compute.sharding == "fsdp" else None,
+    )
+    try:
+        TrainingRun(config, accelerator, RayCheckpointStore()).run()
+    except MarsRayError as error:
+        # Trying again would end the same way, so it must not look like a worker's death to Ray.
+        RunFolder(config.output).give_up(error)
+
+
+class RayCheckpointStore:
+    """Keeps states where Ray Train does: one counts once every worker has reported it."""
+
+    @contextmanager
+    def latest(self) -> Iterator[Path | None]:
+        """Open the newest state that counts."""
+        checkpoint = ray.train.get_checkpoint()
+        if checkpoint is None:
+            yield None
+        else:
+            with checkpoint.as_directory() as folder:
+                yield Path(folder)
+
+    def save(self, write: Callable[[Path], None]) -> None:
+        """Report a state; returns when it is stored."""
+        with TemporaryDirectory() as folder:
+            write(Path(folder))
+            ray.train.report({}, checkpoint=Checkpoint.from_directory(folder))
+
+
+def _check_cluster(config: TrainConfig) -> None:
+    compute, resources = config.compute, ray.cluster_resources()
+    for kind, each in (("CPU", compute.cpus_per_worker), ("GPU", int(compute.gpu))):
+        wanted, there = compute.workers * each, resources.get(kind, 0)
+        if wanted > there:
+            raise ClusterError(
+                f"{compute.workers} workers with {each} {kind} each need {wanted}, the cluster has {there:g}. "
+                "Lower compute.workers or join a larger cluster with RAY_ADDRESS."
+            )
+
+
+@contextmanager
+def _sigint(handle: Callable[[], None]) -> Iterator[None]:
+    """Call `handle` on the first Ctrl-C; a second one ends the process as usual."""
+
+    def on_sigint(*_: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        handle()
+
+    before = signal.signal(signal.SIGINT, on_sigint)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _show_progress(folder: Path, progress: ProgressLine, thread: threading.Thread) -> None:
+    steps = follow_metrics(folder)
+    figures: dict[str, str] = {}
+    while thread.is_alive():
+        thread.join(POLL_S)
+        while (step := next(steps)) is not None:
+            figures |= {"ar": f"{step.ar_loss:.3f}", "tokens/s": f"{step.tokens_per_s:.0f}"}
+            if step.mask_loss is not None:
+                figures["masks"] = f"{step.mask_loss:.3f}"
+            if step.heldout_tokens_per_forward is not None:
+                figures["held-out tokens/forward"] = f"{step.heldout_tokens_per_forward:.2f}"
+            progress.update(step.step, figures, total=step.steps)

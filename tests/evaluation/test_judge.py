@@ -1,0 +1,80 @@
+"""Answers of a job as they are judged, without Ray: what was found before is not found again."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from mars_ray.data.chat import ChatEncoder
+from mars_ray.evaluation.judging.judge import Judge, LazyCheckpoint, parts_of, read_rows, row_id
+from mars_ray.evaluation.judging.judged import Judged
+from mars_ray.evaluation.kept import KeptNumbers
+from mars_ray.evaluation.tasks.registry import Question, Task
+from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
+from mars_ray.model.resolve import resolve_model
+from tests.evaluation.evaluate_samples import question
+
+BUNDLED = resolve_model("bundled")
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Checkpoint:
+    return load_checkpoint(BUNDLED)
+
+
+class Loading(LazyCheckpoint):
+    """Knows whether it was asked for."""
+
+    loads = 0
+
+    @property
+    def whole(self) -> Checkpoint:  # type: ignore[override]
+        self.loads += 1
+        return super().whole
+
+
+def row(asked: Question, setting: str, text: str, tokens: list[int]) -> dict[str, object]:
+    return {
+        "id": row_id(asked, setting),
+        "text": text,
+        "tokens": len(tokens),
+        "forwards": 1,
+        "token_ids": tokens,
+        "accepted": [len(tokens)],
+    }
+
+
+def test_names_of_questions_and_settings_are_found_in_the_id_of_a_row() -> None:
+    asked = question(task="a/b c", number=3, seed=1)
+    assert parts_of(row_id(asked, "threshold 0.9")) == (asked.name, "threshold 0.9")
+
+
+def test_what_was_judged_before_needs_no_model(tmp_path: Path, checkpoint: Checkpoint) -> None:
+    asked = question(prompt="Add 3 and 4.")
+    task = Task(name="a", questions=(asked,), max_tokens=8)
+    rows = [row(asked, "ar", "so", [5, 6]), row(asked, "threshold 0.9", " no", [7])]
+    (tmp_path / "rows").mkdir()
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows" / "part-0.parquet")
+
+    def judge() -> tuple[Judged, int]:
+        model = Loading(BUNDLED, torch.float32)
+        by = Judge(
+            checkpoint=model,
+            encoder=ChatEncoder(checkpoint.tokenizer),
+            kept=KeptNumbers(tmp_path / "judged.jsonl"),
+            agreement=True,
+        )
+        return by.judge(tmp_path / "rows", [task], ["ar", "threshold 0.9"], 8), model.loads
+
+    (first, loaded), (second, loaded_again) = judge(), judge()
+    assert (loaded, loaded_again) == (1, 0)
+    for setting, right in (("ar", 1), ("threshold 0.9", 0)):
+        one, other = first.settings[setting], second.settings[setting]
+        assert one.right.tolist() == [right]
+        assert one.agreed.tolist() == other.agreed.tolist()
+
+
+def test_a_job_without_an_answer_has_no_rows(tmp_path: Path) -> None:
+    assert list(read_rows(tmp_path)) == []

@@ -1,0 +1,189 @@
+"""Whole evaluations through Ray Data, judged by the reference decoder; stopped ones that go on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from mars_ray.data.chat import ChatEncoder
+from mars_ray.data.tasks import verify
+from mars_ray.errors import ClusterError, ConfigError, DataError
+from mars_ray.evaluation.results import RESULTS_FILE, Results, read_model
+from mars_ray.evaluation.run.ray_evaluate import evaluate
+from mars_ray.evaluation.run.work import EvaluateOptions
+from mars_ray.evaluation.tasks.registry import TaskOptions, open_tasks
+from mars_ray.method.reference import DecodeOptions, decode
+from mars_ray.model.checkpoint import load_checkpoint
+from mars_ray.model.resolve import resolve_model
+
+pytestmark = pytest.mark.ray
+TASKS = ("sort_numbers", "date_rewrite")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=200_000_000, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def options(output: Path, **changes: Any) -> EvaluateOptions:
+    given = {"tasks": TASKS, "thresholds": (0.6,), "compiled": False} | changes
+    return EvaluateOptions(output=output, questions=TaskOptions(examples=3, seeds=2), **given)
+
+
+@pytest.fixture(scope="module")
+def found(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Results]:
+    output = tmp_path_factory.mktemp("evaluate") / "out"
+    return output, evaluate(options(output))
+
+
+def test_the_figures_are_those_of_the_reference_decoder_one_question_at_a_time(found: tuple[Path, Results]) -> None:
+    _, results = found
+    oracle = load_checkpoint(resolve_model("bundled"))
+    encoder = ChatEncoder(oracle.tokenizer)
+    questions = [
+        question for task in open_tasks(TASKS, TaskOptions(examples=3, seeds=2)) for question in task.questions
+    ]
+    for name, threshold in (("ar", 1.0), ("threshold 0.6", 0.6)):
+        decoding = DecodeOptions(threshold=threshold, block=16, stop_ids=oracle.stop_ids, max_tokens=256)
+        tokens = forwards = right = 0
+        for question in questions:
+            [answer] = decode(oracle.network, [encoder.prompt(question.messages)], decoding, mask_id=oracle.mask_id)
+            tokens, forwards = tokens + len(answer.tokens), forwards + answer.forwards
+            text = oracle.tokenizer.decode(answer.tokens, skip_special_tokens=True)
+            right += verify(question.match, question.reference, text)
+        figures = results.overall[name]
+        assert (figures.examples, figures.unanswered) == (12, 0)
+        assert (figures.tokens, figures.forwards, figures.right) == (tokens, forwards, right)
+        assert figures.accuracy == pytest.approx(right / 12)
+
+
+def test_exact_mode_gives_the_answers_of_ar_in_fewer_forwards(found: tuple[Path, Results]) -> None:
+    _, results = found
+    exact, ar = results.overall["exact"], results.overall["ar"]
+    assert (exact.same_answers, exact.agreement, ar.agreement) == (1.0, 1.0, 1.0)
+    assert exact.forwards < ar.forwards == ar.tokens
+
+
+def test_results_and_report_are_whole_files(found: tuple[Path, Results]) -> None:
+    output, results = found
+    assert read_model(output / RESULTS_FILE, Results) == results
+    assert results.speed.machine["torch"]
+    assert "/" not in results.plan.model_dump_json()
+    assert (output / "report.html").read_text().rstrip().endswith("</html>")
+    assert {path.stem for path in output.glob("*.png")} == {"accuracy-forwards", "accuracy-clock", "stops"}
+    assert {name: sum(each) for name, each in results.stops.items()} == {
+        name: results.overall[name].forwards - 12 for name in ("exact", "threshold 0.6")
+    }
+
+
+def test_the_same_call_finds_the_same_and_measures_nothing_again(found: tuple[Path, Results]) -> None:
+    output, results = found
+    kept = {name: (output / name).read_bytes() for name in ("judged.jsonl", "speed.json", "report.html")}
+    assert evaluate(options(output)) == results
+    assert {name: (output / name).read_bytes() for name in kept} == kept
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"thresholds": (0.7,)}, "settings was .*0.6.*, now it is .*0.7"), ({"tasks": TASKS[:1]}, "tasks was")],
+)
+def test_another_plan_is_refused(found: tuple[Path, Results], changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"began with another plan: {message}"):
+        evaluate(options(found[0], **changes))
+
+
+def test_a_refused_call_leaves_the_folder_to_another_plan(cluster: None, tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="workers need"):
+        evaluate(options(tmp_path, workers=10_000))
+    assert evaluate(options(tmp_path, tasks=TASKS[:1], modes=("ar",))).plan.settings == ("ar",)
+
+
+def test_a_file_that_changed_is_another_plan(cluster: None, tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    asked = EvaluateOptions(
+        output=tmp_path / "out", tasks=(str(path),), questions=TaskOptions(seeds=1), modes=("ar",), compiled=False
+    )
+    path.write_text('{"prompt": "p", "reference": "r"}\n')
+    evaluate(asked)
+    path.write_text('{"prompt": "p", "reference": "s"}\n')
+    with pytest.raises(ConfigError, match="a file, --match or --data has changed"):
+        evaluate(asked)
+    (tmp_path / "out" / "plan.json").write_text("{}")
+    with pytest.raises(DataError, match=r"plan\.json is not what .* model Field required\. Give another output"):
+        evaluate(asked)
+
+
+def test_references_of_a_file_judge_and_a_prompt_that_does_not_fit_counts_as_wrong(
+    cluster: None, tmp_path: Path
+) -> None:
+    path, prompt = tmp_path / "mine.jsonl", "Sort from smallest to largest: 52, 14, 42, 68, 47"
+    rows = [
+        {"prompt": prompt, "reference": "14, 42, 47, 52, 68"},
+        {"prompt": prompt, "reference": "^14, .*68$", "match": "regex"},
+        {"prompt": prompt, "reference": "[1]", "match": "json"},
+        {"prompt": "word " * 3000, "reference": "anything"},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = EvaluateOptions(
+        output=tmp_path / "out",
+        tasks=(str(path),),
+        questions=TaskOptions(seeds=1),
+        modes=("ar",),
+        compiled=False,
+    )
+    ar = evaluate(asked).overall["ar"]
+    assert (ar.examples, ar.right, ar.unanswered, ar.accuracy_std) == (4, 2, 1, None)
+
+
+def test_a_sampled_evaluation_has_no_agreement_and_exact_still_says_what_ar_says(cluster: None, tmp_path: Path) -> None:
+    results = evaluate(options(tmp_path / "out", temperature=1.0, tasks=("sort_numbers",)))
+    assert results.overall["ar"].agreement is None
+    assert results.overall["exact"].same_answers == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_an_evaluation_that_is_killed_and_interrupted_ends_with_the_same_figures(tmp_path: Path) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    words = ["--tasks", "sort_numbers,rephrase", "--examples", "300", "--seeds", "2", "--thresholds", ".9,.6"]
+
+    def start(output: Path) -> subprocess.Popen[str]:
+        program = [
+            sys.executable,
+            "-c",
+            "from mars_ray.cli.main import main; main()",
+            "evaluate",
+            *words,
+            "--no-compiled",
+        ]
+        return subprocess.Popen([*program, "--output", str(output)], stderr=subprocess.PIPE, text=True)
+
+    def until_rows_are_done(process: subprocess.Popen[str]) -> None:
+        assert process.stderr is not None
+        # Lines of progress come every ten seconds; the second that counts rows is in the middle of the work.
+        assert any(" tokens/s " in line for line in process.stderr)
+
+    with start(whole) as process:
+        process.communicate()
+        assert process.returncode == 0
+    for number, code in ((signal.SIGKILL, -9), (signal.SIGINT, 130)):
+        with start(stopped) as process:
+            until_rows_are_done(process)
+            os.kill(process.pid, number)
+            process.communicate()
+            assert process.returncode == code
+        assert not (stopped / RESULTS_FILE).exists()
+    with start(stopped) as process:
+        process.communicate()
+        assert process.returncode == 0
+    one, other = (read_model(folder / RESULTS_FILE, Results) for folder in (whole, stopped))
+    assert (one.plan, one.overall, one.tasks, one.stops) == (other.plan, other.overall, other.tasks, other.stops)

@@ -1,0 +1,116 @@
+"""`LLM` and `AsyncLLM`: what they return is what the engine gives, in the order of the prompts."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from pydantic import BaseModel
+
+from mars_ray import LLM, AsyncLLM, EngineOptions, SamplingParams
+from mars_ray.errors import ModelError, PromptTooLongError, RequestError
+
+LIST = "Diana, Rita, Grace: put them in a numbered list."
+JSON = "JSON with the keys name, city: Ada lives in London."
+SHORT = SamplingParams(max_tokens=48)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("bundled", options=EngineOptions(rows=4, compiled=False)) as opened:
+        yield opened
+
+
+def test_a_chat_is_answered_with_several_tokens_per_forward(llm: LLM) -> None:
+    [output] = llm.chat(LIST, SHORT)
+    assert output.text == "1. Diana\n2. Rita\n3. Grace"
+    assert output.finish_reason == "stop"
+    assert output.tokens_per_forward > 1.5
+    assert llm.tokenizer.decode(output.token_ids, skip_special_tokens=True) == output.text
+
+
+def test_answers_keep_the_order_of_prompts_of_different_lengths(llm: LLM) -> None:
+    texts = [LIST, JSON] * 6
+    lengths = [48, 3] * 6
+    outputs = llm.chat(texts, [SamplingParams(max_tokens=each) for each in lengths])
+    alone = {text: llm.chat(text, SHORT)[0].text for text in (LIST, JSON)}
+    assert [output.text for output in outputs[::2]] == [alone[LIST]] * 6
+    assert all(alone[JSON].startswith(output.text) and len(output.token_ids) <= 3 for output in outputs[1::2])
+
+
+def test_a_string_is_a_conversation_of_one_message(llm: LLM) -> None:
+    messages = [{"role": "user", "content": LIST}]
+    assert llm.chat(messages, SHORT) == llm.chat(LIST, SHORT) == llm.chat([messages], SHORT)
+
+
+def test_token_ids_and_text_are_the_same_prompt(llm: LLM) -> None:
+    ids = llm.tokenizer("Names: Ann,")["input_ids"]
+    assert llm.generate("Names: Ann,", SHORT) == llm.generate(ids, SHORT) == llm.generate([ids], SHORT)
+
+
+def test_the_default_is_lossless_and_a_threshold_is_faster(llm: LLM) -> None:
+    [plain] = llm.chat(LIST, SHORT, mode="ar")
+    [lossless] = llm.chat(LIST, SHORT)
+    [fast] = llm.chat(LIST, SHORT, threshold=0.6)
+    assert lossless.token_ids == plain.token_ids
+    assert plain.tokens_per_forward == 1
+    assert fast.tokens_per_forward >= lossless.tokens_per_forward > 1
+
+
+def test_n_answers_to_a_prompt_stand_in_one_output(llm: LLM) -> None:
+    sampling = SamplingParams(max_tokens=16, n=3, temperature=1.0, seed=1)
+    [output] = llm.chat(JSON, sampling)
+    assert [each.index for each in output.outputs] == [0, 1, 2]
+    assert output.text == output.outputs[0].text
+
+
+class Person(BaseModel):
+    name: str
+    city: str
+
+
+@pytest.mark.parametrize("schema", [Person, Person.model_json_schema()])
+def test_answers_hold_to_a_schema(llm: LLM, schema: type[BaseModel] | dict[str, object]) -> None:
+    [output] = llm.chat(JSON, SamplingParams(max_tokens=64), schema=schema)
+    assert output.finish_reason == "stop"
+    Person.model_validate_json(output.text)
+
+
+def test_one_unusable_prompt_is_refused_before_any_work(llm: LLM) -> None:
+    with pytest.raises(PromptTooLongError, match="tokens"):
+        llm.generate([[5] * 3, [5] * 100_000], SHORT)
+    assert not llm.engine.busy
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mode": "quick"}, "mode is 'quick'; choose one of ar, threshold, exact"),
+        ({"threshold": 1.5}, "threshold is 1.5"),
+        ({"sampling_params": [SHORT]}, "2 prompts and 1 sampling parameters"),
+        ({"schema": '{"type": 3}'}, "json_schema cannot be used"),
+    ],
+)
+def test_wrong_values_are_named(llm: LLM, arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        llm.chat([LIST, JSON], **arguments)  # type: ignore[arg-type]
+
+
+def test_nothing_to_answer_gives_no_answers(llm: LLM) -> None:
+    assert llm.generate([]) == []
+
+
+def test_an_unknown_model_is_named() -> None:
+    with pytest.raises(ModelError, match="bundlet"):
+        LLM("bundlet")
+
+
+def test_async_answers_are_those_of_llm_and_streams_add_up_to_them(llm: LLM) -> None:
+    async def answers() -> tuple[str, str, str]:
+        async with AsyncLLM("bundled", options=EngineOptions(rows=4, compiled=False)) as other:
+            streamed = "".join([chunk.text async for chunk in other.stream(LIST, SHORT)])
+            first, second = await asyncio.gather(other.chat(LIST, SHORT), other.chat(JSON, SHORT))
+            return streamed, first.text, second.text
+
+    streamed, first, second = asyncio.run(answers())
+    assert streamed == first == llm.chat(LIST, SHORT)[0].text
+    assert second == llm.chat(JSON, SHORT)[0].text

@@ -1,0 +1,65 @@
+"""A wrong setting is found when the file is read, and named."""
+
+from pathlib import Path
+
+import pytest
+
+from mars_ray.errors import ConfigError
+from mars_ray.training.config import read_config
+
+GOOD = """
+model: bundled
+output: runs/x
+data: {train: a.jsonl, heldout: b.jsonl}
+objective: {kind: mars}
+optimizer: {learning_rate: 1.0e-3, epochs: 1}
+"""
+
+
+def read(tmp_path: Path, text: str):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    return read_config(path)
+
+
+def test_a_config_needs_no_more_than_what_has_no_default(tmp_path: Path) -> None:
+    config = read(tmp_path, GOOD)
+    objective = config.objective
+    assert (objective.block, objective.growth, objective.phase) == (16, True, "random")
+    assert config.compute.workers == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("epochs: 1", "epoch: 1", r"optimizer.epoch is not a setting"),
+        ("epochs: 1", "epochs: -1", r"optimizer.epochs = -1"),
+        ("kind: mars", "kind: marz", r"objective.kind = 'marz'"),
+        ("kind: mars", "kind: mars, block: 1", r"objective.block = 1"),
+        ("kind: mars", "kind: ar, block: 4, decay: 0.5", r"objective = .*: block, decay: of kind mars"),
+        ("kind: mars", "kind: mars, guesses: true, mask_share: 0.5", r"mask_share has no effect beside guesses"),
+        ("model: bundled", "modle: bundled", r"model is missing.*modle is not a setting"),
+        ("epochs: 1", "epochs: 1, batch_rows: 3}\ncompute: {workers: 2", r"batch_rows is 3, which 2 workers"),
+        ("epochs: 1", "epochs: 1}\ncompute: {sharding: fsdp", r"fsdp, which needs compute.gpu"),
+        ("{train: a.jsonl, heldout: b.jsonl}", "a.jsonl", r"data = 'a.jsonl'"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_value(tmp_path: Path, old: str, new: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        read(tmp_path, GOOD.replace(old, new))
+
+
+@pytest.mark.parametrize(("text", "named"), [("", "holds no settings"), ("a: [", "cannot be read as YAML")])
+def test_a_file_without_settings_is_named(tmp_path: Path, text: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        read(tmp_path, text)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"There is no config .*nowhere.yaml"):
+        read_config(tmp_path / "nowhere.yaml")
+
+
+@pytest.mark.parametrize("path", sorted(Path("pipelines").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_configs_we_ship_can_be_read(path: Path) -> None:
+    read_config(path)

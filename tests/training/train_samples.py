@@ -1,0 +1,49 @@
+"""A tiny run: its records, its chat template, and its data packed without Ray."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from mars_ray.data.chat import ChatEncoder, Encoded
+from mars_ray.data.packed import PackedWriter, PackReport
+from mars_ray.data.packing import Packer
+from mars_ray.data.records import parse_record
+from mars_ray.model.checkpoint import load_checkpoint
+from mars_ray.training.config import TrainConfig
+
+MakeConfig = Callable[..., TrainConfig]
+RECORDS = [{"prompt": f"count to {n}", "response": " ".join(map(str, range(n)))} for n in range(1, 13)] * 8
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def pack(config: TrainConfig, start_model: Path) -> None:
+    """Put packed data where a run expects it, without Ray."""
+    encoder = ChatEncoder(load_checkpoint(start_model).tokenizer)
+    encoded = encoder.encode([parse_record(json.dumps(record).encode()) for record in RECORDS])
+    for name in ("train", "heldout"):
+        folder = config.output / "data" / name
+        folder.mkdir(parents=True)
+        packer, writer = Packer(config.data.length, "drop"), PackedWriter(folder, config.data.length)
+        for each in encoded:
+            assert isinstance(each, Encoded)
+            writer.write(packer.add(each))
+        writer.write(packer.finish())
+        writer.close(
+            PackReport(
+                records=len(RECORDS),
+                bad_records=0,
+                dropped_overlong=packer.dropped,
+                truncated=0,
+                examples=packer.examples,
+                tokens=packer.tokens,
+                response_tokens=packer.response_tokens,
+                rows=writer.rows,
+                length=config.data.length,
+                fill=1.0,
+                seconds=1.0,
+                tokens_per_s=1.0,
+            )
+        )
