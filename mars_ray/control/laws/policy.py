@@ -30,8 +30,8 @@ GAIN, GAIN_PER_S = 0.3, 0.05
 RELIEF = 4
 """`slo`: times as fast the sum falls as it rises; the smoother keeps thresholds down for long enough."""
 WORTH = 3.0
-"""`worth`: per cent of speed for one per cent of right answers. In an overload one per cent of speed answers one per cent
-more of the requests in time; but a late answer still helps, and a wrong one does not, so one is worth less than one."""
+"""`worth`: per cent of speed for one per cent of right answers. In an overload one per cent of speed answers one per
+cent more of the requests in time; but a late answer still helps and a wrong one does not, so one is too little."""
 LEAST_GAIN = 0.002
 """`worth`: less speed than this is no reason to change anything."""
 MARGIN = 0.8
