@@ -102,7 +102,7 @@ def test_a_killed_controller_is_not_missed_and_comes_back_with_what_operators_se
         if next(ended) == 30:
             killed.append(running.kill(CONTROLLER))
 
-    records = asyncio.run(run_load(endpoint(running, ignore_eos), plan.requests, clients=8, on_record=kill_it))
+    records = asyncio.run(run_load(endpoint(running), plan.requests, clients=8, on_record=kill_it))
     assert killed
     assert Counter(each.outcome for each in records) == {Outcome.OK: 150}
     until(lambda: len(state(running)["replicas"]) == 2, lambda: state(running))
