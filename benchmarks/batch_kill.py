@@ -29,8 +29,8 @@ from rich.console import Console
 from mars_ray.batch.ray import decoder as ray_decoder
 from mars_ray.batch.ray import generate_files as ray_generate
 from mars_ray.batch.ray.decoder import Decoder
-from mars_ray.batch.ray.generate_files import GenerateOptions, generate_files
-from mars_ray.batch.rows.plain_form import PlainSettings
+from mars_ray.batch.ray.generate_files import generate_files
+from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
 from mars_ray.bench.machine import machine
 from mars_ray.data.tasks.split import mixture
 from mars_ray.engine.chunk import Chunk
@@ -97,8 +97,9 @@ def run(place: Path, workers: int) -> None:
     options = GenerateOptions(
         input=(str(place / "rows.jsonl"),),
         output=place / "out",
-        form=PlainSettings(sampling=SamplingParams(max_tokens=64), decode=DecodeParams(threshold=0.95)),
-        workers=workers,
+        sampling=SamplingParams(max_tokens=64),
+        decode=DecodeParams(threshold=0.95),
+        workers=WorkerOptions(count=workers),
     )
     try:
         generate_files(options)

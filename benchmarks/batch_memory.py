@@ -2,7 +2,7 @@
 
     python benchmarks/batch_memory.py --json benchmarks/results/DATE-batch-memory.json
 
-Workers echo their rows instead of decoding them; reading, identities, Ray Data, ledger and shards are those of every
+Workers echo their rows instead of decoding them; reading, ids, Ray Data, ledger and shards are those of every
 job. Memory is what a process has of its own (RssAnon in /proc), at its highest. Pages of Ray's object store are not
 counted: they belong to all processes, and Ray bounds them.
 """
@@ -24,11 +24,10 @@ from rich.console import Console
 
 from mars_ray.batch.ray import generate_files as ray_generate
 from mars_ray.batch.ray.decoder import Decoder
-from mars_ray.batch.ray.generate_files import GenerateOptions, generate_files
-from mars_ray.batch.rows.outcome import Outcome, as_json, to_table
-from mars_ray.batch.rows.plain_form import PlainSettings
+from mars_ray.batch.ray.generate_files import generate_files
+from mars_ray.batch.rows.row_result import RowResult, as_json, to_table
+from mars_ray.batch.run.options import GenerateOptions
 from mars_ray.bench.machine import machine
-from mars_ray.engine.request import DecodeParams, SamplingParams
 
 PARTS = {"reader": "ray::Read", "worker": "ray::MapWorker"}
 POLL_S = 0.5
@@ -38,10 +37,10 @@ class Echo(Decoder):
     """Answers every row with its own text."""
 
     async def __call__(self, batch: pa.Table) -> pa.Table:
-        """Rows in, outcomes out."""
+        """Rows in, results out."""
         return to_table(
             [
-                Outcome(
+                RowResult(
                     key=row["key"],
                     records=(as_json({"id": row["id"], "sample": 0, "text": row["raw"].decode(), "tokens": 8}),),
                     tokens=(8,),
@@ -63,8 +62,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.run:
         ray_generate.Decoder = Echo  # type: ignore[misc]
-        form = PlainSettings(sampling=SamplingParams(), decode=DecodeParams())
-        generate_files(GenerateOptions(input=(str(given.run / "rows.jsonl"),), output=given.run / "out", form=form))
+        generate_files(GenerateOptions(input=(str(given.run / "rows.jsonl"),), output=given.run / "out"))
         return
     report = {
         "command": f"python benchmarks/batch_memory.py --rows {' '.join(map(str, given.rows))}",

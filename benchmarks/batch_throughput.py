@@ -24,8 +24,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from mars_ray.batch.ray.generate_files import GenerateOptions, generate_files
-from mars_ray.batch.rows.plain_form import PlainForm, PlainSettings
+from mars_ray.batch.ray.generate_files import generate_files
+from mars_ray.batch.rows.plain_format import PlainFormat, PlainFormatSettings
+from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
 from mars_ray.bench.machine import machine
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.tasks.split import mixture
@@ -35,7 +36,7 @@ from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
 
-SETTINGS = PlainSettings(sampling=SamplingParams(max_tokens=64), decode=DecodeParams(threshold=0.95))
+SAMPLING, DECODE = SamplingParams(max_tokens=64), DecodeParams(threshold=0.95)
 CONTENDERS = ("bare engine", "2 bare engines", "1 worker", "2 workers")
 
 
@@ -96,8 +97,9 @@ def bare_engine(source: Path) -> float:
     """Decode all rows in this process."""
     torch.set_num_threads(1)
     checkpoint = load_checkpoint(resolve_model("bundled"))
-    form = PlainForm(SETTINGS, ChatEncoder(checkpoint.tokenizer))
-    requests = [form.parse(str(n), raw).request for n, raw in enumerate(source.read_bytes().splitlines())]
+    settings = PlainFormatSettings(sampling=SAMPLING, decode=DECODE)
+    row_format = PlainFormat(settings, ChatEncoder(checkpoint.tokenizer))
+    requests = [row_format.parse(str(n), raw).request for n, raw in enumerate(source.read_bytes().splitlines())]
     engine = Engine(checkpoint, EngineOptions(queue=len(requests)))
     engine.wait_until_compiled()
     for request in requests:
@@ -113,7 +115,14 @@ def job(source: Path, workers: int) -> float:
     """Run a job."""
     with TemporaryDirectory() as place:
         output = Path(place) / "out"
-        report = generate_files(GenerateOptions(input=(str(source),), output=output, form=SETTINGS, workers=workers))
+        options = GenerateOptions(
+            input=(str(source),),
+            output=output,
+            sampling=SAMPLING,
+            decode=DECODE,
+            workers=WorkerOptions(count=workers),
+        )
+        report = generate_files(options)
     return steady([(point.second, point.tokens) for point in report.pace])
 
 

@@ -8,7 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mars_ray.batch.ray.generate_files import GenerateOptions, generate_files
+    from mars_ray.batch.ray.generate_files import generate_files
+    from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
     from mars_ray.engine.chunk import Chunk
     from mars_ray.engine.core.engine import Engine
     from mars_ray.engine.mode import Mode
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from mars_ray.engine.request import DecodeParams, Request, SamplingParams
     from mars_ray.errors import InputError, MarsRayError, RunError
     from mars_ray.evaluation.calibration.calibrate import CalibrateOptions, calibrate
+    from mars_ray.evaluation.run.options import EvaluateOptions
     from mars_ray.evaluation.run.ray_evaluate import evaluate
-    from mars_ray.evaluation.run.work import EvaluateOptions
     from mars_ray.llm.async_llm import AsyncLLM
     from mars_ray.llm.llm import LLM
     from mars_ray.llm.outputs import CompletionOutput, RequestOutput
@@ -45,6 +46,7 @@ __all__ = [
     "RunError",
     "SamplingParams",
     "TrainConfig",
+    "WorkerOptions",
     "calibrate",
     "evaluate",
     "generate_files",
@@ -61,8 +63,8 @@ _MODULES = {
     "DecodeParams": "engine.request",
     "Engine": "engine.core.engine",
     "EngineOptions": "engine.options",
-    "EvaluateOptions": "evaluation.run.work",
-    "GenerateOptions": "batch.ray.generate_files",
+    "EvaluateOptions": "evaluation.run.options",
+    "GenerateOptions": "batch.run.options",
     "InputError": "errors",
     "MarsRayError": "errors",
     "Mode": "engine.mode",
@@ -71,6 +73,7 @@ _MODULES = {
     "RunError": "errors",
     "SamplingParams": "engine.request",
     "TrainConfig": "training.config",
+    "WorkerOptions": "batch.run.options",
     "calibrate": "evaluation.calibration.calibrate",
     "evaluate": "evaluation.run.ray_evaluate",
     "generate_files": "batch.ray.generate_files",

@@ -24,10 +24,10 @@ from pipeline_files import conversation, rows_in, write
 from rich.console import Console
 from rich.table import Table
 
-from mars_ray.batch.ray.generate_files import GenerateOptions, generate_files
-from mars_ray.batch.rows.plain_form import PlainSettings
+from mars_ray.batch.ray.generate_files import generate_files
+from mars_ray.batch.run.options import GenerateOptions
 from mars_ray.data.tasks import mixture, verify
-from mars_ray.engine.request import DecodeParams, SamplingParams
+from mars_ray.engine.request import SamplingParams
 from mars_ray.program import run_program
 
 Row = dict[str, Any]
@@ -62,7 +62,7 @@ def main() -> None:
             input=(str(prompts),),
             output=answers,
             model=given.model,
-            form=PlainSettings(sampling=sampling, decode=DecodeParams()),
+            sampling=sampling,
         )
     )
     shares: dict[str, Share] = {}

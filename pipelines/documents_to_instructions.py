@@ -26,11 +26,11 @@ from jsonschema.protocols import Validator
 from jsonschema.validators import validator_for
 from pipeline_files import conversation, rows_in, write
 
-from mars_ray.batch.ray.generate_files import GenerateOptions, generate_files
-from mars_ray.batch.rows.plain_form import PlainSettings
+from mars_ray.batch.ray.generate_files import generate_files
+from mars_ray.batch.run.options import GenerateOptions
 from mars_ray.data.tasks import FAMILIES, examples
 from mars_ray.engine.grammar.spec import GrammarSpec
-from mars_ray.engine.request import DecodeParams, SamplingParams
+from mars_ray.engine.request import SamplingParams
 from mars_ray.errors import DataError
 from mars_ray.program import run_program
 
@@ -67,7 +67,8 @@ def main() -> None:
             input=tuple(given.input or [made_up(given.output / "documents.jsonl")]),
             output=answers,
             model=given.model,
-            form=PlainSettings(sampling=sampling, decode=DecodeParams(), template=given.template),
+            sampling=sampling,
+            template=given.template,
         )
     )
     came_to = Counter[str]()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pipeline_files import Json, rows_in
 
-from mars_ray.batch.ray.generate_files import GenerateOptions, generate_files
-from mars_ray.batch.rows.plain_form import PlainSettings
+from mars_ray.batch.ray.generate_files import generate_files
+from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, SamplingParams
 
@@ -19,6 +19,14 @@ def own_answers(model: str, prompts: Path, answers: Path, *, max_tokens: int, wo
 
     Returns the rows that were answered to the end, by id: `text` is the answer, beside what the prompts came with.
     """
-    form = PlainSettings(sampling=SamplingParams(max_tokens=max_tokens), decode=DecodeParams(mode=Mode.AR))
-    generate_files(GenerateOptions(input=(str(prompts),), output=answers, model=model, form=form, workers=workers))
+    generate_files(
+        GenerateOptions(
+            input=(str(prompts),),
+            output=answers,
+            model=model,
+            sampling=SamplingParams(max_tokens=max_tokens),
+            decode=DecodeParams(mode=Mode.AR),
+            workers=WorkerOptions(count=workers),
+        )
+    )
     return sorted((row for row in rows_in(answers) if row["finish_reason"] == "stop"), key=itemgetter("id"))

@@ -34,7 +34,7 @@ from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.evaluation.calibration.prompts import Prompt, family_prompts
-from mars_ray.evaluation.calibration.tally import added, is_right, tallies_of
+from mars_ray.evaluation.calibration.counts import count_answers, is_right, total_of
 from mars_ray.method.metric import Metric
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.progress import ProgressLine
@@ -79,10 +79,10 @@ def metrics(model: Path, per_family: int) -> Json:
 
 
 def _rows(checkpoint: Checkpoint, decodes: Mapping[str, DecodeParams], asked: Sequence[Prompt]) -> Json:
-    tallies = tallies_of(checkpoint, asked, list(decodes.values()), SAMPLING)
+    counts = count_answers(checkpoint, asked, list(decodes.values()), SAMPLING)
     rows = {}
-    for name, of_way in zip(decodes, tallies, strict=True):
-        whole = added(of_way)
+    for name, of_way in zip(decodes, counts, strict=True):
+        whole = total_of(of_way)
         rows[name] = figures(asked, [bool(each.right) for each in of_way]) | {
             "tokens": whole.tokens,
             "tokens_per_forward": whole.tokens_per_forward,

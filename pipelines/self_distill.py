@@ -33,7 +33,7 @@ from mars_ray.engine.request import SamplingParams
 from mars_ray.errors import ModelError
 from mars_ray.evaluation.calibration.curve import curve_of
 from mars_ray.evaluation.calibration.prompts import family_prompts
-from mars_ray.evaluation.judging.statistics import mean_and_spread
+from mars_ray.evaluation.scoring.statistics import mean_and_spread
 from mars_ray.model.card import read_card
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model

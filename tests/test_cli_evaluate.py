@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mars_ray import cli
+from mars_ray.cli.main import main
 from mars_ray.model.card import CARD_FILE, read_card, write_card
 from mars_ray.model.resolve import resolve_model
 
@@ -21,7 +21,7 @@ def evaluate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         words = (word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value)))
         monkeypatch.setattr(sys, "argv", ["mars-ray", "evaluate", *words])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            main()
         code = ended.value.code or 0
         assert isinstance(code, int)
         return code, *capsys.readouterr()

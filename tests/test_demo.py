@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mars_ray.cli.ray_demo import DemoRow, Pace, notes, read_rows
+from mars_ray.cli.ray_demo import DemoRow, DemoSpeed, notes, read_rows
 
 
 @pytest.mark.slow  # its measurements take most of a minute
@@ -28,14 +28,14 @@ def test_the_demo_compares_three_settings_on_a_warm_engine(tmp_path: Path) -> No
     assert texts["exact"] == texts["ar"]
     assert ahead["accuracy"] >= ar["accuracy"] - 0.03
     for callers in ("1", "16"):
-        assert (ar["paces"][callers]["times_ar"], ar["paces"][callers]["tokens_per_forward"]) == (1.0, 1.0)
+        assert (ar["speeds"][callers]["times_ar"], ar["speeds"][callers]["tokens_per_forward"]) == (1.0, 1.0)
     # How far a busy machine looks ahead is up to the engine.
-    assert all(each["paces"]["1"]["tokens_per_forward"] > 1.2 for each in (exact, ahead))
+    assert all(each["speeds"]["1"]["tokens_per_forward"] > 1.2 for each in (exact, ahead))
 
 
 def row(setting: str, times_ar: float) -> DemoRow:
-    pace = Pace(tokens_per_s=100.0, times_ar=times_ar, tokens_per_forward=1.25)
-    return DemoRow(setting=setting, rows=1, accuracy=1.0, paces={16: pace})
+    pace = DemoSpeed(tokens_per_s=100.0, times_ar=times_ar, tokens_per_forward=1.25)
+    return DemoRow(setting=setting, rows=1, accuracy=1.0, speeds={16: pace})
 
 
 def test_a_setting_that_gains_nothing_is_explained_and_no_other() -> None:

@@ -43,7 +43,7 @@ ROOMS = {
     "batch": ["", "rows", "output", "run", "ray"],
     "serve": ["", "deploy", "middleware", "replicas", "http", "ray"],
     "bench": ["", "decode", "load"],
-    "evaluation": ["", "tasks", "judging", "calibration", "report", "run"],
+    "evaluation": ["", "tasks", "scoring", "calibration", "report", "run"],
     "simulate": ["", "compare"],
 }
 """The rooms of a part, lowest first ("": its own files): each may import those before it."""

@@ -8,7 +8,7 @@ import mars_ray
 PUBLIC = {
     *("LLM", "AsyncLLM", "SamplingParams", "RequestOutput", "CompletionOutput", "Mode"),
     *("Engine", "AsyncEngine", "EngineOptions", "Request", "DecodeParams", "Chunk"),
-    *("generate_files", "GenerateOptions", "train", "TrainConfig"),
+    *("generate_files", "GenerateOptions", "WorkerOptions", "train", "TrainConfig"),
     *("evaluate", "EvaluateOptions", "calibrate", "CalibrateOptions"),
     *("MarsRayError", "InputError", "RunError"),
 }

@@ -9,49 +9,58 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mars_ray.cli.generate import WITH_ERRORS, AsJson, Cpus, Dtype, Gpus, Workers
+from mars_ray.cli.options import WITH_ERRORS, AsJson, Cpus, Dtype, Gpus, Model, Temperature, Workers
 from mars_ray.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mars_ray.evaluation.results import Figures, Results
+    from mars_ray.evaluation.results import Metrics, Results
+
+Tasks = Annotated[
+    str,
+    typer.Option(help="Separated by commas: task families, 'families', 'gsm8k', 'humaneval', JSONL or parquet files."),
+]
+Output = Annotated[Path, typer.Option(help="Folder for results and report. The same command goes on.")]
+Thresholds = Annotated[str, typer.Option(help="Separated by commas.")]
+Modes = Annotated[
+    str, typer.Option(help="Separated by commas; 'ar' is always among them, for all else is compared with it.")
+]
+Seeds = Annotated[
+    int, typer.Option(help="Samples the spread is over: other examples of a family; a file is dealt out to them.")
+]
+Examples = Annotated[
+    int | None, typer.Option(help="Per task and seed: of a family, 100 by default; of a file, by default all.")
+]
+MaxTokens = Annotated[
+    int | None, typer.Option(help="Tokens per answer at most; 256 by default, of gsm8k and humaneval 512.")
+]
+Match = Annotated[
+    str, typer.Option(help="How answers compare with 'reference' in a file: 'exact', 'regex' or 'json'.")
+]
+Data = Annotated[Path | None, typer.Option(help="Folder with gsm8k/ and humaneval/, for these two.")]
+AllowCodeExecution = Annotated[
+    bool, typer.Option("--allow-code-execution", help="humaneval runs what the model wrote, shut off from the rest.")
+]
+Compiled = Annotated[bool, typer.Option(help="Measure speed with compiled steps; what is scored is not.")]
 
 
 def evaluate(
-    tasks: Annotated[
-        str,
-        typer.Option(
-            help="Separated by commas: task families, 'families', 'gsm8k', 'humaneval', JSONL or parquet files."
-        ),
-    ],
-    output: Annotated[Path, typer.Option(help="Folder for results and report. The same command goes on.")],
-    model: Annotated[str, typer.Option(help="'bundled' or a model folder.")] = "bundled",
-    thresholds: Annotated[str, typer.Option(help="Separated by commas.")] = ".99,.95,.9,.8,.6",
-    modes: Annotated[
-        str, typer.Option(help="Separated by commas; 'ar' is always among them, for all else is compared with it.")
-    ] = "ar,exact,threshold",
-    seeds: Annotated[
-        int, typer.Option(help="Samples the spread is over: other examples of a family; a file is dealt out to them.")
-    ] = 3,
-    examples: Annotated[
-        int | None, typer.Option(help="Per task and seed: of a family, 100 by default; of a file, by default all.")
-    ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(help="Tokens per answer at most; 256 by default, of gsm8k and humaneval 512.")
-    ] = None,
-    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.0,
-    match: Annotated[
-        str, typer.Option(help="How answers compare with 'reference' in a file: 'exact', 'regex' or 'json'.")
-    ] = "exact",
-    data: Annotated[Path | None, typer.Option(help="Folder with gsm8k/ and humaneval/, for these two.")] = None,
-    allow_code_execution: Annotated[
-        bool,
-        typer.Option("--allow-code-execution", help="humaneval runs what the model wrote, shut off from the rest."),
-    ] = False,
+    tasks: Tasks,
+    output: Output,
+    model: Model = "bundled",
+    thresholds: Thresholds = ".99,.95,.9,.8,.6",
+    modes: Modes = "ar,exact,threshold",
+    seeds: Seeds = 3,
+    examples: Examples = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = 0.0,
+    match: Match = "exact",
+    data: Data = None,
+    allow_code_execution: AllowCodeExecution = False,
     workers: Workers = 1,
     cpus: Cpus = None,
     gpus: Gpus = 0.0,
     dtype: Dtype = "auto",
-    compiled: Annotated[bool, typer.Option(help="Measure speed with compiled steps; what is judged is not.")] = True,
+    compiled: Compiled = True,
     as_json: AsJson = False,
 ) -> None:
     """Measure accuracy, agreement and speed at each threshold, and write results.json and report.html.
@@ -59,33 +68,30 @@ def evaluate(
     Exit codes: 0 complete, 3 complete with unanswered questions, 130 stopped (by SIGTERM 143), 1 failed (the same
     command goes on), 2 wrong input.
     """
+    from mars_ray.batch.run.options import WorkerOptions
+    from mars_ray.evaluation.run.options import EvaluateOptions
     from mars_ray.evaluation.run.ray_evaluate import evaluate as run
-    from mars_ray.evaluation.run.work import EvaluateOptions
     from mars_ray.evaluation.tasks.registry import TaskOptions
 
-    results = run(
-        EvaluateOptions(
-            output=output,
-            tasks=_words(tasks),
-            questions=TaskOptions(
-                examples=examples,
-                seeds=seeds,
-                max_tokens=max_tokens,
-                match=match,
-                data=data,
-                allow_code_execution=allow_code_execution,
-            ),
-            model=model,
-            modes=_words(modes),
-            thresholds=_numbers(thresholds),
-            temperature=temperature,
-            workers=workers,
-            cpus=cpus,
-            gpus=gpus,
-            dtype=dtype,
-            compiled=compiled,
-        )
+    questions = TaskOptions(
+        examples=examples,
+        seeds=seeds,
+        max_tokens=max_tokens,
+        match=match,
+        data=data,
+        allow_code_execution=allow_code_execution,
     )
+    options = EvaluateOptions(
+        output=output,
+        tasks=_words(tasks),
+        questions=questions,
+        model=model,
+        modes=_words(modes),
+        thresholds=_numbers(thresholds),
+        temperature=temperature,
+        workers=WorkerOptions(count=workers, cpus=cpus, gpus=gpus, dtype=dtype, compiled=compiled),
+    )
+    results = run(options)
     _show(results, output)
     if as_json:
         print(results.model_dump_json())
@@ -112,10 +118,10 @@ def _show(results: "Results", output: Path) -> None:
     )
     for name in ("setting", "accuracy", "against ar", "p", "tokens per forward", "tokens/s", "agreement"):
         table.add_column(name, justify="left" if name == "setting" else "right")
-    for name, figures in results.overall.items():
+    for name, metrics in results.overall.items():
         speed = results.speed.settings[name]
         table.add_row(
-            name, *_cells(figures), f"{speed.tokens_per_s:,.0f} ± {speed.tokens_per_s_std:,.0f}", _agreed(figures)
+            name, *_cells(metrics), f"{speed.tokens_per_s:,.0f} ± {speed.tokens_per_s_std:,.0f}", _agreed(metrics)
         )
     # Wide enough for every cell where no terminal says how wide it is.
     width = None if os.isatty(1) else 120
@@ -127,20 +133,20 @@ def _show(results: "Results", output: Path) -> None:
     say.print(f"report: {output}/report.html   results: {output}/results.json", markup=False, soft_wrap=True)
 
 
-def _cells(figures: "Figures") -> tuple[str, ...]:
-    paired = figures.against_ar
+def _cells(metrics: "Metrics") -> tuple[str, ...]:
+    paired = metrics.against_ar
     return (
-        f"{figures.accuracy:.1%}{_spread(figures.accuracy_std, 100, 1)}",
+        f"{metrics.accuracy:.1%}{_spread(metrics.accuracy_std, 100, 1)}",
         "-" if paired is None else f"{100 * paired.difference:+.2f}",
         "-" if paired is None else f"{paired.p_value:.2g}",
         "-"
-        if figures.tokens_per_forward is None
-        else f"{figures.tokens_per_forward:.2f}{_spread(figures.tokens_per_forward_std, 1, 2)}",
+        if metrics.tokens_per_forward is None
+        else f"{metrics.tokens_per_forward:.2f}{_spread(metrics.tokens_per_forward_std, 1, 2)}",
     )
 
 
-def _agreed(figures: "Figures") -> str:
-    return "-" if figures.agreement is None else f"{figures.agreement:.2%}{_spread(figures.agreement_std, 100, 2)}"
+def _agreed(metrics: "Metrics") -> str:
+    return "-" if metrics.agreement is None else f"{metrics.agreement:.2%}{_spread(metrics.agreement_std, 100, 2)}"
 
 
 def _spread(value: float | None, times: float, digits: int) -> str:

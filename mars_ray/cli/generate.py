@@ -12,79 +12,83 @@ import typer
 from rich.console import Console
 
 from mars_ray.cli.control import seconds_of
+from mars_ray.cli.options import WITH_ERRORS, AsJson, Cpus, Dtype, Gpus, Model, Temperature, Workers
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
 from mars_ray.errors import ConfigError, DataError
-from mars_ray.model.dtype import AskedDtype
 
 if TYPE_CHECKING:
     from mars_ray.batch.output.report import JobReport
-    from mars_ray.batch.ray.generate_files import GenerateOptions
+    from mars_ray.batch.run.options import GenerateOptions
 
-WITH_ERRORS = 3
-"""Exit code of a job that is complete, but for rows with errors."""
-
-# Options of every command that runs a job.
-Workers = Annotated[int, typer.Option(help="Engines, each in a process of its own.")]
-Cpus = Annotated[float | None, typer.Option(help="Of each worker; by default they share what there is.")]
-Gpus = Annotated[float, typer.Option(help="Of each worker.")]
-Dtype = Annotated[
-    AskedDtype, typer.Option(help="'auto': bfloat16 for large checkpoints of 16 bits, where the machine is fast at it.")
+Input = Annotated[
+    list[str],
+    typer.Option("--input", help="A file, folder or glob: JSONL (plain, gz, zst), parquet, OpenAI batch files."),
 ]
+Output = Annotated[Path, typer.Option(help="Folder for the rows. The same command goes on with what it holds.")]
+Template = Annotated[
+    str | None, typer.Option(help="Jinja over the columns of a row, or a file of it: what the user says.")
+]
+PromptColumn = Annotated[str | None, typer.Option(help="By default 'messages', else 'prompt'.")]
+Threshold = Annotated[
+    float | None,
+    typer.Option(help="Confidence a token ahead needs. At 1, the default, each is verified, as with --mode exact."),
+]
+Deadline = Annotated[
+    str | None,
+    typer.Option(help="Such as 90s, 10m, 2h: take the highest threshold, up to --threshold, that ends in time."),
+]
+MaxQualityLoss = Annotated[
+    float | None,
+    typer.Option(help="Share of right answers that may be lost, by calibration; alone: as fast as that allows."),
+]
+DecodingMode = Annotated[
+    Mode,
+    typer.Option(help="'exact' compares every token ahead with 'ar', one token at a time, and gives the same."),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(help="Of sampling. Below threshold 1 it also gives the same rows in every run, whatever the load."),
+]
+MaxTokens = Annotated[int, typer.Option(help="Tokens per answer at most.")]
+Logprobs = Annotated[int | None, typer.Option(help="Keep them, with so many of the most likely tokens.")]
+Trace = Annotated[
+    bool,
+    typer.Option("--trace", help="Keep the ids of the tokens (token_ids), and how many each forward gave (accepted)."),
+]
+Schema = Annotated[Path | None, typer.Option(help="JSON Schema that every answer holds to.")]
+Regex = Annotated[str | None, typer.Option(help="Regular expression that every answer matches.")]
+FileFormat = Annotated[Literal["parquet", "jsonl"], typer.Option("--format", help="Of the output.")]
+Limit = Annotated[int | None, typer.Option(help="Only the first rows.")]
+DryRun = Annotated[int | None, typer.Option(help="Show what the first rows give, and write nothing.")]
+New = Annotated[bool, typer.Option("--new", help="Put an earlier job in --output aside and begin again.")]
+RetryErrors = Annotated[bool, typer.Option("--retry-errors", help="Do the rows with errors again.")]
 Compiled = Annotated[bool, typer.Option(help="Compile the decoding step in the background.")]
-AsJson = Annotated[bool, typer.Option("--json", help="End with one machine-readable line.")]
 
 
 def generate(
-    sources: Annotated[
-        list[str],
-        typer.Option("--input", help="A file, folder or glob: JSONL (plain, gz, zst), parquet, OpenAI batch files."),
-    ],
-    output: Annotated[Path, typer.Option(help="Folder for the rows. The same command goes on with what it holds.")],
-    model: Annotated[str, typer.Option(help="'bundled' or a model folder.")] = "bundled",
-    template: Annotated[
-        str | None, typer.Option(help="Jinja over the columns of a row, or a file of it: what the user says.")
-    ] = None,
-    prompt_column: Annotated[str | None, typer.Option(help="By default 'messages', else 'prompt'.")] = None,
-    threshold: Annotated[
-        float | None,
-        typer.Option(help="Confidence a token ahead needs. At 1, the default, each is verified, as with --mode exact."),
-    ] = None,
-    deadline: Annotated[
-        str | None,
-        typer.Option(help="Such as 90s, 10m, 2h: take the highest threshold, up to --threshold, that ends in time."),
-    ] = None,
-    max_quality_loss: Annotated[
-        float | None,
-        typer.Option(help="Share of right answers that may be lost, by calibration; alone: as fast as that allows."),
-    ] = None,
-    mode: Annotated[
-        Mode,
-        typer.Option(help="'exact' compares every token ahead with 'ar', one token at a time, and gives the same."),
-    ] = Mode.THRESHOLD,
-    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.0,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            help="Of sampling. Below threshold 1 it also gives the same rows in every run, whatever the load."
-        ),
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Tokens per answer at most.")] = 256,
+    sources: Input,
+    output: Output,
+    model: Model = "bundled",
+    template: Template = None,
+    prompt_column: PromptColumn = None,
+    threshold: Threshold = None,
+    deadline: Deadline = None,
+    max_quality_loss: MaxQualityLoss = None,
+    mode: DecodingMode = Mode.THRESHOLD,
+    temperature: Temperature = 0.0,
+    seed: Seed = None,
+    max_tokens: MaxTokens = 256,
     n: Annotated[int, typer.Option(help="Answers per row.")] = 1,
-    logprobs: Annotated[int | None, typer.Option(help="Keep them, with so many of the most likely tokens.")] = None,
-    trace: Annotated[
-        bool,
-        typer.Option(
-            "--trace", help="Keep the ids of the tokens (token_ids), and how many each forward gave (accepted)."
-        ),
-    ] = False,
-    schema: Annotated[Path | None, typer.Option(help="JSON Schema that every answer holds to.")] = None,
-    regex: Annotated[str | None, typer.Option(help="Regular expression that every answer matches.")] = None,
-    form: Annotated[Literal["parquet", "jsonl"], typer.Option("--format", help="Of the output.")] = "parquet",
-    limit: Annotated[int | None, typer.Option(help="Only the first rows.")] = None,
-    dry_run: Annotated[int | None, typer.Option(help="Show what the first rows give, and write nothing.")] = None,
-    new: Annotated[bool, typer.Option("--new", help="Put an earlier job in --output aside and begin again.")] = False,
-    retry_errors: Annotated[bool, typer.Option("--retry-errors", help="Do the rows with errors again.")] = False,
+    logprobs: Logprobs = None,
+    trace: Trace = False,
+    schema: Schema = None,
+    regex: Regex = None,
+    file_format: FileFormat = "parquet",
+    limit: Limit = None,
+    dry_run: DryRun = None,
+    new: New = False,
+    retry_errors: RetryErrors = False,
     workers: Workers = 1,
     cpus: Cpus = None,
     gpus: Gpus = 0.0,
@@ -97,46 +101,32 @@ def generate(
     Exit codes: 0 complete, 3 complete with errors, 130 stopped (by SIGTERM 143), 1 failed (the same command goes on),
     2 wrong input.
     """
-    from mars_ray.batch.ray.generate_files import GenerateOptions
-    from mars_ray.batch.ray.generate_files import generate_files as run
-    from mars_ray.batch.rows.plain_form import PlainSettings
+    from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
     from mars_ray.engine.request import DecodeParams, SamplingParams
 
-    sampling = SamplingParams(
-        temperature=temperature,
-        seed=seed,
-        max_tokens=max_tokens,
-        n=n,
-        logprobs=logprobs,
-        grammar=_grammar(schema, regex),
-    )
+    sampling = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens, n=n, logprobs=logprobs)
     options = GenerateOptions(
         input=tuple(sources),
         output=output,
         model=model,
-        form=PlainSettings(
-            sampling=sampling,
-            decode=DecodeParams(mode=mode, threshold=threshold),
-            template=_template(template),
-            prompt_column=prompt_column,
-            trace=trace,
-        ),
-        format=form,
-        limit=limit,
-        new=new,
-        retry_errors=retry_errors,
-        deadline_s=None if deadline is None else seconds_of(deadline, "--deadline"),
-        max_quality_loss=max_quality_loss,
-        workers=workers,
-        cpus=cpus,
-        gpus=gpus,
-        dtype=dtype,
-        compiled=compiled,
+        sampling=replace(sampling, grammar=_grammar(schema, regex)),
+        decode=DecodeParams(mode=mode, threshold=threshold),
+        workers=WorkerOptions(count=workers, cpus=cpus, gpus=gpus, dtype=dtype, compiled=compiled),
     )
+    options = replace(options, template=_template(template), prompt_column=prompt_column, trace=trace)
+    options = replace(options, format=file_format, limit=limit, new=new, retry_errors=retry_errors)
+    deadline_s = None if deadline is None else seconds_of(deadline, "--deadline")
+    options = replace(options, deadline_s=deadline_s, max_quality_loss=max_quality_loss)
+    _run(options, dry_run, as_json)
+
+
+def _run(options: "GenerateOptions", dry_run: int | None, as_json: bool) -> None:
+    from mars_ray.batch.ray.generate_files import generate_files
+
     if dry_run is not None:
         _dry_run(replace(options, limit=dry_run, format="jsonl"))
         return
-    report = run(options)
+    report = generate_files(options)
     _show(report)
     if as_json:
         print(json.dumps(asdict(report)))

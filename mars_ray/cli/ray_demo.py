@@ -17,22 +17,22 @@ from rich.table import Table
 
 from mars_ray.batch.output.report import JobReport
 from mars_ray.batch.output.shards import write_lines
-from mars_ray.batch.ray.generate_files import GenerateOptions, generate_files
-from mars_ray.batch.rows.plain_form import PlainSettings
+from mars_ray.batch.ray.generate_files import generate_files
+from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
 from mars_ray.bench.measure import Sample, interleaved, speedup
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.tasks import verify
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
-from mars_ray.engine.request import DecodeParams, SamplingParams
+from mars_ray.engine.request import SamplingParams
 from mars_ray.evaluation.run.speed import Prompt, answer_all
-from mars_ray.evaluation.settings import AR, EXACT, Setting
+from mars_ray.evaluation.settings import AR, EXACT, DecodingSetting
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
 from mars_ray.progress import ProgressLine
 
-SETTINGS = (AR, EXACT, Setting(mode=Mode.THRESHOLD, threshold=0.95))
+SETTINGS = (AR, EXACT, DecodingSetting(mode=Mode.THRESHOLD, threshold=0.95))
 SAMPLING = SamplingParams(max_tokens=128)
 CALLERS = {1: 24, 16: 96}
 """How many ask at a time, and prompts of a round."""
@@ -44,7 +44,7 @@ SHOWN_ROWS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class DemoSpeed:
     """A setting with so many callers, on a warm engine."""
 
     tokens_per_s: float
@@ -61,7 +61,7 @@ class DemoRow:
     rows: int
     accuracy: float
     """Share of the rows that the exact verifier of their family accepts."""
-    paces: dict[int, Pace]
+    speeds: dict[int, DemoSpeed]
     """By callers."""
 
 
@@ -81,15 +81,18 @@ def demo(output: Path) -> Demo:
     questions = output / "questions.jsonl"
     questions.parent.mkdir(parents=True)
     write_lines(questions, (_asked(row, setting) for setting in SETTINGS for row in expected.values()))
-    form = PlainSettings(sampling=SAMPLING, decode=DecodeParams())  # rows name their own
-    report = generate_files(
-        GenerateOptions(input=(str(questions),), output=output / "answers", form=form, compiled=False)
+    options = GenerateOptions(  # rows name their own mode and threshold
+        input=(str(questions),),
+        output=output / "answers",
+        sampling=SAMPLING,
+        workers=WorkerOptions(compiled=False),
     )
+    report = generate_files(options)
     answers: dict[str, list[bool]] = {each.name: [] for each in SETTINGS}
     for row in read_rows(output):
         wanted = expected[row["question"]]
         answers[row["setting"]].append(verify(wanted["family"], wanted["answer"], row["text"]))
-    paces = {callers: _paces(callers, count, list(expected.values())) for callers, count in CALLERS.items()}
+    speeds = {callers: _speeds(callers, count, list(expected.values())) for callers, count in CALLERS.items()}
     return Demo(
         report=report,
         rows=tuple(
@@ -97,14 +100,14 @@ def demo(output: Path) -> Demo:
                 setting=name,
                 rows=len(right),
                 accuracy=sum(right) / len(expected),
-                paces={callers: of_setting[name] for callers, of_setting in paces.items()},
+                speeds={callers: of_setting[name] for callers, of_setting in speeds.items()},
             )
             for name, right in answers.items()
         ),
     )
 
 
-def _asked(row: Mapping[str, Any], setting: Setting) -> str:
+def _asked(row: Mapping[str, Any], setting: DecodingSetting) -> str:
     return json.dumps(
         {
             "id": f"{row['id']}, {setting.name}",
@@ -117,7 +120,7 @@ def _asked(row: Mapping[str, Any], setting: Setting) -> str:
     )
 
 
-def _paces(callers: int, count: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, Pace]:
+def _speeds(callers: int, count: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, DemoSpeed]:
     """Answer prompts of all families with every setting in turns, on an engine that decodes `callers` together."""
     torch.set_num_threads(1)  # as engines of a job or an endpoint have it; more gains nothing for a model so small
     checkpoint = load_checkpoint(resolve_model("bundled"))
@@ -134,11 +137,11 @@ def _paces(callers: int, count: int, rows: Sequence[Mapping[str, Any]]) -> dict[
             samples = interleaved(candidates, ROUNDS, progress)
     finally:
         engine.close()
-    return {name: _pace(rounds, samples[AR.name]) for name, rounds in samples.items()}
+    return {name: _speed(rounds, samples[AR.name]) for name, rounds in samples.items()}
 
 
-def _pace(rounds: Sequence[Sample], ar: Sequence[Sample]) -> Pace:
-    return Pace(
+def _speed(rounds: Sequence[Sample], ar: Sequence[Sample]) -> DemoSpeed:
+    return DemoSpeed(
         tokens_per_s=median(each.tokens_per_s for each in rounds),
         times_ar=speedup(rounds, ar).median,
         tokens_per_forward=sum(each.tokens for each in rounds) / sum(each.forwards for each in rounds),
@@ -152,13 +155,13 @@ def show_demo(done: Demo, output: Path) -> None:
         table.add_column(column, justify="left" if column == "setting" else "right")
     for callers in CALLERS:
         for row in done.rows:
-            pace = row.paces[callers]
+            speed = row.speeds[callers]
             table.add_row(
                 f"{callers}",
                 row.setting,
-                f"{pace.tokens_per_s:,.0f}",
-                f"{pace.times_ar:.2f}",
-                f"{pace.tokens_per_forward:.2f}",
+                f"{speed.tokens_per_s:,.0f}",
+                f"{speed.times_ar:.2f}",
+                f"{speed.tokens_per_forward:.2f}",
                 f"{row.accuracy:.1%}",
             )
         table.add_section()
@@ -185,10 +188,10 @@ def notes(rows: Sequence[DemoRow]) -> list[str]:
     """Return why a setting gains nothing, for each that does not."""
     found = []
     for row in rows:
-        for callers, pace in row.paces.items():
-            if row.setting != AR.name and pace.times_ar < GAIN:
+        for callers, speed in row.speeds.items():
+            if row.setting != AR.name and speed.times_ar < GAIN:
                 found.append(
-                    f"{row.setting} gains nothing with {callers} at a time: it gives {pace.tokens_per_forward:.2f} "
+                    f"{row.setting} gains nothing with {callers} at a time: it gives {speed.tokens_per_forward:.2f} "
                     "tokens per forward, but each position looked at takes time, and in a batch of so small a model "
                     "that is what a step is made of."
                 )

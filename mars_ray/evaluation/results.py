@@ -21,7 +21,7 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Plan(_Frozen):
+class EvaluationPlan(_Frozen):
     """What is evaluated, and how: a run that goes on must ask for the same."""
 
     version: Literal[1] = 1
@@ -46,7 +46,7 @@ class Plan(_Frozen):
     compiled: bool
 
 
-class Paired(_Frozen):
+class PairedComparison(_Frozen):
     """A setting against autoregressive decoding, on the same examples."""
 
     difference: float
@@ -62,7 +62,7 @@ class Paired(_Frozen):
     """Of this one comparison, two-sided: exact McNemar test; of several tasks its form in which each counts alike."""
 
 
-class Figures(_Frozen):
+class Metrics(_Frozen):
     """One setting, on one task or on all of them. Each spread, `*_std`, is the standard deviation over seeds, null for
     a single one."""
 
@@ -87,11 +87,11 @@ class Figures(_Frozen):
     agreement_std: float | None
     same_answers: float
     """Share of the examples with the very tokens of autoregressive decoding."""
-    against_ar: Paired | None
+    against_ar: PairedComparison | None
     """Null for autoregressive decoding itself."""
 
 
-class Speed(_Frozen):
+class SettingSpeed(_Frozen):
     """One setting by the clock, the same prompts for all, in turns."""
 
     tokens_per_s: float
@@ -100,7 +100,7 @@ class Speed(_Frozen):
     rounds: tuple[float, ...]
 
 
-class SpeedPass(_Frozen):
+class SpeedMeasurement(_Frozen):
     """What the clock said, and how it was asked."""
 
     prompts: int
@@ -110,21 +110,21 @@ class SpeedPass(_Frozen):
     """Sequences the engine decodes together at most."""
     device: str
     threads: int
-    settings: dict[str, Speed]
+    settings: dict[str, SettingSpeed]
 
 
 class Results(_Frozen):
     """An evaluation."""
 
     version: Literal[1] = 1
-    plan: Plan
-    overall: dict[str, Figures]
+    plan: EvaluationPlan
+    overall: dict[str, Metrics]
     """By setting, all tasks together."""
-    tasks: dict[str, dict[str, Figures]]
+    tasks: dict[str, dict[str, Metrics]]
     """By task and setting."""
     stops: dict[str, tuple[int, ...]]
     """By setting: forwards that gave 1, 2, ... tokens; those that ended an answer are left out: the end cut them."""
-    speed: SpeedPass
+    speed: SpeedMeasurement
 
 
 def write_model(path: Path, model: BaseModel) -> None:

@@ -16,7 +16,7 @@ from mars_ray.model.card import CARD_FILE, Card
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class DecodingSetting:
     """One way of decoding."""
 
     mode: Mode
@@ -34,11 +34,11 @@ class Setting:
         return DecodeParams(mode=self.mode, threshold=self.threshold)
 
 
-AR = Setting(mode=Mode.AR, threshold=1.0)
-EXACT = Setting(mode=Mode.EXACT, threshold=DRAFT_THRESHOLD)
+AR = DecodingSetting(mode=Mode.AR, threshold=1.0)
+EXACT = DecodingSetting(mode=Mode.EXACT, threshold=DRAFT_THRESHOLD)
 
 
-def settings_of(modes: Sequence[str], thresholds: Sequence[float]) -> tuple[Setting, ...]:
+def settings_of(modes: Sequence[str], thresholds: Sequence[float]) -> tuple[DecodingSetting, ...]:
     """Return the settings: ar, exact, then threshold from the highest on. Raises `ConfigError` for values unknown."""
     for name in modes:
         if name not in list(Mode):
@@ -55,7 +55,7 @@ def settings_of(modes: Sequence[str], thresholds: Sequence[float]) -> tuple[Sett
     return tuple(found)
 
 
-def block_of(card: Card | None, model: str, settings: Sequence[Setting]) -> int:
+def block_of(card: Card | None, model: str, settings: Sequence[DecodingSetting]) -> int:
     """Return how many tokens a forward proposes: as many as the model was trained to.
 
     Raises `ModelError` for a model that was not, unless nothing looks ahead.
@@ -71,9 +71,9 @@ def block_of(card: Card | None, model: str, settings: Sequence[Setting]) -> int:
     return 1
 
 
-def _at(threshold: float) -> Setting:
+def _at(threshold: float) -> DecodingSetting:
     try:
         DecodeParams(threshold=threshold)
     except RequestError as error:
         raise ConfigError(str(error)) from None
-    return Setting(mode=Mode.THRESHOLD, threshold=threshold)
+    return DecodingSetting(mode=Mode.THRESHOLD, threshold=threshold)

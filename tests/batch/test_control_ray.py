@@ -16,11 +16,11 @@ import ray
 
 from mars_ray.batch.output.folder import LEDGER
 from mars_ray.batch.output.report import JobReport
-from mars_ray.batch.ray.generate_files import GenerateOptions, generate_files
-from mars_ray.batch.rows.plain_form import PlainSettings
+from mars_ray.batch.ray.generate_files import generate_files
+from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
 from mars_ray.control.core.controller import ClusterStatus
 from mars_ray.control.core.ray_controller import BATCH, NAMESPACE, RayController, remove_controllers
-from mars_ray.engine.request import DecodeParams, SamplingParams
+from mars_ray.engine.request import SamplingParams
 from tests.control.control_samples import class_state, plan_of, report
 
 pytestmark = pytest.mark.ray
@@ -48,9 +48,9 @@ def options(place: Path, model: Path, rows: int, deadline_s: float) -> GenerateO
         input=(str(source),),
         output=place / "out",
         model=str(model),
-        form=PlainSettings(sampling=SamplingParams(max_tokens=60), decode=DecodeParams()),
+        sampling=SamplingParams(max_tokens=60),
         deadline_s=deadline_s,
-        compiled=False,
+        workers=WorkerOptions(compiled=False),
     )
 
 

@@ -14,18 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mars_ray.batch.output import folder as module
-from mars_ray.batch.output.folder import LEDGER, Output, open_output
+from mars_ray.batch.output.folder import LEDGER, OutputFolder, open_output
 from mars_ray.batch.output.ledger import Ledger, undone
-from mars_ray.batch.rows.outcome import Outcome
+from mars_ray.batch.rows.row_result import RowResult
 from mars_ray.errors import ConfigError, OutputError, RunError
 
 
-def answered(number: int, error: bool = False) -> Outcome:
+def answered(number: int, error: bool = False) -> RowResult:
     key = number.to_bytes(16, "big")
     if error:
-        return Outcome(key=key, error=json.dumps({"id": str(number)}), kind="bad")
+        return RowResult(key=key, error=json.dumps({"id": str(number)}), error_kind="bad")
     record = json.dumps({"id": str(number), "text": f"text {number}"})
-    return Outcome(key=key, records=(record,), tokens=(number + 1,), forwards=(1,), threshold=0.9, worker="one")
+    return RowResult(key=key, records=(record,), tokens=(number + 1,), forwards=(1,), threshold=0.9, worker="one")
 
 
 def rows_in(folder: Path) -> list[str]:
@@ -55,7 +55,7 @@ class Killed(Exception):
     """Where a process would end."""
 
 
-def killed_at(output: Output, place: str) -> None:
+def killed_at(output: OutputFolder, place: str) -> None:
     """Let the next shard be the last thing that happens: before it is written, or before it is noted."""
 
     def die(*_: object) -> None:
@@ -91,7 +91,7 @@ def test_each_row_stands_in_the_output_once_whenever_the_driver_is_killed(
                     continue
         with open_output(folder, new=False) as output:
             output.format = format  # type: ignore[assignment]
-            output.settle()
+            output.flush()
             every = {number for numbers, _ in runs for number in numbers}
             assert sorted(rows_in(folder)) == sorted(str(number) for number in every if number % 5)
             assert sorted(errors_in(folder)) == sorted(str(number) for number in every if number % 5 == 0)
@@ -141,29 +141,29 @@ def test_new_puts_an_earlier_job_aside(tmp_path: Path) -> None:
     for _ in range(3):
         with open_output(tmp_path / "out", new=True) as output:
             output.take([answered(1)], 1.0)
-            output.settle()
+            output.flush()
     for name in ("out", "out.before-1", "out.before-2"):
         assert rows_in(tmp_path / name) == ["1"]
 
 
 def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     with open_output(tmp_path / "out", new=False) as output:
-        output.ledger.agree({"temperature": 0.0, "template": None})
+        output.ledger.check_settings({"temperature": 0.0, "template": None})
         output.take([answered(1)], 1.0)
     with open_output(tmp_path / "out", new=False) as output:
-        output.ledger.agree({"temperature": 0.0, "template": None})
+        output.ledger.check_settings({"temperature": 0.0, "template": None})
         with pytest.raises(ConfigError, match=r'template was null, now it is "\{\{ x \}\}"'):
-            output.ledger.agree({"temperature": 0.0, "template": "{{ x }}"})
+            output.ledger.check_settings({"temperature": 0.0, "template": "{{ x }}"})
 
 
 def test_rows_with_errors_can_be_done_again(tmp_path: Path) -> None:
     with open_output(tmp_path / "out", new=False) as output:
         output.take([answered(1), answered(2, error=True)], 1.0)
-        output.settle()
+        output.flush()
         assert errors_in(tmp_path / "out") == ["2"]
         assert output.ledger.forget_errors() == 1
         output.take([answered(2)], 2.0)
-        output.settle()
+        output.flush()
     assert rows_in(tmp_path / "out") == ["1", "2"]
     assert errors_in(tmp_path / "out") == []
 
@@ -204,7 +204,7 @@ def test_where_no_more_can_be_written_what_was_taken_is_kept(tmp_path: Path) -> 
     *numbers, said = done.stdout.splitlines()
     assert "Cannot write to" in said and "Make room, then give the same command again." in said, done.stderr
     with open_output(tmp_path / "out", new=False) as output:
-        output.settle()
+        output.flush()
     assert rows_in(tmp_path / "out") == numbers
 
 
@@ -220,5 +220,5 @@ def test_a_shard_that_cannot_be_written_stays_in_the_ledger(tmp_path: Path) -> N
         with pytest.raises(RunError, match=r"Cannot write to .*rows any more"):
             output.take([answered(1)], 1.0)
         output.rows.mkdir()
-        output.settle()
+        output.flush()
     assert rows_in(tmp_path / "out") == ["1"]

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from mars_ray.batch.output.report import JobFigures, WorkerFigures
+from mars_ray.batch.output.report import JobMetrics, WorkerMetrics
 from mars_ray.batch.run.job_progress import JobProgress
 
 
-def figures(done: int, total: int = 2000, threshold: float | None = 0.85, note: str = "") -> JobFigures:
-    return JobFigures(
+def figures(done: int, total: int = 2000, threshold: float | None = 0.85, note: str = "") -> JobMetrics:
+    return JobMetrics(
         done=done,
         total=total,
         errors=3,
@@ -22,7 +22,7 @@ def figures(done: int, total: int = 2000, threshold: float | None = 0.85, note: 
         eta_s=723.4 if done else None,
         note=note,
         workers=(
-            WorkerFigures(name="worker [0]", rows=611, running=16, tokens_per_s=2614.2, tokens_per_forward=2.395),
+            WorkerMetrics(name="worker [0]", rows=611, running=16, tokens_per_s=2614.2, tokens_per_forward=2.395),
         ),
     )
 
@@ -65,8 +65,8 @@ def test_a_job_that_ends_before_its_first_figures_says_that_it_was_starting(caps
 
 def test_what_goes_on_before_there_are_figures_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     with JobProgress(lambda: 0.0) as progress:
-        for phase in ("starting workers", "loading the model", "loading the model"):
-            progress.phase(phase)
+        for stage in ("starting workers", "loading the model", "loading the model"):
+            progress.starting(stage)
     assert capsys.readouterr().err.splitlines() == [
         "generate: starting workers",
         "generate: loading the model",

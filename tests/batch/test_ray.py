@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import pytest
 import ray
 from transformers import AutoConfig, Qwen2Config, Qwen2ForCausalLM
 
-from mars_ray.batch.ray.generate_files import GenerateOptions, generate_files
-from mars_ray.batch.rows.plain_form import PlainSettings
+from mars_ray.batch.ray.generate_files import generate_files
+from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import (
@@ -31,7 +32,8 @@ from mars_ray.errors import (
 from mars_ray.model.card import Card, write_card
 
 pytestmark = pytest.mark.ray
-SETTINGS = PlainSettings(sampling=SamplingParams(max_tokens=5), decode=DecodeParams(threshold=0.5, block=4))
+SAMPLING, DECODE = SamplingParams(max_tokens=5), DecodeParams(threshold=0.5, block=4)
+WORKERS = WorkerOptions(compiled=False)
 CARD = Card(
     method="mars",
     block=4,
@@ -83,14 +85,21 @@ def errors_in(folder: Path) -> list[dict[str, Any]]:
 
 
 def options(source: Path, output: Path, model: Path, **changes: Any) -> GenerateOptions:
-    given = {"input": (str(source),), "output": output, "model": str(model), "form": SETTINGS, "compiled": False}
+    given = {
+        "input": (str(source),),
+        "output": output,
+        "model": str(model),
+        "sampling": SAMPLING,
+        "decode": DECODE,
+        "workers": WORKERS,
+    }
     return GenerateOptions(**(given | changes))
 
 
 def test_good_rows_are_answered_once_and_bad_ones_explained(cluster: None, model_folder: Path, tmp_path: Path) -> None:
     source, output = tmp_path / "rows.jsonl.gz", tmp_path / "out"
     source.write_bytes(gzip.compress(lines()))
-    report = generate_files(options(source, output, model_folder, workers=2))
+    report = generate_files(options(source, output, model_folder, workers=replace(WORKERS, count=2)))
     rows = answered(output)
     assert [(row["id"], row["prompt"], row["own"]) for row in rows] == [
         (row["id"], row["prompt"], row["own"]) for row in GOOD
@@ -135,8 +144,8 @@ def test_tokens_and_rows_under_way_are_shown_before_the_first_row_is_done(
     Qwen2ForCausalLM(Qwen2Config(**config.to_dict())).save_pretrained(slow)
     source = tmp_path / "rows.jsonl"
     source.write_text("".join(json.dumps({"prompt": f"say {number}"}) + "\n" for number in range(32)))
-    asked = PlainSettings(sampling=SamplingParams(max_tokens=50, ignore_eos=True), decode=DecodeParams(mode=Mode.AR))
-    generate_files(options(source, tmp_path / "out", slow, form=asked))
+    sampling, decode = SamplingParams(max_tokens=50, ignore_eos=True), DecodeParams(mode=Mode.AR)
+    generate_files(options(source, tmp_path / "out", slow, sampling=sampling, decode=decode))
     said = capsys.readouterr().err
     assert "generate: starting workers\ngenerate: loading the model\n" in said
     assert re.search(r"^generate: 0/32  \d+ under way  [1-9]\d* tokens  ", said, re.MULTILINE)
@@ -145,10 +154,10 @@ def test_tokens_and_rows_under_way_are_shown_before_the_first_row_is_done(
 def test_a_job_that_goes_on_keeps_its_dtype(cluster: None, model_folder: Path, tmp_path: Path) -> None:
     source, output = tmp_path / "rows.jsonl", tmp_path / "out"
     source.write_text('{"prompt": "x"}')
-    assert generate_files(options(source, output, model_folder, dtype="bfloat16")).settings["dtype"] == "bfloat16"
-    assert generate_files(options(source, output, model_folder, dtype="auto")).settings["dtype"] == "bfloat16"
+    assert generate_files(options(source, output, model_folder, workers=replace(WORKERS, dtype="bfloat16"))).settings["dtype"] == "bfloat16"
+    assert generate_files(options(source, output, model_folder, workers=replace(WORKERS, dtype="auto"))).settings["dtype"] == "bfloat16"
     with pytest.raises(ConfigError, match="dtype was"):
-        generate_files(options(source, output, model_folder, dtype="float32"))
+        generate_files(options(source, output, model_folder, workers=replace(WORKERS, dtype="float32")))
 
 
 @pytest.mark.slow
@@ -156,14 +165,14 @@ def test_other_settings_are_refused_unless_the_job_is_new(cluster: None, model_f
     source, output = tmp_path / "rows.jsonl", tmp_path / "out"
     source.write_text('{"prompt": "x"}')
     generate_files(options(source, output, model_folder))
-    other = PlainSettings(sampling=SamplingParams(max_tokens=6), decode=SETTINGS.decode)
+    other = SamplingParams(max_tokens=6)
     with pytest.raises(ConfigError, match=r"sampling\.max_tokens was 5, now it is 6"):
-        generate_files(options(source, output, model_folder, form=other))
+        generate_files(options(source, output, model_folder, sampling=other))
     changed = shutil.copytree(model_folder, tmp_path / "changed")
     (changed / "generation_config.json").write_text("{}")
     with pytest.raises(ConfigError, match='model was "'):
         generate_files(options(source, output, changed))
-    report = generate_files(options(source, output, model_folder, form=other, new=True))
+    report = generate_files(options(source, output, model_folder, sampling=other, new=True))
     assert report.rows == 1
     assert answered(tmp_path / "out.before-1")[0]["tokens"] <= 5
 
@@ -214,9 +223,9 @@ def test_openai_batch_files_are_answered_in_their_own_form(cluster: None, model_
 def test_more_than_the_cluster_has_is_refused(cluster: None, model_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "x"}')
     with pytest.raises(ClusterError, match="3 workers need 3 CPUs, the cluster has 2"):
-        generate_files(options(tmp_path / "rows.jsonl", tmp_path / "out", model_folder, workers=3))
+        generate_files(options(tmp_path / "rows.jsonl", tmp_path / "out", model_folder, workers=replace(WORKERS, count=3)))
     with pytest.raises(ClusterError, match="1 workers need 1 GPUs, the cluster has 0"):
-        generate_files(options(tmp_path / "rows.jsonl", tmp_path / "out", model_folder, gpus=1))
+        generate_files(options(tmp_path / "rows.jsonl", tmp_path / "out", model_folder, workers=replace(WORKERS, gpus=1)))
     assert not (tmp_path / "out").exists()
 
 
@@ -243,7 +252,6 @@ def test_what_is_wrong_with_the_arguments_is_said_before_ray_starts(model_folder
     other.mkdir()
     broken = shutil.copytree(model_folder, other / "broken")
     (broken / "mars.json").write_text("{}")
-    unclosed = PlainSettings(sampling=SETTINGS.sampling, decode=SETTINGS.decode, template="{{ x")
     cases: list[tuple[GenerateOptions, type[InputError], str]] = [
         (options(tmp_path / "none.jsonl", output, model_folder), DataError, "no file .*none.jsonl"),
         (options(other, output, model_folder), DataError, "holds no file whose name ends with"),
@@ -257,10 +265,10 @@ def test_what_is_wrong_with_the_arguments_is_said_before_ray_starts(model_folder
         (options(rows, output, tmp_path), ModelError, "no config.json"),
         (options(rows, output, broken), ModelError, "not a valid card"),
         (options(rows, other, model_folder), OutputError, "holds something that is no job"),
-        (options(rows, output, model_folder, workers=0), ConfigError, "workers is 0"),
+        (options(rows, output, model_folder, workers=replace(WORKERS, count=0)), ConfigError, "workers is 0"),
         (options(rows, output, model_folder, limit=0), ConfigError, "limit is 0"),
-        (options(rows, output, model_folder, cpus=-1.0), ConfigError, "cpus is -1"),
-        (options(rows, output, model_folder, form=unclosed), ConfigError, "line 1"),
+        (options(rows, output, model_folder, workers=replace(WORKERS, cpus=-1.0)), ConfigError, "cpus is -1"),
+        (options(rows, output, model_folder, template="{{ x"), ConfigError, "line 1"),
     ]
     for given, kind, message in cases:
         with pytest.raises(kind, match=message):

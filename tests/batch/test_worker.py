@@ -6,9 +6,9 @@ from contextlib import aclosing
 from pathlib import Path
 
 from mars_ray.batch.rows.answer import Answer
-from mars_ray.batch.rows.form import Record, Row
-from mars_ray.batch.rows.identity import Identity
-from mars_ray.batch.rows.outcome import Outcome, from_table, to_table
+from mars_ray.batch.rows.row_format import JsonRecord, ParsedRow
+from mars_ray.batch.rows.row_ids import RowId
+from mars_ray.batch.rows.row_result import RowResult, from_table, to_table
 from mars_ray.batch.run.worker import Worker
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.options import EngineOptions
@@ -23,17 +23,17 @@ POISON = ord("!")
 class Letters:
     """Rows that are text, each character a token; they name the tokens they got."""
 
-    def parse(self, id: str, raw: bytes) -> Row:
+    def parse(self, id: str, raw: bytes) -> ParsedRow:
         if raw == b"bad":
             raise BadRecordError("it is bad")
         sampling, decode = SamplingParams(max_tokens=8, ignore_eos=True), DecodeParams(threshold=0.5, block=4)
         request = Request(id="any", prompt=tuple(raw), sampling=sampling, decode=decode)
-        return Row(id=id, request=request, shown=raw.decode(), columns={})
+        return ParsedRow(id=id, request=request, prompt_text=raw.decode(), columns={})
 
-    def answered(self, row: Row, answers: Sequence[Answer]) -> list[Record]:
+    def output_records(self, row: ParsedRow, answers: Sequence[Answer]) -> list[JsonRecord]:
         return [{"id": row.id, "tokens": list(each.tokens)} for each in answers]
 
-    def refused(self, id: str, raw: bytes, error: Exception) -> Record:
+    def error_record(self, id: str, raw: bytes, error: Exception) -> JsonRecord:
         return {"id": id, "reason": str(error)}
 
 
@@ -56,8 +56,8 @@ class Mortal(AsyncEngine):
                 yield chunk
 
 
-def answered(folder: Path, raws: list[bytes], repeated: Sequence[int] = ()) -> list[Outcome]:
-    async def run() -> list[Outcome]:
+def answered(folder: Path, raws: list[bytes], repeated: Sequence[int] = ()) -> list[RowResult]:
+    async def run() -> list[RowResult]:
         Mortal.deaths = 0
         spec = EngineSpec(folder=folder, dtype="float32", threads=1, options=EngineOptions(rows=4, compiled=False))
 
@@ -68,13 +68,13 @@ def answered(folder: Path, raws: list[bytes], repeated: Sequence[int] = ()) -> l
         feeding.set()
         worker = Worker("one", Letters(), start, feeding)
         await worker.start()
-        identities = [
-            Identity(key=number.to_bytes(16, "big"), id=f"row-{number}", repeated=number in repeated)
+        row_ids = [
+            RowId(key=number.to_bytes(16, "big"), id=f"row-{number}", repeated=number in repeated)
             for number in range(len(raws))
         ]
         half = len(raws) // 2
         parts = (slice(0, half), slice(half, None))  # two batches at a time
-        found = await asyncio.gather(*(worker.answer(identities[part], raws[part]) for part in parts))
+        found = await asyncio.gather(*(worker.answer(row_ids[part], raws[part]) for part in parts))
         await worker.close()
         return [*found[0], *found[1]]
 
@@ -107,7 +107,7 @@ def test_a_row_that_cannot_be_read_and_an_id_that_came_before_are_refused(model_
     assert found[0].error is None
     assert found[1].error == '{"id": "row-1", "reason": "it is bad"}'
     assert "its id 'row-2' is that of an earlier row" in str(found[2].error)
-    assert found[2].kind == "its id … is that of an earlier row; give each row one of its own"
+    assert found[2].error_kind == "its id … is that of an earlier row; give each row one of its own"
 
 
 def test_without_any_engine_the_work_stops_and_says_why(model_folder: Path) -> None:
@@ -127,7 +127,7 @@ def test_without_any_engine_the_work_stops_and_says_why(model_folder: Path) -> N
         worker = Worker("one", Letters(), start, feeding)
         await worker.start()
         try:
-            await worker.answer([Identity(key=b"k", id="a", repeated=False)], [b"!"])
+            await worker.answer([RowId(key=b"k", id="a", repeated=False)], [b"!"])
         except RunError as error:
             assert str(error) == "no engine starts: the folder is gone"
         else:
@@ -152,7 +152,7 @@ def test_an_engine_that_dies_while_it_starts_is_started_again(model_folder: Path
         feeding.set()
         worker = Worker("one", Letters(), start, feeding)
         await worker.start()
-        assert [each.tokens for each in await worker.answer([Identity(key=b"k", id="a", repeated=False)], [b"x"])] == [
+        assert [each.tokens for each in await worker.answer([RowId(key=b"k", id="a", repeated=False)], [b"x"])] == [
             (8,)
         ]
         await worker.close()
@@ -173,7 +173,7 @@ def test_no_row_begins_while_the_worker_is_not_to_feed(model_folder: Path) -> No
         worker = Worker("one", Letters(), start, feeding)
         await worker.start()
         feeding.clear()
-        answers = asyncio.create_task(worker.answer([Identity(key=b"k", id="a", repeated=False)], [b"x"]))
+        answers = asyncio.create_task(worker.answer([RowId(key=b"k", id="a", repeated=False)], [b"x"]))
         for _ in range(3):
             state = await engine.state()
         assert state.classes[0].arrived == 0

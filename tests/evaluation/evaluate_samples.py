@@ -1,10 +1,10 @@
-"""Small evaluations to judge and to draw."""
+"""Small evaluations to score and to draw."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from mars_ray.evaluation.judging.judged import Judged, JudgedAnswer
-from mars_ray.evaluation.results import Figures, Paired, Plan, Results, Speed, SpeedPass
+from mars_ray.evaluation.scoring.scores import Scores, ScoredAnswer
+from mars_ray.evaluation.results import Metrics, PairedComparison, EvaluationPlan, Results, SettingSpeed, SpeedMeasurement
 from mars_ray.evaluation.tasks.registry import Question, Task
 
 SETTINGS = ("ar", "threshold 0.9")
@@ -21,19 +21,19 @@ def task_of(name: str, per_seed: Sequence[int]) -> Task:
     return Task(name=name, questions=tuple(questions), max_tokens=8)
 
 
-def answer(right: bool = True, tokens: int = 4, forwards: int = 2, agreed: int = 4, key: bytes = b"k") -> JudgedAnswer:
-    return JudgedAnswer(
+def answer(right: bool = True, tokens: int = 4, forwards: int = 2, agreed: int = 4, key: bytes = b"k") -> ScoredAnswer:
+    return ScoredAnswer(
         right=right, tokens=tokens, forwards=forwards, agreed=agreed, key=key.ljust(16, b"."), gains=(tokens,)
     )
 
 
-def judged_of(tasks: Sequence[Task], block: int = 4) -> Judged:
-    return Judged(tasks, SETTINGS, block)
+def scores_of(tasks: Sequence[Task], block: int = 4) -> Scores:
+    return Scores(tasks, SETTINGS, block)
 
 
-def figures(accuracy: float, per_forward: float | None, paired: bool = True) -> Figures:
-    against = Paired(difference=-0.01, low=-0.02, high=0.0, better=1, worse=3, p_value=0.625)
-    return Figures(
+def figures(accuracy: float, per_forward: float | None, paired: bool = True) -> Metrics:
+    against = PairedComparison(difference=-0.01, low=-0.02, high=0.0, better=1, worse=3, p_value=0.625)
+    return Metrics(
         examples=100,
         unanswered=0,
         right=int(100 * accuracy),
@@ -55,11 +55,11 @@ def figures(accuracy: float, per_forward: float | None, paired: bool = True) -> 
 def results(tasks: Sequence[str] = ("a",), model: str = "m") -> Results:
     overall = {"ar": figures(0.9, 1.0, paired=False), "exact": figures(0.9, 3.0), "threshold 0.9": figures(0.88, 4.0)}
     speed = {
-        name: Speed(tokens_per_s=1000.0 * place, tokens_per_s_std=10.0, rounds=(990.0, 1010.0))
+        name: SettingSpeed(tokens_per_s=1000.0 * place, tokens_per_s_std=10.0, rounds=(990.0, 1010.0))
         for place, name in enumerate(overall, start=1)
     }
     return Results(
-        plan=Plan(
+        plan=EvaluationPlan(
             model=model,
             model_digest="0f",
             block=4,
@@ -77,7 +77,7 @@ def results(tasks: Sequence[str] = ("a",), model: str = "m") -> Results:
         overall=overall,
         tasks=dict.fromkeys(tasks, overall),
         stops={"exact": (1, 2, 3, 4), "threshold 0.9": (4, 3, 2, 1)},
-        speed=SpeedPass(
+        speed=SpeedMeasurement(
             prompts=64,
             machine={"cpu": "c", "gpu": None, "commit": "abc"},
             rows=8,

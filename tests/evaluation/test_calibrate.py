@@ -17,7 +17,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from mars_ray import cli
+from mars_ray.cli.main import main
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.tasks import verify
 from mars_ray.engine.request import SamplingParams
@@ -25,8 +25,8 @@ from mars_ray.errors import InterruptedRunError
 from mars_ray.evaluation.calibration.calibrate import THRESHOLDS, CalibrateOptions, calibrate
 from mars_ray.evaluation.calibration.curve import curve_of
 from mars_ray.evaluation.calibration.prompts import Prompt, family_prompts, file_prompts
-from mars_ray.evaluation.judging import agreement
-from mars_ray.evaluation.judging.agreement import agreed_tokens
+from mars_ray.evaluation.scoring import agreement
+from mars_ray.evaluation.scoring.agreement import agreed_tokens
 from mars_ray.method.reference import DecodeOptions, decode, window_logits
 from mars_ray.model.card import CARD_FILE, CalibrationPoint, read_card
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
@@ -59,7 +59,7 @@ def mars_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["mars-ray", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            main()
         code = ended.value.code or 0
         assert isinstance(code, int)
         return code, *capsys.readouterr()

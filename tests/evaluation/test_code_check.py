@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from mars_ray.errors import ConfigError, RunError
-from mars_ray.evaluation.judging import code_check
-from mars_ray.evaluation.judging.code_check import check_sandbox, passes, program_of
+from mars_ray.evaluation.scoring import code_check
+from mars_ray.evaluation.scoring.code_check import check_sandbox, passes, program_of
 
 PROMPT = 'import math\n\n\ndef area(r):\n    """The area of a circle."""\n'
 TEST = "def check(candidate):\n    assert round(candidate(1), 2) == 3.14\n"

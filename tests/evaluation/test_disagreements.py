@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.evaluation.judging.disagreements import _places, pieces
-from tests.evaluation.evaluate_samples import answer, judged_of, task_of
+from mars_ray.evaluation.scoring.disagreements import _places, tokens_shown
+from tests.evaluation.evaluate_samples import answer, scores_of, task_of
 
 BYTES = [bytes([number]) for number in range(256)]
 
@@ -15,29 +15,29 @@ def test_the_pieces_of_an_answer_are_its_text_cut_by_forwards(text: str, data: s
     gains: list[int] = []
     while sum(gains) < len(tokens):
         gains.append(data.draw(st.integers(1, len(tokens) - sum(gains))))
-    found = list(pieces(tokens, gains, tokens, BYTES))
+    found = list(tokens_shown(tokens, gains, tokens, BYTES))
     assert "".join(piece.text for piece in found) == text
     assert [[piece.forward for piece in found].count(forward) for forward in range(len(gains))] == gains
     assert all(piece.same for piece in found)
 
 
 def test_tokens_that_ar_has_not_at_their_place_are_told() -> None:
-    found = list(pieces([1, 2, 3], [2, 1], [1, 9], BYTES))
+    found = list(tokens_shown([1, 2, 3], [2, 1], [1, 9], BYTES))
     assert [piece.same for piece in found] == [True, False, False]
 
 
 def test_a_token_outside_the_vocabulary_is_no_text() -> None:
-    [piece] = pieces([300], [1], [300], BYTES)
+    [piece] = tokens_shown([300], [1], [300], BYTES)
     assert piece.text == ""
 
 
 def test_answers_that_cost_a_right_one_come_first_and_same_ones_never() -> None:
     tasks = (task_of("a", (4,)), task_of("b", (2,)))
-    judged = judged_of(tasks)
+    scores = scores_of(tasks)
     verdicts = {"a": [(True, True, b"k"), (True, True, b"x"), (False, True, b"x"), (True, False, b"x")]}
     verdicts["b"] = [(True, False, b"x"), (True, False, b"k")]
     for task in tasks:
         for question, (ar, other, key) in zip(task.questions, verdicts[task.name], strict=True):
-            judged.add(question, "ar", answer(right=ar))
-            judged.add(question, "threshold 0.9", answer(right=other, key=key))
-    assert _places(judged, "threshold 0.9") == [3, 4, 2]
+            scores.add(question, "ar", answer(right=ar))
+            scores.add(question, "threshold 0.9", answer(right=other, key=key))
+    assert _places(scores, "threshold 0.9") == [3, 4, 2]

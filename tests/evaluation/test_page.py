@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from mars_ray.evaluation.judging.disagreements import Disagreement, Piece, Shown
+from mars_ray.evaluation.scoring.disagreements import Disagreement, ShownToken, ShownAnswer
 from mars_ray.evaluation.report.charts import (
     DARK,
     LIGHT,
@@ -39,9 +39,9 @@ class Seen(HTMLParser):
         self.text += data
 
 
-def shown(right: bool, *texts: str) -> Shown:
-    pieces = tuple(Piece(text=text, forward=place // 2, same=place != 1) for place, text in enumerate(texts))
-    return Shown(right=right, tokens=len(pieces), forwards=2, pieces=pieces)
+def shown(right: bool, *texts: str) -> ShownAnswer:
+    tokens_shown = tuple(ShownToken(text=text, forward=place // 2, same=place != 1) for place, text in enumerate(texts))
+    return ShownAnswer(right=right, tokens=len(tokens_shown), forwards=2, tokens_shown=tokens_shown)
 
 
 def page() -> Seen:

@@ -6,18 +6,20 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 
+from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.tasks import verify
 from mars_ray.errors import ClusterError, ConfigError, DataError
 from mars_ray.evaluation.results import RESULTS_FILE, Results, read_model
 from mars_ray.evaluation.run.ray_evaluate import evaluate
-from mars_ray.evaluation.run.work import EvaluateOptions
+from mars_ray.evaluation.run.options import EvaluateOptions
 from mars_ray.evaluation.tasks.registry import TaskOptions, open_tasks
 from mars_ray.method.reference import DecodeOptions, decode
 from mars_ray.model.checkpoint import load_checkpoint
@@ -25,6 +27,7 @@ from mars_ray.model.resolve import resolve_model
 
 pytestmark = pytest.mark.ray
 TASKS = ("sort_numbers", "date_rewrite")
+WORKERS = WorkerOptions(compiled=False)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,7 @@ def cluster() -> Iterator[None]:
 
 
 def options(output: Path, **changes: Any) -> EvaluateOptions:
-    given = {"tasks": TASKS, "thresholds": (0.6,), "compiled": False} | changes
+    given = {"tasks": TASKS, "thresholds": (0.6,), "workers": WORKERS} | changes
     return EvaluateOptions(output=output, questions=TaskOptions(examples=3, seeds=2), **given)
 
 
@@ -87,7 +90,7 @@ def test_results_and_report_are_whole_files(found: tuple[Path, Results]) -> None
 
 def test_the_same_call_finds_the_same_and_measures_nothing_again(found: tuple[Path, Results]) -> None:
     output, results = found
-    kept = {name: (output / name).read_bytes() for name in ("judged.jsonl", "speed.json", "report.html")}
+    kept = {name: (output / name).read_bytes() for name in ("cache.jsonl", "speed.json", "report.html")}
     assert evaluate(options(output)) == results
     assert {name: (output / name).read_bytes() for name in kept} == kept
 
@@ -103,14 +106,14 @@ def test_another_plan_is_refused(found: tuple[Path, Results], changes: dict[str,
 
 def test_a_refused_call_leaves_the_folder_to_another_plan(cluster: None, tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="workers need"):
-        evaluate(options(tmp_path, workers=10_000))
+        evaluate(options(tmp_path, workers=replace(WORKERS, count=10_000)))
     assert evaluate(options(tmp_path, tasks=TASKS[:1], modes=("ar",))).plan.settings == ("ar",)
 
 
 def test_a_file_that_changed_is_another_plan(cluster: None, tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     asked = EvaluateOptions(
-        output=tmp_path / "out", tasks=(str(path),), questions=TaskOptions(seeds=1), modes=("ar",), compiled=False
+        output=tmp_path / "out", tasks=(str(path),), questions=TaskOptions(seeds=1), modes=("ar",), workers=WORKERS
     )
     path.write_text('{"prompt": "p", "reference": "r"}\n')
     evaluate(asked)
@@ -138,7 +141,7 @@ def test_references_of_a_file_judge_and_a_prompt_that_does_not_fit_counts_as_wro
         tasks=(str(path),),
         questions=TaskOptions(seeds=1),
         modes=("ar",),
-        compiled=False,
+        workers=WORKERS,
     )
     ar = evaluate(asked).overall["ar"]
     assert (ar.examples, ar.right, ar.unanswered, ar.accuracy_std) == (4, 2, 1, None)

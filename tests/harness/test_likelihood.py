@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from mars_ray.evaluation.judging import agreement
+from mars_ray.evaluation.scoring import agreement
 from mars_ray.harness.likelihood import Likelihood, Scored, likelihoods
 from mars_ray.progress import ProgressLine
 from tests.harness.harness_samples import judged_slowly

@@ -1,6 +1,6 @@
 """The output folder of a job.
 
-In:    outcomes, in any order, some of them twice.
+In:    results, in any order, some of them twice.
 Out:   `rows/part-*` with each answered row once, `errors.jsonl`, `report.json`, `report.html`.
 Never: loses what it took, whatever happens next; lets two jobs write.
 
@@ -23,15 +23,15 @@ from mars_ray.batch.output.report import JobReport
 from mars_ray.batch.output.report_page import page
 from mars_ray.batch.output.shards import write_file, write_lines, write_parquet
 from mars_ray.batch.rows.columns import Kind, table_of
-from mars_ray.batch.rows.outcome import Outcome
+from mars_ray.batch.rows.row_result import RowResult
 from mars_ray.errors import OutputError
 
 ROWS_PER_SHARD = 10_000
 LEDGER = Path(".job") / "ledger.sqlite"
-Format = Literal["parquet", "jsonl"]
+FileFormat = Literal["parquet", "jsonl"]
 
 
-class Output:
+class OutputFolder:
     """A folder that was opened with `open_output`."""
 
     def __init__(self, folder: Path, ledger: Ledger, history: History) -> None:
@@ -40,21 +40,21 @@ class Output:
         self.errors = folder / "errors.jsonl"
         self.kinds: dict[str, Kind | None] = {}
         """Of the input's columns, for parquet."""
-        self.format: Format = "parquet"
+        self.format: FileFormat = "parquet"
 
-    def take(self, outcomes: Sequence[Outcome], run_s: float) -> list[Outcome]:
-        """Write outcomes down, `run_s` seconds after the run began; return those that were new.
+    def take(self, results: Sequence[RowResult], run_s: float) -> list[RowResult]:
+        """Write results down, `run_s` seconds after the run began; return those that were new.
 
         Raises `RunError` when that is not possible; nothing of them counts then.
         """
-        with self.ledger.together():
-            fresh = self.ledger.add(outcomes)
+        with self.ledger.transaction():
+            fresh = self.ledger.add(results)
             self.history.add(fresh, run_s)
         while self.ledger.waiting >= ROWS_PER_SHARD:
             self._shelve()
         return fresh
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Put all records into files, so that what is done can be read."""
         while self.ledger.waiting:
             self._shelve()
@@ -79,7 +79,7 @@ class Output:
 
 
 @contextmanager
-def open_output(folder: Path, *, new: bool) -> Iterator[Output]:
+def open_output(folder: Path, *, new: bool) -> Iterator[OutputFolder]:
     """Make or go on with an output folder; `new` puts an earlier one aside.
 
     Raises `OutputError` for a folder that holds something else, that another process works in, or that cannot be
@@ -100,7 +100,7 @@ def open_output(folder: Path, *, new: bool) -> Iterator[Output]:
     with _only_one(hidden):
         ledger = Ledger(folder / LEDGER)
         try:
-            yield Output(folder, ledger, History(ledger))
+            yield OutputFolder(folder, ledger, History(ledger))
         finally:
             empty = not ledger.done
             ledger.close()

@@ -1,8 +1,8 @@
 """The figures of a job over all of its runs, in its ledger.
 
-In:    outcomes, as they are written down.
+In:    results, as they are written down.
 Out:   counts, pace and distributions; all of a size that does not grow with the rows.
-Never: holds figures of outcomes that were not written down: it writes in the same transaction.
+Never: holds figures of results that were not written down: it writes in the same transaction.
 """
 
 from collections import Counter
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from mars_ray.batch.output.ledger import Ledger
 from mars_ray.batch.output.report import Bar, PacePoint
-from mars_ray.batch.rows.outcome import Outcome
+from mars_ray.batch.rows.row_result import RowResult
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS pace (
@@ -40,21 +40,21 @@ class History:
         """Count a run."""
         self._count("runs", Counter([0]))
 
-    def add(self, outcomes: Sequence[Outcome], run_s: float) -> None:
-        """Count outcomes written `run_s` seconds after this run began."""
-        if not outcomes:
+    def add(self, results: Sequence[RowResult], run_s: float) -> None:
+        """Count results written `run_s` seconds after this run began."""
+        if not results:
             return
-        thresholds = [each.threshold for each in outcomes if each.threshold is not None]
+        thresholds = [each.threshold for each in results if each.threshold is not None]
         self._db.execute(
             "INSERT INTO pace VALUES (:second, :rows, :errors, :tokens, :forwards, :threshold)"
             " ON CONFLICT DO UPDATE SET rows = rows + :rows, errors = errors + :errors, tokens = tokens + :tokens,"
             " forwards = forwards + :forwards, threshold = coalesce(:threshold, threshold)",
             {
                 "second": self._before_s + int(run_s) + 1,
-                "rows": len(outcomes),
-                "errors": sum(each.error is not None for each in outcomes),
-                "tokens": sum(sum(each.tokens) for each in outcomes),
-                "forwards": sum(sum(each.forwards) for each in outcomes),
+                "rows": len(results),
+                "errors": sum(each.error is not None for each in results),
+                "tokens": sum(sum(each.tokens) for each in results),
+                "forwards": sum(sum(each.forwards) for each in results),
                 "threshold": sum(thresholds) / len(thresholds) if thresholds else None,
             },
         )
@@ -62,10 +62,10 @@ class History:
             "INSERT INTO tally VALUES ('ran_ms', ?, ?) ON CONFLICT DO UPDATE SET count = excluded.count",
             (self.runs, int(1000 * run_s)),
         )
-        pairs = [pair for each in outcomes for pair in zip(each.tokens, each.forwards, strict=True)]
+        pairs = [pair for each in results for pair in zip(each.tokens, each.forwards, strict=True)]
         self._count("length", Counter(tokens for tokens, _ in pairs))
         self._count("ahead", Counter(TENTHS * tokens // max(1, forwards) for tokens, forwards in pairs))
-        records = [text for each in outcomes for text in each.records][: self._samples_left]
+        records = [text for each in results for text in each.records][: self._samples_left]
         self._db.executemany("INSERT INTO sample VALUES (?)", [(text,) for text in records])
         self._samples_left -= len(records)
 

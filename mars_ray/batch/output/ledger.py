@@ -1,10 +1,10 @@
 """The ledger of a job: which rows are done, and what of them does not lie in an output file yet.
 
-In:    settings, outcomes, names of output files.
+In:    settings, results, names of output files.
 Out:   what is left to do; the same after any kill, for everything that belongs together is one transaction.
 Never: counts a row twice, forgets one, goes on with other settings.
 
-One process writes: the driver. Workers that outlive a killed driver have nobody to hand their outcomes to, so nothing
+One process writes: the driver. Workers that outlive a killed driver have nobody to hand their results to, so nothing
 of theirs can arrive late. Others may read (`undone`).
 """
 
@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from mars_ray.batch.rows.outcome import Outcome
+from mars_ray.batch.rows.row_result import RowResult
 from mars_ray.errors import ConfigError, OutputError, RunError
 
 TABLES = """
@@ -42,7 +42,7 @@ class Ledger:
         except sqlite3.Error as error:
             raise OutputError(f"{path} is no ledger that can be used: {error}. Give another output folder.") from error
 
-    def agree(self, settings: dict[str, Any]) -> None:
+    def check_settings(self, settings: dict[str, Any]) -> None:
         """Keep the settings of a new job; raises `ConfigError` naming what differs from those the job began with."""
         kept = {name: json.loads(value) for name, value in self.connection.execute("SELECT * FROM setting")}
         for name, value in settings.items():
@@ -52,7 +52,7 @@ class Ledger:
                     f"{json.dumps(kept.get(name))}, now it is {json.dumps(value)}. Use the old one, give another "
                     "output, or --new to begin again."
                 )
-        with self.together():
+        with self.transaction():
             self.connection.executemany(
                 "INSERT OR REPLACE INTO setting VALUES (?, ?)",
                 [(name, json.dumps(value)) for name, value in settings.items()],
@@ -64,7 +64,7 @@ class Ledger:
         return None if found is None else json.loads(found[0])
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[None]:
         """Make what is written meanwhile one transaction. Raises `RunError` when it cannot be written."""
         try:
             self.connection.execute("BEGIN IMMEDIATE")
@@ -79,17 +79,17 @@ class Ledger:
                 f"Cannot write to {self._path} any more: {error}. Make room, then give the same command again."
             ) from error
 
-    def add(self, outcomes: Iterable[Outcome]) -> list[Outcome]:
-        """Write outcomes down, within `together`; return those that were not there yet."""
+    def add(self, results: Iterable[RowResult]) -> list[RowResult]:
+        """Write results down, within `transaction`; return those that were not there yet."""
         fresh = []
-        for each in outcomes:
+        for each in results:
             if self.connection.execute("INSERT OR IGNORE INTO done VALUES (?)", (each.key,)).rowcount:
                 fresh.append(each)
         self.connection.executemany(
             "INSERT INTO record (text) VALUES (?)", [(text,) for each in fresh for text in each.records]
         )
         self.connection.executemany(
-            "INSERT INTO error VALUES (?, ?, ?)", [(e.key, e.kind, e.error) for e in fresh if e.error is not None]
+            "INSERT INTO error VALUES (?, ?, ?)", [(e.key, e.error_kind, e.error) for e in fresh if e.error is not None]
         )
         return fresh
 
@@ -116,7 +116,7 @@ class Ledger:
 
     def shelve(self, name: str, count: int) -> None:
         """Note that the oldest `count` records lie in the shard `name`, which is on the disk."""
-        with self.together():
+        with self.transaction():
             self.connection.execute("INSERT INTO shard VALUES (?, ?)", (name, count))
             self.connection.execute(
                 "DELETE FROM record WHERE number IN (SELECT number FROM record ORDER BY number LIMIT ?)", (count,)
@@ -133,7 +133,7 @@ class Ledger:
 
     def forget_errors(self) -> int:
         """Let the rows with errors be done again; return how many."""
-        with self.together():
+        with self.transaction():
             self.connection.execute("DELETE FROM done WHERE key IN (SELECT key FROM error)")
             return self.connection.execute("DELETE FROM error").rowcount
 

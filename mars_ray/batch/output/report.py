@@ -71,7 +71,7 @@ class JobReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerFigures:
+class WorkerMetrics:
     """One worker, over the last seconds."""
 
     name: str
@@ -85,7 +85,7 @@ class WorkerFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobFigures:
+class JobMetrics:
     """A job while it runs."""
 
     done: int
@@ -105,4 +105,4 @@ class JobFigures:
     """None before it can be told."""
     note: str
     """What a person should know now, such as a deadline that cannot be met; mostly empty."""
-    workers: tuple[WorkerFigures, ...]
+    workers: tuple[WorkerMetrics, ...]

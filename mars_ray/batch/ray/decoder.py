@@ -8,11 +8,11 @@ from contextlib import suppress
 
 import pyarrow as pa
 
-from mars_ray.batch.ray.phase import say_phase
-from mars_ray.batch.rows.forms import FormSettings, open_form
-from mars_ray.batch.rows.identity import Identity
-from mars_ray.batch.rows.outcome import to_table
-from mars_ray.batch.run.in_flight import engine_name
+from mars_ray.batch.ray.startup_status import publish_startup_status
+from mars_ray.batch.rows.open_format import RowFormatSettings, open_row_format
+from mars_ray.batch.rows.row_ids import RowId
+from mars_ray.batch.rows.row_result import failure_in, failure_table, to_table
+from mars_ray.batch.run.live_stats import engine_name
 from mars_ray.batch.run.worker import Worker
 from mars_ray.control.core.ray_controller import RayController
 from mars_ray.control.directive import Directive
@@ -22,38 +22,47 @@ from mars_ray.control.report import ReplicaReport
 from mars_ray.control.settings import ControlPlan
 from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.engine.process.messages import EngineSpec
-from mars_ray.errors import ReplicaLostError
+from mars_ray.errors import MarsRayError, ReplicaLostError
 
 
 class Decoder:
     """One actor: an engine in a process of its own, rows in several calls at a time."""
 
-    def __init__(self, form: FormSettings, spec: EngineSpec, plan: ControlPlan, app: str) -> None:
-        self._form, self._spec, self._plan = form, spec, plan
+    def __init__(self, row_format: RowFormatSettings, spec: EngineSpec, plan: ControlPlan, app: str) -> None:
+        self._row_format, self._spec, self._plan = row_format, spec, plan
         self._name = f"{socket.gethostname()}:{os.getpid()}"
         self._app, self._controller = app, RayController(app, plan)
         self._worker: asyncio.Task[Worker] | None = None
         self._feeding = asyncio.Event()
-        self._beating: asyncio.Task[None] | None = None
+        self._heartbeat: asyncio.Task[None] | None = None
         # One prompt at a time gains nothing from threads, and the cores are the engines'.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
     async def __call__(self, batch: pa.Table) -> pa.Table:
-        """Rows in, outcomes out."""
+        """Return a table of results for a table of rows, or the reason why there can be none."""
+        try:
+            return await self._results(batch)
+        except MarsRayError as error:
+            return failure_table(str(error))
+
+    async def _results(self, batch: pa.Table) -> pa.Table:
+        if reason := failure_in(batch):
+            return failure_table(reason)
         if self._worker is None:
             # Made by the first block: when a constructor fails, Ray starts the actor again and again.
             self._worker = asyncio.create_task(self._started())
         worker = await asyncio.shield(self._worker)
         columns = batch.to_pydict()
-        identities = [
-            Identity(key=key, id=id, repeated=repeated)
+        row_ids = [
+            RowId(key=key, id=id, repeated=repeated)
             for key, id, repeated in zip(columns["key"], columns["id"], columns["repeated"], strict=True)
         ]
-        return to_table(await worker.answer(identities, columns["raw"]))
+        return to_table(await worker.answer(row_ids, columns["raw"]))
 
     async def _started(self) -> Worker:
-        say_phase(self._app, "loading the model")
-        worker = Worker(self._name, open_form(self._form, self._spec.folder), self._engine, self._feeding)
+        publish_startup_status(self._app, "loading the model")
+        row_format = open_row_format(self._row_format, self._spec.folder)
+        worker = Worker(self._name, row_format, self._engine, self._feeding)
         self._feeding.set()
         await worker.start()
         return worker
@@ -62,7 +71,7 @@ class Decoder:
         engine, _ = await AsyncEngine.start(self._spec)
         # A lease of its own for each engine: their reports count from 0.
         lease = Lease(engine_name(self._name, time.monotonic_ns()), self._plan)
-        self._beating = asyncio.create_task(self._beat(engine, lease))
+        self._heartbeat = asyncio.create_task(self._beat(engine, lease))
         return engine
 
     async def _beat(self, engine: AsyncEngine, lease: Lease) -> None:

@@ -1,6 +1,6 @@
-"""Files of rows -> a Ray dataset of the rows that are not done yet, each with its identity (shell)."""
+"""Read the rows that are not done yet into a Ray dataset, each with its id (shell)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -15,25 +15,31 @@ from ray.data.context import DataContext
 from ray.data.datasource import ReadTask
 
 from mars_ray.batch.output.ledger import undone
-from mars_ray.batch.rows.identity import Identities
+from mars_ray.batch.rows.row_ids import RowId, RowIdAssigner
+from mars_ray.batch.rows.row_result import FAILURE
+from mars_ray.batch.run.job_plan import READ_RECORDS
 from mars_ray.data.record_file import read_records
+from mars_ray.errors import MarsRayError
 
-READ_RECORDS = 1024
+SCHEMA = pa.schema(
+    [("key", pa.binary()), ("id", pa.string()), ("repeated", pa.bool_()), ("raw", pa.binary()), (FAILURE, pa.string())]
+)
+"""The columns of a block. One that holds a `FAILURE` says why the rest of the input cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """Which rows to read."""
+class InputRows:
+    """Which rows of the input to read."""
 
     paths: tuple[Path, ...]
     ledger: Path
-    """Of the job: rows that are done by it are left out."""
-    given: Callable[[bytes], str | None]
-    """The id a row has, if any."""
+    """The ledger of the job: rows that are done by it are left out."""
+    own_id: Callable[[bytes], str | None]
+    """Returns the id that a row has, if any."""
     salt: str
-    """Of ids that are made: what else the answer to a row depends on."""
+    """What else the answer to a row depends on, and so the ids that are made from content."""
     limit: int | None = None
-    """Of the rows of the input, only so many."""
+    """Number of rows to read, from the beginning of the input; None reads all."""
 
     def raws(self) -> Iterator[bytes]:
         """Yield the rows as they stand in the files."""
@@ -41,24 +47,29 @@ class Rows:
         return islice(every, self.limit)
 
     def tables(self) -> Iterator[pa.Table]:
-        """Yield the rows to do."""
-        raws = self.raws()
-        with Identities(self.given, self.salt) as identities:
-            while chunk := list(islice(raws, READ_RECORDS)):
-                found = identities.identify(chunk)
-                left = undone(self.ledger, [each.key for each in found])
-                rows = [(each, raw) for each, raw in zip(found, chunk, strict=True) if each.key in left]
-                yield pa.table(
-                    {
-                        "key": pa.array([each.key for each, _ in rows], pa.binary()),
-                        "id": pa.array([each.id for each, _ in rows], pa.string()),
-                        "repeated": pa.array([each.repeated for each, _ in rows], pa.bool_()),
-                        "raw": pa.array([raw for _, raw in rows], pa.binary()),
-                    }
-                )
+        """Yield the rows to do, and the reason at the end where the rest cannot be read."""
+        try:
+            with RowIdAssigner(self.own_id, self.salt) as row_ids:
+                raws = self.raws()
+                while chunk := list(islice(raws, READ_RECORDS)):
+                    yield self._not_done(row_ids.assign(chunk), chunk)
+        except MarsRayError as error:
+            yield pa.Table.from_pylist([{FAILURE: str(error)}], schema=SCHEMA)
+
+    def _not_done(self, row_ids: Sequence[RowId], raws: Sequence[bytes]) -> pa.Table:
+        left = undone(self.ledger, [each.key for each in row_ids])
+        rows = [(each, raw) for each, raw in zip(row_ids, raws, strict=True) if each.key in left]
+        columns = {
+            "key": [each.key for each, _ in rows],
+            "id": [each.id for each, _ in rows],
+            "repeated": [each.repeated for each, _ in rows],
+            "raw": [raw for _, raw in rows],
+            FAILURE: [None] * len(rows),
+        }
+        return pa.table(columns, schema=SCHEMA)
 
 
-def read_rows(rows: Rows, rows_per_block: int) -> ray.data.Dataset:
+def read_rows(rows: InputRows, rows_per_block: int) -> ray.data.Dataset:
     """Return the rows to do, read by one task on this machine, where files and ledger are."""
     here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
     # A read followed by a repartition is what Ray keeps as tasks of their own; see `data.ray_read`.
@@ -67,9 +78,9 @@ def read_rows(rows: Rows, rows_per_block: int) -> ray.data.Dataset:
 
 
 class _Source(Datasource):  # type: ignore[misc]  # Ray is untyped to us
-    """Read as one stream: identities are those of a row among all before it."""
+    """The rows as one stream: the id of a row depends on all rows before it."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: InputRows) -> None:
         super().__init__()
         self._rows = rows
 
@@ -81,7 +92,7 @@ class _Source(Datasource):  # type: ignore[misc]  # Ray is untyped to us
     ) -> list[ReadTask]:
         names = [str(path) for path in self._rows.paths]
         unknown = BlockMetadata(num_rows=None, size_bytes=None, input_files=names, exec_stats=None)
-        return [ReadTask(partial(Rows.tables, self._rows), unknown, per_task_row_limit=per_task_row_limit)]
+        return [ReadTask(partial(InputRows.tables, self._rows), unknown, per_task_row_limit=per_task_row_limit)]
 
     def estimate_inmemory_data_size(self) -> int | None:
         return None

@@ -1,1 +1,1 @@
-"""One row: its identity, its form, its answer, what became of it."""
+"""One row: its id, its format, its answer, its result."""

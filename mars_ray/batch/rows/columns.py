@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from mars_ray.batch.rows.form import Record
+from mars_ray.batch.rows.row_format import JsonRecord
 from mars_ray.data.records import parse_object
 from mars_ray.errors import BadRecordError
 
@@ -71,7 +71,7 @@ class Survey:
 
 
 def table_of(texts: Sequence[str], kinds: dict[str, Kind | None]) -> pa.Table:
-    """Return records (JSON, of `PlainForm`) as a table; `kinds` are those of the input's columns."""
+    """Return records (JSON, of `PlainFormat`) as a table; `kinds` are those of the input's columns."""
     theirs = {name: kind or "json" for name, kind in kinds.items()}
     columns = [name if name not in OURS else f"input_{name}" for name in theirs if name != "id"]
     kind_of = {name: theirs[name.removeprefix("input_") if name not in theirs else name] for name in columns}
@@ -80,7 +80,7 @@ def table_of(texts: Sequence[str], kinds: dict[str, Kind | None]) -> pa.Table:
     return pa.Table.from_pylist(records, schema=schema)
 
 
-def _fitted(record: Record, kind_of: dict[str, Kind]) -> Record:
+def _fitted(record: JsonRecord, kind_of: dict[str, Kind]) -> JsonRecord:
     as_text = [name for name, kind in kind_of.items() if kind == "json" and record.get(name) is not None]
     return record | {name: json.dumps(record[name], ensure_ascii=False) for name in as_text}
 

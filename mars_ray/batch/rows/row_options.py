@@ -8,7 +8,7 @@ Never: reads a column that is null.
 from dataclasses import replace
 from typing import Any
 
-from mars_ray.batch.rows.form import Record
+from mars_ray.batch.rows.row_format import JsonRecord
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.engine.seeds import seed_of
@@ -16,7 +16,7 @@ from mars_ray.engine.seeds import seed_of
 WHOLE = ("max_tokens", "seed", "n")
 
 
-def sampling_of(id: str, columns: Record, job: SamplingParams) -> SamplingParams:
+def sampling_of(id: str, columns: JsonRecord, job: SamplingParams) -> SamplingParams:
     """Return how the row is sampled. Raises `RequestError` for values out of range."""
     asked = _asked(columns, *WHOLE, "temperature", "top_p", "stop")
     for name in WHOLE:
@@ -33,7 +33,7 @@ def sampling_of(id: str, columns: Record, job: SamplingParams) -> SamplingParams
     return replace(job, **asked)
 
 
-def decode_of(columns: Record, job: DecodeParams) -> DecodeParams:
+def decode_of(columns: JsonRecord, job: DecodeParams) -> DecodeParams:
     """Return how the row is decoded. Raises `RequestError` for values out of range."""
     asked = _asked(columns, "threshold", "mode")
     if asked.get("mode") in list(Mode):
@@ -43,5 +43,5 @@ def decode_of(columns: Record, job: DecodeParams) -> DecodeParams:
     return replace(job, **asked)
 
 
-def _asked(columns: Record, *names: str) -> dict[str, Any]:
+def _asked(columns: JsonRecord, *names: str) -> dict[str, Any]:
     return {name: columns[name] for name in names if columns.get(name) is not None}

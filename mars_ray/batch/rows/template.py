@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import StrictUndefined, TemplateSyntaxError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from mars_ray.batch.rows.form import Record
+from mars_ray.batch.rows.row_format import JsonRecord
 from mars_ray.errors import BadRecordError, ConfigError
 
 CHARACTERS_MAX = 1 << 20
@@ -30,7 +30,7 @@ class PromptTemplate:
         except TemplateSyntaxError as error:
             raise ConfigError(f"the template has an error in line {error.lineno}: {error.message}") from error
 
-    def fill(self, columns: Record) -> str:
+    def fill(self, columns: JsonRecord) -> str:
         """Return the prompt of a row. Raises `BadRecordError`."""
         prompt = ""
         try:

@@ -1,1 +1,1 @@
-"""A job while it runs: the worker around an engine, progress, figures."""
+"""A job while it runs: the worker around an engine, progress, metrics."""

@@ -1,9 +1,4 @@
-"""Outcomes as they arrive -> the output folder, and the figures of the job for those who watch it.
-
-In:    tables of outcomes, in any order, from wherever they are made.
-Out:   figures while it runs, a report at any time.
-Never: knows who decodes.
-"""
+"""Results as they arrive go to the output folder, and become the metrics of the job for those who watch it."""
 
 import json
 from collections import Counter, deque
@@ -12,20 +7,22 @@ from typing import Any
 
 import pyarrow as pa
 
-from mars_ray.batch.output.folder import Output
-from mars_ray.batch.output.report import JobFigures, JobReport, Status, WorkerFigures
-from mars_ray.batch.rows.outcome import from_table
-from mars_ray.batch.run.in_flight import InFlight, worker_of
+from mars_ray.batch.output.folder import OutputFolder
+from mars_ray.batch.output.report import JobMetrics, JobReport, Status, WorkerMetrics
+from mars_ray.batch.rows.row_result import from_table
+from mars_ray.batch.run.live_stats import LiveStats, worker_of
 
 RECENT_S = 30.0
 """Rates are those of so many seconds."""
+FIRST_TOKENS = 64
+"""Tokens of an answer, as long as no row is done."""
 
 
 class Job:
     """One run of a job of `total` rows."""
 
     def __init__(
-        self, output: Output, *, total: int, workers: int, settings: dict[str, Any], clock: Callable[[], float]
+        self, output: OutputFolder, *, total: int, workers: int, settings: dict[str, Any], clock: Callable[[], float]
     ) -> None:
         self._tokens = output.history.tokens
         self._output, self._total, self._workers, self._settings = output, total, workers, settings
@@ -35,34 +32,33 @@ class Job:
         self._done, self._errors = output.ledger.done, sum(output.ledger.kinds().values())
         self._done_before, self._tokens_before = self._done, self._tokens
         self._recent: deque[tuple[float, str, int, int]] = deque()
-        """When, from whom, tokens, forwards."""
+        """Recent additions: when, from which worker, tokens, forwards."""
         self._rows = Counter[str]()
-        """By worker, of this run."""
+        """Rows of each worker in this run."""
         self._threshold: float | None = None
         output.history.begin()
 
     @property
     def errors(self) -> int:
-        """Rows with errors."""
+        """Number of rows with errors."""
         return self._errors
 
     @property
     def left(self) -> int:
-        """Rows still to do."""
+        """Number of rows still to do."""
         return max(0, self._total - self._done)
 
-    @property
-    def tokens_left(self) -> float | None:
-        """Tokens that the rows still to do will take, if they are like those that are done; None before any is."""
-        return self.left * self._tokens / self._done if self._done else None
+    def estimate_tokens_left(self) -> float:
+        """Return the tokens that the rows still to do will take, if they are like those that are done."""
+        return self.left * (self._tokens / self._done if self._done else FIRST_TOKENS)
 
-    def take(self, table: pa.Table) -> None:
-        """Write outcomes down. Raises `RunError` when that is not possible."""
-        now_s, outcomes = self._clock(), from_table(table)
+    def add(self, table: pa.Table) -> None:
+        """Write results down. Raises `RunError` when that is not possible."""
+        now_s, results = self._clock(), from_table(table)
         if self._started_s is None:
-            self._started_s = now_s - max((each.age_s for each in outcomes), default=0.0)
+            self._started_s = now_s - max((each.age_s for each in results), default=0.0)
         tokens, forwards = Counter[str](), Counter[str]()
-        for each in self._output.take(outcomes, now_s - self._started_s):
+        for each in self._output.take(results, now_s - self._started_s):
             self._done += 1
             self._errors += each.error is not None
             self._rows[each.worker] += 1
@@ -72,8 +68,8 @@ class Job:
         self._tokens += tokens.total()
         self._recent.extend((now_s, worker, tokens[worker], forwards[worker]) for worker in tokens)
 
-    def figures(self, flight: InFlight, note: str = "") -> JobFigures:
-        """Return how the job is, what is under way included."""
+    def metrics(self, stats: LiveStats, note: str = "") -> JobMetrics:
+        """Return how the job stands, sequences under way included."""
         now_s = self._clock()
         while self._recent and now_s - self._recent[0][0] > RECENT_S:
             self._recent.popleft()
@@ -84,28 +80,28 @@ class Job:
             tokens[worker] += of_tokens
             forwards[worker] += of_forwards
         here = self._done - self._done_before
-        rate = flight.tokens_per_s()
+        rate = stats.tokens_per_s()
         running = Counter[str]()
         rates: dict[str, float] = {}
-        for engine, under_way in flight.workers.items():
+        for engine, under_way in stats.running.items():
             worker = worker_of(engine)
             running[worker] += under_way
-            of_engine = flight.tokens_per_s(engine)
+            of_engine = stats.tokens_per_s(engine)
             if of_engine is not None:
                 rates[worker] = rates.get(worker, 0.0) + of_engine
-        return JobFigures(
+        return JobMetrics(
             done=self._done,
             total=self._total,
             errors=self._errors,
             running=sum(running.values()) if self.left else 0,  # the last reports are older than the last rows
-            tokens=max(self._tokens, self._tokens_before + flight.tokens),
+            tokens=max(self._tokens, self._tokens_before + stats.tokens),
             tokens_per_s=rate if rate is not None else tokens.total() / span_s if tokens else None,
             tokens_per_forward=tokens.total() / forwards.total() if forwards.total() else None,
             threshold=self._threshold,
             eta_s=self.left * ran_s / here if here else None,
             note=note,
             workers=tuple(
-                WorkerFigures(
+                WorkerMetrics(
                     name=worker,
                     rows=self._rows[worker],
                     running=running.get(worker, 0),

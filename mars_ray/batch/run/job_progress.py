@@ -1,8 +1,7 @@
 """A generate job while it runs, as a person sees it.
 
-In:    the figures of the job, now and then.
-Out:   a bar, figures and a line for each worker on a terminal; plain lines without the workers elsewhere.
-Never: writes to standard output.
+A terminal gets a bar, numbers and a line for each worker; elsewhere plain lines come now and then, without the
+workers. All of it goes to standard error.
 """
 
 import time
@@ -14,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from mars_ray.batch.output.report import JobFigures, WorkerFigures
+from mars_ray.batch.output.report import JobMetrics, WorkerMetrics
 from mars_ray.progress import Display
 
 NAME = "generate"
@@ -25,74 +24,74 @@ class JobProgress(Display):
     """Shows how far a job is; use as a context manager."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._figures: JobFigures | None = None
-        self._phase = "starting"
+        self._metrics: JobMetrics | None = None
+        self._startup = "starting"
         super().__init__(clock)
 
-    def phase(self, phase: str) -> None:
-        """Say what goes on before there are figures; what is new is shown at once."""
-        if phase != self._phase:
-            self._phase = phase
-            if self._figures is None:
-                self.say(f"{NAME}: {phase}")
+    def starting(self, status: str) -> None:
+        """Say what goes on before there are metrics; what is new is shown at once."""
+        if status != self._startup:
+            self._startup = status
+            if self._metrics is None:
+                self.say(f"{NAME}: {status}")
         self.refresh()
 
-    def update(self, figures: JobFigures) -> None:
+    def update(self, metrics: JobMetrics) -> None:
         """Say how the job stands; a new note is shown at once."""
-        said, first = "" if self._figures is None else self._figures.note, self._figures is None
-        self._figures = figures
-        if figures.note and figures.note != said:
-            self.say(f"{NAME}: {figures.note}")
+        said, first = "" if self._metrics is None else self._metrics.note, self._metrics is None
+        self._metrics = metrics
+        if metrics.note and metrics.note != said:
+            self.say(f"{NAME}: {metrics.note}")
         if first:
             self.show_now()
         self.refresh()
 
     def picture(self) -> RenderableType:
-        """Draw bar, figures, note and workers."""
-        figures = self._figures
-        if figures is None:
-            return Text(f"{NAME}: {self._phase}")
+        """Draw bar, metrics, note and workers."""
+        metrics = self._metrics
+        if metrics is None:
+            return Text(f"{NAME}: {self._startup}")
         bar = Table.grid(padding=(0, 2))
         bar.add_row(
             NAME,
-            ProgressBar(total=figures.total, completed=figures.done, width=BAR_WIDTH),
-            Text(_rows(figures), style="progress.percentage"),
-            Text(_left(figures), style="progress.remaining"),
+            ProgressBar(total=metrics.total, completed=metrics.done, width=BAR_WIDTH),
+            Text(_rows(metrics), style="progress.percentage"),
+            Text(_left(metrics), style="progress.remaining"),
         )
-        parts: list[RenderableType] = [bar, Text("  ".join(_said(figures)))]
-        if figures.note:
-            parts.append(Text(figures.note, style="yellow"))
-        if figures.workers:
-            parts.append(_table(figures.workers))
+        parts: list[RenderableType] = [bar, Text("  ".join(_said(metrics)))]
+        if metrics.note:
+            parts.append(Text(metrics.note, style="yellow"))
+        if metrics.workers:
+            parts.append(_table(metrics.workers))
         return Group(*parts)
 
     def line(self) -> str:
-        """Say rows, figures and the time left in one line."""
-        if self._figures is None:
-            return f"{NAME}: {self._phase}"
-        return f"{NAME}: " + "  ".join([_rows(self._figures), *_said(self._figures), _left(self._figures)])
+        """Say rows, metrics and the time left in one line."""
+        if self._metrics is None:
+            return f"{NAME}: {self._startup}"
+        return f"{NAME}: " + "  ".join([_rows(self._metrics), *_said(self._metrics), _left(self._metrics)])
 
 
-def _rows(figures: JobFigures) -> str:
-    return f"{figures.done:,}/{figures.total:,}"
+def _rows(metrics: JobMetrics) -> str:
+    return f"{metrics.done:,}/{metrics.total:,}"
 
 
-def _left(figures: JobFigures) -> str:
-    return f"ETA {'-' if figures.eta_s is None else timedelta(seconds=round(figures.eta_s))}"
+def _left(metrics: JobMetrics) -> str:
+    return f"ETA {'-' if metrics.eta_s is None else timedelta(seconds=round(metrics.eta_s))}"
 
 
-def _said(figures: JobFigures) -> list[str]:
-    said = [f"{figures.running:,} under way", f"{figures.tokens:,} tokens"]
-    if figures.tokens_per_s is not None:
-        said.append(f"{figures.tokens_per_s:,.0f} tokens/s")
-    if figures.tokens_per_forward is not None:
-        said.append(f"{figures.tokens_per_forward:.2f} tokens/forward")
-    if figures.threshold is not None:
-        said.append(f"threshold {figures.threshold:.3g}")
-    return [*said, f"errors {figures.errors:,}"]
+def _said(metrics: JobMetrics) -> list[str]:
+    said = [f"{metrics.running:,} under way", f"{metrics.tokens:,} tokens"]
+    if metrics.tokens_per_s is not None:
+        said.append(f"{metrics.tokens_per_s:,.0f} tokens/s")
+    if metrics.tokens_per_forward is not None:
+        said.append(f"{metrics.tokens_per_forward:.2f} tokens/forward")
+    if metrics.threshold is not None:
+        said.append(f"threshold {metrics.threshold:.3g}")
+    return [*said, f"errors {metrics.errors:,}"]
 
 
-def _table(workers: tuple[WorkerFigures, ...]) -> Table:
+def _table(workers: tuple[WorkerMetrics, ...]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("worker")
     for heading in ("rows", "under way", "tokens/s", "tokens/forward"):

@@ -1,8 +1,7 @@
-"""Rows -> outcomes, by one engine that is started anew when it dies.
+"""Turn rows into results with one engine, which is started anew when it dies.
 
-In:    identified rows, batch after batch; several batches at a time, so that the engine never runs empty between them.
-Out:   an outcome for every row.
-Never: fails because of a row; gives up on one that did nothing but stand beside the one that killed the engine.
+Several batches of rows may be here at a time, so that the engine never runs empty between them. A worker never fails
+because of a row, and never gives up one that did nothing but stand beside the row that killed the engine.
 """
 
 import asyncio
@@ -16,9 +15,9 @@ from itertools import count
 from typing import Any
 
 from mars_ray.batch.rows.answer import answer_of
-from mars_ray.batch.rows.form import Form, Row
-from mars_ray.batch.rows.identity import Identity
-from mars_ray.batch.rows.outcome import Outcome, as_json
+from mars_ray.batch.rows.row_format import ParsedRow, RowFormat
+from mars_ray.batch.rows.row_ids import RowId
+from mars_ray.batch.rows.row_result import RowResult, as_json
 from mars_ray.batch.run.isolation import Isolation
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.process.async_engine import AsyncEngine
@@ -29,20 +28,20 @@ log = logging.getLogger(__name__)
 LOOK_AHEAD = 16
 """Rows that wait in the engine, so that a row of its batch that becomes free is taken at once."""
 DEATHS = 3
-"""Of engines: so many may die one after the other while they start, or with a row in them: first one row of many, then
+"""Deaths of engines: so many may die one after the other while they start, or with a row in them: first one row of many, then
 that row alone."""
 
 
 class Worker:
-    """`start_engine` does what it says; while `feeding` is cleared, no row begins.
+    """Answers rows with the engine that `start_engine` starts; while `feeding` is cleared, no row begins.
 
     Call `start` first; use it within one event loop.
     """
 
     def __init__(
-        self, name: str, form: Form, start_engine: Callable[[], Awaitable[AsyncEngine]], feeding: asyncio.Event
+        self, name: str, row_format: RowFormat, start_engine: Callable[[], Awaitable[AsyncEngine]], feeding: asyncio.Event
     ) -> None:
-        self._name, self._form, self._start_engine = name, form, start_engine
+        self._name, self._row_format, self._start_engine = name, row_format, start_engine
         self._places, self._ready_s = asyncio.Semaphore(0), 0.0
         self._isolation, self._numbers, self._feeding = Isolation(), count(), feeding
         self._engine: asyncio.Future[AsyncEngine] | None = None
@@ -53,9 +52,9 @@ class Worker:
         self._places = asyncio.Semaphore((await engine.state()).rows + LOOK_AHEAD)
         self._ready_s = time.monotonic()
 
-    async def answer(self, identities: Sequence[Identity], raws: Sequence[bytes]) -> list[Outcome]:
-        """Return the outcomes, in the order of the rows. Raises `RunError` when no engine starts."""
-        return list(await asyncio.gather(*map(self._outcome, identities, raws)))
+    async def answer(self, row_ids: Sequence[RowId], raws: Sequence[bytes]) -> list[RowResult]:
+        """Return the results in the order of the rows. Raises `RunError` when no engine starts."""
+        return list(await asyncio.gather(*map(self._result, row_ids, raws)))
 
     async def close(self) -> None:
         """Stop the engine."""
@@ -80,39 +79,39 @@ class Worker:
     def _dead(engine: asyncio.Future[AsyncEngine]) -> bool:
         return engine.exception() is not None or engine.result().gone.is_set()
 
-    async def _outcome(self, identity: Identity, raw: bytes) -> Outcome:
+    async def _result(self, row_id: RowId, raw: bytes) -> RowResult:
         try:
-            if identity.repeated:
-                raise BadRecordError(f"its id {identity.id!r} is that of an earlier row; give each row one of its own")
+            if row_id.repeated:
+                raise BadRecordError(f"its id {row_id.id!r} is that of an earlier row; give each row one of its own")
             async with self._places:
-                row = self._form.parse(identity.id, raw)
-                return self._answered(identity.key, row, await self._decoded(row))
+                row = self._row_format.parse(row_id.id, raw)
+                return self._answered(row_id.key, row, await self._decoded(row))
         except (BadRecordError, RequestError, StepError, ReplicaLostError) as error:
-            return Outcome(
-                key=identity.key,
-                error=as_json(self._form.refused(identity.id, raw, error)),
-                kind=_kind(error),
+            return RowResult(
+                key=row_id.key,
+                error=as_json(self._row_format.error_record(row_id.id, raw, error)),
+                error_kind=_error_kind(error),
                 **self._origin(),
             )
 
     def _origin(self) -> dict[str, Any]:
         return {"worker": self._name, "age_s": time.monotonic() - self._ready_s}
 
-    def _answered(self, key: bytes, row: Row, sequences: list[Chunk]) -> Outcome:
+    def _answered(self, key: bytes, row: ParsedRow, sequences: list[Chunk]) -> RowResult:
         answers = [answer_of(each) for each in sequences]
         failed = next((each.finished.error for each in answers if each.finished.error), None)
         if failed is not None:
             raise failed
-        return Outcome(
+        return RowResult(
             key=key,
-            records=tuple(as_json(record) for record in self._form.answered(row, answers)),
+            records=tuple(as_json(record) for record in self._row_format.output_records(row, answers)),
             tokens=tuple(each.finished.tokens for each in answers),
             forwards=tuple(each.finished.forwards for each in answers),
             threshold=min(each.threshold for each in answers),
             **self._origin(),
         )
 
-    async def _decoded(self, row: Row) -> list[Chunk]:
+    async def _decoded(self, row: ParsedRow) -> list[Chunk]:
         """Return the sequences of a row."""
         for deaths in range(DEATHS):
             async with self._isolation.turn(alone=deaths > 0):
@@ -135,6 +134,6 @@ def _index(sequence: Chunk) -> int:
     return sequence.index
 
 
-def _kind(error: MarsRayError) -> str:
+def _error_kind(error: MarsRayError) -> str:
     """Return what is alike in the reasons of one kind: names and numbers differ."""
     return re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", str(error))[:200]

@@ -12,11 +12,11 @@ from statistics import fmean, stdev
 from mars_ray.data.tasks import FAMILIES
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.evaluation.calibration.prompts import Prompt
-from mars_ray.evaluation.calibration.tally import Tally, added, tallies_of
+from mars_ray.evaluation.calibration.counts import CalibrationCounts, count_answers, total_of
 from mars_ray.model.card import CalibrationPoint, FamilyPoint
 from mars_ray.model.checkpoint import Checkpoint
 
-_ByFamily = Mapping[str, Tally]
+_ByFamily = Mapping[str, CalibrationCounts]
 
 
 def curve_of(
@@ -28,25 +28,25 @@ def curve_of(
 ) -> tuple[CalibrationPoint, ...]:
     """Measure every threshold; `data` is the name the prompts go by."""
     decodes = [DecodeParams(threshold=threshold) for threshold in thresholds]
-    tallies = tallies_of(checkpoint, prompts, decodes, sampling)
+    counts = count_answers(checkpoint, prompts, decodes, sampling)
     return tuple(
         _point(threshold, _samples(prompts, of_threshold), data)
-        for threshold, of_threshold in zip(thresholds, tallies, strict=True)
+        for threshold, of_threshold in zip(thresholds, counts, strict=True)
     )
 
 
-def _samples(prompts: Sequence[Prompt], tallies: Sequence[Tally]) -> list[_ByFamily]:
-    """Return the tally of each family in each sample."""
-    samples: dict[int, dict[str, list[Tally]]] = defaultdict(lambda: defaultdict(list))
-    for prompt, tally in zip(prompts, tallies, strict=True):
-        samples[prompt.sample][prompt.example.family if prompt.example else ""].append(tally)
-    return [{name: added(each) for name, each in sample.items()} for sample in samples.values()]
+def _samples(prompts: Sequence[Prompt], counts: Sequence[CalibrationCounts]) -> list[_ByFamily]:
+    """Return the count of each family in each sample."""
+    samples: dict[int, dict[str, list[CalibrationCounts]]] = defaultdict(lambda: defaultdict(list))
+    for prompt, count in zip(prompts, counts, strict=True):
+        samples[prompt.sample][prompt.example.family if prompt.example else ""].append(count)
+    return [{name: total_of(each) for name, each in sample.items()} for sample in samples.values()]
 
 
 def _point(threshold: float, samples: Sequence[_ByFamily], data: str) -> CalibrationPoint:
     families = [name for name in FAMILIES if any(name in sample for sample in samples)]
-    whole = {name: added(sample[name] for sample in samples if name in sample) for name in families or [""]}
-    total = added(whole.values())
+    whole = {name: total_of(sample[name] for sample in samples if name in sample) for name in families or [""]}
+    total = total_of(whole.values())
 
     def spread(figure: Callable[[_ByFamily], float]) -> float | None:
         return stdev(map(figure, samples)) if len(samples) > 1 else None
@@ -54,9 +54,9 @@ def _point(threshold: float, samples: Sequence[_ByFamily], data: str) -> Calibra
     return CalibrationPoint(
         threshold=threshold,
         tokens_per_forward=total.tokens_per_forward,
-        tokens_per_forward_std=spread(lambda sample: added(sample.values()).tokens_per_forward),
+        tokens_per_forward_std=spread(lambda sample: total_of(sample.values()).tokens_per_forward),
         agreement=total.agreement,
-        agreement_std=spread(lambda sample: added(sample.values()).agreement),
+        agreement_std=spread(lambda sample: total_of(sample.values()).agreement),
         accuracy=_accuracy(whole) if families else None,
         accuracy_std=spread(_accuracy) if families else None,
         examples=total.examples,
@@ -76,4 +76,4 @@ def _point(threshold: float, samples: Sequence[_ByFamily], data: str) -> Calibra
 
 def _accuracy(by_family: _ByFamily) -> float:
     """Every family counts alike."""
-    return fmean(tally.accuracy for tally in by_family.values())
+    return fmean(count.accuracy for count in by_family.values())

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from mars_ray.evaluation.judging.disagreements import Disagreement, Piece, Shown
-from mars_ray.evaluation.results import Figures, Results
+from mars_ray.evaluation.scoring.disagreements import Disagreement, ShownToken, ShownAnswer
+from mars_ray.evaluation.results import Metrics, Results
 from mars_ray.evaluation.settings import AR
 from mars_ray.report.page import render
 
@@ -53,15 +53,15 @@ def evaluate_page(results: Results, examples: Mapping[str, Sequence[Disagreement
     )
 
 
-def _chunks(answer: Shown) -> Iterator[tuple[str, str, list[Piece]]]:
+def _chunks(answer: ShownAnswer) -> Iterator[tuple[str, str, list[ShownToken]]]:
     """Yield the tokens of each forward together, with their colour and what is said about them."""
-    for forward, together in groupby(answer.pieces, key=lambda piece: piece.forward):
+    for forward, together in groupby(answer.tokens_shown, key=lambda piece: piece.forward):
         found = list(together)
         many = f"{len(found)} tokens" if len(found) > 1 else "1 token"
         yield f"c{forward % COLOURS}", f"forward {forward + 1}: {many}", found
 
 
-def _shown(piece: Piece) -> str:
+def _shown(piece: ShownToken) -> str:
     """Return the text of a token so that none is invisible."""
     return piece.text.replace("\n", "⏎\n") if piece.text else "·"
 
@@ -78,7 +78,7 @@ def _number(value: float | None, spread: float | None = None, digits: int = 2) -
     return f"{value:,.{digits}f}" + ("" if spread is None else f" ± {spread:,.{digits}f}")
 
 
-def _change(figures: Figures) -> str:
+def _change(figures: Metrics) -> str:
     """Return the difference to autoregressive decoding in points, and its interval."""
     paired = figures.against_ar
     if paired is None:

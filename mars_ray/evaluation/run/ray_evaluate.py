@@ -1,17 +1,19 @@
-"""Evaluate a model: ask on Ray Data workers, judge, measure speed, write results and report (shell)."""
+"""Evaluate a model: ask on Ray Data workers, score the answers, measure speed, write results and report (shell)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from mars_ray.batch.output.shards import write_lines
-from mars_ray.batch.ray.generate_files import GenerateOptions, generate_files
-from mars_ray.batch.rows.plain_form import PlainSettings
+from mars_ray.batch.ray.generate_files import generate_files
+from mars_ray.batch.run.options import GenerateOptions
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import InterruptedRunError
 from mars_ray.evaluation.results import Results
-from mars_ray.evaluation.run.finish import finish
-from mars_ray.evaluation.run.work import EvaluateOptions, agree, prepare, rows_of
+from mars_ray.evaluation.run.options import EvaluateOptions
+from mars_ray.evaluation.run.prepare import job_rows, keep_plan, prepare
+from mars_ray.evaluation.run.score_and_report import score_and_report
 
 
 def evaluate(options: EvaluateOptions) -> Results:
@@ -20,30 +22,25 @@ def evaluate(options: EvaluateOptions) -> Results:
     The same call goes on with an evaluation that was stopped. Raises an `InputError` before any work when something
     given is unusable, `InterruptedRunError` on Ctrl-C, and `RunError` when the work cannot go on.
     """
-    work = prepare(options)
+    prepared = prepare(options)
     with _stopped_in_one_line(options.output):
-        agree(work)
+        keep_plan(prepared)
         questions = options.output / "questions.jsonl"
-        write_lines(questions, rows_of(work))
+        write_lines(questions, job_rows(prepared))
         generate_files(
             GenerateOptions(
                 input=(str(questions),),
-                output=work.answers,
+                output=prepared.answers,
                 model=options.model,
-                form=PlainSettings(
-                    sampling=SamplingParams(temperature=options.temperature),
-                    decode=DecodeParams(block=work.plan.block),
-                    trace=True,
-                ),
+                sampling=SamplingParams(temperature=options.temperature),
+                decode=DecodeParams(block=prepared.plan.block),
+                trace=True,
                 retry_errors=True,  # an engine that died last time may live now; a prompt too long costs nothing
-                workers=options.workers,
-                cpus=options.cpus,
-                gpus=options.gpus,
-                dtype=options.dtype,
-                compiled=False,  # compiled steps begin when they are ready, and round differently
+                # Compiled steps begin when they are ready, and round differently.
+                workers=replace(options.workers, compiled=False),
             )
         )
-        return finish(work, work.answers / "rows")
+        return score_and_report(prepared, prepared.answers / "rows")
 
 
 @contextmanager

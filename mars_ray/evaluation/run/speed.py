@@ -22,8 +22,8 @@ from mars_ray.engine.core.offline import decode_all
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import Request, SamplingParams
 from mars_ray.errors import BadRecordError, DataError, RequestError
-from mars_ray.evaluation.results import Speed, SpeedPass
-from mars_ray.evaluation.settings import Setting
+from mars_ray.evaluation.results import SettingSpeed, SpeedMeasurement
+from mars_ray.evaluation.settings import DecodingSetting
 from mars_ray.evaluation.tasks.registry import Question, Task
 from mars_ray.model.checkpoint import Checkpoint
 from mars_ray.progress import ProgressLine
@@ -38,11 +38,11 @@ Prompt = tuple[tuple[int, ...], SamplingParams]
 def measure_speed(
     checkpoint: Checkpoint,
     tasks: Sequence[Task],
-    settings: Sequence[Setting],
+    settings: Sequence[DecodingSetting],
     sampling: Callable[[Task, Question], SamplingParams],
     *,
     compiled: bool,
-) -> SpeedPass:
+) -> SpeedMeasurement:
     """Answer the same prompts at every setting, round by round, with as many masks as the engine finds worth feeding.
 
     Raises `DataError` when the model takes none.
@@ -59,14 +59,14 @@ def measure_speed(
     finally:
         engine.close()
     rates = {name: tuple(sample.tokens_per_s for sample in of_setting) for name, of_setting in samples.items()}
-    return SpeedPass(
+    return SpeedMeasurement(
         prompts=len(prompts),
         machine=machine(),
         rows=engine.limits.rows,
         device=checkpoint.network.device.type,
         threads=torch.get_num_threads(),
         settings={
-            name: Speed(tokens_per_s=fmean(rounds), tokens_per_s_std=stdev(rounds), rounds=rounds)
+            name: SettingSpeed(tokens_per_s=fmean(rounds), tokens_per_s_std=stdev(rounds), rounds=rounds)
             for name, rounds in rates.items()
         },
     )
@@ -96,7 +96,7 @@ def _prompts(
     return found
 
 
-def answer_all(engine: Engine, prompts: Sequence[Prompt], setting: Setting) -> Sample:
+def answer_all(engine: Engine, prompts: Sequence[Prompt], setting: DecodingSetting) -> Sample:
     """Answer prompts at a setting, as many at a time as the engine has rows, with nothing left of earlier ones."""
     engine.clear_cache()
     tokens = forwards = 0

@@ -1,8 +1,6 @@
-"""Answers -> results, report and charts.
+"""Score the answers of a job, measure speed, and write results, report and charts.
 
-In:    the work, and the rows its job wrote.
-Out:   `results.json`, `report.html`, PNGs; the results.
-Never: measures anything a second time: agreement, verdicts on code and speed are kept as they are found.
+Nothing is measured a second time: agreement, verdicts on code and speed are kept as they are found.
 """
 
 from collections.abc import Iterator
@@ -12,55 +10,55 @@ import torch
 
 from mars_ray.batch.output.shards import write_file
 from mars_ray.data.chat import ChatEncoder
-from mars_ray.evaluation.judging.disagreements import Disagreement, disagreements
-from mars_ray.evaluation.judging.figures import figures_of, stops_of
-from mars_ray.evaluation.judging.judge import Judge, LazyCheckpoint
-from mars_ray.evaluation.kept import KeptNumbers
+from mars_ray.evaluation.scoring.disagreements import Disagreement, disagreements
+from mars_ray.evaluation.scoring.metrics import metrics_of, stops_of
+from mars_ray.evaluation.scoring.scorer import Scorer, LazyCheckpoint
+from mars_ray.evaluation.number_cache import NumberCache
 from mars_ray.evaluation.report.charts import DARK, LIGHT, by_clock, by_forwards, quality_chart, stops_chart
 from mars_ray.evaluation.report.page import Picture, evaluate_page
-from mars_ray.evaluation.results import RESULTS_FILE, Results, SpeedPass, read_model, write_model
+from mars_ray.evaluation.results import RESULTS_FILE, Results, SpeedMeasurement, read_model, write_model
 from mars_ray.evaluation.run.speed import measure_speed
-from mars_ray.evaluation.run.work import Work
+from mars_ray.evaluation.run.prepare import PreparedEvaluation
 from mars_ray.evaluation.settings import AR
 from mars_ray.model.token_bytes import token_bytes
 
 
-def finish(work: Work, rows: Path) -> Results:
-    """Judge the answers in a folder of rows, measure speed, write everything."""
-    checkpoint = LazyCheckpoint(work.model, getattr(torch, work.options.dtype))
-    greedy = work.options.temperature == 0
-    judge = Judge(
+def score_and_report(prepared: PreparedEvaluation, rows: Path) -> Results:
+    """Score the answers in a folder of rows, measure speed, write everything."""
+    checkpoint = LazyCheckpoint(prepared.model, getattr(torch, prepared.options.workers.dtype))
+    greedy = prepared.options.temperature == 0
+    scorer = Scorer(
         checkpoint=checkpoint,
-        encoder=ChatEncoder(work.tokenizer),
-        kept=KeptNumbers(work.folder / "judged.jsonl"),
+        encoder=ChatEncoder(prepared.tokenizer),
+        cache=NumberCache(prepared.folder / "cache.jsonl"),
         agreement=greedy,
     )
-    names = [setting.name for setting in work.settings]
-    judged = judge.judge(rows, work.tasks, names, work.plan.block)
+    names = [setting.name for setting in prepared.settings]
+    scores = scorer.score(rows, prepared.tasks, names, prepared.plan.block)
     results = Results(
-        plan=work.plan,
-        overall={name: figures_of(judged, name, None, agreement=greedy) for name in names},
+        plan=prepared.plan,
+        overall={name: metrics_of(scores, name, None, agreement=greedy) for name in names},
         tasks={
-            task: {name: figures_of(judged, name, task, agreement=greedy) for name in names} for task in judged.tasks
+            task: {name: metrics_of(scores, name, task, agreement=greedy) for name in names} for task in scores.tasks
         },
-        stops={name: stops_of(judged, name) for name in names if name != AR.name},
-        speed=_speed(work, checkpoint),
+        stops={name: stops_of(scores, name) for name in names if name != AR.name},
+        speed=_speed(prepared, checkpoint),
     )
-    spelled = token_bytes(work.tokenizer)
-    _write(work.folder, results, disagreements(judged, work.tasks, names, rows, spelled))
+    spelled = token_bytes(prepared.tokenizer)
+    _write(prepared.folder, results, disagreements(scores, prepared.tasks, names, rows, spelled))
     return results
 
 
-def _speed(work: Work, checkpoint: LazyCheckpoint) -> SpeedPass:
+def _speed(prepared: PreparedEvaluation, checkpoint: LazyCheckpoint) -> SpeedMeasurement:
     """Return what an earlier run measured, or measure."""
-    path = work.folder / "speed.json"
+    path = prepared.folder / "speed.json"
     if path.exists():
-        return read_model(path, SpeedPass)
+        return read_model(path, SpeedMeasurement)
     before = torch.get_num_threads()
-    torch.set_num_threads(max(1, int(work.options.cpus or 1)))  # as the workers have
+    torch.set_num_threads(prepared.options.workers.threads)  # as the workers have
     try:
         found = measure_speed(
-            checkpoint.whole, work.tasks, work.settings, work.sampling, compiled=work.options.compiled
+            checkpoint.loaded, prepared.tasks, prepared.settings, prepared.sampling, compiled=prepared.options.workers.compiled
         )
     finally:
         torch.set_num_threads(before)

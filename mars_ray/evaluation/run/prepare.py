@@ -1,12 +1,7 @@
-"""What an evaluation has to do, and whether a folder holds this very work or another.
-
-In:    options.
-Out:   tasks, settings, a plan to keep, and the rows of a job.
-Never: decodes; begins with something that is not usable.
-"""
+"""What an evaluation has to do, and whether a folder holds this very evaluation or another."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -16,14 +11,15 @@ from transformers import PreTrainedTokenizerBase
 from mars_ray.engine.request import SamplingParams
 from mars_ray.engine.seeds import seed_of
 from mars_ray.errors import ConfigError, OutputError, RequestError
-from mars_ray.evaluation.judging.code_check import check_sandbox
-from mars_ray.evaluation.judging.judge import row_id
-from mars_ray.evaluation.results import Plan, read_model, write_model
-from mars_ray.evaluation.settings import Setting, block_of, settings_of
-from mars_ray.evaluation.tasks.registry import Question, Task, TaskOptions, open_tasks
+from mars_ray.evaluation.results import EvaluationPlan, read_model, write_model
+from mars_ray.evaluation.run.options import EvaluateOptions
+from mars_ray.evaluation.scoring.code_check import check_sandbox
+from mars_ray.evaluation.scoring.scorer import row_id
+from mars_ray.evaluation.settings import DecodingSetting, block_of, settings_of
+from mars_ray.evaluation.tasks.registry import Question, Task, open_tasks
 from mars_ray.model.card import read_card
 from mars_ray.model.digest import folder_digest
-from mars_ray.model.dtype import AskedDtype, resolve_dtype
+from mars_ray.model.dtype import resolve_dtype
 from mars_ray.model.folder import check_folder
 from mars_ray.model.resolve import resolve_model
 from mars_ray.model.tokenizer import load_tokenizer
@@ -31,44 +27,22 @@ from mars_ray.model.tokenizer import load_tokenizer
 PLAN_FILE = "plan.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluateOptions:
-    """What to evaluate, and how."""
-
-    output: Path
-    """A folder that is absent, empty, or holds this very evaluation, which then goes on."""
-    tasks: tuple[str, ...]
-    questions: TaskOptions
-    model: str = "bundled"
-    modes: tuple[str, ...] = ("ar", "exact", "threshold")
-    thresholds: tuple[float, ...] = (0.99, 0.95, 0.9, 0.8, 0.6)
-    temperature: float = 0.0
-    """Above 0 each question has a seed of its own, the same at all settings."""
-    workers: int = 1
-    cpus: float | None = None
-    """Of each worker, as of `generate`."""
-    gpus: float = 0.0
-    dtype: AskedDtype = "auto"
-    compiled: bool = True
-    """Where speed is measured; what is judged never is, for its answers would depend on when compiling ends."""
-
-
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What is known before any work."""
+class PreparedEvaluation:
+    """What an evaluation has to do, known before any work."""
 
     folder: Path
     model: Path
     tasks: tuple[Task, ...]
-    settings: tuple[Setting, ...]
-    plan: Plan
+    settings: tuple[DecodingSetting, ...]
+    plan: EvaluationPlan
     options: EvaluateOptions
-    """With the dtype resolved."""
+    """The options, with the dtype resolved."""
     tokenizer: PreTrainedTokenizerBase
 
     @property
     def answers(self) -> Path:
-        """Folder of the job that asks."""
+        """The folder of the job that answers the questions."""
         return self.folder / "answers"
 
     def sampling(self, task: Task, question: Question) -> SamplingParams:
@@ -78,8 +52,8 @@ class Work:
         )
 
 
-def prepare(options: EvaluateOptions) -> Work:
-    """Return the work. Raises an `InputError` for whatever is not usable."""
+def prepare(options: EvaluateOptions) -> PreparedEvaluation:
+    """Return what there is to do. Raises an `InputError` for whatever is not usable."""
     settings = settings_of(options.modes, options.thresholds)
     try:
         SamplingParams(temperature=options.temperature)
@@ -92,40 +66,35 @@ def prepare(options: EvaluateOptions) -> Work:
     model = resolve_model(options.model)
     found = check_folder(model)
     tokenizer = load_tokenizer(model, found.config, found.tokenizer_is_custom)
-    device = "cuda" if options.gpus else "cpu"
-    options = replace(options, dtype=resolve_dtype(options.dtype, model, device).name)
+    dtype = resolve_dtype(options.workers.dtype, model, options.workers.device)
+    options = replace(options, workers=replace(options.workers, dtype=dtype.name))
     block = block_of(read_card(model), options.model, settings)
-    digest = blake2b(digest_size=8)
-    for task in tasks:
-        for each in task.questions:
-            told = [each.name, each.messages, each.reference, each.match]
-            digest.update(json.dumps(told).encode() + b"\n")
-    plan = Plan(
+    plan = EvaluationPlan(
         model=Path(options.model).name,
         model_digest=folder_digest(model),
         block=block,
-        dtype=options.dtype,
-        device=device,
+        dtype=dtype.name,
+        device=options.workers.device,
         tasks=tuple(task.name for task in tasks),
         max_tokens=tuple(task.max_tokens for task in tasks),
         seeds=options.questions.seeds,
         questions=len(questions),
-        questions_digest=digest.hexdigest(),
+        questions_digest=_digest(questions),
         settings=tuple(setting.name for setting in settings),
         temperature=options.temperature,
-        compiled=options.compiled,
+        compiled=options.workers.compiled,
     )
-    return Work(options.output, model, tasks, settings, plan, options, tokenizer)
+    return PreparedEvaluation(options.output, model, tasks, settings, plan, options, tokenizer)
 
 
-def agree(work: Work) -> None:
+def keep_plan(prepared: PreparedEvaluation) -> None:
     """Keep the plan of a new evaluation.
 
     Raises `ConfigError` naming what differs from the plan that lies there, if anything was done by it.
     """
-    folder, path = work.folder, work.folder / PLAN_FILE
-    if path.exists() and work.answers.exists():
-        kept, asked = read_model(path, Plan).model_dump(exclude={"model"}), work.plan.model_dump(exclude={"model"})
+    folder, path = prepared.folder, prepared.folder / PLAN_FILE
+    if path.exists() and prepared.answers.exists():
+        kept, asked = read_model(path, EvaluationPlan).model_dump(exclude={"model"}), prepared.plan.model_dump(exclude={"model"})
         for name in asked:
             if kept[name] != asked[name]:
                 was, now = (json.dumps(value) for value in (kept[name], asked[name]))
@@ -143,14 +112,14 @@ def agree(work: Work) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"Cannot write to {folder}: {error.strerror}. Give another output folder.") from error
-    write_model(path, work.plan)
+    write_model(path, prepared.plan)
 
 
-def rows_of(work: Work) -> Iterator[str]:
+def job_rows(prepared: PreparedEvaluation) -> Iterator[str]:
     """Yield the rows of the job: all settings of a question together, for they share its prompt in the cache."""
-    for task in work.tasks:
+    for task in prepared.tasks:
         for question in task.questions:
-            for setting in work.settings:
+            for setting in prepared.settings:
                 row = {
                     "id": row_id(question, setting.name),
                     "messages": question.messages,
@@ -160,3 +129,10 @@ def rows_of(work: Work) -> Iterator[str]:
                     "seed": seed_of(question.name),
                 }
                 yield json.dumps(row)
+
+
+def _digest(questions: Sequence[Question]) -> str:
+    digest = blake2b(digest_size=8)
+    for each in questions:
+        digest.update(json.dumps([each.name, each.messages, each.reference, each.match]).encode() + b"\n")
+    return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Answers of a job as they are judged, without Ray: what was found before is not found again."""
+"""Answers of a job as they are scored, without Ray: what was found before is not found again."""
 
 from pathlib import Path
 
@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from mars_ray.data.chat import ChatEncoder
-from mars_ray.evaluation.judging.judge import Judge, LazyCheckpoint, parts_of, read_rows, row_id
-from mars_ray.evaluation.judging.judged import Judged
-from mars_ray.evaluation.kept import KeptNumbers
+from mars_ray.evaluation.scoring.scorer import Scorer, LazyCheckpoint, parts_of, read_rows, row_id
+from mars_ray.evaluation.scoring.scores import Scores
+from mars_ray.evaluation.number_cache import NumberCache
 from mars_ray.evaluation.tasks.registry import Question, Task
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import resolve_model
@@ -30,9 +30,9 @@ class Loading(LazyCheckpoint):
     loads = 0
 
     @property
-    def whole(self) -> Checkpoint:  # type: ignore[override]
+    def loaded(self) -> Checkpoint:  # type: ignore[override]
         self.loads += 1
-        return super().whole
+        return super().loaded
 
 
 def row(asked: Question, setting: str, text: str, tokens: list[int]) -> dict[str, object]:
@@ -51,24 +51,24 @@ def test_names_of_questions_and_settings_are_found_in_the_id_of_a_row() -> None:
     assert parts_of(row_id(asked, "threshold 0.9")) == (asked.name, "threshold 0.9")
 
 
-def test_what_was_judged_before_needs_no_model(tmp_path: Path, checkpoint: Checkpoint) -> None:
+def test_what_was_scored_before_needs_no_model(tmp_path: Path, checkpoint: Checkpoint) -> None:
     asked = question(prompt="Add 3 and 4.")
     task = Task(name="a", questions=(asked,), max_tokens=8)
     rows = [row(asked, "ar", "so", [5, 6]), row(asked, "threshold 0.9", " no", [7])]
     (tmp_path / "rows").mkdir()
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows" / "part-0.parquet")
 
-    def judge() -> tuple[Judged, int]:
+    def score() -> tuple[Scores, int]:
         model = Loading(BUNDLED, torch.float32)
-        by = Judge(
+        by = Scorer(
             checkpoint=model,
             encoder=ChatEncoder(checkpoint.tokenizer),
-            kept=KeptNumbers(tmp_path / "judged.jsonl"),
+            cache=NumberCache(tmp_path / "cache.jsonl"),
             agreement=True,
         )
-        return by.judge(tmp_path / "rows", [task], ["ar", "threshold 0.9"], 8), model.loads
+        return by.score(tmp_path / "rows", [task], ["ar", "threshold 0.9"], 8), model.loads
 
-    (first, loaded), (second, loaded_again) = judge(), judge()
+    (first, loaded), (second, loaded_again) = score(), score()
     assert (loaded, loaded_again) == (1, 0)
     for setting, right in (("ar", 1), ("threshold 0.9", 0)):
         one, other = first.settings[setting], second.settings[setting]

@@ -14,12 +14,12 @@ from pathlib import Path
 from mars_ray.errors import RunError
 
 
-def key_of(*parts: object) -> str:
+def cache_key(*parts: object) -> str:
     """Return one key for all parts together."""
     return blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
 
-class KeptNumbers:
+class NumberCache:
     """The numbers in one file."""
 
     def __init__(self, path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.batch.rows.answer import Answer
-from mars_ray.batch.rows.plain_form import PlainForm, PlainSettings, plain_id
+from mars_ray.batch.rows.plain_format import PlainFormat, PlainFormatSettings, plain_id
 from mars_ray.batch.rows.template import CHARACTERS_MAX
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.chunk import Finished, TokenLogprobs
@@ -21,7 +21,7 @@ from mars_ray.model.checkpoint import Checkpoint
 
 USER = {"role": "user", "content": "why?"}
 ASSISTANT = {"role": "assistant", "content": "so."}
-SETTINGS = PlainSettings(
+SETTINGS = PlainFormatSettings(
     sampling=SamplingParams(max_tokens=9, temperature=0.5, stop=("!",), logprobs=1), decode=DecodeParams(floor=0.6)
 )
 ANSWER = Answer(
@@ -60,55 +60,55 @@ def encoder(checkpoint: Checkpoint) -> ChatEncoder:
 
 
 @pytest.fixture(scope="module")
-def form(encoder: ChatEncoder) -> PlainForm:
-    return PlainForm(SETTINGS, encoder)
+def row_format(encoder: ChatEncoder) -> PlainFormat:
+    return PlainFormat(SETTINGS, encoder)
 
 
 def raw(**fields: Any) -> bytes:
     return json.dumps(fields).encode()
 
 
-def test_a_prompt_is_one_message_of_the_user(form: PlainForm, encoder: ChatEncoder) -> None:
-    row = form.parse("a1", raw(id="a1", prompt="why?", source="web"))
-    assert (row.id, row.shown) == ("a1", "why?")
+def test_a_prompt_is_one_message_of_the_user(row_format: PlainFormat, encoder: ChatEncoder) -> None:
+    row = row_format.parse("a1", raw(id="a1", prompt="why?", source="web"))
+    assert (row.id, row.prompt_text) == ("a1", "why?")
     assert row.request.prompt == tuple(encoder.prompt([USER]))
     assert (row.request.sampling, row.request.decode) == (SETTINGS.sampling, SETTINGS.decode)
     assert row.columns == {"id": "a1", "prompt": "why?", "source": "web"}
 
 
-def test_of_a_conversation_the_last_question_is_shown(form: PlainForm, encoder: ChatEncoder) -> None:
+def test_of_a_conversation_the_last_question_is_shown(row_format: PlainFormat, encoder: ChatEncoder) -> None:
     messages = [{"role": "system", "content": "be brief"}, USER, ASSISTANT, USER | {"content": "really?"}]
-    row = form.parse("7", raw(id=7, messages=messages))
-    assert (row.shown, row.request.prompt) == ("really?", tuple(encoder.prompt(messages)))
+    row = row_format.parse("7", raw(id=7, messages=messages))
+    assert (row.prompt_text, row.request.prompt) == ("really?", tuple(encoder.prompt(messages)))
 
 
-def test_a_conversation_may_end_with_what_a_tool_returned(form: PlainForm, encoder: ChatEncoder) -> None:
+def test_a_conversation_may_end_with_what_a_tool_returned(row_format: PlainFormat, encoder: ChatEncoder) -> None:
     messages = [USER, ASSISTANT, {"role": "tool", "content": "42"}]
-    row = form.parse("a", raw(messages=messages))
-    assert (row.shown, row.request.prompt) == ("why?", tuple(encoder.prompt(messages)))
+    row = row_format.parse("a", raw(messages=messages))
+    assert (row.prompt_text, row.request.prompt) == ("why?", tuple(encoder.prompt(messages)))
 
 
-def test_a_column_that_is_null_is_one_that_is_not_there(form: PlainForm) -> None:
-    plain = form.parse("a", raw(prompt="why?")).request
-    assert form.parse("a", raw(messages=None, prompt="why?")).request == plain
-    assert form.parse("a", raw(messages=[USER], prompt=None)).request == plain
-    assert form.parse("a", raw(prompt="why?", **dict.fromkeys(OPTIONS))).request == plain
+def test_a_column_that_is_null_is_one_that_is_not_there(row_format: PlainFormat) -> None:
+    plain = row_format.parse("a", raw(prompt="why?")).request
+    assert row_format.parse("a", raw(messages=None, prompt="why?")).request == plain
+    assert row_format.parse("a", raw(messages=[USER], prompt=None)).request == plain
+    assert row_format.parse("a", raw(prompt="why?", **dict.fromkeys(OPTIONS))).request == plain
 
 
 def test_a_column_by_another_name_holds_text_or_a_conversation(encoder: ChatEncoder) -> None:
-    form = PlainForm(replace(SETTINGS, prompt_column="question"), encoder)
-    text = form.parse("a", raw(question="why?", prompt="other", messages=[ASSISTANT]))
-    assert text.shown == "why?"
-    assert form.parse("a", raw(question=[USER])).request == text.request
+    row_format = PlainFormat(replace(SETTINGS, prompt_column="question"), encoder)
+    text = row_format.parse("a", raw(question="why?", prompt="other", messages=[ASSISTANT]))
+    assert text.prompt_text == "why?"
+    assert row_format.parse("a", raw(question=[USER])).request == text.request
     with pytest.raises(BadRecordError, match=r"it has no 'question', only \['prompt'\]"):
-        form.parse("a", raw(prompt="why?"))
+        row_format.parse("a", raw(prompt="why?"))
 
 
 def test_a_trace_says_which_tokens_came_together(encoder: ChatEncoder) -> None:
     answer = replace(ANSWER, gains=(1, 2))
     for trace, kept in ((True, {"token_ids": [5, 6, 7], "accepted": [1, 2]}), (False, {})):
-        form = PlainForm(replace(SETTINGS, trace=trace), encoder)
-        [record] = form.answered(form.parse("a", raw(prompt="why?")), [answer])
+        row_format = PlainFormat(replace(SETTINGS, trace=trace), encoder)
+        [record] = row_format.output_records(row_format.parse("a", raw(prompt="why?")), [answer])
         assert {name: record[name] for name in ("token_ids", "accepted") if name in record} == kept
 
 
@@ -134,43 +134,43 @@ def test_a_trace_says_which_tokens_came_together(encoder: ChatEncoder) -> None:
         (raw(prompt="x", text="a", input_text="b"), "both 'text' and 'input_text'"),
     ],
 )
-def test_a_bad_row_is_refused_with_the_reason(form: PlainForm, text: bytes, reason: str) -> None:
+def test_a_bad_row_is_refused_with_the_reason(row_format: PlainFormat, text: bytes, reason: str) -> None:
     with pytest.raises(BadRecordError, match=reason):
-        form.parse("a", text)
+        row_format.parse("a", text)
 
 
 @pytest.mark.parametrize("depth", [500, 5_000, 100_000])
-def test_a_row_nested_without_end_is_refused(form: PlainForm, depth: int) -> None:
+def test_a_row_nested_without_end_is_refused(row_format: PlainFormat, depth: int) -> None:
     nested = b"[" * depth + b"]" * depth
     for text in (b'{"prompt": ' + nested + b"}", b'{"messages": [' + nested + b"]}", b'{"id": ' + nested + b"}"):
         with pytest.raises(BadRecordError):
-            form.parse("a", text)
+            row_format.parse("a", text)
         assert plain_id(text) is None
 
 
 @given(st.binary() | almost_rows.map(lambda fields: json.dumps(fields).encode()))
-def test_whatever_comes_in_a_row_that_can_be_written_or_a_reason_comes_out(form: PlainForm, text: bytes) -> None:
+def test_whatever_comes_in_a_row_that_can_be_written_or_a_reason_comes_out(row_format: PlainFormat, text: bytes) -> None:
     try:
-        row = form.parse("a", text)
+        row = row_format.parse("a", text)
     except (BadRecordError, RequestError) as error:
-        record = form.refused("a", text, error)
+        record = row_format.error_record("a", text, error)
         assert record["reason"]
     else:
-        [record] = form.answered(row, [ANSWER])
+        [record] = row_format.output_records(row, [ANSWER])
         assert record["text"] == "so"
     json.dumps(record, ensure_ascii=False, allow_nan=False).encode()
 
 
-def test_a_row_asks_for_options_of_its_own(form: PlainForm) -> None:
+def test_a_row_asks_for_options_of_its_own(row_format: PlainFormat) -> None:
     asked = {"max_tokens": 3, "temperature": 0, "top_p": 0.5, "seed": 7, "n": 2, "stop": ["a", "b"]}
-    request = form.parse("a", raw(prompt="x", threshold=0.8, mode="exact", **asked)).request
+    request = row_format.parse("a", raw(prompt="x", threshold=0.8, mode="exact", **asked)).request
     assert request.sampling == replace(SETTINGS.sampling, **(asked | {"stop": ("a", "b")}))
     assert request.decode == DecodeParams(mode=Mode.EXACT, threshold=0.8)
-    assert form.parse("a", raw(prompt="x", stop="a")).request.sampling.stop == ("a",)
+    assert row_format.parse("a", raw(prompt="x", stop="a")).request.sampling.stop == ("a",)
 
 
-def test_whole_numbers_that_parquet_made_fractions_are_whole(form: PlainForm) -> None:
-    sampling = form.parse("a", raw(prompt="x", max_tokens=64.0, seed=7.0, n=math.nan)).request.sampling
+def test_whole_numbers_that_parquet_made_fractions_are_whole(row_format: PlainFormat) -> None:
+    sampling = row_format.parse("a", raw(prompt="x", max_tokens=64.0, seed=7.0, n=math.nan)).request.sampling
     assert (sampling.max_tokens, sampling.seed, sampling.n) == (64, 7, 1)
 
 
@@ -193,15 +193,15 @@ def test_whole_numbers_that_parquet_made_fractions_are_whole(form: PlainForm) ->
         ({"stop": [5]}, r"stop is \(5,\)"),
     ],
 )
-def test_options_out_of_range_are_refused_with_the_value(form: PlainForm, asked: Any, reason: str) -> None:
+def test_options_out_of_range_are_refused_with_the_value(row_format: PlainFormat, asked: Any, reason: str) -> None:
     with pytest.raises(RequestError, match=reason):
-        form.parse("a", raw(prompt="x", **asked))
+        row_format.parse("a", raw(prompt="x", **asked))
 
 
 def test_with_the_seed_of_the_job_each_row_draws_for_itself_and_alike_in_every_run(encoder: ChatEncoder) -> None:
     def seed(job_seed: int, id: str, **asked: int) -> int | None:
         settings = replace(SETTINGS, sampling=SamplingParams(seed=job_seed))
-        return PlainForm(settings, encoder).parse(id, raw(prompt="x", **asked)).request.sampling.seed
+        return PlainFormat(settings, encoder).parse(id, raw(prompt="x", **asked)).request.sampling.seed
 
     assert seed(1, "a") == seed(1, "a")
     assert len({seed(1, "a"), seed(1, "a-2"), seed(2, "a")}) == 3
@@ -210,11 +210,11 @@ def test_with_the_seed_of_the_job_each_row_draws_for_itself_and_alike_in_every_r
 
 def test_a_template_makes_the_prompt_from_columns(encoder: ChatEncoder) -> None:
     source = "{{ title | upper }}: {{ row['full text'] }}{% if note %} ({{ note }}){% endif %}\n"
-    form = PlainForm(replace(SETTINGS, template=source), encoder)
-    row = form.parse("a", raw(title="a", note=None, prompt="own", **{"full text": "b <c>"}))
-    assert row.shown == "A: b <c>"
+    row_format = PlainFormat(replace(SETTINGS, template=source), encoder)
+    row = row_format.parse("a", raw(title="a", note=None, prompt="own", **{"full text": "b <c>"}))
+    assert row.prompt_text == "A: b <c>"
     assert row.request.prompt == tuple(encoder.prompt([{"role": "user", "content": "A: b <c>"}]))
-    [record] = form.answered(row, [ANSWER])
+    [record] = row_format.output_records(row, [ANSWER])
     assert (record["prompt"], record["input_prompt"]) == ("A: b <c>", "own")
 
 
@@ -237,20 +237,20 @@ def test_a_template_makes_the_prompt_from_columns(encoder: ChatEncoder) -> None:
 def test_a_template_that_cannot_be_filled_costs_the_row_and_says_why(
     encoder: ChatEncoder, source: str, reason: str
 ) -> None:
-    form = PlainForm(replace(SETTINGS, template=source), encoder)
+    row_format = PlainFormat(replace(SETTINGS, template=source), encoder)
     with pytest.raises(BadRecordError, match=reason):
-        form.parse("a", raw(title="a", empty=None))
+        row_format.parse("a", raw(title="a", empty=None))
 
 
 @pytest.mark.parametrize("source", ["line\n{{ title", "line\n{% if title %}", "line\n{{ title | no_such_filter }}"])
 def test_a_template_that_is_none_is_refused_at_once_with_the_line(encoder: ChatEncoder, source: str) -> None:
     with pytest.raises(ConfigError, match="the template has an error in line 2: "):
-        PlainForm(replace(SETTINGS, template=source), encoder)
+        PlainFormat(replace(SETTINGS, template=source), encoder)
 
 
-def test_each_sequence_is_a_record_and_the_own_columns_are_kept(form: PlainForm) -> None:
-    row = form.parse("7", raw(id=7, prompt="why?", text="mine", messages=None, n=2, extra={"a": [1, None]}))
-    first, second = form.answered(row, [ANSWER, replace(ANSWER, text="no", tokens=(), logprobs=())])
+def test_each_sequence_is_a_record_and_the_own_columns_are_kept(row_format: PlainFormat) -> None:
+    row = row_format.parse("7", raw(id=7, prompt="why?", text="mine", messages=None, n=2, extra={"a": [1, None]}))
+    first, second = row_format.output_records(row, [ANSWER, replace(ANSWER, text="no", tokens=(), logprobs=())])
     assert first == {
         "id": "7",
         "sample": 0,
@@ -274,17 +274,17 @@ def test_each_sequence_is_a_record_and_the_own_columns_are_kept(form: PlainForm)
     assert (second["sample"], second["text"], second["logprobs"]) == (1, "no", [])
 
 
-def test_only_columns_that_would_take_one_anothers_name_stand_in_each_others_way(form: PlainForm) -> None:
-    [record] = form.answered(form.parse("1", raw(id=1, input_id=2, prompt="x", input_text="y")), [ANSWER])
+def test_only_columns_that_would_take_one_anothers_name_stand_in_each_others_way(row_format: PlainFormat) -> None:
+    [record] = row_format.output_records(row_format.parse("1", raw(id=1, input_id=2, prompt="x", input_text="y")), [ANSWER])
     assert (record["id"], record["input_id"], record["input_text"]) == ("1", 2, "y")
 
 
 def test_logprobs_are_there_only_when_asked_for(encoder: ChatEncoder) -> None:
-    form = PlainForm(replace(SETTINGS, sampling=SamplingParams()), encoder)
-    [record] = form.answered(form.parse("a", raw(prompt="x")), [ANSWER])
+    row_format = PlainFormat(replace(SETTINGS, sampling=SamplingParams()), encoder)
+    [record] = row_format.output_records(row_format.parse("a", raw(prompt="x")), [ANSWER])
     assert "logprobs" not in record
 
 
-def test_a_row_that_was_refused_is_written_as_it_came(form: PlainForm) -> None:
-    record = form.refused("a", b"{oops \xff", BadRecordError("why"))
+def test_a_row_that_was_refused_is_written_as_it_came(row_format: PlainFormat) -> None:
+    record = row_format.error_record("a", b"{oops \xff", BadRecordError("why"))
     assert record == {"id": "a", "reason": "why", "row": "{oops \ufffd"}

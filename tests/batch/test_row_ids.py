@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.batch.rows.identity import Identities, Identity, id_in, own_id
+from mars_ray.batch.rows.row_ids import RowIdAssigner, RowId, id_in, own_id
 from mars_ray.errors import BadRecordError
 
 GIVEN = partial(own_id, column="id")
@@ -22,9 +22,9 @@ def raw(**fields: Any) -> bytes:
     return json.dumps(fields).encode()
 
 
-def identify(*raws: bytes, salt: str = "") -> list[Identity]:
-    with Identities(GIVEN, salt) as identities:
-        return identities.identify(raws)
+def assign(*raws: bytes, salt: str = "") -> list[RowId]:
+    with RowIdAssigner(GIVEN, salt) as row_ids:
+        return row_ids.assign(raws)
 
 
 def test_a_row_that_has_an_id_keeps_it_whatever_the_salt() -> None:
@@ -67,8 +67,8 @@ def test_keys_differ_and_are_the_same_in_every_run_however_the_rows_come(raws: l
     whole = identify(*raws)
     assert len({each.key for each in whole}) == len(raws)
     assert {len(each.key) for each in whole} <= {16}
-    with Identities(GIVEN, "") as identities:
-        assert identities.identify(raws[:cut]) + identities.identify(raws[cut:]) == whole
+    with RowIdAssigner(GIVEN, "") as row_ids:
+        assert row_ids.assign(raws[:cut]) + row_ids.assign(raws[cut:]) == whole
 
 
 @pytest.mark.parametrize("value", [[1], {}, 1.5, True, "\ud800"])

@@ -1,7 +1,7 @@
-"""The output of a job -> judged answers, and some of them whole again to be shown.
+"""The output of a job -> scored answers, and some rows again to be shown.
 
 In:    a folder of parquet shards with traces; tasks; a model to compare tokens with.
-Out:   `Judged`; rows by id.
+Out:   `Scores`; rows by id.
 Never: loads the model when everything was compared before; holds more than a batch of rows.
 """
 
@@ -15,10 +15,10 @@ import pyarrow.dataset as ds
 import torch
 
 from mars_ray.data.chat import ChatEncoder
-from mars_ray.evaluation.judging.agreement import Tokens, agreed_tokens
-from mars_ray.evaluation.judging.code_check import passes
-from mars_ray.evaluation.judging.judged import KEY_BYTES, Judged, JudgedAnswer
-from mars_ray.evaluation.kept import KeptNumbers, key_of
+from mars_ray.evaluation.scoring.agreement import Tokens, agreed_tokens
+from mars_ray.evaluation.scoring.code_check import passes
+from mars_ray.evaluation.scoring.scores import KEY_BYTES, Scores, ScoredAnswer
+from mars_ray.evaluation.number_cache import NumberCache, cache_key
 from mars_ray.evaluation.tasks.registry import Question, Task
 from mars_ray.evaluation.tasks.verify import MATCHES
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
@@ -37,70 +37,70 @@ class LazyCheckpoint:
         self._folder, self._dtype = folder, dtype
 
     @cached_property
-    def whole(self) -> Checkpoint:
+    def loaded(self) -> Checkpoint:
         """Load it, onto an accelerator where there is one."""
         return load_checkpoint(self._folder, dtype=self._dtype, device="cuda" if torch.cuda.is_available() else "cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judge:
-    """What answers are judged by."""
+class Scorer:
+    """Scores the answers of a job."""
 
     checkpoint: LazyCheckpoint
     encoder: ChatEncoder
-    kept: KeptNumbers
+    cache: NumberCache
     """Counts of tokens that agree, and verdicts on code: what takes long."""
     agreement: bool
     """Compare every token with what autoregressive decoding would choose."""
 
-    def judge(self, folder: Path, tasks: Sequence[Task], settings: Sequence[str], block: int) -> Judged:
-        """Judge every answer in the folder of rows."""
-        judged = Judged(tasks, settings, block)
+    def score(self, folder: Path, tasks: Sequence[Task], settings: Sequence[str], block: int) -> Scores:
+        """Scorer every answer in the folder of rows."""
+        scores = Scores(tasks, settings, block)
         questions = {question.name: question for task in tasks for question in task.questions}
         total, done = ds.dataset(folder).count_rows(), 0
-        with ProgressLine("judge the answers", total=total) as progress:
+        with ProgressLine("score the answers", total=total) as progress:
             for rows in read_rows(folder):
                 found = [(questions[name], setting, row) for row in rows for name, setting in [parts_of(row["id"])]]
                 agreed = self._agreed([(question, row) for question, _, row in found], progress, done)
                 for (question, setting, row), count in zip(found, agreed, strict=True):
-                    judged.add(question, setting, self._judged(question, row, count))
+                    scores.add(question, setting, self._scored(question, row, count))
                     done += 1
                     progress.update(done, {})
-        return judged
+        return scores
 
-    def _judged(self, question: Question, row: Row, agreed: int) -> JudgedAnswer:
-        return JudgedAnswer(
+    def _scored(self, question: Question, row: Row, agreed: int) -> ScoredAnswer:
+        return ScoredAnswer(
             right=self._right(question, row["text"]),
             tokens=row["tokens"],
             forwards=row["forwards"],
             agreed=agreed,
-            key=bytes.fromhex(key_of(row["token_ids"]))[:KEY_BYTES],
+            key=bytes.fromhex(cache_key(row["token_ids"]))[:KEY_BYTES],
             gains=row["accepted"],
         )
 
     def _right(self, question: Question, text: str) -> bool:
         if question.match != "code":
             return MATCHES[question.match](question.reference, text)
-        key = key_of("code", question.reference, text)
-        if key not in self.kept:
-            self.kept.add([(key, int(passes(question.reference, text)))])
-        return bool(self.kept[key])
+        key = cache_key("code", question.reference, text)
+        if key not in self.cache:
+            self.cache.add([(key, int(passes(question.reference, text)))])
+        return bool(self.cache[key])
 
     def _agreed(self, found: Sequence[tuple[Question, Row]], progress: ProgressLine, done: int) -> list[int]:
         if not self.agreement:
             return [0] * len(found)
         prompts = {question.name: tuple(self.encoder.prompt(question.messages)) for question, _ in found}
         pairs = [(prompts[question.name], tuple(row["token_ids"])) for question, row in found]
-        keys = [key_of("agreed", *pair) for pair in pairs]
+        keys = [cache_key("agreed", *pair) for pair in pairs]
         # Most settings give most answers alike.
         new: dict[str, tuple[Tokens, Tokens]] = {
-            key: pair for key, pair in zip(keys, pairs, strict=True) if key not in self.kept
+            key: pair for key, pair in zip(keys, pairs, strict=True) if key not in self.cache
         }
         if new:
-            model = self.checkpoint.whole
+            model = self.checkpoint.loaded
             counts = agreed_tokens(model.network, list(new.values()), model.mask_id, progress, done)
-            self.kept.add(zip(new, counts, strict=True))
-        return [self.kept[key] for key in keys]
+            self.cache.add(zip(new, counts, strict=True))
+        return [self.cache[key] for key in keys]
 
 
 def read_rows(folder: Path, ids: Collection[str] | None = None) -> Iterator[list[Row]]:

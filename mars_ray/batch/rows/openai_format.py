@@ -20,8 +20,8 @@ from pydantic import ValidationError
 from transformers import PreTrainedTokenizerBase
 
 from mars_ray.batch.rows.answer import Answer
-from mars_ray.batch.rows.form import Record, Row
-from mars_ray.batch.rows.identity import id_in, own_id
+from mars_ray.batch.rows.row_format import JsonRecord, ParsedRow
+from mars_ray.batch.rows.row_ids import id_in, own_id
 from mars_ray.batch.rows.json_rows import parse_row
 from mars_ray.batch.rows.row_options import decode_of
 from mars_ray.data.chat import ChatEncoder
@@ -62,7 +62,7 @@ def is_openai_batch(first_raw: bytes) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenAISettings:
+class OpenAIFormatSettings:
     """How lines become requests, where their bodies say nothing themselves."""
 
     model: str
@@ -70,12 +70,12 @@ class OpenAISettings:
     decode: DecodeParams
 
 
-class OpenAIForm:
-    """See `Form`. `positions` is what a sequence of the model may have, prompt and answer."""
+class OpenAIBatchFormat:
+    """See `RowFormat`. `positions` is what a sequence of the model may have, prompt and answer."""
 
     def __init__(
         self,
-        settings: OpenAISettings,
+        settings: OpenAIFormatSettings,
         tokenizer: PreTrainedTokenizerBase,
         positions: int,
         clock: Callable[[], float] = time.time,
@@ -89,7 +89,7 @@ class OpenAIForm:
         )
         self._facts = ModelFacts(name=settings.model, created=0, engine=engine)
 
-    def parse(self, id: str, raw: bytes) -> Row:
+    def parse(self, id: str, raw: bytes) -> ParsedRow:
         """Return the row. Raises `BadRecordError` or `RequestError` with the reason."""
         line = parse_row(raw)
         url = line.get("url")
@@ -104,15 +104,15 @@ class OpenAIForm:
             if body.stream:
                 raise ApiError.bad_request("a batch has no streams; leave stream out.", "stream")
             check(body, self._limits)
-            prompt, shown = self._prompt(body)
-            return Row(id=id, request=self._request(id, body, prompt), shown=shown, columns={"url": url})
+            prompt, prompt_text = self._prompt(body)
+            return ParsedRow(id=id, request=self._request(id, body, prompt), prompt_text=prompt_text, columns={"url": url})
         except ValidationError as error:
             api = refusal(error.errors(), line.get("body"))
             raise RequestError(api.message) from api
         except (ApiError, BadRecordError) as error:
             raise RequestError(str(error)) from error
 
-    def answered(self, row: Row, answers: Sequence[Answer]) -> list[Record]:
+    def output_records(self, row: ParsedRow, answers: Sequence[Answer]) -> list[JsonRecord]:
         """Return the line of the output file."""
         chat, tally = row.columns["url"] == CHAT, Tally(prompt_tokens=len(row.request.prompt))
         naming = Naming(
@@ -128,7 +128,7 @@ class OpenAIForm:
         body = reply.whole([part_of(chunk, chunk.index) for chunk in chunks], tally.usage())
         return [_line(row.id, row.id, _response(row.id, 200, body.model_dump(mode="json", exclude_unset=True)))]
 
-    def refused(self, id: str, raw: bytes, error: Exception) -> Record:
+    def error_record(self, id: str, raw: bytes, error: Exception) -> JsonRecord:
         """Return the line of the error file."""
         api = error.__cause__
         if not isinstance(api, ApiError) and isinstance(error, RequestError):
@@ -180,11 +180,11 @@ def _chunk(answer: Answer, index: int) -> Chunk:
     )
 
 
-def _line(id: str, custom_id: str | None, response: Record | None, error: Record | None = None) -> Record:
+def _line(id: str, custom_id: str | None, response: JsonRecord | None, error: JsonRecord | None = None) -> JsonRecord:
     return {"id": f"batch_req_{_digest(id)}", "custom_id": custom_id, "response": response, "error": error}
 
 
-def _response(id: str, status: int, body: dict[str, Any]) -> Record:
+def _response(id: str, status: int, body: dict[str, Any]) -> JsonRecord:
     return {"status_code": status, "request_id": f"req_{_digest(id)}", "body": body}
 
 

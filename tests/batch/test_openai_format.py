@@ -11,7 +11,7 @@ from openai.types.chat import ChatCompletion
 from openai.types.completion import Completion
 
 from mars_ray.batch.rows.answer import Answer
-from mars_ray.batch.rows.openai_form import CHAT, COMPLETIONS, OpenAIForm, OpenAISettings, is_openai_batch, openai_id
+from mars_ray.batch.rows.openai_format import CHAT, COMPLETIONS, OpenAIBatchFormat, OpenAIFormatSettings, is_openai_batch, openai_id
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.chunk import Finished, TokenLogprobs
 from mars_ray.engine.mode import Mode
@@ -24,12 +24,12 @@ LEAST: dict[str, dict[str, Any]] = {
     CHAT: {"model": "gpt-whatever", "messages": MESSAGES},
     COMPLETIONS: {"model": "gpt-whatever", "prompt": "why?"},
 }
-SETTINGS = OpenAISettings(model="ours", decode=DecodeParams(mode=Mode.EXACT, threshold=0.9, block=4))
+SETTINGS = OpenAIFormatSettings(model="ours", decode=DecodeParams(mode=Mode.EXACT, threshold=0.9, block=4))
 
 
 @pytest.fixture(scope="module")
-def form(checkpoint: Checkpoint) -> OpenAIForm:
-    return OpenAIForm(SETTINGS, checkpoint.tokenizer, positions=128, clock=lambda: 1e9)
+def row_format(checkpoint: Checkpoint) -> OpenAIBatchFormat:
+    return OpenAIBatchFormat(SETTINGS, checkpoint.tokenizer, positions=128, clock=lambda: 1e9)
 
 
 def raw(url: Any = CHAT, *, method: Any = "POST", custom_id: Any = "row-1", **body: Any) -> bytes:
@@ -57,43 +57,43 @@ def answer_of(checkpoint: Checkpoint, text: str, *, logprobs: bool = False) -> A
     )
 
 
-def refusal(form: OpenAIForm, text: bytes) -> dict[str, Any]:
+def refusal(row_format: OpenAIBatchFormat, text: bytes) -> dict[str, Any]:
     with pytest.raises((BadRecordError, RequestError)) as caught:
-        form.parse("row-1", text)
-    return form.refused("row-1", text, caught.value)
+        row_format.parse("row-1", text)
+    return row_format.error_record("row-1", text, caught.value)
 
 
-def test_a_conversation_is_asked_as_the_endpoint_would(form: OpenAIForm, checkpoint: Checkpoint) -> None:
-    row = form.parse("row-1", raw(seed=3, n=2, max_tokens=5, stop="!"))
+def test_a_conversation_is_asked_as_the_endpoint_would(row_format: OpenAIBatchFormat, checkpoint: Checkpoint) -> None:
+    row = row_format.parse("row-1", raw(seed=3, n=2, max_tokens=5, stop="!"))
     assert row.request.prompt == tuple(ChatEncoder(checkpoint.tokenizer).prompt(MESSAGES))
     sampling = row.request.sampling
     assert (sampling.temperature, sampling.seed, sampling.n, sampling.max_tokens) == (1.0, 3, 2, 5)
-    assert (sampling.stop, row.shown) == (("!",), "why?")
+    assert (sampling.stop, row.prompt_text) == (("!",), "why?")
 
 
 @pytest.mark.parametrize("prompt", ["why?", ["why?"]], ids=str)
-def test_a_completion_is_asked_as_the_endpoint_would(form: OpenAIForm, checkpoint: Checkpoint, prompt: Any) -> None:
+def test_a_completion_is_asked_as_the_endpoint_would(row_format: OpenAIBatchFormat, checkpoint: Checkpoint, prompt: Any) -> None:
     ids = checkpoint.tokenizer("why?")["input_ids"]
-    row = form.parse("row-1", raw(COMPLETIONS, prompt=prompt))
-    assert (row.request.prompt, row.request.sampling.max_tokens, row.shown) == (tuple(ids), 16, "why?")
+    row = row_format.parse("row-1", raw(COMPLETIONS, prompt=prompt))
+    assert (row.request.prompt, row.request.sampling.max_tokens, row.prompt_text) == (tuple(ids), 16, "why?")
 
 
-def test_a_prompt_may_be_tokens(form: OpenAIForm) -> None:
+def test_a_prompt_may_be_tokens(row_format: OpenAIBatchFormat) -> None:
     for ids in ([5, 6], [[5, 6]]):
-        row = form.parse("row-1", raw(COMPLETIONS, prompt=ids))
-        assert (row.request.prompt, row.shown) == ((5, 6), "[5, 6]")
-    form.parse("row-1", raw(COMPLETIONS, prompt=[-1]))  # left to the engine, which knows the vocabulary
+        row = row_format.parse("row-1", raw(COMPLETIONS, prompt=ids))
+        assert (row.request.prompt, row.prompt_text) == ((5, 6), "[5, 6]")
+    row_format.parse("row-1", raw(COMPLETIONS, prompt=[-1]))  # left to the engine, which knows the vocabulary
 
 
-def test_an_answer_ends_where_the_context_does(form: OpenAIForm) -> None:
-    request = form.parse("row-1", raw(max_tokens=128)).request
+def test_an_answer_ends_where_the_context_does(row_format: OpenAIBatchFormat) -> None:
+    request = row_format.parse("row-1", raw(max_tokens=128)).request
     assert request.sampling.max_tokens == 128 - len(request.prompt)
-    assert form.parse("row-1", raw()).request == request
+    assert row_format.parse("row-1", raw()).request == request
 
 
-def test_the_job_says_how_to_decode_where_the_body_does_not(form: OpenAIForm) -> None:
+def test_the_job_says_how_to_decode_where_the_body_does_not(row_format: OpenAIBatchFormat) -> None:
     def decode(**body: Any) -> DecodeParams:
-        return form.parse("row-1", raw(**body)).request.decode
+        return row_format.parse("row-1", raw(**body)).request.decode
 
     assert decode() == SETTINGS.decode
     assert decode(threshold=0.5) == replace(SETTINGS.decode, threshold=0.5)
@@ -101,10 +101,10 @@ def test_the_job_says_how_to_decode_where_the_body_does_not(form: OpenAIForm) ->
     assert decode(mode="ar") == replace(SETTINGS.decode, mode=Mode.AR)
 
 
-def test_an_answer_is_a_line_of_openais_output_file(form: OpenAIForm, checkpoint: Checkpoint) -> None:
-    row = form.parse("row-1", raw(n=2))
+def test_an_answer_is_a_line_of_openais_output_file(row_format: OpenAIBatchFormat, checkpoint: Checkpoint) -> None:
+    row = row_format.parse("row-1", raw(n=2))
     answers = [answer_of(checkpoint, "so"), answer_of(checkpoint, "for å", logprobs=True)]
-    [line] = form.answered(row, answers)
+    [line] = row_format.output_records(row, answers)
     assert line.keys() == {"id", "custom_id", "response", "error"}
     assert (line["custom_id"], line["error"]) == ("row-1", None)
     assert line["id"].startswith("batch_req_")
@@ -122,12 +122,12 @@ def test_an_answer_is_a_line_of_openais_output_file(form: OpenAIForm, checkpoint
     assert body.choices[1].logprobs is not None
     assert body.choices[1].logprobs.content is not None
     assert len(body.choices[1].logprobs.content) == len(answers[1].tokens) - 1, "the stop token is no text"
-    assert form.answered(row, answers) == [line]
+    assert row_format.output_records(row, answers) == [line]
 
 
-def test_a_completion_says_where_in_the_text_its_tokens_are(form: OpenAIForm, checkpoint: Checkpoint) -> None:
-    row = form.parse("row-1", raw(COMPLETIONS, logprobs=1))
-    [line] = form.answered(row, [answer_of(checkpoint, "aåb", logprobs=True)])
+def test_a_completion_says_where_in_the_text_its_tokens_are(row_format: OpenAIBatchFormat, checkpoint: Checkpoint) -> None:
+    row = row_format.parse("row-1", raw(COMPLETIONS, logprobs=1))
+    [line] = row_format.output_records(row, [answer_of(checkpoint, "aåb", logprobs=True)])
     [choice] = Completion.model_validate(line["response"]["body"]).choices
     assert choice.text == "aåb"
     assert choice.logprobs is not None
@@ -146,8 +146,8 @@ def test_a_completion_says_where_in_the_text_its_tokens_are(form: OpenAIForm, ch
         (raw(messages=[{"role": "user", "content": "\ud800"}]), "not Unicode"),
     ],
 )
-def test_a_line_that_is_no_request_has_an_error_and_no_response(form: OpenAIForm, text: bytes, message: str) -> None:
-    line = refusal(form, text)
+def test_a_line_that_is_no_request_has_an_error_and_no_response(row_format: OpenAIBatchFormat, text: bytes, message: str) -> None:
+    line = refusal(row_format, text)
     assert line["response"] is None
     assert line["error"]["code"] == "invalid_request"
     assert message in line["error"]["message"]
@@ -173,9 +173,9 @@ def test_a_line_that_is_no_request_has_an_error_and_no_response(form: OpenAIForm
     ],
 )
 def test_a_body_that_the_endpoint_refuses_is_answered_as_it_does(
-    form: OpenAIForm, text: bytes, param: str | None, message: str
+    row_format: OpenAIBatchFormat, text: bytes, param: str | None, message: str
 ) -> None:
-    line = refusal(form, text)
+    line = refusal(row_format, text)
     assert (line["error"], line["custom_id"], line["response"]["status_code"]) == (None, "row-1", 400)
     error = line["response"]["body"]["error"]
     assert error["type"] == "invalid_request_error"
@@ -183,16 +183,16 @@ def test_a_body_that_the_endpoint_refuses_is_answered_as_it_does(
     assert message in error["message"]
 
 
-def test_a_prompt_without_room_for_an_answer_is_told_by_openais_code(form: OpenAIForm) -> None:
-    line = refusal(form, raw(COMPLETIONS, prompt="x" * 128))
+def test_a_prompt_without_room_for_an_answer_is_told_by_openais_code(row_format: OpenAIBatchFormat) -> None:
+    line = refusal(row_format, raw(COMPLETIONS, prompt="x" * 128))
     assert line["response"]["body"]["error"]["code"] == "context_length_exceeded"
-    late = form.refused("row-1", raw(), PromptTooLongError("too long"))
+    late = row_format.error_record("row-1", raw(), PromptTooLongError("too long"))
     assert late["response"]["body"]["error"]["code"] == "context_length_exceeded"
 
 
 @pytest.mark.parametrize("error", [StepError("it tastes bad"), ReplicaLostError("it died")])
-def test_what_failed_while_it_ran_has_an_error_that_says_why(form: OpenAIForm, error: Exception) -> None:
-    line = form.refused("row-1", raw(), error)
+def test_what_failed_while_it_ran_has_an_error_that_says_why(row_format: OpenAIBatchFormat, error: Exception) -> None:
+    line = row_format.error_record("row-1", raw(), error)
     assert (line["custom_id"], line["response"]) == ("row-1", None)
     assert line["error"] == {"code": "processing_failed", "message": str(error)}
 
@@ -207,13 +207,13 @@ names = st.sampled_from(["prompt", "messages", "max_tokens", "stop", "n", "logit
 
 @given(st.sampled_from([CHAT, COMPLETIONS]), st.dictionaries(names, json_values, max_size=2), json_values)
 def test_whatever_comes_in_an_answer_or_an_error_comes_out(
-    form: OpenAIForm, checkpoint: Checkpoint, url: str, body: dict[str, Any], custom_id: object
+    row_format: OpenAIBatchFormat, checkpoint: Checkpoint, url: str, body: dict[str, Any], custom_id: object
 ) -> None:
     text = raw(url, custom_id=custom_id, **body)
     try:
-        [line] = form.answered(form.parse("row-1", text), [answer_of(checkpoint, "so")])
+        [line] = row_format.output_records(row_format.parse("row-1", text), [answer_of(checkpoint, "so")])
     except (BadRecordError, RequestError) as error:
-        line = form.refused("row-1", text, error)
+        line = row_format.error_record("row-1", text, error)
         assert (line["response"] is None) != (line["error"] is None)
     json.dumps(line, ensure_ascii=False).encode()
 

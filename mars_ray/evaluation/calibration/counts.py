@@ -1,7 +1,7 @@
 """Prompts, decoded in several ways -> counts: tokens, forwards, tokens that agree, right answers.
 
 In:    a checkpoint, whose attention an engine replaces; prompts, ways to decode.
-Out:   a tally for every prompt and way; tallies add up.
+Out:   a count for every prompt and way; counts add up.
 Never: compares an answer twice that several ways give alike.
 """
 
@@ -12,13 +12,13 @@ from mars_ray.data.tasks import verify
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.evaluation.calibration.answers import answer_all
 from mars_ray.evaluation.calibration.prompts import Prompt
-from mars_ray.evaluation.judging.agreement import agreed_tokens
+from mars_ray.evaluation.scoring.agreement import agreed_tokens
 from mars_ray.model.checkpoint import Checkpoint
 from mars_ray.progress import ProgressLine
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class CalibrationCounts:
     """Of some answers."""
 
     examples: int
@@ -45,10 +45,10 @@ class Tally:
         return self.right / self.examples
 
 
-def added(tallies: Iterable[Tally]) -> Tally:
-    """Return the tally of all answers together."""
-    every = list(tallies)
-    return Tally(
+def total_of(counts: Iterable[CalibrationCounts]) -> CalibrationCounts:
+    """Return the count of all answers together."""
+    every = list(counts)
+    return CalibrationCounts(
         examples=sum(each.examples for each in every),
         tokens=sum(each.tokens for each in every),
         forwards=sum(each.forwards for each in every),
@@ -57,10 +57,10 @@ def added(tallies: Iterable[Tally]) -> Tally:
     )
 
 
-def tallies_of(
+def count_answers(
     checkpoint: Checkpoint, prompts: Sequence[Prompt], decodes: Sequence[DecodeParams], sampling: SamplingParams
-) -> list[list[Tally]]:
-    """Return for each way of decoding the tally of each prompt. Raises `DataError` as `answer_all` does."""
+) -> list[list[CalibrationCounts]]:
+    """Return for each way of decoding the count of each prompt. Raises `DataError` as `answer_all` does."""
     with ProgressLine("decode", total=len(prompts) * len(decodes)) as progress:
         answers = answer_all(checkpoint, prompts, decodes, sampling, progress)
     different = list({(each.request.prompt, tuple(each.tokens)) for of_prompt in answers for each in of_prompt})
@@ -69,7 +69,7 @@ def tallies_of(
     agreed = dict(zip(different, counts, strict=True))
     return [
         [
-            Tally(
+            CalibrationCounts(
                 examples=1,
                 tokens=len(answer.tokens),
                 forwards=answer.forwards,

@@ -1,4 +1,4 @@
-"""Figures, judged by counting answers one at a time."""
+"""Metrics, judged by counting answers one at a time."""
 
 import statistics
 
@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mars_ray.evaluation.judging.figures import figures_of, stops_of
-from mars_ray.evaluation.judging.judged import Judged, JudgedAnswer
-from tests.evaluation.evaluate_samples import SETTINGS, answer, judged_of, task_of
+from mars_ray.evaluation.scoring.metrics import metrics_of, stops_of
+from mars_ray.evaluation.scoring.scores import Scores, ScoredAnswer
+from tests.evaluation.evaluate_samples import SETTINGS, answer, scores_of, task_of
 
 TASKS = (task_of("a", (3, 2)), task_of("b", (1, 2)))
 QUESTIONS = [question for task in TASKS for question in task.questions]
-Answered = dict[tuple[str, str], JudgedAnswer]
+Answered = dict[tuple[str, str], ScoredAnswer]
 """By the name of the question, and the setting."""
 
 answers = st.builds(
@@ -25,8 +25,8 @@ answers = st.builds(
 )
 
 
-def judged(given: Answered) -> Judged:
-    found = judged_of(TASKS)
+def scores(given: Answered) -> Scores:
+    found = scores_of(TASKS)
     questions = {question.name: question for question in QUESTIONS}
     for (name, setting), each in given.items():
         found.add(questions[name], setting, each)
@@ -43,11 +43,11 @@ def answered(draw: st.DrawFn) -> Answered:
 @settings(max_examples=30)
 @given(answered())
 def test_the_figures_are_those_counted_one_answer_at_a_time(given: Answered) -> None:
-    found = figures_of(judged(given), "threshold 0.9", None, agreement=True)
+    found = metrics_of(scores(given), "threshold 0.9", None, agreement=True)
     mine = {question.name: given.get((question.name, "threshold 0.9")) for question in QUESTIONS}
     theirs = {question.name: given.get((question.name, "ar")) for question in QUESTIONS}
 
-    def accuracy(of: dict[str, JudgedAnswer | None], seeds: tuple[int, ...]) -> float:
+    def accuracy(of: dict[str, ScoredAnswer | None], seeds: tuple[int, ...]) -> float:
         of_tasks = [
             statistics.fmean(
                 bool((each := of[question.name]) and each.right)
@@ -76,7 +76,7 @@ def test_the_figures_are_those_counted_one_answer_at_a_time(given: Answered) -> 
     assert found.against_ar is not None
     assert found.against_ar.better == verdicts.count((True, False))
     assert found.against_ar.worse == verdicts.count((False, True))
-    base = figures_of(judged(given), "ar", None, agreement=True)
+    base = metrics_of(scores(given), "ar", None, agreement=True)
     assert found.against_ar.difference == pytest.approx(found.accuracy - base.accuracy)
 
 
@@ -85,21 +85,21 @@ def test_the_figures_are_those_counted_one_answer_at_a_time(given: Answered) -> 
 def test_the_order_in_which_answers_come_changes_nothing(given: Answered, random: object) -> None:
     places = list(given)
     random.shuffle(places)  # type: ignore[attr-defined]
-    one, other = judged(given), judged({place: given[place] for place in places})
+    one, other = scores(given), scores({place: given[place] for place in places})
     for setting in SETTINGS:
         for task in (None, "a", "b"):
-            assert figures_of(one, setting, task, agreement=True) == figures_of(other, setting, task, agreement=True)
+            assert metrics_of(one, setting, task, agreement=True) == metrics_of(other, setting, task, agreement=True)
         assert stops_of(one, setting) == stops_of(other, setting)
 
 
 def test_nothing_is_compared_with_itself_and_a_sampled_answer_agrees_with_nothing() -> None:
-    found = figures_of(judged({}), "ar", "a", agreement=False)
+    found = metrics_of(scores({}), "ar", "a", agreement=False)
     assert (found.against_ar, found.agreement, found.agreement_std) == (None, None, None)
     assert (found.examples, found.unanswered, found.tokens_per_forward) == (5, 5, None)
 
 
 def test_a_forward_that_ended_an_answer_says_nothing_about_where_acceptance_stops() -> None:
-    found = judged_of(TASKS)
-    given = JudgedAnswer(right=True, tokens=8, forwards=4, agreed=8, key=b"k" * 16, gains=(1, 4, 1, 2))
+    found = scores_of(TASKS)
+    given = ScoredAnswer(right=True, tokens=8, forwards=4, agreed=8, key=b"k" * 16, gains=(1, 4, 1, 2))
     found.add(QUESTIONS[0], "ar", given)
     assert stops_of(found, "ar") == (2, 0, 0, 1)

@@ -1,8 +1,7 @@
-"""Which row is which: the id that is shown, and a key that no other row of the input has.
+"""Give each row of an input an id to show, and a key that no other row of the input has.
 
-In:    the rows of an input as they stand there, from its beginning.
-Out:   an identity for each. The same input, model and settings give the same identities in every run.
-Never: refuses a row, keeps one; memory does not grow with the input.
+The same input, model and settings give the same ids and keys in every run. No row is refused or kept, so memory does
+not grow with the input.
 
 How often each id came is counted in a temporary file of SQLite, which is gone with the process, however it ends.
 """
@@ -19,30 +18,30 @@ from mars_ray.data.records import parse_object
 from mars_ray.errors import BadRecordError, RunError
 
 CACHE_KIB = 16 * 1024
-"""Of the file, kept in memory."""
+"""Part of the file that is kept in memory."""
 ID_DIGITS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
-    """Of one row."""
+class RowId:
+    """The id and the key of one row."""
 
     key: bytes
-    """16 bytes."""
+    """16 bytes that no other row of the input has."""
     id: str
-    """The row's own, or a hash of its content; the k-th row of the same content has "-k" behind it."""
+    """The row's own id, or a hash of its content; the k-th row of the same content has "-k" behind it."""
     repeated: bool
     """An earlier row came with the same id of its own."""
 
 
-class Identities:
-    """Identifies the rows of one input; use as a context manager and within one thread.
+class RowIdAssigner:
+    """Gives ids to the rows of one input; use as a context manager and within one thread.
 
-    `given` returns the id a row has, if any; `salt` is what else the answer to a row depends on, and so its made id.
+    `own_id` returns the id a row has, if any; `salt` is what else the answer to a row depends on, and so its made id.
     """
 
-    def __init__(self, given: Callable[[bytes], str | None], salt: str) -> None:
-        self._given, self._salt = given, salt.encode()
+    def __init__(self, own_id: Callable[[bytes], str | None], salt: str) -> None:
+        self._own_id, self._salt = own_id, salt.encode()
         # A file without a name is one that the system removes when it is closed.
         self._seen = sqlite3.connect("", isolation_level=None)
         self._seen.executescript(
@@ -56,19 +55,19 @@ class Identities:
     def __exit__(self, *_: object) -> None:
         self._seen.close()
 
-    def identify(self, raws: Sequence[bytes]) -> list[Identity]:
-        """Return the identities of the next rows. Raises `RunError` when the disk is full."""
+    def assign(self, raws: Sequence[bytes]) -> list[RowId]:
+        """Return the ids of the next rows. Raises `RunError` when the disk is full."""
         try:
-            return [self._identity(raw) for raw in raws]
+            return [self._row_id(raw) for raw in raws]
         except sqlite3.Error as error:
             raise RunError(f"Cannot count ids in a temporary file: {error}. Make room, or set TMPDIR.") from error
 
-    def _identity(self, raw: bytes) -> Identity:
-        given = self._given(raw)
+    def _row_id(self, raw: bytes) -> RowId:
+        given = self._own_id(raw)
         id = _content_hash(raw, self._salt) if given is None else given
         kind = "made" if given is None else "given"
         times = self._times(_key(kind, 1, id))
-        return Identity(
+        return RowId(
             key=_key(kind, times, id),
             id=id if times == 1 or given else f"{id}-{times}",
             repeated=times > 1 and given is not None,

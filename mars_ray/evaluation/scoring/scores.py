@@ -1,6 +1,6 @@
 """The answers of all questions at all settings, as numbers.
 
-In:    one judged answer at a time, in any order.
+In:    one scored answer at a time, in any order.
 Out:   arrays over the questions, in the order of the tasks.
 Never: keeps a text or a token, so memory grows by some bytes an answer; depends on the order in which answers come.
 """
@@ -18,7 +18,7 @@ KEY_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JudgedAnswer:
+class ScoredAnswer:
     """One answer."""
 
     right: bool
@@ -33,7 +33,7 @@ class JudgedAnswer:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Column:
+class SettingScores:
     """One setting, an entry for each question; 0 where there is no answer."""
 
     answered: NDArray[np.bool_]
@@ -44,7 +44,7 @@ class Column:
     key: NDArray[np.void]
 
 
-class Judged:
+class Scores:
     """All of them."""
 
     def __init__(self, tasks: Sequence[Task], settings: Sequence[str], block: int) -> None:
@@ -53,8 +53,8 @@ class Judged:
         self.tasks = tuple(task.name for task in tasks)
         self.task = np.array([self.tasks.index(question.task) for question in questions])
         self.seed = np.array([question.seed for question in questions])
-        self.settings: Mapping[str, Column] = {
-            name: Column(
+        self.settings: Mapping[str, SettingScores] = {
+            name: SettingScores(
                 answered=np.zeros(count, bool),
                 right=np.zeros(count, np.int8),
                 tokens=np.zeros(count, np.int64),
@@ -68,7 +68,7 @@ class Judged:
         self.block = block
         self._place = {question.name: place for place, question in enumerate(questions)}
 
-    def add(self, question: Question, setting: str, answer: JudgedAnswer) -> None:
+    def add(self, question: Question, setting: str, answer: ScoredAnswer) -> None:
         """Take an answer into account."""
         column, place = self.settings[setting], self._place[question.name]
         column.answered[place] = True

@@ -13,8 +13,8 @@ from typing import Any
 
 from mars_ray.batch.rows.answer import Answer
 from mars_ray.batch.rows.columns import OURS
-from mars_ray.batch.rows.form import Record, Row
-from mars_ray.batch.rows.identity import id_in, own_id
+from mars_ray.batch.rows.row_format import JsonRecord, ParsedRow
+from mars_ray.batch.rows.row_ids import id_in, own_id
 from mars_ray.batch.rows.json_rows import parse_row
 from mars_ray.batch.rows.row_options import decode_of, sampling_of
 from mars_ray.batch.rows.template import PromptTemplate
@@ -31,7 +31,7 @@ LEAST_LOGPROB = -9999.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlainSettings:
+class PlainFormatSettings:
     """How rows become requests, where they say nothing themselves."""
 
     sampling: SamplingParams
@@ -44,14 +44,14 @@ class PlainSettings:
     """Keep the ids of the tokens, and how many of them each forward gave."""
 
 
-class PlainForm:
-    """See `Form`. Raises `ConfigError` for a template that is none."""
+class PlainFormat:
+    """See `RowFormat`. Raises `ConfigError` for a template that is none."""
 
-    def __init__(self, settings: PlainSettings, encoder: ChatEncoder) -> None:
+    def __init__(self, settings: PlainFormatSettings, encoder: ChatEncoder) -> None:
         self._settings, self._encoder = settings, encoder
         self._template = None if settings.template is None else PromptTemplate(settings.template)
 
-    def parse(self, id: str, raw: bytes) -> Row:
+    def parse(self, id: str, raw: bytes) -> ParsedRow:
         """Return the row. Raises `BadRecordError` or `RequestError` with the reason."""
         columns = parse_row(raw)
         id_in(columns, "id")
@@ -68,16 +68,16 @@ class PlainForm:
             sampling=sampling_of(id, columns, self._settings.sampling),
             decode=decode_of(columns, self._settings.decode),
         )
-        return Row(id=id, request=request, shown=_last_question(messages), columns=columns)
+        return ParsedRow(id=id, request=request, prompt_text=_last_question(messages), columns=columns)
 
-    def answered(self, row: Row, answers: Sequence[Answer]) -> list[Record]:
+    def output_records(self, row: ParsedRow, answers: Sequence[Answer]) -> list[JsonRecord]:
         """Return a record for each sequence."""
         own = {_kept(name): value for name, value in row.columns.items() if name != "id"}
-        if own.get("input_prompt") in (None, row.shown):
+        if own.get("input_prompt") in (None, row.prompt_text):
             own.pop("input_prompt", None)
         logprobs = row.request.sampling.logprobs is not None
         return [
-            {"id": row.id, "sample": sample, "prompt": row.shown}
+            {"id": row.id, "sample": sample, "prompt": row.prompt_text}
             | _outcome(answer)
             | ({"logprobs": _logprobs(answer)} if logprobs else {})
             | ({"token_ids": list(answer.tokens), "accepted": list(answer.gains)} if self._settings.trace else {})
@@ -85,11 +85,11 @@ class PlainForm:
             for sample, answer in enumerate(answers)
         ]
 
-    def refused(self, id: str, raw: bytes, error: Exception) -> Record:
+    def error_record(self, id: str, raw: bytes, error: Exception) -> JsonRecord:
         """Return id, reason and the row as it came, what is not UTF-8 in it replaced."""
         return {"id": id, "reason": str(error), "row": raw.decode(errors="replace")}
 
-    def _messages(self, columns: Record) -> tuple[Message, ...]:
+    def _messages(self, columns: JsonRecord) -> tuple[Message, ...]:
         if self._template is not None:
             messages = _question(self._template.fill(columns))
         else:
@@ -101,7 +101,7 @@ class PlainForm:
         return messages
 
 
-def _conversation(columns: Record, column: str | None) -> tuple[Message, ...]:
+def _conversation(columns: JsonRecord, column: str | None) -> tuple[Message, ...]:
     wanted = ("messages", "prompt") if column is None else (column,)
     name = next((name for name in wanted if columns.get(name) is not None), None)
     if name is None:
@@ -129,7 +129,7 @@ def _kept(name: str) -> str:
     return f"input_{name}" if name in OURS else name
 
 
-def _outcome(answer: Answer) -> Record:
+def _outcome(answer: Answer) -> JsonRecord:
     tokens, forwards = answer.finished.tokens, answer.finished.forwards
     return {
         "text": answer.text,

@@ -1,6 +1,6 @@
 """Answers that differ from those of autoregressive decoding, ready to be shown token by token.
 
-In:    judged answers, and the rows of those chosen.
+In:    scored answers, and the rows of those chosen.
 Out:   for each of some settings a few examples, their tokens with the forward that gave each.
 Never: chooses by chance: those that cost a right answer come first, then those of other tasks than the last.
 """
@@ -13,17 +13,17 @@ from pathlib import Path
 
 import numpy as np
 
-from mars_ray.evaluation.judging.judge import Row, read_rows, row_id
-from mars_ray.evaluation.judging.judged import Judged
+from mars_ray.evaluation.scoring.scorer import Row, read_rows, row_id
+from mars_ray.evaluation.scoring.scores import Scores
 from mars_ray.evaluation.settings import AR
 from mars_ray.evaluation.tasks.registry import Question, Task
 
-SHOWN = 3
+EXAMPLES = 3
 """Of each setting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class ShownToken:
     """One token as it is shown."""
 
     text: str
@@ -34,13 +34,13 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class ShownAnswer:
     """One answer."""
 
     right: bool
     tokens: int
     forwards: int
-    pieces: tuple[Piece, ...]
+    tokens_shown: tuple[ShownToken, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,16 +48,16 @@ class Disagreement:
     """One question, answered in two ways."""
 
     question: Question
-    ar: Shown
-    other: Shown
+    ar: ShownAnswer
+    other: ShownAnswer
 
 
 def disagreements(
-    judged: Judged, tasks: Sequence[Task], settings: Sequence[str], folder: Path, token_bytes: Sequence[bytes]
+    scores: Scores, tasks: Sequence[Task], settings: Sequence[str], folder: Path, token_bytes: Sequence[bytes]
 ) -> dict[str, list[Disagreement]]:
     """Return examples by setting; settings without any are left out."""
     questions = [question for task in tasks for question in task.questions]
-    places = {setting: _places(judged, setting) for setting in settings if setting != AR.name}
+    places = {setting: _places(scores, setting) for setting in settings if setting != AR.name}
     ids = {
         row_id(questions[place], name)
         for setting, chosen in places.items()
@@ -66,26 +66,26 @@ def disagreements(
     }
     rows = {row["id"]: row for batch in read_rows(folder, ids) for row in batch} if ids else {}
     return {
-        setting: [_shown(judged, questions[place], place, setting, rows, token_bytes) for place in chosen]
+        setting: [_shown(scores, questions[place], place, setting, rows, token_bytes) for place in chosen]
         for setting, chosen in places.items()
         if chosen
     }
 
 
-def _places(judged: Judged, setting: str) -> list[int]:
-    column, ar = judged.settings[setting], judged.settings[AR.name]
+def _places(scores: Scores, setting: str) -> list[int]:
+    column, ar = scores.settings[setting], scores.settings[AR.name]
     differs = column.answered & ar.answered & (column.key != ar.key)
     change = column.right - ar.right
     chosen: list[int] = []
     for verdict in (change < 0, change > 0, change == 0):
-        by_task = [np.flatnonzero(differs & verdict & (judged.task == task)) for task in range(len(judged.tasks))]
-        in_turns = chain.from_iterable(zip_longest(*(places[:SHOWN] for places in by_task)))
+        by_task = [np.flatnonzero(differs & verdict & (scores.task == task)) for task in range(len(scores.tasks))]
+        in_turns = chain.from_iterable(zip_longest(*(places[:EXAMPLES] for places in by_task)))
         chosen += [int(place) for place in in_turns if place is not None]
-    return chosen[:SHOWN]
+    return chosen[:EXAMPLES]
 
 
 def _shown(
-    judged: Judged,
+    scores: Scores,
     question: Question,
     place: int,
     setting: str,
@@ -94,24 +94,24 @@ def _shown(
 ) -> Disagreement:
     ar, other = (rows[row_id(question, name)] for name in (AR.name, setting))
 
-    def shown(row: Row, name: str) -> Shown:
-        return Shown(
-            right=bool(judged.settings[name].right[place]),
+    def shown(row: Row, name: str) -> ShownAnswer:
+        return ShownAnswer(
+            right=bool(scores.settings[name].right[place]),
             tokens=row["tokens"],
             forwards=row["forwards"],
-            pieces=tuple(pieces(row["token_ids"], row["accepted"], ar["token_ids"], token_bytes)),
+            tokens_shown=tuple(tokens_shown(row["token_ids"], row["accepted"], ar["token_ids"], token_bytes)),
         )
 
     return Disagreement(question=question, ar=shown(ar, AR.name), other=shown(other, setting))
 
 
-def pieces(
+def tokens_shown(
     tokens: Sequence[int], gains: Sequence[int], ar_tokens: Sequence[int], token_bytes: Sequence[bytes]
-) -> Iterator[Piece]:
+) -> Iterator[ShownToken]:
     """Yield the tokens as text; a character that several share stands where the last of them does."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     forwards = [forward for forward, gain in enumerate(gains) for _ in range(gain)]
     for place, (token, forward) in enumerate(zip(tokens, forwards, strict=True)):
         spelled = token_bytes[token] if token < len(token_bytes) else b""
         text = decoder.decode(spelled, final=place + 1 == len(tokens))
-        yield Piece(text=text, forward=forward, same=place < len(ar_tokens) and ar_tokens[place] == token)
+        yield ShownToken(text=text, forward=forward, same=place < len(ar_tokens) and ar_tokens[place] == token)

@@ -5,14 +5,14 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.evaluation.kept import KeptNumbers, key_of
+from mars_ray.evaluation.number_cache import NumberCache, cache_key
 
 
 def test_what_was_kept_is_there_for_the_next_run(tmp_path: Path) -> None:
     path = tmp_path / "kept.jsonl"
-    KeptNumbers(path).add([("a", 1), ("b", 0)])
-    KeptNumbers(path).add([("c", 3)])
-    found = KeptNumbers(path)
+    NumberCache(path).add([("a", 1), ("b", 0)])
+    NumberCache(path).add([("c", 3)])
+    found = NumberCache(path)
     assert (found["a"], found["b"], found["c"]) == (1, 0, 3)
     assert "d" not in found
 
@@ -21,15 +21,15 @@ def test_what_was_kept_is_there_for_the_next_run(tmp_path: Path) -> None:
 def test_a_line_that_was_cut_costs_nothing_but_itself(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "kept.jsonl"
     path.unlink(missing_ok=True)
-    KeptNumbers(path).add([("a", 1), ("b", 2)])
+    NumberCache(path).add([("a", 1), ("b", 2)])
     path.write_bytes(path.read_bytes()[:cut])
-    left = {key: number for key, number in (("a", 1), ("b", 2)) if key in KeptNumbers(path)}
-    KeptNumbers(path).add([("c", 3)])
-    found = KeptNumbers(path)
+    left = {key: number for key, number in (("a", 1), ("b", 2)) if key in NumberCache(path)}
+    NumberCache(path).add([("c", 3)])
+    found = NumberCache(path)
     assert found["c"] == 3
     assert all(found[key] == number for key, number in left.items())
 
 
 @given(st.lists(st.text(), min_size=1), st.lists(st.text(), min_size=1))
 def test_other_parts_have_another_key(one: list[str], other: list[str]) -> None:
-    assert (key_of(*one) == key_of(*other)) == (one == other)
+    assert (cache_key(*one) == cache_key(*other)) == (one == other)

@@ -1,4 +1,4 @@
-"""Judged answers -> accuracy, speed by forwards and agreement, by setting and task.
+"""Scores answers -> accuracy, speed by forwards and agreement, by setting and task.
 
 In:    all answers as arrays.
 Out:   figures with their spreads, intervals and tests.
@@ -10,25 +10,25 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mars_ray.evaluation.judging.judged import Column, Judged
-from mars_ray.evaluation.judging.statistics import bootstrap_interval, flipped_signs, mcnemar, mean_and_spread
-from mars_ray.evaluation.results import Figures, Paired
+from mars_ray.evaluation.scoring.scores import SettingScores, Scores
+from mars_ray.evaluation.scoring.statistics import bootstrap_interval, flipped_signs, mcnemar, mean_and_spread
+from mars_ray.evaluation.results import Metrics, PairedComparison
 from mars_ray.evaluation.settings import AR
 
 Where = NDArray[np.bool_]
 
 
-def figures_of(judged: Judged, setting: str, task: str | None, *, agreement: bool) -> Figures:
+def metrics_of(scores: Scores, setting: str, task: str | None, *, agreement: bool) -> Metrics:
     """Return the figures of a setting on one task, or on all."""
-    numbers = range(len(judged.tasks)) if task is None else [judged.tasks.index(task)]
-    in_tasks = [judged.task == number for number in numbers]
+    numbers = range(len(scores.tasks)) if task is None else [scores.tasks.index(task)]
+    in_tasks = [scores.task == number for number in numbers]
     where: Where = np.logical_or.reduce(in_tasks)
-    seeds = [judged.seed == seed for seed in np.unique(judged.seed[where])]
-    column, ar = judged.settings[setting], judged.settings[AR.name]
+    seeds = [scores.seed == seed for seed in np.unique(scores.seed[where])]
+    column, ar = scores.settings[setting], scores.settings[AR.name]
 
     low, high = bootstrap_interval([column.right[each] for each in in_tasks])
     forwards = int(column.forwards[where].sum())
-    return Figures(
+    return Metrics(
         examples=int(where.sum()),
         unanswered=int((~column.answered[where]).sum()),
         right=int(column.right[where].sum()),
@@ -49,12 +49,12 @@ def figures_of(judged: Judged, setting: str, task: str | None, *, agreement: boo
     )
 
 
-def _paired(column: Column, ar: Column, in_tasks: Sequence[Where], where: Where) -> Paired:
+def _paired(column: SettingScores, ar: SettingScores, in_tasks: Sequence[Where], where: Where) -> PairedComparison:
     change: NDArray[np.int8] = column.right - ar.right
     of_tasks = [change[each] for each in in_tasks]
     low, high = bootstrap_interval(of_tasks)
     better, worse = int((change[where] > 0).sum()), int((change[where] < 0).sum())
-    return Paired(
+    return PairedComparison(
         difference=_mean_over_tasks(change, in_tasks, where),
         low=low,
         high=high,
@@ -68,9 +68,9 @@ def _mean_over_tasks(values: NDArray[np.int8], in_tasks: Sequence[Where], where:
     return float(np.mean([values[each & where].mean() for each in in_tasks if (each & where).any()]))
 
 
-def stops_of(judged: Judged, setting: str) -> tuple[int, ...]:
+def stops_of(scores: Scores, setting: str) -> tuple[int, ...]:
     """Return how many forwards gave 1, 2, ... tokens, up to the block."""
-    return tuple(judged.stops[setting][gain] for gain in range(1, judged.block + 1))
+    return tuple(scores.stops[setting][gain] for gain in range(1, scores.block + 1))
 
 
 def _ratio(part: NDArray[np.int64], whole: NDArray[np.int64], where: Where) -> float | None:

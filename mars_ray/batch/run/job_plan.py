@@ -1,0 +1,185 @@
+"""What a job will do, decided before any work: the rows, the model, how to decode, and the settings the ledger keeps."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from mars_ray.batch.output.folder import FileFormat, OutputFolder
+from mars_ray.batch.rows.columns import Kind, Survey
+from mars_ray.batch.rows.open_format import RowFormatSettings, open_row_format
+from mars_ray.batch.rows.openai_format import OpenAIFormatSettings, is_openai_batch
+from mars_ray.batch.rows.plain_format import PlainFormatSettings
+from mars_ray.batch.run.control_plan import batch_plan
+from mars_ray.batch.run.options import GenerateOptions
+from mars_ray.control.laws.limits import bounds_of
+from mars_ray.control.settings import ControlPlan
+from mars_ray.data.record_file import check_source, read_records
+from mars_ray.data.sources import find_sources
+from mars_ray.engine.grammar.library import check_grammar
+from mars_ray.engine.mode import Mode
+from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.process.messages import EngineSpec
+from mars_ray.engine.request import DecodeParams
+from mars_ray.errors import EmptyDataError
+from mars_ray.model.card import read_card
+from mars_ray.model.digest import folder_digest
+from mars_ray.model.dtype import ResolvedDtype, resolve_dtype
+from mars_ray.model.resolve import resolve_model
+from mars_ray.progress import ProgressLine
+
+READ_RECORDS = 1024
+"""Records of a file that are read at a time."""
+QUEUE = 1 << 16
+"""Sequences that may wait in an engine: more than a worker ever adds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPlan:
+    """What a job will do."""
+
+    options: GenerateOptions
+    paths: tuple[Path, ...]
+    """The files of the input."""
+    model: Path
+    """The model folder, absolute: workers have another working folder."""
+    dtype: ResolvedDtype
+    row_format: RowFormatSettings
+    control: ControlPlan
+    settings: dict[str, Any]
+    """What the answers depend on, by dotted names: a job that goes on must have the same."""
+
+    @property
+    def openai(self) -> bool:
+        """Whether the input is an OpenAI batch file."""
+        return isinstance(self.row_format, OpenAIFormatSettings)
+
+    @property
+    def file_format(self) -> FileFormat:
+        """The file format of the output."""
+        return "jsonl" if self.openai else self.options.format
+
+    def engine_spec(self) -> EngineSpec:
+        """Return the engine of each worker."""
+        workers = self.options.workers
+        return EngineSpec(
+            folder=self.model,
+            dtype=self.dtype.name,
+            threads=workers.threads,
+            # Whoever asks for many tokens pays for them; the queue never refuses what a worker adds.
+            options=EngineOptions(
+                queue=QUEUE,
+                request_tokens=QUEUE * self.options.sampling.max_tokens,
+                threshold=self.control.ceiling,
+                classes=self.control.classes,
+                compiled=workers.compiled,
+            ),
+        )
+
+    def output_columns(self, kinds: dict[str, Kind | None]) -> dict[str, Kind | None]:
+        """Return the input's columns that stand beside ours: `prompt` is one of ours where it was the question."""
+        default = self.options.template is None and self.options.prompt_column is None and "messages" not in kinds
+        return {name: kind for name, kind in kinds.items() if not (default and name == "prompt")}
+
+    def agree_with(self, output: OutputFolder) -> "JobPlan":
+        """Return the plan with the dtype that the job in `output` began with, and keep the settings there.
+
+        Raises `ConfigError` naming a setting that differs from those the job began with.
+        """
+        plan = self
+        if self.options.workers.dtype == "auto" and (began := output.ledger.setting("dtype")) is not None:
+            dtype = ResolvedDtype(began, "that the job began with")
+            plan = replace(self, dtype=dtype, settings=self.settings | {"dtype": began})
+        output.ledger.check_settings(plan.settings)
+        return plan
+
+
+def plan_job(options: GenerateOptions) -> JobPlan:
+    """Decide what to do. Raises an `InputError` for whatever is not usable, before any work."""
+    options.check()
+    if options.sampling.grammar is not None:
+        check_grammar(options.sampling.grammar)
+    model = resolve_model(options.model).absolute()
+    read_card(model)
+    paths = tuple(path.absolute() for given in options.input for path in find_sources(given))
+    openai = is_openai_batch(_first_row(paths))
+    control, decode = _control(options, model)
+    row_format: RowFormatSettings
+    if openai:
+        row_format = OpenAIFormatSettings(model=model.name, decode=decode)
+    else:
+        row_format = PlainFormatSettings(
+            sampling=options.sampling,
+            decode=decode,
+            template=options.template,
+            prompt_column=options.prompt_column,
+            trace=options.trace,
+        )
+    open_row_format(row_format, model)  # what is wrong with model or template is said before any work
+    dtype = resolve_dtype(options.workers.dtype, model, options.workers.device)
+    settings = {
+        "model": folder_digest(model),
+        "dtype": dtype.name,
+        "threshold": control.ceiling,
+        "row_format": "openai" if openai else "plain",
+        **_flat(row_format),
+    }
+    return JobPlan(
+        options=options, paths=paths, model=model, dtype=dtype, row_format=row_format, control=control, settings=settings
+    )
+
+
+def survey_input(paths: Sequence[Path], limit: int | None) -> Survey:
+    """Read all of the input once: a damaged file is found now, and how much there is to do is known from the start."""
+    survey = Survey()
+    with ProgressLine("look at the input", total=None) as progress:
+        for path in paths:
+            check_source(path)
+            for chunk in read_records(path, READ_RECORDS):
+                survey.look(chunk if limit is None else chunk[: limit - survey.rows])
+                progress.update(survey.rows, {})
+    return survey
+
+
+def _first_row(paths: Sequence[Path]) -> bytes:
+    """Return the first row. Raises `EmptyDataError`."""
+    for path in paths:
+        for [raw] in read_records(path, 1):
+            return raw
+    raise EmptyDataError(f"{', '.join(map(str, paths))} holds no rows.")
+
+
+def _control(options: GenerateOptions, model: Path) -> tuple[ControlPlan, DecodeParams]:
+    """Return what the controller goes by, and how rows are decoded that say nothing themselves.
+
+    Only a job with a deadline leaves the threshold to the controller.
+    """
+    decode = options.decode
+    ceiling = 1.0 if decode.threshold is None else decode.threshold
+    plan = batch_plan(
+        model, threshold=ceiling, deadline_s=options.deadline_s, max_quality_loss=options.max_quality_loss
+    )
+    if decode.mode is not Mode.THRESHOLD:
+        return plan, decode  # no threshold changes what it answers
+    if options.deadline_s is not None:
+        return plan, replace(decode, threshold=None)
+    if options.max_quality_loss is not None:
+        [bounds] = bounds_of(plan, []).values()
+        return plan, replace(decode, threshold=bounds.floor)
+    return plan, replace(decode, threshold=ceiling)
+
+
+def _flat(row_format: RowFormatSettings) -> dict[str, Any]:
+    """Return settings by dotted names, as JSON."""
+    found: dict[str, Any] = {}
+    nested = [("", TypeAdapter[Any](type(row_format)).dump_python(row_format, mode="json"))]
+    while nested:
+        prefix, fields = nested.pop()
+        for name, value in fields.items():
+            if isinstance(value, dict) and value:
+                nested.append((f"{prefix}{name}.", value))
+            else:
+                found[f"{prefix}{name}"] = value
+    return found

@@ -1,0 +1,173 @@
+"""The commands `mars-ray bench ...`: what is claimed, measured on this machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mars_ray.cli.options import JsonFile, OutputScale, Slo, TraceSpeed
+from mars_ray.cli.results import write_json
+from mars_ray.errors import ConfigError, InterruptedRunError
+
+bench_app = typer.Typer(help="Measure this machine; nothing is claimed that was not measured.", no_args_is_help=True)
+
+URL = "http://127.0.0.1:8000"
+BenchDtype = Annotated[str, typer.Option(help="'float32' or 'bfloat16'.")]
+ApiKey = Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as a bearer token.")]
+LoadTrace = Annotated[
+    str | None,
+    typer.Option(help="'poisson:RATE' per second or an Azure trace .csv.gz; without one, clients take turns."),
+]
+Clients = Annotated[
+    int | None, typer.Option(help="Requests under way at most; 1 by default, with --trace without bound.")
+]
+Requests = Annotated[
+    int | None, typer.Option(help="Requests sent; by default the trace, or 100 where no --duration is given.")
+]
+Duration = Annotated[float | None, typer.Option(help="Seconds in which requests are sent.")]
+Prompts = Annotated[
+    Path | None, typer.Option(help="JSONL or parquet with 'prompt' or 'messages'; bundled ones by default.")
+]
+MaxTokens = Annotated[
+    int | None, typer.Option(help="Tokens per answer at most; 128 by default, in a trace file what it says.")
+]
+ExtraBody = Annotated[str, typer.Option(help="""Further fields of each request: '{"threshold": 0.9}'.""")]
+PromptScale = Annotated[
+    float, typer.Option(help="Times the trace's prompts; a word counts as a token, usage says the truth.")
+]
+
+
+@bench_app.command("decode")
+def bench_decode(
+    model: Annotated[
+        str, typer.Option(help="'bundled', a folder, or a shape with random weights: 'shape:100m'.")
+    ] = "bundled",
+    batch: Annotated[str, typer.Option(help="Requests decoded together, separated by commas.")] = "1,4,16,32",
+    dtype: BenchDtype = "float32",
+    requests: Annotated[int, typer.Option(help="Requests per measurement.")] = 48,
+    repeats: Annotated[int, typer.Option(help="Measurements of everyone.")] = 5,
+    json_file: JsonFile = None,
+) -> None:
+    """Compare the engine with transformers and the decoders of the paper, in turns, on the same requests."""
+    from mars_ray.bench.decode.bench_decode import bench_decode as run
+    from mars_ray.bench.decode.bench_decode import report
+
+    results = run(model, _numbers(batch), requests, repeats, dtype)
+    command = f"mars-ray bench decode --model {model} --batch {batch} --dtype {dtype}"
+    command += f" --requests {requests} --repeats {repeats}"
+    write_json(json_file, report(model, dtype, results, command))
+
+
+@bench_app.command("floor")
+def bench_floor(
+    model: Annotated[str, typer.Option(help="'bundled', a folder, or a shape with random weights.")] = "bundled",
+    batch: Annotated[str, typer.Option(help="Rows of a step, separated by commas.")] = "1,4,16,32",
+    dtype: BenchDtype = "float32",
+    json_file: JsonFile = None,
+) -> None:
+    """Compare a step of the engine with the bytes it must move and the operations it must do."""
+    from mars_ray.bench.decode.floor_report import bench_floor as run
+
+    write_json(json_file, run(model, _numbers(batch), dtype))
+
+
+@bench_app.command("serve")
+def bench_serve(
+    url: Annotated[str, typer.Option(help="An OpenAI-compatible endpoint that runs.")] = URL,
+    model: Annotated[str | None, typer.Option(help="By default the first that the endpoint lists.")] = None,
+    api_key: ApiKey = None,
+    trace: LoadTrace = None,
+    clients: Clients = None,
+    requests: Requests = None,
+    duration: Duration = None,
+    stream: Annotated[bool, typer.Option(help="Ask for chunks; without them there is no TTFT.")] = True,
+    prompts: Prompts = None,
+    max_tokens: MaxTokens = None,
+    extra_body: ExtraBody = "{}",
+    speed: TraceSpeed = 1.0,
+    prompt_scale: PromptScale = 1.0,
+    output_scale: OutputScale = 1.0,
+    slo: Slo = None,
+    seed: Annotated[int, typer.Option(help="Of arrivals and of the order of prompts.")] = 0,
+    timeout: Annotated[float, typer.Option(help="Seconds for one request.")] = 300.0,
+    json_file: JsonFile = None,
+) -> None:
+    """Put load on a running OpenAI-compatible endpoint, and measure latency, throughput and goodput."""
+    from mars_ray.bench.load.bench_serve import bench_serve as run
+    from mars_ray.bench.load.options import ServeOptions
+
+    options = ServeOptions(
+        url=url,
+        model=model,
+        api_key=api_key,
+        trace=trace,
+        clients=clients,
+        requests=requests,
+        duration=duration,
+        stream=stream,
+        prompts=prompts,
+        max_tokens=max_tokens,
+        extra_body=extra_body,
+        speed=speed,
+        prompt_scale=prompt_scale,
+        output_scale=output_scale,
+        slo=tuple(slo or ()),
+        seed=seed,
+        timeout=timeout,
+    )
+    report = run(options)
+    write_json(json_file, report)
+    if report["interrupted"]:
+        raise InterruptedRunError("Stopped; the figures are those of the requests sent by then.")
+
+
+@bench_app.command("policy")
+def bench_policy(
+    trace: Annotated[list[Path], typer.Option(help="An Azure trace .csv.gz; give it once for each.")],
+    machine: Annotated[Path | None, typer.Option(help="What a replica can do; the bundled figures by default.")] = None,
+    replicas: Annotated[int, typer.Option(help="Engines.")] = 2,
+    rows: Annotated[int, typer.Option(help="Sequences each of them decodes together.")] = 16,
+    prompt_scale: Annotated[float, typer.Option(help="Times the trace's prompts.")] = 1 / 8,
+    output_scale: OutputScale = 1.0,
+    slo: Annotated[str, typer.Option(help="What callers are promised, in ms.")] = "ttft:1000,tpot:30",
+    seed: Annotated[int, typer.Option(help="Of routing and of made arrivals.")] = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """Compare policies on simulated clusters: fixed thresholds, others' laws, ours, and one that knows the future."""
+    from mars_ray.simulate.compare.bench_policy import bench_policy as run
+    from mars_ray.simulate.compare.comparison import PolicyOptions
+
+    options = PolicyOptions(
+        traces=tuple(trace),
+        machine=machine,
+        replicas=replicas,
+        rows=rows,
+        prompt_scale=prompt_scale,
+        output_scale=output_scale,
+        slo=(slo,),
+        seed=seed,
+    )
+    write_json(json_file, run(options))
+
+
+@bench_app.command("overhead")
+def bench_overhead(
+    url: Annotated[str, typer.Option(help="A running `mars-ray serve` that has nothing else to do.")] = URL,
+    model: Annotated[str, typer.Option(help="The model it serves: 'bundled' or a folder.")] = "bundled",
+    clients: Annotated[int, typer.Option(help="Requests in flight.")] = 16,
+    requests: Annotated[int, typer.Option(help="Requests per round.")] = 500,
+    rounds: Annotated[int, typer.Option(help="Rounds; one more before them warms up.")] = 3,
+    seed: Annotated[int, typer.Option(help="Of the order of prompts.")] = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure in turns what a running endpoint delivers and what its engine delivers without one."""
+    from mars_ray.bench.load.overhead import bench_overhead as run
+
+    write_json(json_file, run(url, model, clients, requests, rounds, seed))
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--batch is {text!r}; give whole numbers separated by commas, such as 1,4,16.") from None

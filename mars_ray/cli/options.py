@@ -1,0 +1,27 @@
+"""Options that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mars_ray.model.dtype import AskedDtype
+
+Model = Annotated[str, typer.Option(help="'bundled' or a model folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="End with one machine-readable line.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write every sample here.")]
+Temperature = Annotated[float, typer.Option(help="0 takes the most likely token.")]
+Slo = Annotated[list[str] | None, typer.Option(help="What a good request keeps, in ms: 'ttft:200,tpot:20,e2e:2000'.")]
+TraceSpeed = Annotated[float, typer.Option(help="Times as fast as the trace was recorded.")]
+OutputScale = Annotated[float, typer.Option(help="Times the trace's answers.")]
+
+# Options of every command that runs a job, as in `batch.run.options.WorkerOptions`.
+Workers = Annotated[int, typer.Option(help="Engines, each in a process of its own.")]
+Cpus = Annotated[float | None, typer.Option(help="CPUs of each worker; by default they share what there is.")]
+Gpus = Annotated[float, typer.Option(help="GPUs of each worker.")]
+Dtype = Annotated[
+    AskedDtype, typer.Option(help="'auto': bfloat16 for large checkpoints of 16 bits, where the machine is fast at it.")
+]
+
+WITH_ERRORS = 3
+"""Exit code of a job that is complete, but for rows with errors."""

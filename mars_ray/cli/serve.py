@@ -1,0 +1,27 @@
+"""The command `mars-ray serve`: a model behind an OpenAI-compatible endpoint."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def serve(
+    config: Annotated[Path | None, typer.Option(help="Ray Serve config file; see serve_configs/.")] = None,
+    model: Annotated[str | None, typer.Option(help="'bundled' or a model folder.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on; without API keys this machine's own.")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535)] = None,
+) -> None:
+    """Serve a model to OpenAI clients on Ray Serve."""
+    from tempfile import TemporaryDirectory
+
+    from mars_ray.serve.deploy.deploy_file import read_deploy_file
+    from mars_ray.serve.deploy.environment import set_environment
+
+    fields = read_deploy_file(config, model=model, host=host, port=port)
+    with TemporaryDirectory(prefix="mars-ray-") as folder:
+        set_environment(Path(folder))
+        from mars_ray.serve.ray.schema import schema_of  # Ray reads its environment when it is imported
+        from mars_ray.serve.ray.serve import run
+
+        run(schema_of(fields, str(config or "the command line")))

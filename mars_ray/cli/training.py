@@ -1,0 +1,75 @@
+"""The commands that make a model: `mars-ray prepare`, `mars-ray train` and `mars-ray calibrate`."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from mars_ray.cli.options import AsJson, Model
+from mars_ray.cli.results import show_results
+
+
+def train(
+    config: Annotated[Path, typer.Option(help="YAML of the run; see pipelines/.")], as_json: AsJson = False
+) -> None:
+    """Fine-tune a model on Ray Train; the same command goes on with a run that was stopped."""
+    from mars_ray.training.config import read_config
+    from mars_ray.training.ray_trainer import train as run
+    from mars_ray.training.run_folder import RunFolder
+
+    settings = read_config(config)
+    last = asdict(run(settings))
+    show_results("trained", last | {"model": str(RunFolder(settings.output).model)}, as_json)
+
+
+def prepare(
+    input_file: Annotated[Path, typer.Option("--input", help="JSONL (plain, gz, zst) or parquet of conversations.")],
+    output: Annotated[Path, typer.Option(help="Folder for the packed rows.")],
+    model: Model = "bundled",
+    length: Annotated[int, typer.Option(min=8, help="Tokens per packed row.")] = 512,
+    overlong: Annotated[Literal["drop", "truncate"], typer.Option()] = "drop",
+    bad_records: Annotated[Literal["error", "drop"], typer.Option()] = "error",
+    as_json: AsJson = False,
+) -> None:
+    """Tokenise and pack training data, and report what became of it; `train` does this by itself."""
+    from mars_ray.data.ray_prepare import PrepareOptions
+    from mars_ray.data.ray_prepare import prepare as run
+    from mars_ray.model.resolve import resolve_model
+    from mars_ray.progress import ProgressLine
+    from mars_ray.ray_cluster import connect
+
+    options = PrepareOptions(length=length, overlong=overlong, bad_records=bad_records)
+    folder = resolve_model(model).absolute()
+    connect()
+    with ProgressLine(f"tokenise {input_file.name}", total=None) as progress:
+        report = run(input_file, output, folder, options, progress)
+    show_results("prepared", asdict(report), as_json)
+
+
+def calibrate(
+    model: Model = "bundled",
+    data: Annotated[
+        Path | None,
+        typer.Option(help="JSONL or parquet with 'prompt' or 'messages'; by default the built-in task families."),
+    ] = None,
+    examples: Annotated[
+        int | None, typer.Option(help="Per seed: of each family, 100 by default; of --data, by default all.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Samples the spread is over; --data is split into so many parts.")] = 3,
+    max_tokens: Annotated[int, typer.Option(help="Tokens per answer at most.")] = 256,
+    as_json: AsJson = False,
+) -> None:
+    """Measure speed, agreement and accuracy at each threshold, and write them into the model's mars.json."""
+    from mars_ray.evaluation.calibration.calibrate import CalibrateOptions
+    from mars_ray.evaluation.calibration.calibrate import calibrate as run
+    from mars_ray.evaluation.calibration.curve_text import print_curve
+    from mars_ray.model.resolve import resolve_model
+
+    options = CalibrateOptions(data=data, examples=examples, seeds=seeds, max_tokens=max_tokens)
+    folder = resolve_model(model)
+    curve = run(folder, options)
+    print_curve(curve, f"calibrated {folder}")
+    if as_json:
+        print(json.dumps({"model": str(folder), "calibration": [point.model_dump() for point in curve]}))

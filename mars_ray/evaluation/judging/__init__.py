@@ -1,1 +1,0 @@
-"""From answers to figures: judges, agreement, statistics."""

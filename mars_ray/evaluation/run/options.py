@@ -1,0 +1,30 @@
+"""What to evaluate, and how: the options of `evaluate`, plain Python."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mars_ray.batch.run.options import WorkerOptions
+from mars_ray.evaluation.tasks.registry import TaskOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateOptions:
+    """What to evaluate, and how."""
+
+    output: Path
+    """A folder that is absent, empty, or holds this very evaluation, which then goes on."""
+    tasks: tuple[str, ...]
+    """Names of task families or benchmarks, and files of prompts with references."""
+    questions: TaskOptions = field(default_factory=TaskOptions)
+    """Which questions of the tasks."""
+    model: str = "bundled"
+    """`bundled` or a model folder."""
+    modes: tuple[str, ...] = ("ar", "exact", "threshold")
+    """Modes to compare; `ar` is always among them."""
+    thresholds: tuple[float, ...] = (0.99, 0.95, 0.9, 0.8, 0.6)
+    """Thresholds of mode `threshold`."""
+    temperature: float = 0.0
+    """Temperature of sampling. Above 0 each question has a seed of its own, the same at all settings."""
+    workers: WorkerOptions = field(default_factory=WorkerOptions)
+    """The processes that decode. Their steps are compiled only where speed is measured: answers would depend on when
+    compiling ends."""
