@@ -30,17 +30,17 @@ from rich.table import Table
 from mars_ray.bench.load.arrivals import TraceRow, read_trace
 from mars_ray.bench.load.client import Endpoint
 from mars_ray.bench.load.generator import run_load
-from mars_ray.bench.load.plan import Plan, closed_loop
+from mars_ray.bench.load.plan import LoadPlan, closed_loop
 from mars_ray.bench.load.prompts import bundled_prompts, conversations
-from mars_ray.bench.load.record import Outcome, PlannedRequest, RequestRecord
-from mars_ray.bench.load.slo import Slo, parse_slo
+from mars_ray.bench.load.record import RequestOutcome, PlannedRequest, RequestRecord
+from mars_ray.bench.load.slo import RequestSlo, parse_slo
 from mars_ray.bench.load.summary import summarize
 from mars_ray.bench.machine import machine
 from mars_ray.control.settings import ControlPlan
 from mars_ray.data.prompt_file import read_prompts
-from mars_ray.simulate.arrivals import Arrivals, Wish
+from mars_ray.simulate.arrivals import Arrivals, Arrival
 from mars_ray.simulate.machine import Machine, StepSeconds, ThresholdPoint, read_machine
-from mars_ray.simulate.record import Promise
+from mars_ray.simulate.metrics import SloSeconds
 from mars_ray.simulate.simulator import Simulation, SimulationOptions, simulate
 
 POLICIES: dict[str, dict[str, Any]] = {
@@ -104,7 +104,7 @@ def busiest(rows: list[TraceRow], seconds: float) -> list[TraceRow]:
 
 
 @contextmanager
-def endpoint(policy: dict[str, Any], slo: Slo) -> Iterator[str]:
+def endpoint(policy: dict[str, Any], slo: RequestSlo) -> Iterator[str]:
     """Run `mars-ray serve` with two engines until the block ends; yield its URL once both answer."""
     args = {
         "threshold": policy["threshold"],
@@ -152,13 +152,13 @@ def replicas_of(url: str) -> list[dict[str, Any]]:
     return found
 
 
-def send(url: str, plan: Plan, clients: int | None = None, body: dict[str, Any] | None = None) -> list[RequestRecord]:
+def send(url: str, plan: LoadPlan, clients: int | None = None, body: dict[str, Any] | None = None) -> list[RequestRecord]:
     """Return the records of a load."""
     to = Endpoint(url=url, model="bundled", extra_body={"temperature": 0} | (body or {}))
     return asyncio.run(run_load(to, plan.requests, clients=clients))
 
 
-def plan_of(rows: list[TraceRow], pool: list[Any], speed: float) -> Plan:
+def plan_of(rows: list[TraceRow], pool: list[Any], speed: float) -> LoadPlan:
     """Return requests at the times of a trace, with the prompts this model was trained for.
 
     Prompts of the sizes in a trace would be text it has never seen, in which nothing can be looked ahead.
@@ -168,14 +168,14 @@ def plan_of(rows: list[TraceRow], pool: list[Any], speed: float) -> Plan:
         PlannedRequest(messages=messages, max_tokens=MAX_TOKENS, scheduled_s=row.arrival_s / speed)
         for row, messages in zip(rows, drawn, strict=False)
     ]
-    return Plan(iter(planned), len(planned))
+    return LoadPlan(iter(planned), len(planned))
 
 
 def closed_loop_rate(url: str, rows: list[TraceRow], pool: list[Any]) -> float:
     """Return the answers per second at threshold 1 while every row is in use, of requests like these."""
     requests = [replace(each, scheduled_s=None) for each in plan_of(rows, pool, 1.0).requests][:1000]
-    send(url, Plan(iter(requests[:200]), 200), 2 * REPLICAS * ROWS, {"threshold": 1.0})  # warms up
-    records = send(url, Plan(iter(requests), len(requests)), 2 * REPLICAS * ROWS, {"threshold": 1.0})
+    send(url, LoadPlan(iter(requests[:200]), 200), 2 * REPLICAS * ROWS, {"threshold": 1.0})  # warms up
+    records = send(url, LoadPlan(iter(requests), len(requests)), 2 * REPLICAS * ROWS, {"threshold": 1.0})
     return len(records) / max(each.end_s for each in records)
 
 
@@ -206,7 +206,7 @@ def simulation(
     rows: list[TraceRow],
     speed: float,
     policy: dict[str, Any],
-    slo: Slo,
+    slo: RequestSlo,
     seen: list[dict[str, Any]],
     front_s: float,
     records: list[RequestRecord],
@@ -214,8 +214,8 @@ def simulation(
     """Return what the simulator says of the same load, with the tokens that the engines counted."""
     prompts = [each.prompt_tokens for each in records if each.prompt_tokens]
     answers = [each.completion_tokens for each in records if each.completion_tokens]
-    wishes = [
-        Wish(
+    arrivals = [
+        Arrival(
             row.arrival_s / speed,
             record.prompt_tokens or round(sum(prompts) / len(prompts)),
             record.completion_tokens or round(sum(answers) / len(answers)),
@@ -229,9 +229,8 @@ def simulation(
             "settings": {"policy": policy["policy"], "slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms}},
         }
     )
-    promise = Promise.of(slo)
-    options = SimulationOptions(replicas=REPLICAS, front_s=front_s, promise=promise, seed=SEED)
-    return simulate(Arrivals(wishes, mix=[1.0], seed=SEED), machine_of(seen), plan, options)
+    options = SimulationOptions(replicas=REPLICAS, front_s=front_s, slo=SloSeconds.of(slo), seed=SEED)
+    return simulate(Arrivals(arrivals, mix=[1.0], seed=SEED), machine_of(seen), plan, options)
 
 
 def machine_of(seen: list[dict[str, Any]]) -> Machine:
@@ -260,13 +259,13 @@ def result(
     capacity: float,
     front_s: float,
     records: list[RequestRecord],
-    slo: Slo,
+    slo: RequestSlo,
     simulated: Simulation,
 ) -> dict[str, Any]:
-    """Return the figures of one run beside those of the simulator."""
-    summary, figures = summarize(records, slo), simulated.figures
+    """Return the metrics of one run beside those of the simulator."""
+    summary, metrics = summarize(records, slo), simulated.metrics
     assert summary.goodput is not None
-    done = [each for each in records if each.outcome is Outcome.OK]
+    done = [each for each in records if each.outcome is RequestOutcome.OK]
     return {
         "trace": trace,
         "policy": policy,
@@ -283,14 +282,14 @@ def result(
             "answered": len(done),
         },
         "simulated": {
-            "tokens_per_s": figures.tokens_per_s,
-            "good": figures.good,
-            "ttft_p50_ms": figures.ttft_ms and figures.ttft_ms.p50,
-            "tpot_p50_ms": figures.tpot_ms and figures.tpot_ms.p50,
-            "answered": figures.ended,
-            "threshold": figures.threshold,
-            "agreement": figures.agreement,
-            "accuracy": figures.accuracy,
+            "tokens_per_s": metrics.tokens_per_s,
+            "good": metrics.good,
+            "ttft_p50_ms": metrics.ttft_ms and metrics.ttft_ms.p50,
+            "tpot_p50_ms": metrics.tpot_ms and metrics.tpot_ms.p50,
+            "answered": metrics.ended,
+            "threshold": metrics.threshold,
+            "agreement": metrics.agreement,
+            "accuracy": metrics.accuracy,
         },
     }
 

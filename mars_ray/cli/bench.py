@@ -135,7 +135,7 @@ def bench_policy(
 ) -> None:
     """Compare policies on simulated clusters: fixed thresholds, others' laws, ours, and one that knows the future."""
     from mars_ray.simulate.compare.bench_policy import bench_policy as run
-    from mars_ray.simulate.compare.comparison import PolicyOptions
+    from mars_ray.simulate.compare.bench_policy import PolicyOptions
 
     options = PolicyOptions(
         traces=tuple(trace),

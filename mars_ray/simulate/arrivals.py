@@ -20,7 +20,7 @@ SPREAD_S = 60.0
 Array = NDArray[np.float64]
 
 
-class Wish(NamedTuple):
+class Arrival(NamedTuple):
     """One request."""
 
     arrival_s: float
@@ -41,16 +41,16 @@ class Batch:
 
 
 class Arrivals:
-    """Every wish `copies` times, the first of them when it says, all others spread over a minute."""
+    """Every request `copies` times, the first of them when it says, all others spread over a minute."""
 
     def __init__(
-        self, wishes: Sequence[Wish], *, mix: Sequence[float] = (1.0,), copies: int = 1, seed: int = 0
+        self, arrivals: Sequence[Arrival], *, mix: Sequence[float] = (1.0,), copies: int = 1, seed: int = 0
     ) -> None:
-        if not wishes:
+        if not arrivals:
             raise EmptyDataError("There is no request to simulate.")
         if copies < 1:
             raise ConfigError(f"copies is {copies}; it must be at least 1.")
-        table = np.array(wishes, dtype=float)
+        table = np.array(arrivals, dtype=float)
         self._at_s, self._prompt, self._output = table[:, 0], table[:, 1].clip(min=1), table[:, 2].clip(min=1)
         self._class = table[:, 3].astype(np.int64)
         if (np.diff(self._at_s) < 0).any():

@@ -17,14 +17,15 @@ from rich.console import Console
 from rich.table import Table
 
 from mars_ray.bench.load.arrivals import parse_trace, read_trace
-from mars_ray.bench.load.slo import Slo, parse_slo
+from mars_ray.bench.load.slo import RequestSlo, parse_slo
 from mars_ray.control.settings import ControlPlan, PolicyName
 from mars_ray.errors import ConfigError
 from mars_ray.progress import ProgressLine
-from mars_ray.simulate.arrivals import Arrivals, Wish
+from mars_ray.simulate.arrivals import Arrivals, Arrival
 from mars_ray.simulate.machine import Machine, read_machine
 from mars_ray.simulate.plot import check_plot, plot
-from mars_ray.simulate.record import Figures, Promise, Second, Spread, columns
+from mars_ray.simulate.latency import LatencyPercentiles
+from mars_ray.simulate.metrics import SecondMetrics, SimulationMetrics, SloSeconds, columns
 from mars_ray.simulate.scaling import Scaling
 from mars_ray.simulate.simulator import Simulation, SimulationOptions, simulate
 
@@ -68,7 +69,7 @@ class SimulateOptions:
             if not 1 / NUMBER_MAX <= (value := getattr(self, name)) <= NUMBER_MAX:
                 raise ConfigError(f"{name} is {value}; it must be in {1 / NUMBER_MAX:g}..{NUMBER_MAX:g}.")
 
-    def plan(self, slo: Slo | None) -> ControlPlan:
+    def plan(self, slo: RequestSlo | None) -> ControlPlan:
         """Return what the controller is set to. Raises `ConfigError`."""
         given = _yaml(self.control)
         settings = given.get("settings") or {}
@@ -87,13 +88,13 @@ class SimulateOptions:
             place = ".".join(map(str, first["loc"])) or "the plan"
             raise ConfigError(f"{self.control}: {place}: {first['msg']}.") from None
 
-    def wishes(self) -> list[Wish]:
+    def arrivals(self) -> list[Arrival]:
         """Read the trace and scale it. Prompts beyond the model's positions stay: they are refused."""
         trace = parse_trace(self.trace)
         if not isinstance(trace, Path):
             raise ConfigError(f"trace is {self.trace!r}; give a file that ends in .csv.gz.")
         return [
-            Wish(
+            Arrival(
                 row.arrival_s / self.speed,
                 max(1, math.floor(row.context_tokens * self.prompt_scale + 0.5)),
                 max(1, math.floor(row.generated_tokens * self.output_scale + 0.5)),
@@ -139,16 +140,16 @@ def run_simulation(options: SimulateOptions, plot_file: Path | None = None) -> d
         ticks_per_s=options.ticks,
         scaling=options.scaling(),
         front_s=options.front_ms / 1000,
-        promise=None if slo is None else Promise.of(slo),
+        slo=None if slo is None else SloSeconds.of(slo),
         duration_s=options.duration,
         seed=options.seed,
     )
-    arrivals = Arrivals(options.wishes(), mix=shares, copies=options.copies, seed=options.seed)
+    arrivals = Arrivals(options.arrivals(), mix=shares, copies=options.copies, seed=options.seed)
     seconds = min(arrivals.last_s, options.duration or math.inf)
     started_s = time.perf_counter()
     with ProgressLine("seconds", total=math.ceil(seconds)) as progress:
 
-        def tell(second: Second) -> None:
+        def tell(second: SecondMetrics) -> None:
             progress.update(second.second, {"in flight": second.running + second.waiting})
 
         done = simulate(arrivals, machine, plan, asked, tell)
@@ -183,7 +184,7 @@ def _report(
         "machine": machine.model_dump(exclude={"profile"}),
         "took_s": took_s,
         "reporting_replicas": done.reporting,
-        "figures": asdict(done.figures),
+        "metrics": asdict(done.metrics),
         "seconds": columns(done.seconds),
     }
 
@@ -191,7 +192,7 @@ def _report(
 def _show(title: str, done: Simulation, took_s: float) -> None:
     console, table = Console(), Table(show_header=False)
     console.print(title, markup=False, highlight=False, soft_wrap=True)
-    for name, value in _rows(done.figures).items():
+    for name, value in _rows(done.metrics).items():
         table.add_row(name, value)
     table.add_row("simulated in", f"{took_s:.1f} s")
     console.print(table)
@@ -199,16 +200,16 @@ def _show(title: str, done: Simulation, took_s: float) -> None:
     for column in ("", "mean", "median", "p90", "p95", "p99"):
         latencies.add_column(column, justify="right" if column else "left")
     for label, spread in (
-        ("TTFT", done.figures.ttft_ms),
-        ("TPOT", done.figures.tpot_ms),
-        ("E2E", done.figures.e2e_ms),
+        ("TTFT", done.metrics.ttft_ms),
+        ("TPOT", done.metrics.tpot_ms),
+        ("E2E", done.metrics.e2e_ms),
     ):
         if spread is not None:
             latencies.add_row(label, *map(_shown, _percentiles(spread)))
     console.print(latencies)
 
 
-def _percentiles(spread: Spread) -> tuple[float, ...]:
+def _percentiles(spread: LatencyPercentiles) -> tuple[float, ...]:
     return spread.mean, spread.p50, spread.p90, spread.p95, spread.p99
 
 
@@ -216,17 +217,17 @@ def _shown(figure: float) -> str:
     return f"{figure:,.2f}" if figure < 100 else f"{figure:,.0f}"
 
 
-def _rows(figures: Figures) -> dict[str, str]:
-    rows = {"requests": f"{figures.requests:,}"}
+def _rows(metrics: SimulationMetrics) -> dict[str, str]:
+    rows = {"requests": f"{metrics.requests:,}"}
     for name in ("refused", "too_long", "in_flight"):
-        if count := getattr(figures, name):
+        if count := getattr(metrics, name):
             rows[name.replace("_", " ")] = f"{count:,}"
-    rows["duration"] = f"{figures.duration_s:,.1f} s"
-    rows["output tokens/s"] = f"{figures.tokens_per_s:,.1f}"
-    shares = {"kept what was promised": figures.good, "agreement": figures.agreement, "accuracy": figures.accuracy}
+    rows["duration"] = f"{metrics.duration_s:,.1f} s"
+    rows["output tokens/s"] = f"{metrics.tokens_per_s:,.1f}"
+    shares = {"met the SLO": metrics.good, "agreement": metrics.agreement, "accuracy": metrics.accuracy}
     rows |= {name: f"{share:.2%}" for name, share in shares.items() if share is not None}
-    if figures.threshold is not None:
-        rows["threshold, mean by token"] = f"{figures.threshold:.4f}"
-    rows["threshold changes"] = f"{figures.threshold_changes_per_minute:.2f} a minute"
-    rows["replica-minutes"] = f"{figures.replica_minutes:,.1f}"
+    if metrics.threshold is not None:
+        rows["threshold, mean by token"] = f"{metrics.threshold:.4f}"
+    rows["threshold changes"] = f"{metrics.threshold_changes_per_minute:.2f} a minute"
+    rows["replica-minutes"] = f"{metrics.replica_minutes:,.1f}"
     return rows

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mars_ray.engine.scheduling.scheduler import DECODE_TOKENS
 from mars_ray.engine.service_class import ServiceClass
-from mars_ray.engine.stats.lookahead import Lookahead
 from mars_ray.simulate.machine import Machine
+from mars_ray.simulate.prefill import Prefill
 from mars_ray.simulate.queues import ARRIVAL, PROMPT, TOTAL, Floats, Ints, Queues
+from mars_ray.simulate.threshold_curves import ThresholdCurves
 
 Ended = tuple[Ints, Ints, Floats, Floats, Floats, Floats]
 """Replica, class, arrival, first token, end, tokens."""
@@ -53,28 +53,12 @@ class Fleet:
         self._first_NR = np.zeros((replicas, rows))
         self._length_N = np.zeros(replicas)
         """Tokens of all running sequences once they end."""
-        self._read_until_N = np.zeros(replicas)
-        self._read_step_N = np.zeros(replicas)
-        """When the last step began in which prompts are read."""
-        self._room_N = np.zeros(replicas)
-        """Prompt tokens that step has room for."""
-        self._extra_N = np.zeros(replicas)
-        """By how much a step is longer in which prompts are read."""
-        self._unpaid_N = np.zeros(replicas)
-        """Reading that began within a tick, after its steps were counted."""
-        masks = machine.masks
-        self.thresholds_NC = np.full(by_class, np.nan)
-        self._ahead_NCB = np.zeros((*by_class, masks + 1))
-        """Expected tokens accepted at masks, by block."""
-        self._positions_NCB = np.ones((*by_class, masks + 1))
-        """Positions a sequence feeds in a step, by block."""
-        self._credit_NCB = np.ones((*by_class, masks + 1))
-        """Of the tokens of a sequence, those its first step stands for: the last step gives more than are wanted."""
+        self._curves = ThresholdCurves(machine, replicas, len(classes), threshold)
+        self._prefill = Prefill(machine, replicas)
         self._seconds_N = np.full(replicas, self._times.fixed_s)
         self._reading_s_N = np.full(replicas, self._times.fixed_s)
         self._rate_NC = np.ones(by_class)
         self.block_N: Ints = np.ones(replicas, np.int64)
-        self.threshold_changes_N: Ints = np.zeros(replicas, np.int64)
         self.arrived_NC: Ints = np.zeros(by_class, np.int64)
         self.prompt_tokens_NC = np.zeros(by_class)
         self.ended_NC: Ints = np.zeros(by_class, np.int64)
@@ -87,22 +71,20 @@ class Fleet:
         """Steps and seconds, of each sequence, without and with prompts read."""
         self.firsts: list[tuple[Ints, Floats]] = []
         """Replicas and times to the first token, of watched replicas, since they were last taken."""
-        self._curves: dict[float, tuple[Floats, Floats, Floats]] = {}
-        self.set_thresholds(np.full(by_class, threshold))
-        self.threshold_changes_N[:] = 0
+
+    @property
+    def thresholds_NC(self) -> Floats:
+        """The threshold of each class on each replica."""
+        return self._curves.thresholds_NC
+
+    @property
+    def threshold_changes_N(self) -> Ints:
+        """Changes of thresholds since the start."""
+        return self._curves.changes_N
 
     def set_thresholds(self, thresholds_NC: Floats) -> None:
         """Set what each class of each replica needs to accept a token ahead."""
-        changed = thresholds_NC != self.thresholds_NC
-        if not changed.any():
-            return
-        for value in np.unique(thresholds_NC[changed]).tolist():
-            if value not in self._curves:
-                self._curves[value] = _curves(self._machine.lookahead(value))
-            where = changed & (thresholds_NC == value)
-            self._ahead_NCB[where], self._positions_NCB[where], self._credit_NCB[where] = self._curves[value]
-        self.threshold_changes_N += changed.sum(axis=1)
-        self.thresholds_NC = thresholds_NC.copy()
+        self._curves.set(thresholds_NC)
 
     def add(self, replica: Ints, of_class: Ints, arrival: Floats, prompt: Floats, total: Floats) -> NDArray[np.bool_]:
         """Queue requests, which are counted in `in_flight_N`; return which found a place."""
@@ -149,8 +131,8 @@ class Fleet:
         rows_NC = rows_NC * np.maximum(1.0, 1 / rows_N)[:, None]
         rows_N = np.maximum(rows_N, 1.0)
         kv_s_N = times.kv_token_s * (self._length_N - self._left_NR @ self._ones_R)
-        tokens_NB = rows_N[:, None] + np.einsum("nc,ncb->nb", rows_NC, self._ahead_NCB)
-        feeding_NB = times.position_s * np.einsum("nc,ncb->nb", rows_NC, self._positions_NCB)
+        tokens_NB = rows_N[:, None] + np.einsum("nc,ncb->nb", rows_NC, self._curves.ahead_NCB)
+        feeding_NB = times.position_s * np.einsum("nc,ncb->nb", rows_NC, self._curves.positions_NCB)
         feeding_NB += (times.row_s * rows_N)[:, None]
         seconds_NB = feeding_NB + (times.fixed_s + kv_s_N)[:, None]
         best_N = (tokens_NB / seconds_NB).argmax(axis=1)
@@ -158,11 +140,9 @@ class Fleet:
         at_N = np.arange(len(best_N))
         seconds_N, feeding_N = seconds_NB[at_N, best_N], feeding_NB[at_N, best_N]
         self._reading_s_N = times.fixed_s + kv_s_N + feeding_N * np.minimum(decoding_N / rows_N, 1.0)
-        reading_N = (self._read_until_N - begin_s).clip(0.0, tick_s) + self._unpaid_N
-        part_N = np.minimum(reading_N / tick_s, 1.0)
-        self._unpaid_N = reading_N - part_N * tick_s
-        plain_N, read_N = (1 - part_N) / seconds_N, part_N / (seconds_N + self._extra_N)
-        self._rate_NC = (1 + self._ahead_NCB[at_N, :, best_N]) * (plain_N + read_N)[:, None]
+        part_N = self._prefill.share_of_tick(begin_s, end_s)
+        plain_N, read_N = (1 - part_N) / seconds_N, part_N / (seconds_N + self._prefill.extra_N)
+        self._rate_NC = (1 + self._curves.ahead_NCB[at_N, :, best_N]) * (plain_N + read_N)[:, None]
         self._seconds_N = 1 / (plain_N + read_N)
         if self._watched:
             some = slice(self._watched)
@@ -229,7 +209,7 @@ class Fleet:
         waiting_NC, alone = self.queues.waiting, self.held_NC.shape[1] == 1
         waits = (waiting_NC[:, 0] if alone else waiting_NC.sum(axis=1)) > 0
         held_N = self.held_NC[:, 0] if alone else self.held_NC.sum(axis=1)
-        open_M = np.flatnonzero(waits & (held_N < self._machine.rows) & (self._read_until_N < end_s))
+        open_M = np.flatnonzero(waits & (held_N < self._machine.rows) & (self._prefill.until_N < end_s))
         if not len(open_M):
             return open_M
         of_class = self.queues.next(open_M)
@@ -237,8 +217,19 @@ class Fleet:
         free_s = np.where(self._busy_NR[open_M], np.inf, self._clock_NR[open_M])
         row = free_s.argmin(axis=1)
         where: Ints = open_M * self._machine.rows + row
-        read_s = self._read(open_M, of_class, request, free_s[np.arange(len(row)), row], held_N[open_M] > 0, end_s)
-        credit = self._credit_NCB[open_M, of_class, self.block_N[open_M] - 1]
+        block = self.block_N[open_M]
+        masks = (block - 1) * (self.thresholds_NC[open_M, of_class] < 1)
+        read_s = self._prefill.read(
+            open_M,
+            request,
+            masks,
+            free_s[np.arange(len(row)), row],
+            held_N[open_M] > 0,
+            self._seconds_N[open_M],
+            self._reading_s_N[open_M],
+            end_s,
+        )
+        credit = self._curves.credit_NCB[open_M, of_class, block - 1]
         gained = np.minimum(request[:, TOTAL], credit)
         self._busy_NR.ravel()[where] = True
         self._class_NR.ravel()[where] = of_class
@@ -257,44 +248,3 @@ class Fleet:
             self.firsts.append((open_M[seen], (read_s - request[:, ARRIVAL])[seen]))
         return where
 
-    def _read(
-        self,
-        replica: Ints,
-        of_class: Ints,
-        request: Floats,
-        free_s: Floats,
-        busy: NDArray[np.bool_],
-        end_s: float,
-    ) -> Floats:
-        """Read a prompt on each of these replicas, behind those being read; return when each has its first tokens."""
-        budget, arrival, tokens = float(self._machine.prefill_tokens), request[:, ARRIVAL], request[:, PROMPT]
-        # Who finds a step under way waits for its end, half a step on average; who waited for a row got it at one.
-        ready_s = np.where(arrival > free_s, arrival + busy * self._seconds_N[replica] / 2, free_s)
-        until_s = self._read_until_N[replica]
-        shared = np.where(ready_s <= self._read_step_N[replica], np.minimum(self._room_N[replica], tokens), 0.0)
-        steps = np.ceil((tokens - shared) / budget)
-        start_s = np.maximum(until_s, np.where(steps > 0, ready_s, until_s))
-        masks = (self.block_N[replica] - 1) * (self.thresholds_NC[replica, of_class] < 1)
-        long = tokens > DECODE_TOKENS
-        extra_s = (self._times.prompt_s * steps + self._times.prompt_token_s * (tokens + masks)) * long
-        length_s = steps * self._reading_s_N[replica] + extra_s
-        done_s: Floats = start_s + length_s
-        self._room_N[replica] = np.where(steps > 0, steps * budget - (tokens - shared), self._room_N[replica] - tokens)
-        last_s = done_s - length_s / np.maximum(steps, 1)
-        self._read_step_N[replica] = np.where(steps > 0, last_s, self._read_step_N[replica])
-        self._extra_N[replica] = np.where(steps > 0, extra_s / np.maximum(steps, 1), self._extra_N[replica])
-        self._read_until_N[replica] = done_s
-        self._unpaid_N[replica] += (np.minimum(done_s, end_s) - np.minimum(start_s, end_s)).clip(min=0.0)
-        return done_s
-
-
-def _curves(lookahead: Lookahead) -> tuple[Floats, Floats, Floats]:
-    """Return by block the tokens expected at masks, the positions fed, and the tokens that the first step stands for.
-
-    A sequence of n tokens takes (n + o) / m steps on average, where each gives m, and o is what the last one is
-    expected to give beyond n: E[X (X - 1)] / 2m. So n - (m - o) are left for the steps behind the first.
-    """
-    ahead_B = lookahead.tokens_B - 1
-    survival_K = np.diff(ahead_B).clip(0.0)
-    beyond_B = np.concatenate([[0.0], (np.arange(1, len(survival_K) + 1) * survival_K).cumsum()]) / (1 + ahead_B)
-    return ahead_B, lookahead.positions_B, np.maximum(1.0, 1 + ahead_B - beyond_B)

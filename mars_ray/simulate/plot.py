@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mars_ray.errors import ConfigError, OutputError
-from mars_ray.simulate.record import Second
+from mars_ray.simulate.metrics import SecondMetrics
 
 POINTS = 600
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -25,7 +25,7 @@ def check_plot(path: Path) -> None:
         raise ConfigError(f"plot is {path}; give a file that ends in {', '.join(SUFFIXES)}.")
 
 
-def plot(path: Path, title: str, seconds: Sequence[Second], e2e_ms: float | None) -> None:
+def plot(path: Path, title: str, seconds: Sequence[SecondMetrics], e2e_ms: float | None) -> None:
     """Draw. Raises `OutputError` where the file cannot be written."""
     group = max(1, math.ceil(len(seconds) / POINTS))
     at = np.arange(0, len(seconds), group) / 60
@@ -51,7 +51,7 @@ def plot(path: Path, title: str, seconds: Sequence[Second], e2e_ms: float | None
     latency.plot(at, series("e2e_p95_ms", np.nanmax), label="E2E", linewidth=1)
     latency.plot(at, series("ttft_p95_ms", np.nanmax), label="TTFT", linewidth=1)
     if e2e_ms is not None:
-        latency.axhline(e2e_ms, color="tab:red", linewidth=1, linestyle="--", label="promised")
+        latency.axhline(e2e_ms, color="tab:red", linewidth=1, linestyle="--", label="SLO")
     latency.set_yscale("log")
     latency.set_ylabel("95th percentile, ms")
     quality.plot(at, series("agreement"), label="agreement with one token at a time", linewidth=1)

@@ -40,7 +40,7 @@ class Replicas:
         most = scaling.max_replicas if scaling else replicas
         self._ready_s: NDArray[np.float64] = np.full(most, np.inf)
         self._ready_s[:replicas] = 0.0
-        self._target, self._since_s, self._wish = replicas, 0.0, 0
+        self._target, self._since_s, self._direction = replicas, 0.0, 0
         self.up = np.arange(replicas)
         """Those that take requests."""
         self.draining: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -59,15 +59,15 @@ class Replicas:
 
     def _decide(self, scaling: Scaling, desired: int, now_s: float) -> None:
         desired = min(max(desired, scaling.min_replicas), scaling.max_replicas)
-        wish = (desired > self._target) - (desired < self._target)
-        if wish != self._wish:
-            self._wish, self._since_s = wish, now_s
-        delay_s = scaling.upscale_delay_s if wish > 0 else scaling.downscale_delay_s
-        if not wish or now_s - self._since_s < delay_s:
+        direction = (desired > self._target) - (desired < self._target)
+        if direction != self._direction:
+            self._direction, self._since_s = direction, now_s
+        delay_s = scaling.upscale_delay_s if direction > 0 else scaling.downscale_delay_s
+        if not direction or now_s - self._since_s < delay_s:
             return
-        self._target, self._wish = desired, 0
+        self._target, self._direction = desired, 0
         there = np.flatnonzero(np.isfinite(self._ready_s))
-        if wish > 0:
+        if direction > 0:
             absent = np.setdiff1d(np.flatnonzero(np.isinf(self._ready_s)), self.draining)
             self._ready_s[absent[: desired - len(there)]] = now_s + scaling.startup_s
         else:

@@ -1,7 +1,7 @@
 """A cluster that is not there: arrivals through router, queues and engines, with the controller that a real one has.
 
 In:    arrivals, a machine, a control plan, how many replicas.
-Out:   figures of the whole, a line for each second; the same for the same seed.
+Out:   metrics of the whole, a line for each second; the same for the same seed.
 Never: sleeps, measures, or decides by a policy of its own: thresholds and replicas come from `Controller`.
 
 Open in this order: `arrivals` → `router` → `queues` → `fleet` →
@@ -22,7 +22,8 @@ from mars_ray.simulate.arrivals import Arrivals
 from mars_ray.simulate.fleet import Fleet
 from mars_ray.simulate.machine import Machine
 from mars_ray.simulate.queues import Floats, Ints
-from mars_ray.simulate.record import Figures, Promise, Record, Second
+from mars_ray.simulate.metrics import SecondMetrics, SimulationMetrics, SloSeconds
+from mars_ray.simulate.recorder import SimulationRecorder
 from mars_ray.simulate.reports import Reports
 from mars_ray.simulate.router import route
 from mars_ray.simulate.scaling import Replicas, Scaling
@@ -45,7 +46,7 @@ class SimulationOptions:
     """None keeps the number of replicas."""
     front_s: float = 0.0
     """What lies before the engine, and once more behind it."""
-    promise: Promise | None = None
+    slo: SloSeconds | None = None
     duration_s: float | None = None
     """No arrivals behind it."""
     seed: int = 0
@@ -75,8 +76,8 @@ class SimulationOptions:
 class Simulation:
     """What a run gave."""
 
-    figures: Figures
-    seconds: tuple[Second, ...]
+    metrics: SimulationMetrics
+    seconds: tuple[SecondMetrics, ...]
     reporting: int
     """Replicas that reported."""
 
@@ -86,7 +87,7 @@ def simulate(
     machine: Machine,
     plan: ControlPlan,
     options: SimulationOptions,
-    each_second: Callable[[Second], None] = lambda _: None,
+    each_second: Callable[[SecondMetrics], None] = lambda _: None,
     *,
     law: Law | None = None,
 ) -> Simulation:
@@ -104,14 +105,14 @@ class _Cluster:
         self._fleet = Fleet(machine, plan.classes, most, plan.ceiling, self._reporting)
         self._reports = Reports(self._fleet, machine, plan.classes, self._reporting)
         self._replicas = Replicas(options.replicas, options.scaling)
-        self._record = Record(machine, options.promise, options.front_s)
+        self._recorder = SimulationRecorder(machine, options.slo, options.front_s)
         self._random = np.random.default_rng([options.seed, 2])
         self._now_s = 0.0
         self._controller = Controller(plan, law=law, clock=lambda: self._now_s, unix_clock=lambda: self._now_s)
         self._desired = options.replicas
         self._changes = self._replica_s = 0.0
 
-    def run(self, each_second: Callable[[Second], None]) -> Simulation:
+    def run(self, each_second: Callable[[SecondMetrics], None]) -> Simulation:
         """Run until all ended, or until it is clear that they will not."""
         last_s = self._arrivals.last_s
         if self._options.duration_s is not None:
@@ -120,14 +121,14 @@ class _Cluster:
         while number <= last_s or (self._fleet.in_flight_N.any() and number < last_s + DRAIN_S):
             number += 1
             self._second(number, last_s)
-            each_second(self._record.seconds[-1])
+            each_second(self._recorder.seconds[-1])
         minutes = max(self._replica_s, 1e-9) / 60
-        figures = self._record.figures(
+        metrics = self._recorder.metrics(
             in_flight=int(self._fleet.in_flight_N.sum()),
             changes_per_minute=self._changes / minutes,
             replica_minutes=self._replica_s / 60,
         )
-        return Simulation(figures=figures, seconds=tuple(self._record.seconds), reporting=self._reporting)
+        return Simulation(metrics=metrics, seconds=tuple(self._recorder.seconds), reporting=self._reporting)
 
     def _second(self, number: int, last_s: float) -> None:
         fleet, ticks = self._fleet, self._options.ticks
@@ -143,11 +144,11 @@ class _Cluster:
             begin = until
             if fleet.in_flight_N.any():
                 _, _, arrival, first, end, tokens = fleet.advance(begin_s, end_s)
-                self._record.ended(arrival, first, end, tokens)
+                self._recorder.ended(arrival, first, end, tokens)
         self._now_s = float(number)
         self._replica_s += self._replicas.count
         self._reports.second()
-        self._record.second(
+        self._recorder.second(
             number,
             fleet.tokens_NC,
             fleet.thresholds_NC,
@@ -167,7 +168,7 @@ class _Cluster:
             at_s, prompt, output, of_class = at_s[fits], prompt[fits], output[fits], of_class[fits]
         replica = route(self._fleet.in_flight_N, self._replicas.up, len(at_s), self._random)
         placed = self._fleet.add(replica, of_class, at_s, prompt, output)
-        self._record.came(len(fits), len(placed) - int(placed.sum()), too_long)
+        self._recorder.came(len(fits), len(placed) - int(placed.sum()), too_long)
 
     def _control(self, number: int) -> None:
         """Let replicas report, and follow the answers."""

@@ -11,7 +11,7 @@ from typing import Any
 import uvicorn
 
 from mars_ray.bench.load.client import Endpoint
-from mars_ray.bench.load.record import Outcome, PlannedRequest, RequestRecord
+from mars_ray.bench.load.record import RequestOutcome, PlannedRequest, RequestRecord
 
 USAGE = {"prompt_tokens": 5, "completion_tokens": 7, "tokens_per_forward": 3.5}
 SSE = "text/event-stream; charset=utf-8"
@@ -29,7 +29,7 @@ def planned(*prompts: str, arrivals_s: tuple[float | None, ...] | None = None) -
 
 def record(**changes: Any) -> RequestRecord:
     """Sent at 1 s, chunks at 1.5, 1.75 and 2.25 s, ended at 2.5 s with 5 tokens: TTFT 500 ms, TPOT 250 ms."""
-    plain = {"number": 0, "outcome": Outcome.OK, "sent_s": 1.0, "chunk_s": (1.5, 1.75, 2.25), "end_s": 2.5}
+    plain = {"number": 0, "outcome": RequestOutcome.OK, "sent_s": 1.0, "chunk_s": (1.5, 1.75, 2.25), "end_s": 2.5}
     return RequestRecord(**{**plain, "completion_tokens": 5, "prompt_tokens": 10, **changes})
 
 

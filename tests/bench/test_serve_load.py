@@ -13,7 +13,7 @@ import pytest
 from mars_ray.bench.load import client as serve_client
 from mars_ray.bench.load.clients import Clients
 from mars_ray.bench.load.generator import run_load
-from mars_ray.bench.load.record import Outcome, PlannedRequest, RequestRecord
+from mars_ray.bench.load.record import RequestOutcome, PlannedRequest, RequestRecord
 from mars_ray.serve.deploy.environment import free_ports
 from tests.bench.serve_samples import SmallServer, endpoint, planned
 
@@ -28,7 +28,7 @@ def load(url: str, requests: list[PlannedRequest], clients: int | None = 2, **ch
 @pytest.mark.parametrize("what", ["stream", "pieces", "linger", "no done"])
 def test_a_stream_is_read_whole_however_it_is_cut_and_ended(url: str, what: str) -> None:
     (seen,) = load(url, planned(what))
-    assert (seen.outcome, seen.http_status, seen.error) == (Outcome.OK, 200, None)
+    assert (seen.outcome, seen.http_status, seen.error) == (RequestOutcome.OK, 200, None)
     assert (seen.prompt_tokens, seen.completion_tokens, seen.tokens_per_forward) == (5, 7, 3.5)
     assert len(seen.chunk_s) == 2
     assert 0 <= seen.sent_s <= seen.chunk_s[0] <= seen.chunk_s[1] <= seen.end_s
@@ -36,7 +36,7 @@ def test_a_stream_is_read_whole_however_it_is_cut_and_ended(url: str, what: str)
 
 def test_an_answer_without_streaming_has_an_end_and_no_chunks(url: str, server: SmallServer) -> None:
     (seen,) = load(url, planned("plain"), stream=False)
-    assert (seen.outcome, seen.chunk_s, seen.completion_tokens) == (Outcome.OK, (), 7)
+    assert (seen.outcome, seen.chunk_s, seen.completion_tokens) == (RequestOutcome.OK, (), 7)
     assert seen.ttft_s is None and seen.e2e_s >= 0
     assert server.bodies[0]["stream"] is False and "stream_options" not in server.bodies[0]
 
@@ -44,20 +44,20 @@ def test_an_answer_without_streaming_has_an_end_and_no_chunks(url: str, server: 
 @pytest.mark.parametrize(
     ("what", "outcome", "status", "chunks", "said"),
     [
-        ("busy", Outcome.LIMITED, 429, 0, "HTTP 429: it is busy"),
-        ("bad", Outcome.CLIENT_ERROR, 400, 0, "HTTP 400: it is bad"),
-        ("fail", Outcome.SERVER_ERROR, 500, 0, "HTTP 500: it is fail"),
-        ("unwell", Outcome.SERVER_ERROR, 503, 0, "HTTP 503: it is unwell"),
-        ("page", Outcome.SERVER_ERROR, 502, 0, "HTTP 502: <h1>Bad ?[31m gateway</h1>"),
-        ("break", Outcome.BROKEN, 200, 2, "Error"),
-        ("stop short", Outcome.BROKEN, 200, 2, "the stream ended before the answer did"),
-        ("no json", Outcome.BROKEN, 200, 0, "no chat completion"),
-        ("no object", Outcome.BROKEN, 200, 0, "not a JSON object: '[1]'"),
-        ("error event", Outcome.ERROR_EVENT, 200, 2, "it broke"),
+        ("busy", RequestOutcome.LIMITED, 429, 0, "HTTP 429: it is busy"),
+        ("bad", RequestOutcome.CLIENT_ERROR, 400, 0, "HTTP 400: it is bad"),
+        ("fail", RequestOutcome.SERVER_ERROR, 500, 0, "HTTP 500: it is fail"),
+        ("unwell", RequestOutcome.SERVER_ERROR, 503, 0, "HTTP 503: it is unwell"),
+        ("page", RequestOutcome.SERVER_ERROR, 502, 0, "HTTP 502: <h1>Bad ?[31m gateway</h1>"),
+        ("break", RequestOutcome.BROKEN, 200, 2, "Error"),
+        ("stop short", RequestOutcome.BROKEN, 200, 2, "the stream ended before the answer did"),
+        ("no json", RequestOutcome.BROKEN, 200, 0, "no chat completion"),
+        ("no object", RequestOutcome.BROKEN, 200, 0, "not a JSON object: '[1]'"),
+        ("error event", RequestOutcome.ERROR_EVENT, 200, 2, "it broke"),
     ],
 )
 def test_every_way_to_fail_is_an_outcome(
-    url: str, what: str, outcome: Outcome, status: int, chunks: int, said: str
+    url: str, what: str, outcome: RequestOutcome, status: int, chunks: int, said: str
 ) -> None:
     (seen,) = load(url, planned(what))
     assert (seen.outcome, seen.http_status, len(seen.chunk_s)) == (outcome, status, chunks)
@@ -74,13 +74,13 @@ def test_a_server_that_hangs_is_left_when_the_time_is_over(
     url: str, what: str, status: int | None, chunks: int
 ) -> None:
     (seen,) = load(url, planned(what), timeout_s=0.5)
-    assert (seen.outcome, seen.http_status, len(seen.chunk_s)) == (Outcome.TIMEOUT, status, chunks)
+    assert (seen.outcome, seen.http_status, len(seen.chunk_s)) == (RequestOutcome.TIMEOUT, status, chunks)
     assert seen.error == "it had not ended 0.5 s after it was sent"
 
 
 def test_nobody_at_the_port_is_an_outcome_of_each_request() -> None:
     seen = load(f"http://127.0.0.1:{next(free_ports())}", planned("a", "b", arrivals_s=(0.0, 0.0)))
-    assert [each.outcome for each in seen] == [Outcome.CONNECTION] * 2
+    assert [each.outcome for each in seen] == [RequestOutcome.CONNECTION] * 2
     assert all(each.http_status is None and each.error for each in seen)
 
 
@@ -96,32 +96,32 @@ def test_a_server_that_hangs_up_before_it_answers_is_an_outcome() -> None:
         thread.start()
         (seen,) = load(f"http://127.0.0.1:{listening.getsockname()[1]}", planned("a"))
         thread.join()
-    assert seen.outcome is Outcome.CONNECTION
+    assert seen.outcome is RequestOutcome.CONNECTION
 
 
 def test_chunks_are_those_with_something_in_them(url: str) -> None:
     empty, tool = load(url, planned("no text", "tool"))
-    assert (empty.outcome, empty.chunk_s, empty.ttft_s) == (Outcome.OK, (), None)
-    assert (tool.outcome, len(tool.chunk_s)) == (Outcome.OK, 1)
+    assert (empty.outcome, empty.chunk_s, empty.ttft_s) == (RequestOutcome.OK, (), None)
+    assert (tool.outcome, len(tool.chunk_s)) == (RequestOutcome.OK, 1)
 
 
 def test_a_server_that_counts_no_tokens_is_not_guessed_for(url: str) -> None:
     (seen,) = load(url, planned("no usage"))
-    assert (seen.outcome, seen.prompt_tokens, seen.completion_tokens, seen.tpot_s) == (Outcome.OK, None, None, None)
+    assert (seen.outcome, seen.prompt_tokens, seen.completion_tokens, seen.tpot_s) == (RequestOutcome.OK, None, None, None)
 
 
 def test_records_are_in_the_order_of_the_plan_whatever_ended_first(url: str) -> None:
     whats = ["meet 3", "busy", "stream", "bad", "meet 3", "fail", "meet 3", "break"]
-    outcomes = [Outcome.OK, Outcome.LIMITED, Outcome.OK, Outcome.CLIENT_ERROR, Outcome.OK, Outcome.SERVER_ERROR]
+    outcomes = [RequestOutcome.OK, RequestOutcome.LIMITED, RequestOutcome.OK, RequestOutcome.CLIENT_ERROR, RequestOutcome.OK, RequestOutcome.SERVER_ERROR]
     seen = load(url, planned(*whats), clients=4)
     assert [each.number for each in seen] == list(range(8))
-    assert [each.outcome for each in seen] == [*outcomes, Outcome.OK, Outcome.BROKEN]
+    assert [each.outcome for each in seen] == [*outcomes, RequestOutcome.OK, RequestOutcome.BROKEN]
 
 
 def test_a_closed_loop_has_as_many_under_way_as_clients_and_no_more(url: str, server: SmallServer) -> None:
     # The first three are answered when all three are there, so fewer clients would never get on.
     seen = load(url, planned(*["meet 3"] * 3, *["stream"] * 17), clients=3)
-    assert [each.outcome for each in seen] == [Outcome.OK] * 20
+    assert [each.outcome for each in seen] == [RequestOutcome.OK] * 20
     assert server.under_way_max == 3
     assert not any(each.waited for each in seen)
 
@@ -134,7 +134,7 @@ def test_connections_are_used_again(url: str, server: SmallServer, monkeypatch: 
 
 def test_an_open_loop_sends_on_schedule_whatever_the_server_does(url: str, server: SmallServer) -> None:
     seen = load(url, planned(*["meet 5"] * 5, arrivals_s=(0.0, 0.0, 0.01, 0.01, 0.02)), clients=None)
-    assert [each.outcome for each in seen] == [Outcome.OK] * 5
+    assert [each.outcome for each in seen] == [RequestOutcome.OK] * 5
     assert server.under_way_max == 5
     assert all(each.sent_s >= (each.scheduled_s or 0) and not each.waited for each in seen)
 
@@ -177,14 +177,14 @@ def test_requests_after_the_duration_are_not_sent_and_those_under_way_end(url: s
     async def test() -> None:
         arriving = planned("stream", "stream", "stream", arrivals_s=(0.0, 0.01, 5000.0))
         seen = await run_load(endpoint(url), arriving, duration_s=1000.0)
-        assert [each.outcome for each in seen] == [Outcome.OK] * 2
+        assert [each.outcome for each in seen] == [RequestOutcome.OK] * 2
 
         def endless() -> Iterator[PlannedRequest]:
             while True:
                 yield from planned("stream")
 
         seen = await run_load(endpoint(url), endless(), clients=2, duration_s=0.2)
-        assert seen and {each.outcome for each in seen} == {Outcome.OK}
+        assert seen and {each.outcome for each in seen} == {RequestOutcome.OK}
         assert all(each.sent_s >= 0 for each in seen)
 
     run_until(test)
@@ -197,7 +197,7 @@ def test_a_load_that_is_stopped_returns_what_ended_and_what_was_under_way(url: s
         told: list[RequestRecord] = []
         asked = planned("stream", "hang", "never sent")
         seen = await run_load(endpoint(url), asked, clients=1, stop=stop, on_record=told.append)
-        assert [each.outcome for each in seen] == [Outcome.OK, Outcome.INTERRUPTED]
+        assert [each.outcome for each in seen] == [RequestOutcome.OK, RequestOutcome.INTERRUPTED]
         assert told == seen
 
     run_until(test)

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.bench.load.record import Outcome
+from mars_ray.bench.load.record import RequestOutcome
 from mars_ray.bench.load.report import SAMPLE_COLUMNS, samples, show, summary_json
-from mars_ray.bench.load.slo import Slo, parse_slo
+from mars_ray.bench.load.slo import RequestSlo, parse_slo
 from mars_ray.bench.load.summary import Goodput, distribution_ms, summarize
 from mars_ray.bench.measure import Spread
 from mars_ray.errors import ConfigError
 from tests.bench.serve_samples import record
 
 FAILED = record(
-    number=1, outcome=Outcome.LIMITED, chunk_s=(), end_s=1.25, completion_tokens=None, error="HTTP 429: busy"
+    number=1, outcome=RequestOutcome.LIMITED, chunk_s=(), end_s=1.25, completion_tokens=None, error="HTTP 429: busy"
 )
 
 
@@ -81,46 +81,46 @@ def test_an_open_loop_says_who_waited_and_how_long() -> None:
 
 
 def test_times_to_retry_are_summed_up_by_their_range_and_median() -> None:
-    records = [record(outcome=Outcome.LIMITED, retry_after_s=value) for value in (1.0, 8.0, 2.0, None)]
+    records = [record(outcome=RequestOutcome.LIMITED, retry_after_s=value) for value in (1.0, 8.0, 2.0, None)]
     assert summarize(records, None).retry_after_s == Spread(2.0, 1.0, 8.0)
 
 
 @pytest.mark.parametrize(
     ("slo", "kept"),
     [
-        (Slo(ttft_ms=500), True),
-        (Slo(ttft_ms=499), False),
-        (Slo(tpot_ms=250), True),
-        (Slo(tpot_ms=249), False),
-        (Slo(e2e_ms=1500, ttft_ms=500, tpot_ms=250), True),
-        (Slo(e2e_ms=1499, ttft_ms=500, tpot_ms=250), False),
+        (RequestSlo(ttft_ms=500), True),
+        (RequestSlo(ttft_ms=499), False),
+        (RequestSlo(tpot_ms=250), True),
+        (RequestSlo(tpot_ms=249), False),
+        (RequestSlo(e2e_ms=1500, ttft_ms=500, tpot_ms=250), True),
+        (RequestSlo(e2e_ms=1499, ttft_ms=500, tpot_ms=250), False),
     ],
 )
-def test_a_good_request_keeps_every_limit(slo: Slo, kept: bool) -> None:
-    assert slo.kept_by(record()) is kept
-    assert not slo.kept_by(record(outcome=Outcome.BROKEN))
+def test_a_good_request_keeps_every_limit(slo: RequestSlo, kept: bool) -> None:
+    assert slo.met_by(record()) is kept
+    assert not slo.met_by(record(outcome=RequestOutcome.BROKEN))
 
 
 def test_limits_of_an_open_loop_count_from_the_arrival() -> None:
-    assert not Slo(ttft_ms=500).kept_by(record(scheduled_s=0.9))
-    assert not Slo(e2e_ms=1500).kept_by(record(scheduled_s=0.9))
+    assert not RequestSlo(ttft_ms=500).met_by(record(scheduled_s=0.9))
+    assert not RequestSlo(e2e_ms=1500).met_by(record(scheduled_s=0.9))
 
 
 def test_what_was_not_measured_is_not_kept_but_one_token_has_no_next_one_to_be_late() -> None:
-    assert not Slo(tpot_ms=1e9).kept_by(record(completion_tokens=None))
-    assert not Slo(ttft_ms=1e9).kept_by(record(chunk_s=()))
-    assert Slo(tpot_ms=1).kept_by(record(completion_tokens=1))
+    assert not RequestSlo(tpot_ms=1e9).met_by(record(completion_tokens=None))
+    assert not RequestSlo(ttft_ms=1e9).met_by(record(chunk_s=()))
+    assert RequestSlo(tpot_ms=1).met_by(record(completion_tokens=1))
 
 
 def test_goodput_is_of_all_requests_that_were_not_interrupted() -> None:
     late = record(number=2, scheduled_s=0.0, end_s=4.0)
-    interrupted = record(number=3, outcome=Outcome.INTERRUPTED)
-    found = summarize([record(), FAILED, late, interrupted], Slo(e2e_ms=2000))
+    interrupted = record(number=3, outcome=RequestOutcome.INTERRUPTED)
+    found = summarize([record(), FAILED, late, interrupted], RequestSlo(e2e_ms=2000))
     assert found.goodput == Goodput(requests_per_s=1 / 4, fraction=1 / 3)
 
 
 def test_limits_are_read_from_one_text_or_many() -> None:
-    assert parse_slo(["ttft:200,tpot:20.5"]) == parse_slo(["tpot:20.5", "ttft:200"]) == Slo(ttft_ms=200, tpot_ms=20.5)
+    assert parse_slo(["ttft:200,tpot:20.5"]) == parse_slo(["tpot:20.5", "ttft:200"]) == RequestSlo(ttft_ms=200, tpot_ms=20.5)
     assert parse_slo([]) is None
 
 
@@ -133,7 +133,7 @@ def test_a_limit_that_cannot_be_used_is_said(text: str) -> None:
 
 
 def test_no_records_make_a_summary_and_a_table_too(capsys: pytest.CaptureFixture[str]) -> None:
-    found = summarize([], Slo(ttft_ms=1))
+    found = summarize([], RequestSlo(ttft_ms=1))
     assert (found.requests, found.requests_per_s, found.goodput) == ({}, 0.0, Goodput(requests_per_s=0.0, fraction=0.0))
     show("nothing", found)
     assert "completed requests/s" in capsys.readouterr().out

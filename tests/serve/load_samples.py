@@ -7,9 +7,9 @@ from itertools import islice
 
 from mars_ray.bench.load.client import Endpoint
 from mars_ray.bench.load.generator import run_load
-from mars_ray.bench.load.plan import Plan
+from mars_ray.bench.load.plan import LoadPlan
 from mars_ray.bench.load.prompts import bundled_prompts
-from mars_ray.bench.load.record import Outcome, RequestRecord
+from mars_ray.bench.load.record import RequestOutcome, RequestRecord
 from mars_ray.data.prompt_file import read_prompts
 from tests.serve.cluster_samples import Cluster
 
@@ -19,15 +19,15 @@ ERROR_BUDGET = 0.0
 """Share of requests that may end in anything but an answer or a 429."""
 
 
-def send(running: Cluster, plan: Plan, clients: int | None = None) -> list[RequestRecord]:
+def send(running: Cluster, plan: LoadPlan, clients: int | None = None) -> list[RequestRecord]:
     endpoint = Endpoint(url=running.url, model="bundled", stream=True, timeout_s=120, extra_body={"ignore_eos": True})
     return asyncio.run(run_load(endpoint, plan.requests, clients=clients))
 
 
-def capacity_per_s(running: Cluster, plan: Plan, requests: int) -> float:
+def capacity_per_s(running: Cluster, plan: LoadPlan, requests: int) -> float:
     """Answers per second that 16 clients get, of requests like those of `plan`."""
     closed = (replace(each, scheduled_s=None) for each in islice(plan.requests, requests))
-    records = send(running, Plan(closed, requests), clients=16)
+    records = send(running, LoadPlan(closed, requests), clients=16)
     return len(records) / max(record.end_s for record in records)
 
 
@@ -35,8 +35,8 @@ def nothing_was_lost(running: Cluster, records: list[RequestRecord], sent: int) 
     counted = Counter(record.outcome for record in records)
     print(f"{sent} requests: {dict(counted)}")
     assert len(records) == sent
-    assert sum(counted[each] for each in Outcome if each not in (Outcome.OK, Outcome.LIMITED)) <= ERROR_BUDGET * sent
-    assert counted[Outcome.OK] > 0
-    assert counted[Outcome.LIMITED] > 0, "the load was no overload"
+    assert sum(counted[each] for each in RequestOutcome if each not in (RequestOutcome.OK, RequestOutcome.LIMITED)) <= ERROR_BUDGET * sent
+    assert counted[RequestOutcome.OK] > 0
+    assert counted[RequestOutcome.LIMITED] > 0, "the load was no overload"
     running.until_idle()
     assert sum(running.metric("mars:http_requests_in_flight").values()) == 1, "this question alone is in flight"

@@ -17,7 +17,7 @@ import pytest
 from mars_ray.bench.load.client import Endpoint
 from mars_ray.bench.load.generator import run_load
 from mars_ray.bench.load.plan import closed_loop
-from mars_ray.bench.load.record import Outcome, RequestRecord
+from mars_ray.bench.load.record import RequestOutcome, RequestRecord
 from tests.serve.cluster_samples import ENGINE, STEP_SECONDS, Cluster, cluster, deploy_file
 from tests.serve.load_samples import PROMPT_POOL
 
@@ -104,7 +104,7 @@ def test_a_killed_controller_is_not_missed_and_comes_back_with_what_operators_se
 
     records = asyncio.run(run_load(endpoint(running), plan.requests, clients=8, on_record=kill_it))
     assert killed
-    assert Counter(each.outcome for each in records) == {Outcome.OK: 150}
+    assert Counter(each.outcome for each in records) == {RequestOutcome.OK: 150}
     until(lambda: len(state(running)["replicas"]) == 2, lambda: state(running))
     assert killed[0] not in {each.pid for each in running.processes(CONTROLLER)}
     assert [each["override"]["threshold"] for each in state(running)["classes"]] == [overridden]

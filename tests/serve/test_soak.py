@@ -8,7 +8,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from mars_ray.bench.load.arrivals import read_trace
-from mars_ray.bench.load.plan import Plan, Scales, replay
+from mars_ray.bench.load.plan import LoadPlan, Scales, replay
 from tests.serve.cluster_samples import ENGINE, GATEWAY, PROMPTS, WORKER, Cluster, cluster, deploy_file
 from tests.serve.load_samples import PROMPT_POOL, capacity_per_s, nothing_was_lost, send
 
@@ -42,7 +42,7 @@ def memory_bytes(running: Cluster) -> dict[str, int]:
 def test_thirty_minutes_of_a_real_service_at_one_and_a_half_times_the_capacity(overloaded: Cluster) -> None:
     rows = [row for row in read_trace(TRACE) if row.arrival_s < TRACE_S]
 
-    def plan(speed: float, part: slice) -> Plan:
+    def plan(speed: float, part: slice) -> LoadPlan:
         scales = Scales(speed=speed, prompt=PROMPT_SCALE, output=OUTPUT_SCALE)
         return replay(rows[part], scales, PROMPT_POOL, 0, None, None, None)
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from mars_ray.control.settings import ControlPlan
 from mars_ray.engine.stats.lookahead import trusted
-from mars_ray.simulate.arrivals import Arrivals, Wish
+from mars_ray.simulate.arrivals import Arrivals, Arrival
 from mars_ray.simulate.machine import Machine
 from mars_ray.simulate.simulator import Simulation, SimulationOptions, simulate
 
@@ -39,14 +39,14 @@ def machine(**fields: object) -> Machine:
     return Machine.model_validate(usual | fields)
 
 
-def poisson(rate: float, seconds: float, *, prompt: int = 40, output: int = 60, seed: int = 0) -> list[Wish]:
-    random, now_s, wishes = Random(seed), 0.0, list[Wish]()
+def poisson(rate: float, seconds: float, *, prompt: int = 40, output: int = 60, seed: int = 0) -> list[Arrival]:
+    random, now_s, arrivals = Random(seed), 0.0, list[Arrival]()
     while (now_s := now_s + random.expovariate(rate)) < seconds:
-        wishes.append(Wish(now_s, 1 + int(random.expovariate(1 / prompt)), 1 + int(random.expovariate(1 / output))))
-    return wishes
+        arrivals.append(Arrival(now_s, 1 + int(random.expovariate(1 / prompt)), 1 + int(random.expovariate(1 / output))))
+    return arrivals
 
 
-def run(wishes: list[Wish], plan: ControlPlan = FIXED, on: Machine | None = None, **options: object) -> Simulation:
+def run(arrivals: list[Arrival], plan: ControlPlan = FIXED, on: Machine | None = None, **options: object) -> Simulation:
     mix = [1.0] * len(plan.classes)
     asked = SimulationOptions(**({"replicas": 1} | options))  # type: ignore[arg-type]
-    return simulate(Arrivals(wishes, mix=mix), on or machine(), plan, asked)
+    return simulate(Arrivals(arrivals, mix=mix), on or machine(), plan, asked)

@@ -11,7 +11,7 @@ from mars_ray.control.settings import ControlPlan
 from mars_ray.errors import ConfigError, EmptyDataError
 from mars_ray.model.resolve import resolve_model
 from mars_ray.serve.deploy.config import parse_config
-from mars_ray.simulate.arrivals import SPREAD_S, Arrivals, Wish
+from mars_ray.simulate.arrivals import SPREAD_S, Arrivals, Arrival
 from mars_ray.simulate.machine import read_machine
 from mars_ray.simulate.scaling import Scaling
 from mars_ray.simulate.simulator import REPORTING, SimulationOptions, simulate
@@ -21,13 +21,13 @@ CLASSES = ControlPlan.model_validate({"classes": [{"name": "gold", "priority": 1
 CAPACITY = ControlPlan.model_validate({"settings": {"policy": "capacity", "recover_s": 5}})
 AUTOREGRESSIVE = ControlPlan.model_validate({"settings": {"policy": "fixed"}, "ceiling": 1.0})
 
-wishes = st.lists(st.tuples(st.floats(0, 20), st.integers(1, 900), st.integers(1, 300)), min_size=1, max_size=60).map(
-    lambda drawn: [Wish(*each) for each in sorted(drawn)]
+arrivals = st.lists(st.tuples(st.floats(0, 20), st.integers(1, 900), st.integers(1, 300)), min_size=1, max_size=60).map(
+    lambda drawn: [Arrival(*each) for each in sorted(drawn)]
 )
 
 
 @given(
-    wishes=wishes,
+    arrivals=arrivals,
     replicas=st.integers(1, 5),
     rows=st.integers(1, 4),
     queue=st.integers(1, 40),
@@ -36,29 +36,29 @@ wishes = st.lists(st.tuples(st.floats(0, 20), st.integers(1, 900), st.integers(1
 )
 @settings(max_examples=40)
 def test_every_request_ends_or_is_refused_and_every_token_of_it_is_written(
-    wishes: list[Wish], replicas: int, rows: int, queue: int, ticks: int, plan: ControlPlan
+    arrivals: list[Arrival], replicas: int, rows: int, queue: int, ticks: int, plan: ControlPlan
 ) -> None:
-    found = run(wishes, plan, machine(rows=rows, queue=queue), replicas=replicas, ticks_per_s=ticks).figures
-    assert found.requests == len(wishes)
-    assert found.ended + found.refused == len(wishes)
+    found = run(arrivals, plan, machine(rows=rows, queue=queue), replicas=replicas, ticks_per_s=ticks).metrics
+    assert found.requests == len(arrivals)
+    assert found.ended + found.refused == len(arrivals)
     assert found.in_flight == found.too_long == 0
     if not found.refused:
-        assert found.tokens == pytest.approx(sum(each.output_tokens for each in wishes))
+        assert found.tokens == pytest.approx(sum(each.output_tokens for each in arrivals))
 
 
 def test_what_runs_when_time_is_up_is_in_flight() -> None:
-    found = run([Wish(0.0, 10, 1_000_000)], on=machine(positions=2_000_000), ticks_per_s=2).figures
+    found = run([Arrival(0.0, 10, 1_000_000)], on=machine(positions=2_000_000), ticks_per_s=2).metrics
     assert (found.requests, found.ended, found.in_flight) == (1, 0, 1)
 
 
 def test_a_request_beyond_the_positions_is_refused_as_too_long() -> None:
-    found = run([Wish(0.0, 4000, 200), Wish(1.0, 10, 10)]).figures
+    found = run([Arrival(0.0, 4000, 200), Arrival(1.0, 10, 10)]).metrics
     assert (found.too_long, found.refused, found.ended) == (1, 0, 1)
 
 
 @pytest.mark.parametrize(("ticks", "within"), [(20, 0.03), (200, 0.003), (2000, 0.0003)])
 def test_one_request_alone_takes_what_its_steps_take(ticks: int, within: float) -> None:
-    found = run([Wish(0.5, 1200, 100)], AUTOREGRESSIVE, ticks_per_s=ticks).figures
+    found = run([Arrival(0.5, 1200, 100)], AUTOREGRESSIVE, ticks_per_s=ticks).metrics
     reading_s = ceil(1200 / 512) * (0.01 + 0.002) + 1200 * 0.00005
     decoding_s = 99 * (0.01 + 0.001 + 0.0002)
     assert found.ttft_ms is not None and found.e2e_ms is not None
@@ -67,7 +67,7 @@ def test_one_request_alone_takes_what_its_steps_take(ticks: int, within: float) 
 
 
 def test_tokens_ahead_make_as_many_steps_fewer() -> None:
-    found = run([Wish(0.0, 10, 1000)], ticks_per_s=1000).figures
+    found = run([Arrival(0.0, 10, 1000)], ticks_per_s=1000).metrics
     per_step = 1 + sum(SURVIVAL[0.95])
     step_s = 0.01 + 0.001 + 0.0002 * (per_step + 3)
     assert found.tpot_ms is not None
@@ -75,7 +75,7 @@ def test_tokens_ahead_make_as_many_steps_fewer() -> None:
 
 
 def test_the_front_adds_its_time_on_both_sides() -> None:
-    plain, behind = (run([Wish(0.5, 10, 20)], front_s=front_s).figures for front_s in (0.0, 0.05))
+    plain, behind = (run([Arrival(0.5, 10, 20)], front_s=front_s).metrics for front_s in (0.0, 0.05))
     assert plain.e2e_ms is not None and behind.e2e_ms is not None
     assert behind.e2e_ms.mean == pytest.approx(plain.e2e_ms.mean + 100, rel=1e-3)
 
@@ -83,11 +83,11 @@ def test_the_front_adds_its_time_on_both_sides() -> None:
 def test_waiting_follows_the_law_of_a_queue_with_one_server() -> None:
     """One row, equal requests, Poisson arrivals: M/D/1, where the mean wait is u s / 2 (1 - u)."""
     one = machine(rows=1, queue=10_000)
-    alone = run([Wish(0.0, 10, 20)], on=one).figures.e2e_ms
+    alone = run([Arrival(0.0, 10, 20)], on=one).metrics.e2e_ms
     assert alone is not None
     service_s, load = alone.mean / 1000, 0.7
-    many = [Wish(each.arrival_s, 10, 20) for each in poisson(load / service_s, 3000)]
-    found = run(many, on=one, ticks_per_s=25).figures.e2e_ms
+    many = [Arrival(each.arrival_s, 10, 20) for each in poisson(load / service_s, 3000)]
+    found = run(many, on=one, ticks_per_s=25).metrics.e2e_ms
     assert found is not None
     assert found.mean / 1000 == pytest.approx(service_s + load * service_s / (2 * (1 - load)), rel=0.08)
 
@@ -102,14 +102,14 @@ def test_the_same_seed_gives_the_same() -> None:
 @pytest.mark.parametrize("rate", [8, 16, 25])
 def test_ticks_half_as_long_change_little(rate: float) -> None:
     many = poisson(rate, 60)
-    coarse, fine = (run(many, replicas=2, ticks_per_s=ticks).figures for ticks in (50, 100))
+    coarse, fine = (run(many, replicas=2, ticks_per_s=ticks).metrics for ticks in (50, 100))
     assert coarse.e2e_ms is not None and fine.e2e_ms is not None
     assert coarse.e2e_ms.mean == pytest.approx(fine.e2e_ms.mean, rel=0.05)
     assert coarse.tokens_per_s == pytest.approx(fine.tokens_per_s, rel=0.03)
 
 
 def test_overload_lowers_the_threshold_and_it_comes_back() -> None:
-    calm, storm = poisson(1, 120), [Wish(40 + each.arrival_s, *each[1:]) for each in poisson(30, 10)]
+    calm, storm = poisson(1, 120), [Arrival(40 + each.arrival_s, *each[1:]) for each in poisson(30, 10)]
     seconds = run(sorted(calm + storm), CAPACITY).seconds
     by_second = {each.second: each.threshold for each in seconds}
     assert by_second[39] == pytest.approx(1.0)
@@ -123,8 +123,8 @@ def test_what_ships_lowers_its_threshold_under_overload_and_returns_to_lossless_
     assert (bounds.ceiling, bounds.floor, bounds.asked) == (1.0, 0.95, 0.9)
     assert "calibration" in bounds.floor_reason
     ships = read_machine(None)
-    wishes = poisson(4, 30) + [Wish(30 + each.arrival_s, *each[1:]) for each in poisson(60, 40)]
-    seconds = run(wishes + [Wish(90 + each.arrival_s, *each[1:]) for each in poisson(4, 100)], plan, ships).seconds
+    arrivals = poisson(4, 30) + [Arrival(30 + each.arrival_s, *each[1:]) for each in poisson(60, 40)]
+    seconds = run(arrivals + [Arrival(90 + each.arrival_s, *each[1:]) for each in poisson(4, 100)], plan, ships).seconds
     by_second = {each.second: each.threshold for each in seconds}
     assert by_second[29] == pytest.approx(1.0)
     assert 0.95 <= min(by_second[second] or 1.0 for second in range(31, 90)) < 1
@@ -132,19 +132,19 @@ def test_what_ships_lowers_its_threshold_under_overload_and_returns_to_lossless_
 
 
 def test_a_fixed_threshold_stays() -> None:
-    found = run(poisson(30, 20)).figures
+    found = run(poisson(30, 20)).metrics
     assert found.threshold == pytest.approx(0.95)
     assert found.threshold_changes_per_minute == 0
 
 
 def test_quality_is_that_of_the_thresholds_in_force() -> None:
-    found = run(poisson(30, 30), CAPACITY).figures
+    found = run(poisson(30, 30), CAPACITY).metrics
     assert found.threshold is not None and 0.9 < found.threshold < 0.95
     assert found.agreement == pytest.approx(1 - (1 - found.threshold) / 4)
 
 
 def test_replicas_come_after_delay_and_start_and_go_when_they_are_empty() -> None:
-    many = poisson(20, 100) + [Wish(100 + each.arrival_s, *each[1:]) for each in poisson(0.2, 200)]
+    many = poisson(20, 100) + [Arrival(100 + each.arrival_s, *each[1:]) for each in poisson(0.2, 200)]
     scaling = Scaling(min_replicas=1, max_replicas=4, upscale_delay_s=10, downscale_delay_s=60, startup_s=5)
     found = run(many, CAPACITY, machine(queue=2000), scaling=scaling)
     up = [each.replicas for each in found.seconds]
@@ -152,12 +152,12 @@ def test_replicas_come_after_delay_and_start_and_go_when_they_are_empty() -> Non
     assert max(up[20:100]) > 1
     assert min(up[100:155]) > 1
     assert up[-1] == 1
-    assert found.figures.ended == len(many)
+    assert found.metrics.ended == len(many)
 
 
 def test_replica_minutes_count_what_there_is() -> None:
-    found = run([Wish(float(second), 5, 5) for second in range(60)], replicas=4)
-    assert found.figures.replica_minutes == pytest.approx(4, rel=0.05)
+    found = run([Arrival(float(second), 5, 5) for second in range(60)], replicas=4)
+    assert found.metrics.replica_minutes == pytest.approx(4, rel=0.05)
 
 
 def test_a_large_cluster_decides_by_some_of_its_replicas() -> None:
@@ -167,15 +167,15 @@ def test_a_large_cluster_decides_by_some_of_its_replicas() -> None:
 
 
 def test_more_replicas_of_the_same_load_do_not_change_it() -> None:
-    few = run(poisson(16, 60), replicas=2).figures
-    many = run(poisson(16 * 16, 60), replicas=32, ticks_per_s=200).figures
+    few = run(poisson(16, 60), replicas=2).metrics
+    many = run(poisson(16 * 16, 60), replicas=32, ticks_per_s=200).metrics
     assert few.tokens_per_s * 16 == pytest.approx(many.tokens_per_s, rel=0.1)
     assert few.e2e_ms is not None and many.e2e_ms is not None
     assert few.e2e_ms.mean == pytest.approx(many.e2e_ms.mean, rel=0.2)
 
 
 def test_copies_come_all_within_a_minute_of_their_request() -> None:
-    coming = Arrivals([Wish(5.0, 10, 20), Wish(30.0, 11, 21)], copies=50)
+    coming = Arrivals([Arrival(5.0, 10, 20), Arrival(30.0, 11, 21)], copies=50)
     parts = [coming.until(second / 2) for second in range(1, 2 * int(30 + SPREAD_S) + 2)]
     times = [float(at_s) for part in parts for at_s in part.arrival_s]
     assert len(times) == coming.total == 100
@@ -185,7 +185,7 @@ def test_copies_come_all_within_a_minute_of_their_request() -> None:
 
 
 def test_one_copy_comes_when_the_trace_says() -> None:
-    assert Arrivals([Wish(5.25, 1, 1), Wish(7.5, 1, 1)]).until(60.0).arrival_s.tolist() == [5.25, 7.5]
+    assert Arrivals([Arrival(5.25, 1, 1), Arrival(7.5, 1, 1)]).until(60.0).arrival_s.tolist() == [5.25, 7.5]
 
 
 @pytest.mark.parametrize(
@@ -205,4 +205,4 @@ def test_what_is_told_each_second_is_what_is_returned() -> None:
     told: list[object] = []
     done = simulate(Arrivals(poisson(5, 5)), machine(), FIXED, SimulationOptions(replicas=2), told.append)
     assert tuple(told) == done.seconds
-    assert sum(each.tokens for each in done.seconds) == pytest.approx(done.figures.tokens)
+    assert sum(each.tokens for each in done.seconds) == pytest.approx(done.metrics.tokens)

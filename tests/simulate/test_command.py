@@ -33,8 +33,8 @@ def machine_file(tmp_path: Path) -> Path:
 def test_a_trace_gives_figures_series_and_a_plot(trace: str, machine_file: Path, tmp_path: Path) -> None:
     options = SimulateOptions(trace=trace, replicas=2, machine=machine_file, policy="load", slo=("e2e:60000",))
     report = json.loads(json.dumps(run_simulation(options, tmp_path / "plot.png")))
-    assert report["figures"]["ended"] == 20
-    assert report["figures"]["good"] == 1
+    assert report["metrics"]["ended"] == 20
+    assert report["metrics"]["good"] == 1
     assert report["plan"]["settings"]["policy"] == "load"
     assert sum(report["seconds"]["arrived"]) == 20
     assert (tmp_path / "plot.png").stat().st_size > 10_000
@@ -42,7 +42,7 @@ def test_a_trace_gives_figures_series_and_a_plot(trace: str, machine_file: Path,
 
 def test_scales_and_speed_change_the_trace(trace: str, machine_file: Path) -> None:
     options = SimulateOptions(trace=trace, replicas=1, speed=2, prompt_scale=0.5, output_scale=3)
-    third = options.wishes()[2]
+    third = options.arrivals()[2]
     assert third == (2.0, 22, 72, -1)
 
 
@@ -51,7 +51,7 @@ def test_classes_come_from_the_control_file_in_their_mix(trace: str, machine_fil
     control.write_text("classes: [{name: gold, share: 3}, {name: batch}]\n")
     options = SimulateOptions(trace=trace, replicas=1, machine=machine_file, control=control, mix="gold:1,batch:3")
     assert options.shares(options.plan(None)) == [1, 3]
-    assert run_simulation(options)["figures"]["ended"] == 20
+    assert run_simulation(options)["metrics"]["ended"] == 20
 
 
 @pytest.mark.parametrize(

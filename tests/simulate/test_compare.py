@@ -11,10 +11,11 @@ from mars_ray.control.laws.limits import Bounds
 from mars_ray.control.laws.load import Load
 from mars_ray.control.settings import ControlPlan
 from mars_ray.errors import ConfigError
-from mars_ray.simulate.compare import bench_policy as module
-from mars_ray.simulate.compare.baselines import scheduled
-from mars_ray.simulate.compare.bench_policy import CONTENDERS, PolicyOptions, bench_policy
-from mars_ray.simulate.compare.tables import BEST, LOADS, ORACLE_LOAD, OURS
+from mars_ray.simulate.compare import trace_comparison as module
+from mars_ray.simulate.compare.alternative_laws import scheduled
+from mars_ray.simulate.compare.bench_policy import PolicyOptions, bench_policy
+from mars_ray.simulate.compare.contenders import CONTENDERS
+from mars_ray.simulate.compare.tables import ORACLE, LOADS, ORACLE_LOAD, OURS
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def test_the_report_has_everybody_at_every_load(
     [found] = report["traces"].values()
     assert list(found["loads"]) == [str(load) for load in LOADS]
     for load, by_name in found["loads"].items():
-        assert list(by_name) == [*CONTENDERS, *([BEST] if load == str(ORACLE_LOAD) else [])]
+        assert list(by_name) == [*CONTENDERS, *([ORACLE] if load == str(ORACLE_LOAD) else [])]
         assert by_name["fixed 1.0"]["accuracy"] >= max(figures["accuracy"] for figures in by_name.values())
     assert set(found["dominated"]) == {str(load) for load in LOADS}
     assert found["largest_load"]["fixed 1.0"] == 1.0
@@ -57,7 +58,7 @@ def test_a_schedule_is_followed_window_by_window() -> None:
     assert seen == [0.9] * 9 + [0.7] * 10 + [1.0] * 11
 
 
-def test_without_a_trace_or_a_promise_there_is_nothing_to_compare(trace: Path) -> None:
+def test_without_a_trace_or_a_slo_there_is_nothing_to_compare(trace: Path) -> None:
     with pytest.raises(ConfigError, match="no trace"):
         bench_policy(PolicyOptions(traces=()))
     with pytest.raises(ConfigError, match="slo is empty"):

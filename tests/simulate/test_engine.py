@@ -16,7 +16,7 @@ from mars_ray.engine.request import Request, SamplingParams
 from mars_ray.engine.stats.step_time import StepTime, Work
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import resolve_model
-from mars_ray.simulate.arrivals import Wish
+from mars_ray.simulate.arrivals import Arrival
 from mars_ray.simulate.machine import Machine
 from tests.simulate.simulation_samples import run
 
@@ -59,17 +59,17 @@ class Clocked(Engine):
         self._scheduler.plan = plan_and_note  # type: ignore[method-assign]
 
 
-def load(rate: float, requests: int) -> list[Wish]:
-    random, now_s, wishes = Random(5), 0.0, list[Wish]()
+def load(rate: float, requests: int) -> list[Arrival]:
+    random, now_s, arrivals = Random(5), 0.0, list[Arrival]()
     for _ in range(requests):
         now_s += random.expovariate(rate)
-        wishes.append(Wish(now_s, random.randint(20, 700), random.randint(5, 60)))
-    return wishes
+        arrivals.append(Arrival(now_s, random.randint(20, 700), random.randint(5, 60)))
+    return arrivals
 
 
-def requests_for(checkpoint: Checkpoint, wishes: list[Wish]) -> Iterator[Request]:
+def requests_for(checkpoint: Checkpoint, arrivals: list[Arrival]) -> Iterator[Request]:
     texts = Texts(read_prompts(bundled_prompts()), Random(2))
-    for number, wish in enumerate(wishes):
+    for number, wish in enumerate(arrivals):
         prompt = checkpoint.tokenizer(texts.of(int(wish.prompt_tokens))).input_ids[: int(wish.prompt_tokens)]
         assert len(prompt) == wish.prompt_tokens
         sampling = SamplingParams(max_tokens=int(wish.output_tokens), temperature=0.0, ignore_eos=True)
@@ -79,13 +79,13 @@ def requests_for(checkpoint: Checkpoint, wishes: list[Wish]) -> Iterator[Request
 @pytest.mark.parametrize(("rate", "requests"), [(3.0, 40), (120.0, 120)], ids=["light load", "more than it can do"])
 def test_tokens_and_times_are_those_of_the_real_engine(rate: float, requests: int) -> None:
     checkpoint = load_checkpoint(resolve_model("bundled"))
-    engine, wishes = Clocked(checkpoint), load(rate, requests)
-    coming = list(requests_for(checkpoint, wishes))
+    engine, arrivals = Clocked(checkpoint), load(rate, requests)
+    coming = list(requests_for(checkpoint, arrivals))
     added, tokens, first_s, end_s = 0, 0, dict[int, float](), dict[int, float]()
-    while added < len(wishes) or engine.busy:
+    while added < len(arrivals) or engine.busy:
         if not engine.busy:
-            engine.now_s = max(engine.now_s, wishes[added].arrival_s)
-        while added < len(wishes) and wishes[added].arrival_s <= engine.now_s:
+            engine.now_s = max(engine.now_s, arrivals[added].arrival_s)
+        while added < len(arrivals) and arrivals[added].arrival_s <= engine.now_s:
             engine.add(coming[added])
             added += 1
         for chunk in engine.step():
@@ -106,11 +106,11 @@ def test_tokens_and_times_are_those_of_the_real_engine(rate: float, requests: in
         }
     )
     plan = ControlPlan.model_validate({"settings": {"policy": "fixed"}, "ceiling": THRESHOLD})
-    found = run(wishes, plan, machine, ticks_per_s=500).figures
+    found = run(arrivals, plan, machine, ticks_per_s=500).metrics
     assert found.tokens == pytest.approx(tokens)
     # A simulated request looks as far ahead as all do on average. Of real ones some do not, and end last and alone.
     assert found.tokens_per_s == pytest.approx(tokens / max(end_s.values()), rel=0.03)
     assert found.ttft_ms is not None and found.e2e_ms is not None
-    arrived = dict(enumerate(wish.arrival_s for wish in wishes))
+    arrived = dict(enumerate(wish.arrival_s for wish in arrivals))
     assert found.e2e_ms.mean / 1000 == pytest.approx(mean(end_s[at] - arrived[at] for at in arrived), rel=0.1)
     assert found.ttft_ms.mean / 1000 == pytest.approx(mean(first_s[at] - arrived[at] for at in arrived), rel=0.1)

@@ -11,7 +11,7 @@ from mars_ray.engine.scheduling.waiting_queue import Waiting
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import QueueFullError
 from mars_ray.serve.replicas import prefix_routing as routing
-from mars_ray.simulate.arrivals import Wish
+from mars_ray.simulate.arrivals import Arrival
 from mars_ray.simulate.fleet import Fleet
 from mars_ray.simulate.queues import FIELDS, Queues
 from mars_ray.simulate.router import SLACK, route
@@ -93,9 +93,9 @@ def test_a_queue_gives_back_in_the_order_it_took(added: list[int], queue_max: in
 
 def test_requests_start_in_the_order_they_came() -> None:
     """With one row, whoever comes first ends first, though it is longest."""
-    found = run([Wish(0.0, 10, 300), Wish(0.1, 10, 5), Wish(0.2, 10, 5)], on=machine(rows=1))
+    found = run([Arrival(0.0, 10, 300), Arrival(0.1, 10, 5), Arrival(0.2, 10, 5)], on=machine(rows=1))
     ends = [each.second for each in found.seconds for _ in range(each.ended)]
-    alone = run([Wish(0.0, 10, 300)], on=machine(rows=1)).figures.duration_s
+    alone = run([Arrival(0.0, 10, 300)], on=machine(rows=1)).metrics.duration_s
     assert len(ends) == 3 and min(ends) > alone
 
 

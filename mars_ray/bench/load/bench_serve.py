@@ -17,9 +17,9 @@ from typing import Any
 from mars_ray.bench.load.client import Endpoint
 from mars_ray.bench.load.generator import run_load
 from mars_ray.bench.load.options import ServeOptions
-from mars_ray.bench.load.plan import Plan
+from mars_ray.bench.load.plan import LoadPlan
 from mars_ray.bench.load.probe import find_model, parse_url
-from mars_ray.bench.load.record import Outcome, RequestRecord
+from mars_ray.bench.load.record import RequestOutcome, RequestRecord
 from mars_ray.bench.load.report import samples, show, summary_json
 from mars_ray.bench.load.summary import summarize
 from mars_ray.bench.machine import machine
@@ -46,7 +46,7 @@ def bench_serve(options: ServeOptions) -> dict[str, Any]:
 
 
 async def _measure(
-    options: ServeOptions, url: str, extra_body: dict[str, Any], plan: Plan
+    options: ServeOptions, url: str, extra_body: dict[str, Any], plan: LoadPlan
 ) -> tuple[list[RequestRecord], str, bool]:
     """Return the records, the model they are of, and whether Ctrl-C ended them."""
     model = await find_model(url, options.api_key, options.model)
@@ -75,7 +75,7 @@ class _Shown:
     """Says how many requests ended, and how."""
 
     def __init__(self, progress: ProgressLine) -> None:
-        self._progress, self._counts = progress, Counter[Outcome]()
+        self._progress, self._counts = progress, Counter[RequestOutcome]()
 
     def update(self, record: RequestRecord) -> None:
         """Count one more."""

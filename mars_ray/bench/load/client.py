@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from mars_ray.bench.load.record import Outcome, PlannedRequest
+from mars_ray.bench.load.record import RequestOutcome, PlannedRequest
 from mars_ray.bench.load.reply import Exchange
 from mars_ray.bench.load.sse import SseParser
 
@@ -76,12 +76,12 @@ async def ask(
             else:
                 seen.body(await read_text(response, BODY_BYTES_MAX), now())
     except TimeoutError:
-        seen.end(Outcome.TIMEOUT, now(), f"it had not ended {endpoint.timeout_s:g} s after it was sent")
+        seen.end(RequestOutcome.TIMEOUT, now(), f"it had not ended {endpoint.timeout_s:g} s after it was sent")
     except (aiohttp.ClientError, OSError) as error:
         begun = seen.http_status is not None
-        seen.end(Outcome.BROKEN if begun else Outcome.CONNECTION, now(), f"{type(error).__name__}: {error}")
+        seen.end(RequestOutcome.BROKEN if begun else RequestOutcome.CONNECTION, now(), f"{type(error).__name__}: {error}")
     except ValueError as error:
-        seen.end(Outcome.BROKEN, now(), f"the answer is no chat completion: {error}")
+        seen.end(RequestOutcome.BROKEN, now(), f"the answer is no chat completion: {error}")
 
 
 async def read_text(response: aiohttp.ClientResponse, bytes_max: int) -> str:

@@ -17,7 +17,7 @@ import aiohttp
 
 from mars_ray.bench.load.client import Endpoint, ask, open_session
 from mars_ray.bench.load.clients import Clients
-from mars_ray.bench.load.record import Outcome, PlannedRequest, RequestRecord
+from mars_ray.bench.load.record import RequestOutcome, PlannedRequest, RequestRecord
 from mars_ray.bench.load.reply import Exchange
 
 PAUSE_WITHOUT_CONNECTION_S = 0.1
@@ -86,7 +86,7 @@ class _Load:
             self.records.append(record)
             if self._on_record is not None:
                 self._on_record(record)
-        if record.outcome is Outcome.CONNECTION and request.scheduled_s is None:
+        if record.outcome is RequestOutcome.CONNECTION and request.scheduled_s is None:
             await asyncio.sleep(PAUSE_WITHOUT_CONNECTION_S)
         self._clients.give_back()
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from mars_ray.bench.load.arrivals import Poisson, parse_trace, read_trace
 from mars_ray.bench.load.client import RESERVED, TIMEOUT_S
-from mars_ray.bench.load.plan import Plan, Scales, closed_loop, poisson, replay
+from mars_ray.bench.load.plan import LoadPlan, Scales, closed_loop, poisson, replay
 from mars_ray.bench.load.prompts import bundled_prompts
-from mars_ray.bench.load.slo import Slo, parse_slo
+from mars_ray.bench.load.slo import RequestSlo, parse_slo
 from mars_ray.data.prompt_file import read_prompts
 from mars_ray.errors import ConfigError
 
@@ -82,7 +82,7 @@ class ServeOptions:
                 words += [flag, str(value)]
         return shlex.join(words)
 
-    def limits(self) -> Slo | None:
+    def limits(self) -> RequestSlo | None:
         """Return what a good request keeps."""
         slo = parse_slo(self.slo)
         if slo is not None and not self.stream and (slo.ttft_ms or slo.tpot_ms):
@@ -103,7 +103,7 @@ class ServeOptions:
             raise ConfigError(f"extra_body holds {', '.join(taken)}, which other options set; take it out.")
         return found
 
-    def plan(self) -> Plan:
+    def plan(self) -> LoadPlan:
         """Read prompts and trace, and plan the requests."""
         trace = None if self.trace is None else parse_trace(self.trace)
         if not isinstance(trace, Path):

@@ -20,7 +20,7 @@ from mars_ray.bench.load.generator import run_load
 from mars_ray.bench.load.plan import closed_loop
 from mars_ray.bench.load.probe import find_model, parse_url
 from mars_ray.bench.load.prompts import bundled_prompts
-from mars_ray.bench.load.record import Outcome, PlannedRequest
+from mars_ray.bench.load.record import RequestOutcome, PlannedRequest
 from mars_ray.bench.machine import machine
 from mars_ray.bench.measure import Sample, Spread, interleaved, speedup, throughput
 from mars_ray.data.chat import ChatEncoder
@@ -77,7 +77,7 @@ def bench_overhead(
 
 async def _served(endpoint: Endpoint, planned: Sequence[PlannedRequest], clients: int) -> Sample:
     records = await run_load(endpoint, planned, clients=clients)
-    if failed := [record for record in records if record.outcome is not Outcome.OK]:
+    if failed := [record for record in records if record.outcome is not RequestOutcome.OK]:
         raise RunError(f"{len(failed)} of {len(records)} requests failed, the first with {failed[0].error!r}.")
     tokens = [(record.completion_tokens or 0, record.tokens_per_forward or 1.0) for record in records]
     return Sample(

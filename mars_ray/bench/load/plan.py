@@ -31,18 +31,18 @@ class Scales:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """Requests, and how many there are when that can be told before."""
 
     requests: Iterator[PlannedRequest]
     total: int | None
 
 
-def closed_loop(prompts: Sequence[Conversation], seed: int, requests: int | None, max_tokens: int) -> Plan:
+def closed_loop(prompts: Sequence[Conversation], seed: int, requests: int | None, max_tokens: int) -> LoadPlan:
     """Plan prompts in random order, without end when `requests` is None."""
     drawn = conversations(prompts, _random(seed, "prompts"))
     planned = (PlannedRequest(messages=each, max_tokens=max_tokens) for each in drawn)
-    return Plan(islice(planned, requests), requests)
+    return LoadPlan(islice(planned, requests), requests)
 
 
 def poisson(
@@ -52,7 +52,7 @@ def poisson(
     requests: int | None,
     duration_s: float | None,
     max_tokens: int,
-) -> Plan:
+) -> LoadPlan:
     """Plan arrivals at a rate; they end with `requests` or `duration_s`, whichever is first."""
 
     def planned() -> Iterator[PlannedRequest]:
@@ -62,7 +62,7 @@ def poisson(
                 return
             yield PlannedRequest(messages=messages, max_tokens=max_tokens, scheduled_s=arrival_s)
 
-    return Plan(islice(planned(), requests), requests if duration_s is None else None)
+    return LoadPlan(islice(planned(), requests), requests if duration_s is None else None)
 
 
 def replay(
@@ -73,7 +73,7 @@ def replay(
     requests: int | None,
     duration_s: float | None,
     max_tokens: int | None,
-) -> Plan:
+) -> LoadPlan:
     """Plan a trace, its first `requests` or those of its first `duration_s` after it was sped up.
 
     A word counts as a token: what that was in truth is in the usage of the answer, and `scales.prompt` corrects it.
@@ -97,7 +97,7 @@ def replay(
                 scheduled_s=row.arrival_s / scales.speed,
             )
 
-    return Plan(planned(), len(chosen))
+    return LoadPlan(planned(), len(chosen))
 
 
 def _scaled(tokens: int, scale: float) -> int:

@@ -15,7 +15,7 @@ from itertools import pairwise
 from mars_ray.data.records import Message
 
 
-class Outcome(StrEnum):
+class RequestOutcome(StrEnum):
     """How a request ended."""
 
     OK = "ok"
@@ -50,7 +50,7 @@ class RequestRecord:
 
     number: int
     """Its place in the plan, from 0."""
-    outcome: Outcome
+    outcome: RequestOutcome
     scheduled_s: float | None = None
     waited: bool = False
     """Whether all clients were busy when it was to be sent."""

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from mars_ray.bench.load.record import Outcome, RequestRecord
+from mars_ray.bench.load.record import RequestOutcome, RequestRecord
 
 DONE = "[DONE]"
 ERROR_CHARACTERS_MAX = 200
@@ -22,7 +22,7 @@ class Exchange:
 
     def __init__(self, number: int, scheduled_s: float | None, waited: bool, sent_s: float) -> None:
         self._number, self._scheduled_s, self._waited, self._sent_s = number, scheduled_s, waited, sent_s
-        self._outcome = Outcome.INTERRUPTED
+        self._outcome = RequestOutcome.INTERRUPTED
         self._end_s: float | None = None
         self._error: str | None = None
         self._chunk_s: list[float] = []
@@ -37,7 +37,7 @@ class Exchange:
         """Whether the outcome is known."""
         return self._end_s is not None
 
-    def end(self, outcome: Outcome, now_s: float, error: str | None = None) -> None:
+    def end(self, outcome: RequestOutcome, now_s: float, error: str | None = None) -> None:
         """Note how it ended; the first end counts."""
         if not self.ended:
             self._outcome, self._end_s, self._error = outcome, now_s, _shortened(error)
@@ -47,13 +47,13 @@ class Exchange:
         assert self.http_status is not None, "an answer begins before it is read"
         if self.http_status == 429:
             self._retry_after_s = _seconds(headers.get("Retry-After"))
-        outcome = Outcome.LIMITED if self.http_status == 429 else Outcome.CLIENT_ERROR
-        self.end(Outcome.SERVER_ERROR if self.http_status >= 500 else outcome, now_s, _reason(self.http_status, body))
+        outcome = RequestOutcome.LIMITED if self.http_status == 429 else RequestOutcome.CLIENT_ERROR
+        self.end(RequestOutcome.SERVER_ERROR if self.http_status >= 500 else outcome, now_s, _reason(self.http_status, body))
 
     def event(self, data: str, now_s: float) -> None:
         """Read one event of a stream. Raises `ValueError` when it is none of a chat completion."""
         if data.strip() == DONE:
-            self.end(Outcome.OK, now_s)
+            self.end(RequestOutcome.OK, now_s)
             return
         for choice in self._completion(data, now_s):
             delta = choice.get("delta")
@@ -66,14 +66,14 @@ class Exchange:
         """Read an answer that is no stream. Raises `ValueError` when it is no chat completion."""
         if not self._completion(text, now_s) and not self.ended:
             raise ValueError("the answer has no choices")
-        self.end(Outcome.OK, now_s)
+        self.end(RequestOutcome.OK, now_s)
 
     def stream_ended(self, now_s: float) -> None:
         """Note that no more events come. Some servers leave the last one out; the answer is whole all the same."""
         if self._finished:
-            self.end(Outcome.OK, now_s)
+            self.end(RequestOutcome.OK, now_s)
         else:
-            self.end(Outcome.BROKEN, now_s, "the stream ended before the answer did")
+            self.end(RequestOutcome.BROKEN, now_s, "the stream ended before the answer did")
 
     def record(self, now_s: float) -> RequestRecord:
         """Return what is known by now."""
@@ -102,7 +102,7 @@ class Exchange:
         if not isinstance(found, dict):
             raise ValueError(f"it is not a JSON object: {text[:60]!r}")
         if found.get("error"):
-            self.end(Outcome.ERROR_EVENT, now_s, _message(found))
+            self.end(RequestOutcome.ERROR_EVENT, now_s, _message(found))
         if isinstance(found.get("usage"), dict):
             self._usage = found["usage"]
         choices = found.get("choices")

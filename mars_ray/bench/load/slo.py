@@ -9,23 +9,23 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mars_ray.bench.load.record import Outcome, RequestRecord
+from mars_ray.bench.load.record import RequestOutcome, RequestRecord
 from mars_ray.errors import ConfigError
 
 FIGURES = ("ttft", "tpot", "e2e")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slo:
+class RequestSlo:
     """Limits in milliseconds; None where there is none. In an open loop ttft and e2e count from the arrival."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     e2e_ms: float | None = None
 
-    def kept_by(self, record: RequestRecord) -> bool:
+    def met_by(self, record: RequestRecord) -> bool:
         """Tell whether a request was completed within all limits."""
-        if record.outcome is not Outcome.OK:
+        if record.outcome is not RequestOutcome.OK:
             return False
         tpot_s = record.tpot_s
         if record.completion_tokens in (0, 1):  # there is no next token to wait for
@@ -34,7 +34,7 @@ class Slo:
         return all(limit is None or (value is not None and 1000 * value <= limit) for value, limit in figures)
 
 
-def parse_slo(texts: Iterable[str]) -> Slo | None:
+def parse_slo(texts: Iterable[str]) -> RequestSlo | None:
     """Return the limits of all texts together, None when there are none. Raises `ConfigError`."""
     limits: dict[str, float] = {}
     for part in (part.strip() for text in texts for part in text.split(",")):
@@ -44,7 +44,7 @@ def parse_slo(texts: Iterable[str]) -> Slo | None:
         if f"{name}_ms" in limits:
             raise ConfigError(f"slo {name} is given twice; give it once.")
         limits[f"{name}_ms"] = _milliseconds(part, value)
-    return Slo(**limits) if limits else None
+    return RequestSlo(**limits) if limits else None
 
 
 def _milliseconds(part: str, text: str) -> float:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mars_ray.bench.load.record import Outcome, RequestRecord
-from mars_ray.bench.load.slo import Slo
+from mars_ray.bench.load.record import RequestOutcome, RequestRecord
+from mars_ray.bench.load.slo import RequestSlo
 from mars_ray.bench.measure import Spread, spread
 
 
@@ -84,16 +84,16 @@ class Summary:
     """None when no limits were given."""
 
 
-def summarize(records: Sequence[RequestRecord], slo: Slo | None) -> Summary:
+def summarize(records: Sequence[RequestRecord], slo: RequestSlo | None) -> Summary:
     """Return what `records` say, of which there may be none."""
-    done = [record for record in records if record.outcome is Outcome.OK]
+    done = [record for record in records if record.outcome is RequestOutcome.OK]
     duration_s = max((record.end_s for record in records), default=0.0)
     output_tokens = sum(record.completion_tokens or 0 for record in done)
     retries_s = [record.retry_after_s for record in records if record.retry_after_s is not None]
     counts = Counter(record.outcome for record in records)
     return Summary(
         duration_s=duration_s,
-        requests={outcome.value: counts[outcome] for outcome in Outcome if counts[outcome]},
+        requests={outcome.value: counts[outcome] for outcome in RequestOutcome if counts[outcome]},
         errors={record.outcome.value: record.error for record in reversed(records) if record.error},
         waited=sum(record.waited for record in records),
         requests_per_s=_rate(len(done), duration_s),
@@ -108,10 +108,10 @@ def summarize(records: Sequence[RequestRecord], slo: Slo | None) -> Summary:
     )
 
 
-def goodput(records: Iterable[RequestRecord], slo: Slo, duration_s: float) -> Goodput:
+def goodput(records: Iterable[RequestRecord], slo: RequestSlo, duration_s: float) -> Goodput:
     """Return how many requests kept all limits."""
-    ended = [record for record in records if record.outcome is not Outcome.INTERRUPTED]
-    good = sum(slo.kept_by(record) for record in ended)
+    ended = [record for record in records if record.outcome is not RequestOutcome.INTERRUPTED]
+    good = sum(slo.met_by(record) for record in ended)
     return Goodput(requests_per_s=_rate(good, duration_s), fraction=good / len(ended) if ended else 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Who is beaten in everything: at the same load another keeps more promises and answers better.
+"""Who is beaten in everything: at the same load another meets the SLO more often and answers better.
 
 In:    what contenders gave in the same parts of a trace.
 Out:   means with their spread; pairs of beaten and winner.
@@ -13,20 +13,20 @@ from statistics import mean, stdev
 SIGMAS = 2.0
 """Standard errors of the mean difference over the parts that a win must be larger than."""
 LEAST = 0.0005
-"""No smaller difference counts, in promises kept or in right answers."""
+"""No smaller difference counts, in requests that meet the SLO or in right answers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PolicyScore:
     """One contender in one part of a trace."""
 
     good: float
-    """Share of the requests that kept what was promised."""
+    """Share of the requests that met the SLO."""
     accuracy: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mean:
+class MeanScore:
     """One contender over all parts."""
 
     good: float
@@ -35,13 +35,13 @@ class Mean:
     accuracy_std: float
 
 
-def mean_of(outcomes: Sequence[Outcome]) -> Mean:
+def mean_of(scores: Sequence[PolicyScore]) -> MeanScore:
     """Return means and standard deviations."""
-    good, accuracy = [each.good for each in outcomes], [each.accuracy for each in outcomes]
-    return Mean(good=mean(good), good_std=_std(good), accuracy=mean(accuracy), accuracy_std=_std(accuracy))
+    good, accuracy = [each.good for each in scores], [each.accuracy for each in scores]
+    return MeanScore(good=mean(good), good_std=_std(good), accuracy=mean(accuracy), accuracy_std=_std(accuracy))
 
 
-def dominated(found: Mapping[str, Sequence[Outcome]]) -> list[tuple[str, str]]:
+def dominated(found: Mapping[str, Sequence[PolicyScore]]) -> list[tuple[str, str]]:
     """Return (beaten, winner) for each pair in which the winner is better in both figures, part by part."""
     return [
         (beaten, winner)

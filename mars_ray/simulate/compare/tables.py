@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 LOADS = (0.6, 0.8, 1.0, 1.15, 1.3)
-"""Multiples of what threshold 1 keeps its promise at for 99 of 100 requests."""
-OURS, BEST = "capacity (ours)", "oracle"
+"""Multiples of what threshold 1 meets the SLO at for 99 of 100 requests."""
+OURS, ORACLE = "capacity (ours)", "oracle"
 ORACLE_LOAD = 1.15
 """Where the oracle is asked: it takes many simulations."""
 
@@ -20,11 +20,11 @@ ORACLE_LOAD = 1.15
 def show_trace(name: str, report: dict[str, Any]) -> None:
     """Print who kept what at which load, who is beaten in everything, and what thresholds saved of replicas."""
     console = Console()
-    title = f"{name}: threshold 1 keeps its promise up to {report['capacity_requests_per_s']:.1f} requests/s"
+    title = f"{name}: threshold 1 meets the SLO up to {report['capacity_requests_per_s']:.1f} requests/s"
     table = Table(title=title, title_justify="left")
     table.add_column("")
     for load in LOADS:
-        table.add_column(f"{load} x: promise kept, accuracy", justify="right")
+        table.add_column(f"{load} x: SLO met, accuracy", justify="right")
     table.add_column("largest load", justify="right")
     for contender in report["contenders"]:
         cells = []
@@ -44,7 +44,7 @@ def show_trace(name: str, report: dict[str, Any]) -> None:
         console.print(f"at {ORACLE_LOAD} x {OURS} gives up {given_up:.2f} times the quality that the oracle does")
     for contender, figures in report["autoscaled"].items():
         console.print(
-            f"autoscaled at 1.2 x, {contender}: {figures['replica_minutes']:.0f} replica-minutes, promise kept "
+            f"autoscaled at 1.2 x, {contender}: {figures['replica_minutes']:.0f} replica-minutes, SLO met "
             f"{figures['good']:.4f}, agreement {figures['agreement']:.5f}",
             soft_wrap=True,
         )
@@ -53,7 +53,7 @@ def show_trace(name: str, report: dict[str, Any]) -> None:
 def show_steady(steady: dict[str, Any]) -> None:
     """Print how steady thresholds are."""
     table = Table(title="Steady load, and a peak of two minutes", title_justify="left")
-    for column in ("", "changes a minute at 0.6", "at 0.9", "back at full quality after", "promise kept"):
+    for column in ("", "changes a minute at 0.6", "at 0.9", "back at full quality after", "SLO met"):
         table.add_column(column)
     for name, found in steady.items():
         changes = found["changes_per_minute"].values()

@@ -1,0 +1,36 @@
+"""Who is compared: fixed thresholds, laws that others use, and the policies of the controller."""
+
+from dataclasses import dataclass
+
+from mars_ray.control.laws.policy import Law
+from mars_ray.simulate.compare.alternative_laws import batch_table, ema_hysteresis
+from mars_ray.simulate.compare.tables import OURS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """Somebody who sets thresholds."""
+
+    ceiling: float = 1.0
+    law: Law | None = None
+    recover_s: float | None = None
+    """None is the controller's own; the other laws have a smoothing of their own, or none."""
+    policy: str = "fixed"
+    ahead: bool = True
+    """False decodes one token at a time."""
+
+CONTENDERS: dict[str, Contender] = {
+    "one token at a time": Contender(ahead=False),
+    "fixed 1.0": Contender(),
+    "fixed 0.99": Contender(ceiling=0.99),
+    "fixed 0.98": Contender(ceiling=0.98),
+    "fixed 0.95": Contender(ceiling=0.95),
+    "fixed 0.9": Contender(ceiling=0.9),
+    "fixed 0.8": Contender(ceiling=0.8),
+    "fixed 0.7": Contender(ceiling=0.7),
+    "batch table": Contender(law=batch_table, recover_s=0.0),
+    "EMA, hysteresis": Contender(law=ema_hysteresis, recover_s=0.0),
+    "load": Contender(policy="load"),
+    "slo": Contender(policy="slo"),
+    OURS: Contender(policy="capacity"),
+}

@@ -1,0 +1,71 @@
+"""The reading of prompts on simulated replicas: in whole steps of `prefill_tokens`, one after another.
+
+Letters: `N` replicas, `M` some replicas, one prompt on each of them.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mars_ray.engine.scheduling.scheduler import DECODE_TOKENS
+from mars_ray.simulate.machine import Machine
+from mars_ray.simulate.queues import ARRIVAL, PROMPT, Floats, Ints
+
+
+class Prefill:
+    """Until when each replica reads prompts, and by how much that slows down those that decode beside them."""
+
+    def __init__(self, machine: Machine, replicas: int) -> None:
+        self._budget, self._times = float(machine.prefill_tokens), machine.times()
+        self.until_N = np.zeros(replicas)
+        """When each replica will have read all prompts."""
+        self.extra_N = np.zeros(replicas)
+        """By how much a step is longer in which prompts are read."""
+        self._step_N = np.zeros(replicas)
+        """When the last step began in which prompts are read."""
+        self._room_N = np.zeros(replicas)
+        """Prompt tokens that step has room for."""
+        self._unpaid_N = np.zeros(replicas)
+        """Reading that began within a tick, after its steps were counted."""
+
+    def share_of_tick(self, begin_s: float, end_s: float) -> Floats:
+        """Return for each replica which part of a tick its steps read prompts."""
+        tick_s = end_s - begin_s
+        reading_N = (self.until_N - begin_s).clip(0.0, tick_s) + self._unpaid_N
+        share_N: Floats = np.minimum(reading_N / tick_s, 1.0)
+        self._unpaid_N = reading_N - share_N * tick_s
+        return share_N
+
+    def read(
+        self,
+        replica: Ints,
+        request: Floats,
+        masks: Ints,
+        free_s: Floats,
+        busy: NDArray[np.bool_],
+        step_s: Floats,
+        reading_step_s: Floats,
+        end_s: float,
+    ) -> Floats:
+        """Read a prompt on each of these replicas, behind those being read; return when each has its first tokens.
+
+        A row is free from `free_s` on; a step takes `step_s`, or `reading_step_s` beside prompts.
+        """
+        arrival, tokens = request[:, ARRIVAL], request[:, PROMPT]
+        # Who finds a step under way waits for its end, half a step on average; who waited for a row got it at one.
+        ready_s = np.where(arrival > free_s, arrival + busy * step_s / 2, free_s)
+        until_s = self.until_N[replica]
+        shared = np.where(ready_s <= self._step_N[replica], np.minimum(self._room_N[replica], tokens), 0.0)
+        steps = np.ceil((tokens - shared) / self._budget)
+        start_s = np.maximum(until_s, np.where(steps > 0, ready_s, until_s))
+        long = tokens > DECODE_TOKENS
+        extra_s = (self._times.prompt_s * steps + self._times.prompt_token_s * (tokens + masks)) * long
+        length_s = steps * reading_step_s + extra_s
+        done_s: Floats = start_s + length_s
+        left = steps * self._budget - (tokens - shared)
+        self._room_N[replica] = np.where(steps > 0, left, self._room_N[replica] - tokens)
+        last_s = done_s - length_s / np.maximum(steps, 1)
+        self._step_N[replica] = np.where(steps > 0, last_s, self._step_N[replica])
+        self.extra_N[replica] = np.where(steps > 0, extra_s / np.maximum(steps, 1), self.extra_N[replica])
+        self.until_N[replica] = done_s
+        self._unpaid_N[replica] += (np.minimum(done_s, end_s) - np.minimum(start_s, end_s)).clip(min=0.0)
+        return done_s

@@ -1,0 +1,54 @@
+"""What the thresholds in force give and cost on each simulated replica, by block.
+
+Letters: `N` replicas, `C` classes, `B` blocks, `K` masks.
+"""
+
+import numpy as np
+
+from mars_ray.engine.stats.lookahead import Lookahead
+from mars_ray.simulate.machine import Machine
+from mars_ray.simulate.queues import Floats, Ints
+
+
+class ThresholdCurves:
+    """The thresholds of each class on each replica, and what follows from them."""
+
+    def __init__(self, machine: Machine, replicas: int, classes: int, threshold: float) -> None:
+        self._machine, blocks = machine, machine.masks + 1
+        self.thresholds_NC = np.full((replicas, classes), np.nan)
+        self.ahead_NCB = np.zeros((replicas, classes, blocks))
+        """Expected tokens accepted at masks."""
+        self.positions_NCB = np.ones((replicas, classes, blocks))
+        """Positions a sequence feeds in a step."""
+        self.credit_NCB = np.ones((replicas, classes, blocks))
+        """Tokens of a sequence that its first step stands for: the last step gives more than are wanted."""
+        self.changes_N: Ints = np.zeros(replicas, np.int64)
+        """Changes of thresholds since the start."""
+        self._by_threshold: dict[float, tuple[Floats, Floats, Floats]] = {}
+        self.set(np.full((replicas, classes), threshold))
+        self.changes_N[:] = 0
+
+    def set(self, thresholds_NC: Floats) -> None:
+        """Set what each class of each replica needs to accept a token ahead."""
+        changed = thresholds_NC != self.thresholds_NC
+        if not changed.any():
+            return
+        for value in np.unique(thresholds_NC[changed]).tolist():
+            if value not in self._by_threshold:
+                self._by_threshold[value] = _curves(self._machine.lookahead(value))
+            where = changed & (thresholds_NC == value)
+            self.ahead_NCB[where], self.positions_NCB[where], self.credit_NCB[where] = self._by_threshold[value]
+        self.changes_N += changed.sum(axis=1)
+        self.thresholds_NC = thresholds_NC.copy()
+
+
+def _curves(lookahead: Lookahead) -> tuple[Floats, Floats, Floats]:
+    """Return by block the tokens expected at masks, the positions fed, and the tokens that the first step stands for.
+
+    A sequence of n tokens takes (n + o) / m steps on average, where each gives m, and o is what the last one is
+    expected to give beyond n: E[X (X - 1)] / 2m. So n - (m - o) are left for the steps behind the first.
+    """
+    ahead_B = lookahead.tokens_B - 1
+    survival_K = np.diff(ahead_B).clip(0.0)
+    beyond_B = np.concatenate([[0.0], (np.arange(1, len(survival_K) + 1) * survival_K).cumsum()]) / (1 + ahead_B)
+    return ahead_B, lookahead.positions_B, np.maximum(1.0, 1 + ahead_B - beyond_B)
