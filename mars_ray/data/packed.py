@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from mars_ray.data.packing import Row
+from mars_ray.data.packing import PackedRow
 from mars_ray.errors import DataError, EmptyDataError, OutputError
 from mars_ray.method.streams import PADDING, PackedRows
 
@@ -56,7 +56,7 @@ class PackedWriter:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / REPORT_FILE).unlink(missing_ok=True)
             self._writer = pq.ParquetWriter(folder / ROWS_FILE, _schema(length), compression="zstd")
-        self._waiting: list[Row] = []
+        self._waiting: list[PackedRow] = []
         self.rows = 0
 
     def __enter__(self) -> "PackedWriter":
@@ -68,7 +68,7 @@ class PackedWriter:
         with suppress(OSError):  # after a failed write; `close` has done it otherwise
             self._writer.close()
 
-    def write(self, rows: Iterable[Row]) -> None:
+    def write(self, rows: Iterable[PackedRow]) -> None:
         """Add rows; they reach the disk in groups."""
         for row in rows:
             self._waiting.append(row)

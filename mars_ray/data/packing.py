@@ -15,7 +15,7 @@ OPEN_ROWS_MAX = 64
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class PackedRow:
     """Examples that share one packed row."""
 
     examples: list[Encoded] = field(default_factory=list)
@@ -28,14 +28,14 @@ class Packer:
     def __init__(self, length: int, overlong: Literal["drop", "truncate"]) -> None:
         self._length = length
         self._overlong = overlong
-        self._open: list[Row] = []
+        self._open: list[PackedRow] = []
         self.examples = 0
         self.tokens = 0
         self.response_tokens = 0
         self.dropped = 0
         self.truncated = 0
 
-    def add(self, encoded: Encoded) -> list[Row]:
+    def add(self, encoded: Encoded) -> list[PackedRow]:
         """Place one example; return the rows that this closed, of which there are at most two."""
         if len(encoded.tokens) > self._length:
             encoded = Encoded(encoded.tokens[: self._length], encoded.response[: self._length])
@@ -55,7 +55,7 @@ class Packer:
             if len(self._open) == OPEN_ROWS_MAX:
                 closed.append(_fullest(self._open))
                 self._open.remove(closed[0])
-            row = Row()
+            row = PackedRow()
             self._open.append(row)
         row.examples.append(encoded)
         row.tokens += tokens
@@ -64,11 +64,11 @@ class Packer:
             self._open.remove(row)
         return closed
 
-    def finish(self) -> list[Row]:
+    def finish(self) -> list[PackedRow]:
         """Close the rows that are still open."""
         closed, self._open = self._open, []
         return closed
 
 
-def _fullest(rows: list[Row]) -> Row:
+def _fullest(rows: list[PackedRow]) -> PackedRow:
     return max(rows, key=lambda row: row.tokens)

@@ -17,7 +17,7 @@ from mars_ray.method.streams import IGNORE, Streams
 
 
 @dataclass(frozen=True, slots=True)
-class Lookahead:
+class HeldoutLookahead:
     """Figures at one threshold."""
 
     tokens_per_forward: float
@@ -27,7 +27,7 @@ class Lookahead:
 
 
 @torch.inference_mode()
-def look_ahead(network: PreTrainedModel, streams: Streams, *, block: int, threshold: float) -> Lookahead:
+def look_ahead(network: PreTrainedModel, streams: Streams, *, block: int, threshold: float) -> HeldoutLookahead:
     """Measure acceptance by probability at `threshold` on streams made with blocks of `block`."""
     labelled_RS = streams.label_RS != IGNORE
     logits_MV = training_logits(network, streams, labelled_RS)
@@ -49,4 +49,4 @@ def look_ahead(network: PreTrainedModel, streams: Streams, *, block: int, thresh
                 break
             accepted += 1
             agreeing += token == clean_token[row, example, position]
-    return Lookahead(1 + accepted / len(masks), agreeing / accepted if accepted else None)
+    return HeldoutLookahead(1 + accepted / len(masks), agreeing / accepted if accepted else None)

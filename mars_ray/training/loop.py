@@ -25,7 +25,7 @@ from mars_ray.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoi
 from mars_ray.model.resolve import resolve_model
 from mars_ray.training.checkpoint import RunState, load_state, save_state
 from mars_ray.training.config import TrainConfig
-from mars_ray.training.lookahead import Lookahead, look_ahead
+from mars_ray.training.lookahead import HeldoutLookahead, look_ahead
 from mars_ray.training.metrics import MetricsWriter, StepMetrics
 from mars_ray.training.run_folder import RunFolder
 from mars_ray.training.schedule import block_size, generator_for, learning_rate, row_numbers, step_count
@@ -183,7 +183,7 @@ class TrainingRun:
                 )
         return shown_tokens(rows, objective.mask_share, draw_RT) if objective.mask_share < 1 else None
 
-    def _look_ahead(self) -> Lookahead | None:
+    def _look_ahead(self) -> HeldoutLookahead | None:
         """Measure the held-out rows; every worker does, since a sharded network needs them all for a forward."""
         if self._config.objective.kind == "ar":
             return None

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mars_ray.data import packed
 from mars_ray.data.packed import PackedData, PackedWriter, PackReport, read_report
-from mars_ray.data.packing import Packer, Row
+from mars_ray.data.packing import Packer, PackedRow
 from mars_ray.errors import DataError, EmptyDataError, OutputError
 from mars_ray.method.streams import PADDING
 from tests.data.data_samples import example
@@ -33,14 +33,14 @@ def report(rows: int, length: int) -> PackReport:
     )
 
 
-def write(folder: Path, rows: list[Row], length: int) -> Path:
+def write(folder: Path, rows: list[PackedRow], length: int) -> Path:
     with PackedWriter(folder, length) as writer:
         writer.write(rows)
         writer.close(report(writer.rows, length))
     return folder
 
 
-def some_rows(count: int, length: int = 6) -> list[Row]:
+def some_rows(count: int, length: int = 6) -> list[PackedRow]:
     packer = Packer(length, "drop")
     rows = [row for n in range(count) for row in packer.add(example([n] * (length - 1), prompt=2))]
     return rows + packer.finish()
@@ -87,7 +87,7 @@ def test_rows_that_fill_several_groups_are_all_read(tmp_path: Path, monkeypatch:
 
 def test_a_row_longer_than_16_bit_numbers_holds_an_example_per_token(tmp_path: Path) -> None:
     length = (1 << 15) + 5
-    row = Row([example([7]) for _ in range(length)], length)
+    row = PackedRow([example([7]) for _ in range(length)], length)
     read = PackedData(write(tmp_path, [row], length)).rows([0])
     assert read.example_RT.tolist() == [list(range(length))]
 
