@@ -33,7 +33,7 @@ class Stop:
     """Part of the line, a regular expression."""
     by: signal.Signals
     share: float = 0.0
-    """Of the work that the line counts, at least."""
+    """Share of the work that the line counts, at least."""
 
 
 STOPS = (

@@ -32,13 +32,13 @@ from mars_ray.bench.load.client import Endpoint
 from mars_ray.bench.load.generator import run_load
 from mars_ray.bench.load.plan import LoadPlan, closed_loop
 from mars_ray.bench.load.prompts import bundled_prompts, conversations
-from mars_ray.bench.load.record import RequestOutcome, PlannedRequest, RequestRecord
+from mars_ray.bench.load.record import PlannedRequest, RequestOutcome, RequestRecord
 from mars_ray.bench.load.slo import RequestSlo, parse_slo
 from mars_ray.bench.load.summary import summarize
 from mars_ray.bench.machine import machine
 from mars_ray.control.settings import ControlPlan
 from mars_ray.data.prompt_file import read_prompts
-from mars_ray.simulate.arrivals import Arrivals, Arrival
+from mars_ray.simulate.arrivals import Arrival, Arrivals
 from mars_ray.simulate.machine import Machine, StepSeconds, ThresholdPoint, read_machine
 from mars_ray.simulate.metrics import SloSeconds
 from mars_ray.simulate.simulator import Simulation, SimulationOptions, simulate
@@ -152,7 +152,9 @@ def replicas_of(url: str) -> list[dict[str, Any]]:
     return found
 
 
-def send(url: str, plan: LoadPlan, clients: int | None = None, body: dict[str, Any] | None = None) -> list[RequestRecord]:
+def send(
+    url: str, plan: LoadPlan, clients: int | None = None, body: dict[str, Any] | None = None
+) -> list[RequestRecord]:
     """Return the records of a load."""
     to = Endpoint(url=url, model="bundled", extra_body={"temperature": 0} | (body or {}))
     return asyncio.run(run_load(to, plan.requests, clients=clients))

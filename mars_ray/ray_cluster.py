@@ -44,7 +44,7 @@ def _sigterm_kept() -> Iterator[None]:
 
 @contextmanager
 def silent_once_stopped() -> Iterator[None]:
-    """From Ctrl-C on, print nothing that Ray says by itself: it kills actors to stop, and reports them as failed."""
+    """Print nothing from Ctrl-C on that Ray says by itself: it kills actors to stop, and reports them as failed."""
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield

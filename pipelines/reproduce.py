@@ -26,7 +26,7 @@ from build_bundled_model import autoregressive_model, write_examples
 from own_answers import own_answers
 from pipeline_files import Json, agree, conversation, write
 from ray.exceptions import RayTaskError
-from reproduce_measures import MAX_TOKENS, caches, curve, diffusion, memory, metrics, rivals
+from reproduce_measures import MAX_TOKENS, baselines, caches, curve, diffusion, memory, metrics
 from reproduce_recipes import BASE, DRAFT, Recipe, recipes
 from reproduce_report import markdown
 from reproduce_training import LENGTH, STATES, random_draft, train_recipe
@@ -47,7 +47,7 @@ DATA_SEED = 7
 """The base has seen other examples."""
 HELDOUT = 256
 """Examples looked at while training."""
-RIVALS = ("ar", "mars-4", "mars-8", "draft-ar", "draft-mars-4", "medusa")
+BASELINES = ("ar", "mars-4", "mars-8", "draft-ar", "draft-mars-4", "medusa")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,8 +183,8 @@ def measures(place: Path, base: Path, folder: Path, seed: int, per_family: int) 
             yield unit(recipe.name, partial(curve, model(recipe.name), per_family), recipe.name)
     yield unit("diffusion-4", partial(diffusion, model("diffusion-4"), 4, per_family), "diffusion-4")
     yield unit("metrics", partial(metrics, model("mars-8"), per_family), "mars-8")
-    named = {name: model(name) for name in RIVALS}
-    yield unit("rivals", partial(rivals, named, max(1, per_family // 5)), *RIVALS, alone=True)
+    named = {name: model(name) for name in BASELINES}
+    yield unit("baselines", partial(baselines, named, max(1, per_family // 5)), *BASELINES, alone=True)
     measured = [recipe for recipe in recipes() if recipe.name in ("ar-longer", "mars-8")]
     yield unit("memory", partial(memory, measured, base, place / "references", seed))
     yield unit("caches", partial(caches, model("mars-16"), 32), "mars-16", alone=True)

@@ -163,7 +163,7 @@ def _decoding() -> Iterator[Claim]:
     yield Claim(
         "Jacobi decoding on the AR model: less than 1.2 tokens per forward",
         "1.07",
-        minus(lambda _: 1.2, tokens_per_forward("rivals", "Jacobi")),
+        minus(lambda _: 1.2, tokens_per_forward("baselines", "Jacobi")),
     )
     for batch, published in (("4", "1.71"), ("16", "1.34")):
         yield Claim(
@@ -193,12 +193,12 @@ def _decoding() -> Iterator[Claim]:
     yield Claim(
         "A MARS target raises the tokens per target forward of speculative decoding",
         "4.14 against 3.56",
-        minus(tokens_per_forward("rivals", MARS_TARGET), tokens_per_forward("rivals", SPECULATIVE)),
+        minus(tokens_per_forward("baselines", MARS_TARGET), tokens_per_forward("baselines", SPECULATIVE)),
     )
     yield Claim(
         "a MARS draft does not",
         "4.07 against 4.14",
-        minus(tokens_per_forward("rivals", MARS_TARGET), tokens_per_forward("rivals", MARS_BOTH)),
+        minus(tokens_per_forward("baselines", MARS_TARGET), tokens_per_forward("baselines", MARS_BOTH)),
     )
     yield Claim(
         "A MARS target makes speculative decoding faster",

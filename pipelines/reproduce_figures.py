@@ -12,7 +12,7 @@ from pipeline_files import Json
 from reproduce_recipes import BASE, BLOCKS, COST
 
 Figure = Callable[[Json], float | None]
-"""Of the results of one seed."""
+"""A figure, computed from the results of one seed."""
 Rounds = Callable[[Json], list[float]]
 """Tokens per second, round by round; the rounds of all decoders were run in turns."""
 Way = tuple[str, str]
@@ -116,7 +116,7 @@ def alone(decoder: str) -> Rounds:
     """Return the rounds of a decoder that takes one prompt after the other."""
 
     def rounds(seed: Json) -> list[float]:
-        row = rows(seed, "rivals")[decoder]
+        row = rows(seed, "baselines")[decoder]
         return [row["tokens"] / seconds for seconds in row["seconds"]]
 
     return rounds
@@ -152,14 +152,16 @@ def speedup(one: Rounds, other: Rounds) -> Figure:
 
 def drafts(decoder: str) -> Figure:
     """Return the forwards of the draft for each token."""
-    return lambda seed: float(rows(seed, "rivals")[decoder]["draft_forwards"] / rows(seed, "rivals")[decoder]["tokens"])
+    return lambda seed: float(
+        rows(seed, "baselines")[decoder]["draft_forwards"] / rows(seed, "baselines")[decoder]["tokens"]
+    )
 
 
 def draft_cost(decoder: str, target: str) -> Figure:
     """Return what a forward of the draft takes by the clock, in forwards of the target alone."""
 
     def figure(seed: Json) -> float:
-        both, one = rows(seed, "rivals")[decoder], rows(seed, "rivals")[target]
+        both, one = rows(seed, "baselines")[decoder], rows(seed, "baselines")[target]
         forward_s = median(one["seconds"]) / one["tokens"] * one["tokens_per_forward"]
         of_target_s = both["tokens"] / both["tokens_per_forward"] * forward_s
         return float((median(both["seconds"]) - of_target_s) / both["draft_forwards"] / forward_s)

@@ -1,4 +1,4 @@
-"""What `reproduce.py` measures of trained models: curves by threshold, rival decoders, caches.
+"""What `reproduce.py` measures of trained models: curves by threshold, the decoders of other papers, caches.
 
 Every function returns JSON: rows by name, each with its figures. All decode greedily, on the same held-out prompts.
 """
@@ -33,15 +33,15 @@ from mars_ray.engine.core.offline import decode_all
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
-from mars_ray.evaluation.calibration.prompts import Prompt, family_prompts
 from mars_ray.evaluation.calibration.counts import count_answers, is_right, total_of
+from mars_ray.evaluation.calibration.prompts import Prompt, family_prompts
 from mars_ray.method.metric import Metric
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.progress import ProgressLine
 
 THRESHOLDS = (0.99, 0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
 ENTROPIES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.4)
-"""In nats."""
+"""Thresholds of entropy in nats."""
 MAX_TOKENS = 96
 SAMPLING = SamplingParams(max_tokens=MAX_TOKENS)
 QUESTIONS_SEED = 100
@@ -51,7 +51,7 @@ DRAFTS = 4
 """A round of speculative decoding."""
 BATCHES = (1, 4, 16)
 ROUNDS = 3
-"""Of everything by the clock, behind one that warms up."""
+"""Rounds of everything by the clock, behind one that warms up."""
 
 
 def questions(per_family: int) -> list[Prompt]:
@@ -120,7 +120,7 @@ def diffusion(model: Path, block: int, per_family: int) -> Json:
     }
 
 
-def rivals(models: Mapping[str, Path], per_family: int) -> Json:
+def baselines(models: Mapping[str, Path], per_family: int) -> Json:
     """Return a row for each decoder, one prompt after the other, in turns, with the seconds of each round."""
     loaded = {name: load_checkpoint(path) for name, path in models.items() if name != "medusa"}
     networks = {name: each.network for name, each in loaded.items()}

@@ -14,7 +14,7 @@ BLOCKS = (4, 8, 16)
 PASS = 1.0
 """Over the data, by MARS."""
 LONG = 4.6
-"""As many steps as the bundled model takes."""
+"""Passes that take as many steps as the bundled model does."""
 COST = 1.7
 """A step of MARS in steps of AR SFT."""
 BASE = "ar"

@@ -85,9 +85,9 @@ one token at a time already has no tokens per forward there, 0.
 def markdown(report: Json) -> str:
     """Write the report."""
     seeds, machine = list(report["seeds"].values()), report["machine"]
-    rivals, of_paper = rows(seeds[0], "rivals"), list(claims())
+    baselines, of_paper = rows(seeds[0], "baselines"), list(claims())
     found = [verdict(each, seeds) for each in of_paper]
-    rounds = len(rivals["AR"]["seconds"])
+    rounds = len(baselines["AR"]["seconds"])
     head = HEAD.format(
         command=report["command"],
         seeds=len(seeds),
@@ -104,7 +104,7 @@ def markdown(report: Json) -> str:
         mars_mib=over_seeds(seeds, memory_mib("mars-8"), ",.0f"),
     )
     decoders = DECODERS.format(
-        questions=rivals["AR"]["examples"],
+        questions=baselines["AR"]["examples"],
         rounds=rounds,
         draft=over_seeds(seeds, draft_cost(SPECULATIVE, "AR")),
     )
@@ -175,11 +175,11 @@ def _models(report: Json, seeds: Sequence[Json]) -> Iterator[Sequence[str]]:
 
 
 def _decoders(seeds: Sequence[Json]) -> Iterator[Sequence[str]]:
-    for name in rows(seeds[0], "rivals"):
+    for name in rows(seeds[0], "baselines"):
         yield (
             name,
-            over_seeds(seeds, accuracy(("rivals", name)), ".1%"),
-            over_seeds(seeds, tokens_per_forward("rivals", name)),
+            over_seeds(seeds, accuracy(("baselines", name)), ".1%"),
+            over_seeds(seeds, tokens_per_forward("baselines", name)),
             over_seeds(seeds, drafts(name)),
             over_seeds(seeds, rate(alone(name)), ",.0f"),
             over_seeds(seeds, speedup(alone(name), alone("AR"))),

@@ -134,8 +134,8 @@ def bench_policy(
     json_file: JsonFile = None,
 ) -> None:
     """Compare policies on simulated clusters: fixed thresholds, others' laws, ours, and one that knows the future."""
-    from mars_ray.simulate.compare.bench_policy import bench_policy as run
     from mars_ray.simulate.compare.bench_policy import PolicyOptions
+    from mars_ray.simulate.compare.bench_policy import bench_policy as run
 
     options = PolicyOptions(
         traces=tuple(trace),

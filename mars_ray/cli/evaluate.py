@@ -33,9 +33,7 @@ Examples = Annotated[
 MaxTokens = Annotated[
     int | None, typer.Option(help="Tokens per answer at most; 256 by default, of gsm8k and humaneval 512.")
 ]
-Match = Annotated[
-    str, typer.Option(help="How answers compare with 'reference' in a file: 'exact', 'regex' or 'json'.")
-]
+Match = Annotated[str, typer.Option(help="How answers compare with 'reference' in a file: 'exact', 'regex' or 'json'.")]
 Data = Annotated[Path | None, typer.Option(help="Folder with gsm8k/ and humaneval/, for these two.")]
 AllowCodeExecution = Annotated[
     bool, typer.Option("--allow-code-execution", help="humaneval runs what the model wrote, shut off from the rest.")

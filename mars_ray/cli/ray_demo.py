@@ -37,7 +37,7 @@ SAMPLING = SamplingParams(max_tokens=128)
 CALLERS = {1: 24, 16: 96}
 """How many ask at a time, and prompts of a round."""
 ROUNDS = 3
-"""Behind one that warms up."""
+"""Rounds that are measured, behind one that warms up."""
 GAIN = 1.05
 """Times as fast as `ar` is a gain; less may be noise."""
 SHOWN_ROWS = 4
@@ -62,12 +62,12 @@ class DemoRow:
     accuracy: float
     """Share of the rows that the exact verifier of their family accepts."""
     speeds: dict[int, DemoSpeed]
-    """By callers."""
+    """Speeds by the number of callers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demo:
-    """All of it."""
+    """What the demo found."""
 
     report: JobReport
     rows: tuple[DemoRow, ...]

@@ -27,20 +27,20 @@ class EvaluationPlan(_Frozen):
     version: Literal[1] = 1
     model: str
     model_digest: str
-    """Of weights, config, tokenizer and chat template."""
+    """Digest of weights, config, tokenizer and chat template."""
     block: int
     """Tokens proposed per forward."""
     dtype: str
     device: str
-    """The kind that decodes."""
+    """The kind of device that decodes."""
     tasks: tuple[str, ...]
     max_tokens: tuple[int, ...]
-    """Of an answer, by task."""
+    """Tokens of an answer at most, by task."""
     seeds: int
     questions: int
-    """Of all tasks and seeds."""
+    """Number of questions, of all tasks and seeds."""
     questions_digest: str
-    """Of all prompts and references."""
+    """Digest of all prompts and references."""
     settings: tuple[str, ...]
     temperature: float
     compiled: bool
@@ -50,7 +50,7 @@ class PairedComparison(_Frozen):
     """A setting against autoregressive decoding, on the same examples."""
 
     difference: float
-    """Of the accuracies; negative where the setting is worse."""
+    """Difference of the accuracies; negative where the setting is worse."""
     low: float
     high: float
     """95 % bootstrap interval over examples."""
@@ -59,7 +59,7 @@ class PairedComparison(_Frozen):
     worse: int
     """Examples that only autoregressive decoding has right."""
     p_value: float
-    """Of this one comparison, two-sided: exact McNemar test; of several tasks its form in which each counts alike."""
+    """Two-sided p-value of this comparison: exact McNemar; of several tasks its form in which each counts alike."""
 
 
 class Metrics(_Frozen):
@@ -68,7 +68,7 @@ class Metrics(_Frozen):
 
     examples: int
     unanswered: int
-    """They count as wrong."""
+    """Questions without an answer; they count as wrong."""
     right: int
     accuracy: float
     """Share of all examples; of all tasks, each counts alike."""
@@ -105,7 +105,7 @@ class SpeedMeasurement(_Frozen):
 
     prompts: int
     machine: dict[str, str | int | float | bool | None]
-    """With the commit of this code."""
+    """The machine, with the commit of this code."""
     rows: int
     """Sequences the engine decodes together at most."""
     device: str
@@ -119,11 +119,11 @@ class Results(_Frozen):
     version: Literal[1] = 1
     plan: EvaluationPlan
     overall: dict[str, Metrics]
-    """By setting, all tasks together."""
+    """Metrics by setting, all tasks together."""
     tasks: dict[str, dict[str, Metrics]]
-    """By task and setting."""
+    """Metrics by task and setting."""
     stops: dict[str, tuple[int, ...]]
-    """By setting: forwards that gave 1, 2, ... tokens; those that ended an answer are left out: the end cut them."""
+    """Forwards that gave 1, 2, ... tokens, by setting; those that ended an answer are left out: the end cut them."""
     speed: SpeedMeasurement
 
 

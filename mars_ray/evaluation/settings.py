@@ -17,15 +17,15 @@ from mars_ray.model.card import CARD_FILE, Card
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodingSetting:
-    """One way of decoding."""
+    """One way of decoding that is compared."""
 
     mode: Mode
     threshold: float
-    """Of confidence; has no meaning in mode ar."""
+    """Threshold of confidence; it has no meaning in mode ar."""
 
     @property
     def name(self) -> str:
-        """As it stands in ids, tables and charts."""
+        """The name as it stands in ids, tables and charts."""
         return f"threshold {self.threshold:.15g}" if self.mode is Mode.THRESHOLD else self.mode.value
 
     @property

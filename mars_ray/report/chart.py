@@ -1,8 +1,7 @@
-"""The geometry of a small chart: where marks, grid lines and labels stand.
+"""The geometry of a small chart: where marks, grid lines and labels stand, in percent of the drawing.
 
-In:    spans of an axis and the value over each.
-Out:   a frozen record in percent of the drawing, so that a page can draw it at any width.
-Never: knows colours, or what the numbers mean.
+Matplotlib finds the ticks, but does not draw: its SVG has the colours, fonts and width of the moment it was made, where
+the page draws these marks with its own style sheet, at any width, in light and dark, and with a text on each mark.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +42,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """All that there is to draw."""
+    """Everything a page needs to draw the chart."""
 
     marks: tuple[Mark, ...]
     across: tuple[Tick, ...]

@@ -21,11 +21,11 @@ from mars_ray.bench.load.slo import RequestSlo, parse_slo
 from mars_ray.control.settings import ControlPlan, PolicyName
 from mars_ray.errors import ConfigError
 from mars_ray.progress import ProgressLine
-from mars_ray.simulate.arrivals import Arrivals, Arrival
-from mars_ray.simulate.machine import Machine, read_machine
-from mars_ray.simulate.plot import check_plot, plot
+from mars_ray.simulate.arrivals import Arrival, Arrivals
 from mars_ray.simulate.latency import LatencyPercentiles
+from mars_ray.simulate.machine import Machine, read_machine
 from mars_ray.simulate.metrics import SecondMetrics, SimulationMetrics, SloSeconds, columns
+from mars_ray.simulate.plot import check_plot, plot
 from mars_ray.simulate.scaling import Scaling
 from mars_ray.simulate.simulator import Simulation, SimulationOptions, simulate
 

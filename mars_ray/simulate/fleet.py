@@ -25,7 +25,7 @@ from mars_ray.simulate.queues import ARRIVAL, PROMPT, TOTAL, Floats, Ints, Queue
 from mars_ray.simulate.threshold_curves import ThresholdCurves
 
 Ended = tuple[Ints, Ints, Floats, Floats, Floats, Floats]
-"""Replica, class, arrival, first token, end, tokens."""
+"""Requests that ended: replica, class, arrival, first token, end, tokens."""
 
 
 class Fleet:
@@ -40,12 +40,12 @@ class Fleet:
         self.held_NC: Ints = np.zeros(by_class, np.int64)
         """Rows in use."""
         self.in_flight_N: Ints = np.zeros(replicas, np.int64)
-        """For the router, which counts before it queues."""
+        """Requests in flight, for the router, which counts before it queues."""
         self._busy_NR = np.zeros((replicas, rows), bool)
         self._ones_R = np.ones(rows)
         self._class_NR: Ints = np.zeros((replicas, rows), np.int64)
         self._clock_NR = np.zeros((replicas, rows))
-        """Up to when a row was worked: from when it decodes, or is free."""
+        """The moment up to which a row was worked: from then on it decodes, or is free."""
         self._left_NR = np.zeros((replicas, rows))
         self._total_NR = np.zeros((replicas, rows))
         self._prompt_NR = np.zeros((replicas, rows))
@@ -64,7 +64,7 @@ class Fleet:
         self.ended_NC: Ints = np.zeros(by_class, np.int64)
         self.ended_tokens_NC = np.zeros(by_class)
         self.tokens_NC = np.zeros(by_class)
-        """Written, by those that run too."""
+        """Tokens written, by sequences that run too."""
         self._watched = watched
         """Replicas whose latencies are kept."""
         self.step_sums_W22 = np.zeros((watched, 2, 2))
@@ -247,4 +247,3 @@ class Fleet:
         if seen.any():
             self.firsts.append((open_M[seen], (read_s - request[:, ARRIVAL])[seen]))
         return where
-

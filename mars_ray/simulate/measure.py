@@ -35,7 +35,7 @@ MAX_TOKENS = 128
 TIMED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 TIMED_BLOCKS = (1, 2, 4, 8, 16)
 TIMED_WORDS = (16, 60, 150, 300, 600)
-"""Of prompts, beside those as they are."""
+"""Words of prompts, beside those as they are."""
 ROUNDS = 2
 
 

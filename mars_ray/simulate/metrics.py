@@ -34,10 +34,10 @@ class SecondMetrics:
     running: int
     waiting: int
     replicas: int
-    """Those that take requests."""
+    """Replicas that take requests."""
     desired_replicas: int
     threshold: float | None
-    """Mean over the tokens written, as are agreement and accuracy."""
+    """Mean threshold over the tokens written; agreement and accuracy are such means too."""
     agreement: float | None
     accuracy: float | None
     ttft_p95_ms: float | None
@@ -51,15 +51,15 @@ class SimulationMetrics:
     """A simulation as a whole."""
 
     duration_s: float
-    """From the beginning to the last end."""
+    """Seconds from the beginning to the last end."""
     requests: int
     ended: int
     refused: int
-    """Because the queue was full."""
+    """Requests refused because the queue was full."""
     too_long: int
-    """Refused because prompt and answer do not fit the model."""
+    """Requests refused because prompt and answer do not fit the model."""
     in_flight: int
-    """When the simulation ended."""
+    """Requests in flight when the simulation ended."""
     tokens: float
     tokens_per_s: float
     ttft_ms: LatencyPercentiles | None
@@ -68,11 +68,11 @@ class SimulationMetrics:
     good: float | None
     """Share of all requests that met the SLO."""
     threshold: float | None
-    """Mean over the tokens, as are agreement and accuracy."""
+    """Mean threshold over the tokens; agreement and accuracy are such means too."""
     agreement: float | None
     accuracy: float | None
     threshold_changes_per_minute: float
-    """Of the mean class on the mean replica."""
+    """Changes of the mean class on the mean replica."""
     replica_minutes: float
 
 

@@ -17,11 +17,11 @@ class Prefill:
     def __init__(self, machine: Machine, replicas: int) -> None:
         self._budget, self._times = float(machine.prefill_tokens), machine.times()
         self.until_N = np.zeros(replicas)
-        """When each replica will have read all prompts."""
+        """The moment at which each replica will have read all prompts."""
         self.extra_N = np.zeros(replicas)
-        """By how much a step is longer in which prompts are read."""
+        """Seconds by which a step is longer in which prompts are read."""
         self._step_N = np.zeros(replicas)
-        """When the last step began in which prompts are read."""
+        """The moment at which the last step began in which prompts are read."""
         self._room_N = np.zeros(replicas)
         """Prompt tokens that step has room for."""
         self._unpaid_N = np.zeros(replicas)

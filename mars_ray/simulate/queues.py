@@ -18,11 +18,11 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 FIELDS = ARRIVAL, PROMPT, TOTAL = range(3)
-"""Of a request: when it came, tokens to read, tokens to write."""
+"""Columns of a request: when it came, tokens to read, tokens to write."""
 
 
 class Queues:
-    """One for each replica and class."""
+    """The queues of all replicas, one for each class."""
 
     def __init__(self, replicas: int, classes: Sequence[ServiceClass], queue_max: int) -> None:
         shares = [each.share for each in classes]

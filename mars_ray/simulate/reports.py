@@ -20,7 +20,7 @@ from mars_ray.simulate.queues import Floats
 
 
 class Reports:
-    """Of the first `watched` replicas."""
+    """The reports of the first `watched` replicas."""
 
     def __init__(self, fleet: Fleet, machine: Machine, classes: Sequence[ServiceClass], watched: int) -> None:
         self._fleet, self._machine, self._classes = fleet, machine, classes

@@ -1,4 +1,4 @@
-"""To which replica a request goes: the rule of `serve/replicas/prefix_routing`, for many requests at once.
+"""Choose the replica a request goes to, by the rule of `serve/replicas/prefix_routing`, for many requests at once.
 
 In:    requests in flight on each replica, which of them are up.
 Out:   a replica for each request.
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SLACK = 4
-"""As in `serve/replicas/prefix_routing`."""
+"""The value in `serve/replicas/prefix_routing`."""
 AT_ONCE = 0.5
 """Requests routed by the same counts, for each replica."""
 

@@ -15,14 +15,14 @@ from mars_ray.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """Settings, named as in Serve."""
+    """Settings of autoscaling, named as in Serve."""
 
     min_replicas: int
     max_replicas: int
     upscale_delay_s: float = 30.0
     downscale_delay_s: float = 600.0
     startup_s: float = 25.0
-    """Until a new replica takes requests."""
+    """Seconds until a new replica takes requests."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_replicas <= self.max_replicas:
@@ -33,7 +33,7 @@ class Scaling:
 
 
 class Replicas:
-    """Which of `max_replicas` there are; the first `replicas` at the start. Without `scaling` they stay."""
+    """The replicas there are of `max_replicas`: the first `replicas` at the start. Without `scaling` they stay."""
 
     def __init__(self, replicas: int, scaling: Scaling | None) -> None:
         self._scaling = scaling
@@ -42,12 +42,12 @@ class Replicas:
         self._ready_s[:replicas] = 0.0
         self._target, self._since_s, self._direction = replicas, 0.0, 0
         self.up = np.arange(replicas)
-        """Those that take requests."""
+        """Replicas that take requests."""
         self.draining: NDArray[np.int64] = np.zeros(0, np.int64)
 
     @property
     def count(self) -> int:
-        """Those that exist: starting, up, or with requests left."""
+        """Replicas that exist: starting, up, or with requests left."""
         return int(np.isfinite(self._ready_s).sum()) + len(self.draining)
 
     def follow(self, desired: int, in_flight: NDArray[np.int64], now_s: float) -> None:

@@ -21,8 +21,8 @@ from mars_ray.errors import ConfigError
 from mars_ray.simulate.arrivals import Arrivals
 from mars_ray.simulate.fleet import Fleet
 from mars_ray.simulate.machine import Machine
-from mars_ray.simulate.queues import Floats, Ints
 from mars_ray.simulate.metrics import SecondMetrics, SimulationMetrics, SloSeconds
+from mars_ray.simulate.queues import Floats, Ints
 from mars_ray.simulate.recorder import SimulationRecorder
 from mars_ray.simulate.reports import Reports
 from mars_ray.simulate.router import route
@@ -32,12 +32,12 @@ REPORTING = 16
 """Replicas that report. In a larger cluster the controller sees so many of them, and the rest follow the cluster's
 thresholds: a thousand reports a second take longer to make and to read than a second."""
 DRAIN_S = 600.0
-"""So long after the last arrival what runs may end."""
+"""Seconds after the last arrival in which what runs may end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationOptions:
-    """Of one run."""
+    """The settings of one simulation."""
 
     replicas: int
     ticks_per_s: int | None = None
@@ -45,10 +45,10 @@ class SimulationOptions:
     scaling: Scaling | None = None
     """None keeps the number of replicas."""
     front_s: float = 0.0
-    """What lies before the engine, and once more behind it."""
+    """Seconds that lie before the engine, and once more behind it."""
     slo: SloSeconds | None = None
     duration_s: float | None = None
-    """No arrivals behind it."""
+    """Seconds after which nothing arrives any more; None takes all arrivals."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -74,12 +74,12 @@ class SimulationOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """What a run gave."""
+    """What one simulation gave."""
 
     metrics: SimulationMetrics
     seconds: tuple[SecondMetrics, ...]
     reporting: int
-    """Replicas that reported."""
+    """Number of replicas that reported."""
 
 
 def simulate(

@@ -23,7 +23,7 @@ class ThresholdCurves:
         self.credit_NCB = np.ones((replicas, classes, blocks))
         """Tokens of a sequence that its first step stands for: the last step gives more than are wanted."""
         self.changes_N: Ints = np.zeros(replicas, np.int64)
-        """Changes of thresholds since the start."""
+        """Changes of thresholds of each replica since the start."""
         self._by_threshold: dict[float, tuple[Floats, Floats, Floats]] = {}
         self.set(np.full((replicas, classes), threshold))
         self.changes_N[:] = 0

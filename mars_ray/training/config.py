@@ -42,7 +42,7 @@ class ObjectiveSection(_Section):
     ar_weight: float = Field(1.0, ge=0)
     """What the loss of the clean stream counts against that of the noisy one."""
     mask_share: float = Field(1.0, gt=0, le=1)
-    """Of the response tokens of the noisy stream; the others stand there as they are."""
+    """Share of the response tokens of the noisy stream that are masks; the others stand there as they are."""
     guesses: bool = False
     """Show the network's own guesses at the beginning of each block instead of masks."""
     decay: float = Field(1.0, gt=0, le=1)

@@ -11,7 +11,14 @@ from openai.types.chat import ChatCompletion
 from openai.types.completion import Completion
 
 from mars_ray.batch.rows.answer import Answer
-from mars_ray.batch.rows.openai_format import CHAT, COMPLETIONS, OpenAIBatchFormat, OpenAIFormatSettings, is_openai_batch, openai_id
+from mars_ray.batch.rows.openai_format import (
+    CHAT,
+    COMPLETIONS,
+    OpenAIBatchFormat,
+    OpenAIFormatSettings,
+    is_openai_batch,
+    openai_id,
+)
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.chunk import Finished, TokenLogprobs
 from mars_ray.engine.mode import Mode
@@ -72,7 +79,9 @@ def test_a_conversation_is_asked_as_the_endpoint_would(row_format: OpenAIBatchFo
 
 
 @pytest.mark.parametrize("prompt", ["why?", ["why?"]], ids=str)
-def test_a_completion_is_asked_as_the_endpoint_would(row_format: OpenAIBatchFormat, checkpoint: Checkpoint, prompt: Any) -> None:
+def test_a_completion_is_asked_as_the_endpoint_would(
+    row_format: OpenAIBatchFormat, checkpoint: Checkpoint, prompt: Any
+) -> None:
     ids = checkpoint.tokenizer("why?")["input_ids"]
     row = row_format.parse("row-1", raw(COMPLETIONS, prompt=prompt))
     assert (row.request.prompt, row.request.sampling.max_tokens, row.prompt_text) == (tuple(ids), 16, "why?")
@@ -125,7 +134,9 @@ def test_an_answer_is_a_line_of_openais_output_file(row_format: OpenAIBatchForma
     assert row_format.output_records(row, answers) == [line]
 
 
-def test_a_completion_says_where_in_the_text_its_tokens_are(row_format: OpenAIBatchFormat, checkpoint: Checkpoint) -> None:
+def test_a_completion_says_where_in_the_text_its_tokens_are(
+    row_format: OpenAIBatchFormat, checkpoint: Checkpoint
+) -> None:
     row = row_format.parse("row-1", raw(COMPLETIONS, logprobs=1))
     [line] = row_format.output_records(row, [answer_of(checkpoint, "aåb", logprobs=True)])
     [choice] = Completion.model_validate(line["response"]["body"]).choices
@@ -146,7 +157,9 @@ def test_a_completion_says_where_in_the_text_its_tokens_are(row_format: OpenAIBa
         (raw(messages=[{"role": "user", "content": "\ud800"}]), "not Unicode"),
     ],
 )
-def test_a_line_that_is_no_request_has_an_error_and_no_response(row_format: OpenAIBatchFormat, text: bytes, message: str) -> None:
+def test_a_line_that_is_no_request_has_an_error_and_no_response(
+    row_format: OpenAIBatchFormat, text: bytes, message: str
+) -> None:
     line = refusal(row_format, text)
     assert line["response"] is None
     assert line["error"]["code"] == "invalid_request"

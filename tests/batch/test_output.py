@@ -180,7 +180,7 @@ FULL = """
 import resource, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from test_batch_output import answered
+from test_output import answered
 from mars_ray.batch.output.folder import open_output
 from mars_ray.errors import RunError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

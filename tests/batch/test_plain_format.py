@@ -149,7 +149,9 @@ def test_a_row_nested_without_end_is_refused(row_format: PlainFormat, depth: int
 
 
 @given(st.binary() | almost_rows.map(lambda fields: json.dumps(fields).encode()))
-def test_whatever_comes_in_a_row_that_can_be_written_or_a_reason_comes_out(row_format: PlainFormat, text: bytes) -> None:
+def test_whatever_comes_in_a_row_that_can_be_written_or_a_reason_comes_out(
+    row_format: PlainFormat, text: bytes
+) -> None:
     try:
         row = row_format.parse("a", text)
     except (BadRecordError, RequestError) as error:
@@ -275,7 +277,9 @@ def test_each_sequence_is_a_record_and_the_own_columns_are_kept(row_format: Plai
 
 
 def test_only_columns_that_would_take_one_anothers_name_stand_in_each_others_way(row_format: PlainFormat) -> None:
-    [record] = row_format.output_records(row_format.parse("1", raw(id=1, input_id=2, prompt="x", input_text="y")), [ANSWER])
+    [record] = row_format.output_records(
+        row_format.parse("1", raw(id=1, input_id=2, prompt="x", input_text="y")), [ANSWER]
+    )
     assert (record["id"], record["input_id"], record["input_text"]) == ("1", 2, "y")
 
 

@@ -154,8 +154,16 @@ def test_tokens_and_rows_under_way_are_shown_before_the_first_row_is_done(
 def test_a_job_that_goes_on_keeps_its_dtype(cluster: None, model_folder: Path, tmp_path: Path) -> None:
     source, output = tmp_path / "rows.jsonl", tmp_path / "out"
     source.write_text('{"prompt": "x"}')
-    assert generate_files(options(source, output, model_folder, workers=replace(WORKERS, dtype="bfloat16"))).settings["dtype"] == "bfloat16"
-    assert generate_files(options(source, output, model_folder, workers=replace(WORKERS, dtype="auto"))).settings["dtype"] == "bfloat16"
+    assert (
+        generate_files(options(source, output, model_folder, workers=replace(WORKERS, dtype="bfloat16"))).settings[
+            "dtype"
+        ]
+        == "bfloat16"
+    )
+    assert (
+        generate_files(options(source, output, model_folder, workers=replace(WORKERS, dtype="auto"))).settings["dtype"]
+        == "bfloat16"
+    )
     with pytest.raises(ConfigError, match="dtype was"):
         generate_files(options(source, output, model_folder, workers=replace(WORKERS, dtype="float32")))
 
@@ -223,9 +231,13 @@ def test_openai_batch_files_are_answered_in_their_own_form(cluster: None, model_
 def test_more_than_the_cluster_has_is_refused(cluster: None, model_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "x"}')
     with pytest.raises(ClusterError, match="3 workers need 3 CPUs, the cluster has 2"):
-        generate_files(options(tmp_path / "rows.jsonl", tmp_path / "out", model_folder, workers=replace(WORKERS, count=3)))
+        generate_files(
+            options(tmp_path / "rows.jsonl", tmp_path / "out", model_folder, workers=replace(WORKERS, count=3))
+        )
     with pytest.raises(ClusterError, match="1 workers need 1 GPUs, the cluster has 0"):
-        generate_files(options(tmp_path / "rows.jsonl", tmp_path / "out", model_folder, workers=replace(WORKERS, gpus=1)))
+        generate_files(
+            options(tmp_path / "rows.jsonl", tmp_path / "out", model_folder, workers=replace(WORKERS, gpus=1))
+        )
     assert not (tmp_path / "out").exists()
 
 

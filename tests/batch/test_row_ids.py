@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.batch.rows.row_ids import RowIdAssigner, RowId, id_in, own_id
+from mars_ray.batch.rows.row_ids import RowId, RowIdAssigner, id_in, own_id
 from mars_ray.errors import BadRecordError
 
 GIVEN = partial(own_id, column="id")
@@ -28,28 +28,28 @@ def assign(*raws: bytes, salt: str = "") -> list[RowId]:
 
 
 def test_a_row_that_has_an_id_keeps_it_whatever_the_salt() -> None:
-    one, number = identify(raw(id="a", prompt="x"), raw(id=7, prompt="x"), salt="this model")
+    one, number = assign(raw(id="a", prompt="x"), raw(id=7, prompt="x"), salt="this model")
     assert (one.id, number.id) == ("a", "7")
-    assert [one] == identify(raw(id="a", prompt="another"), salt="that model")
+    assert [one] == assign(raw(id="a", prompt="another"), salt="that model")
 
 
 def test_without_an_id_the_same_content_for_the_same_salt_has_the_same_one() -> None:
-    [one] = identify(b'{"prompt": "x", "n": 1}')
+    [one] = assign(b'{"prompt": "x", "n": 1}')
     assert len(one.id) == 16
-    assert identify(b'{ "n":1, "id": null, "prompt" : "\\u0078", "other": null }') == [one]
-    others = identify(raw(prompt="x", n=2)) + identify(raw(prompt="x", n=1), salt="another model")
+    assert assign(b'{ "n":1, "id": null, "prompt" : "\\u0078", "other": null }') == [one]
+    others = assign(raw(prompt="x", n=2)) + assign(raw(prompt="x", n=1), salt="another model")
     assert len({each.id for each in (one, *others)}) == 3
 
 
 def test_equal_rows_are_as_many_rows() -> None:
-    found = identify(*[raw(prompt="x")] * 3, raw(prompt="y"))
+    found = assign(*[raw(prompt="x")] * 3, raw(prompt="y"))
     assert [each.id for each in found[1:3]] == [f"{found[0].id}-2", f"{found[0].id}-3"]
     assert len({each.key for each in found}) == 4
     assert not any(each.repeated for each in found)
 
 
 def test_an_id_given_twice_is_told_and_the_rows_are_still_two() -> None:
-    first, other, second = identify(raw(id="a", prompt="x"), raw(id="b"), raw(id="a", prompt="y"))
+    first, other, second = assign(raw(id="a", prompt="x"), raw(id="b"), raw(id="a", prompt="y"))
     assert [first.repeated, other.repeated, second.repeated] == [False, False, True]
     assert (first.id, second.id) == ("a", "a")
     assert first.key != second.key
@@ -58,13 +58,13 @@ def test_an_id_given_twice_is_told_and_the_rows_are_still_two() -> None:
 def test_a_row_that_is_none_has_an_identity_too() -> None:
     deep = b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     raws = [b"{oops", b"\xff", b"[1]", b"", deep, raw(id=[1]), b'{"id": "\\ud800"}', raw(prompt="\ud800")]
-    found = identify(*raws, *raws)
+    found = assign(*raws, *raws)
     assert len({each.key for each in found}) == len({each.id for each in found}) == 2 * len(raws)
 
 
 @given(st.lists(rows, max_size=12), st.integers(0, 12))
 def test_keys_differ_and_are_the_same_in_every_run_however_the_rows_come(raws: list[bytes], cut: int) -> None:
-    whole = identify(*raws)
+    whole = assign(*raws)
     assert len({each.key for each in whole}) == len(raws)
     assert {len(each.key) for each in whole} <= {16}
     with RowIdAssigner(GIVEN, "") as row_ids:

@@ -41,7 +41,7 @@ class Mortal(AsyncEngine):
     """An engine whose process is killed by a poisoned row, as by a fault of a kernel; `deaths` counts."""
 
     deaths = 0
-    """Since the test began."""
+    """Engines that died since the test began."""
 
     async def generate(self, request: Request, *, whole: bool = False) -> AsyncGenerator[Chunk, None]:
         async with aclosing(super().generate(request, whole=whole)) as chunks:

@@ -11,7 +11,7 @@ from typing import Any
 import uvicorn
 
 from mars_ray.bench.load.client import Endpoint
-from mars_ray.bench.load.record import RequestOutcome, PlannedRequest, RequestRecord
+from mars_ray.bench.load.record import PlannedRequest, RequestOutcome, RequestRecord
 
 USAGE = {"prompt_tokens": 5, "completion_tokens": 7, "tokens_per_forward": 3.5}
 SSE = "text/event-stream; charset=utf-8"

@@ -13,7 +13,7 @@ import pytest
 from mars_ray.bench.load import client as serve_client
 from mars_ray.bench.load.clients import Clients
 from mars_ray.bench.load.generator import run_load
-from mars_ray.bench.load.record import RequestOutcome, PlannedRequest, RequestRecord
+from mars_ray.bench.load.record import PlannedRequest, RequestOutcome, RequestRecord
 from mars_ray.serve.deploy.environment import free_ports
 from tests.bench.serve_samples import SmallServer, endpoint, planned
 
@@ -107,12 +107,24 @@ def test_chunks_are_those_with_something_in_them(url: str) -> None:
 
 def test_a_server_that_counts_no_tokens_is_not_guessed_for(url: str) -> None:
     (seen,) = load(url, planned("no usage"))
-    assert (seen.outcome, seen.prompt_tokens, seen.completion_tokens, seen.tpot_s) == (RequestOutcome.OK, None, None, None)
+    assert (seen.outcome, seen.prompt_tokens, seen.completion_tokens, seen.tpot_s) == (
+        RequestOutcome.OK,
+        None,
+        None,
+        None,
+    )
 
 
 def test_records_are_in_the_order_of_the_plan_whatever_ended_first(url: str) -> None:
     whats = ["meet 3", "busy", "stream", "bad", "meet 3", "fail", "meet 3", "break"]
-    outcomes = [RequestOutcome.OK, RequestOutcome.LIMITED, RequestOutcome.OK, RequestOutcome.CLIENT_ERROR, RequestOutcome.OK, RequestOutcome.SERVER_ERROR]
+    outcomes = [
+        RequestOutcome.OK,
+        RequestOutcome.LIMITED,
+        RequestOutcome.OK,
+        RequestOutcome.CLIENT_ERROR,
+        RequestOutcome.OK,
+        RequestOutcome.SERVER_ERROR,
+    ]
     seen = load(url, planned(*whats), clients=4)
     assert [each.number for each in seen] == list(range(8))
     assert [each.outcome for each in seen] == [*outcomes, RequestOutcome.OK, RequestOutcome.BROKEN]

@@ -120,7 +120,11 @@ def test_goodput_is_of_all_requests_that_were_not_interrupted() -> None:
 
 
 def test_limits_are_read_from_one_text_or_many() -> None:
-    assert parse_slo(["ttft:200,tpot:20.5"]) == parse_slo(["tpot:20.5", "ttft:200"]) == RequestSlo(ttft_ms=200, tpot_ms=20.5)
+    assert (
+        parse_slo(["ttft:200,tpot:20.5"])
+        == parse_slo(["tpot:20.5", "ttft:200"])
+        == RequestSlo(ttft_ms=200, tpot_ms=20.5)
+    )
     assert parse_slo([]) is None
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mars_ray.data import packed
 from mars_ray.data.packed import PackedData, PackedWriter, PackReport, read_report
-from mars_ray.data.packing import Packer, PackedRow
+from mars_ray.data.packing import PackedRow, Packer
 from mars_ray.errors import DataError, EmptyDataError, OutputError
 from mars_ray.method.streams import PADDING
 from tests.data.data_samples import example

@@ -6,13 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.data.packing import OPEN_ROWS_MAX, Packer, PackedRow
+from mars_ray.data.packing import OPEN_ROWS_MAX, PackedRow, Packer
 from tests.data.data_samples import example
 
 Lengths = list[int]
 
 
-def pack(lengths: Lengths, length: int, overlong: Literal["drop", "truncate"] = "drop") -> tuple[Packer, list[PackedRow]]:
+def pack(
+    lengths: Lengths, length: int, overlong: Literal["drop", "truncate"] = "drop"
+) -> tuple[Packer, list[PackedRow]]:
     """Pack examples of these lengths; every token of example n is the number n, the first is the prompt."""
     packer = Packer(length, overlong)
     rows = [row for n, tokens in enumerate(lengths) for row in packer.add(example([n] * tokens, prompt=1))]

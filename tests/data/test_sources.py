@@ -1,4 +1,4 @@
-"""Which files an input stands for."""
+"""An input stands for files: which ones, and in which order."""
 
 import os
 from pathlib import Path

@@ -3,8 +3,15 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from mars_ray.evaluation.scoring.scores import Scores, ScoredAnswer
-from mars_ray.evaluation.results import Metrics, PairedComparison, EvaluationPlan, Results, SettingSpeed, SpeedMeasurement
+from mars_ray.evaluation.results import (
+    EvaluationPlan,
+    Metrics,
+    PairedComparison,
+    Results,
+    SettingSpeed,
+    SpeedMeasurement,
+)
+from mars_ray.evaluation.scoring.scores import ScoredAnswer, Scores
 from mars_ray.evaluation.tasks.registry import Question, Task
 
 SETTINGS = ("ar", "threshold 0.9")
@@ -16,7 +23,7 @@ def question(task: str = "a", number: int = 0, seed: int = 0, prompt: str = "why
 
 
 def task_of(name: str, per_seed: Sequence[int]) -> Task:
-    """So many questions of each seed."""
+    """A task with so many questions of each seed."""
     questions = [question(name, number, seed) for seed, count in enumerate(per_seed) for number in range(count)]
     return Task(name=name, questions=tuple(questions), max_tokens=8)
 

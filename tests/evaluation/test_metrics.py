@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mars_ray.evaluation.scoring.metrics import metrics_of, stops_of
-from mars_ray.evaluation.scoring.scores import Scores, ScoredAnswer
+from mars_ray.evaluation.scoring.scores import ScoredAnswer, Scores
 from tests.evaluation.evaluate_samples import SETTINGS, answer, scores_of, task_of
 
 TASKS = (task_of("a", (3, 2)), task_of("b", (1, 2)))
 QUESTIONS = [question for task in TASKS for question in task.questions]
 Answered = dict[tuple[str, str], ScoredAnswer]
-"""By the name of the question, and the setting."""
+"""Answers by the name of the question, and the setting."""
 
 answers = st.builds(
     answer,

@@ -5,7 +5,6 @@ from html.parser import HTMLParser
 
 import pytest
 
-from mars_ray.evaluation.scoring.disagreements import Disagreement, ShownToken, ShownAnswer
 from mars_ray.evaluation.report.charts import (
     DARK,
     LIGHT,
@@ -17,6 +16,7 @@ from mars_ray.evaluation.report.charts import (
     stops_chart,
 )
 from mars_ray.evaluation.report.page import Picture, evaluate_page
+from mars_ray.evaluation.scoring.disagreements import Disagreement, ShownAnswer, ShownToken
 from tests.evaluation.evaluate_samples import question, results
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"' & {{ 7 * 7 }}"

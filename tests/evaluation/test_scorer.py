@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from mars_ray.data.chat import ChatEncoder
-from mars_ray.evaluation.scoring.scorer import Scorer, LazyCheckpoint, parts_of, read_rows, row_id
-from mars_ray.evaluation.scoring.scores import Scores
 from mars_ray.evaluation.number_cache import NumberCache
+from mars_ray.evaluation.scoring.scorer import LazyCheckpoint, Scorer, parts_of, read_rows, row_id
+from mars_ray.evaluation.scoring.scores import Scores
 from mars_ray.evaluation.tasks.registry import Question, Task
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import resolve_model

@@ -1,4 +1,4 @@
-"""Which ways of decoding are compared."""
+"""The ways of decoding that are compared."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which questions are asked, and what is said about tasks and files that are none."""
+"""The questions that are asked, and what is said about tasks and files that are none."""
 
 import gzip
 import json

@@ -65,7 +65,7 @@ def paper(more: float = 0.0) -> Row:
             for place in (1, 2, 3)
         },
         "memory": {"ar-longer": {"bytes": 1000}, "mars-8": {"bytes": 1500}},
-        "rivals": {
+        "baselines": {
             "AR": decoder(0.287, 1, 30),
             "Jacobi": decoder(0.287, 1.07 + more, 30),
             "speculative, AR + AR": decoder(0.287, 3.56 + more, 42),

@@ -35,7 +35,10 @@ def nothing_was_lost(running: Cluster, records: list[RequestRecord], sent: int) 
     counted = Counter(record.outcome for record in records)
     print(f"{sent} requests: {dict(counted)}")
     assert len(records) == sent
-    assert sum(counted[each] for each in RequestOutcome if each not in (RequestOutcome.OK, RequestOutcome.LIMITED)) <= ERROR_BUDGET * sent
+    assert (
+        sum(counted[each] for each in RequestOutcome if each not in (RequestOutcome.OK, RequestOutcome.LIMITED))
+        <= ERROR_BUDGET * sent
+    )
     assert counted[RequestOutcome.OK] > 0
     assert counted[RequestOutcome.LIMITED] > 0, "the load was no overload"
     running.until_idle()

@@ -6,7 +6,7 @@ import numpy as np
 
 from mars_ray.control.settings import ControlPlan
 from mars_ray.engine.stats.lookahead import trusted
-from mars_ray.simulate.arrivals import Arrivals, Arrival
+from mars_ray.simulate.arrivals import Arrival, Arrivals
 from mars_ray.simulate.machine import Machine
 from mars_ray.simulate.simulator import Simulation, SimulationOptions, simulate
 
@@ -42,7 +42,9 @@ def machine(**fields: object) -> Machine:
 def poisson(rate: float, seconds: float, *, prompt: int = 40, output: int = 60, seed: int = 0) -> list[Arrival]:
     random, now_s, arrivals = Random(seed), 0.0, list[Arrival]()
     while (now_s := now_s + random.expovariate(rate)) < seconds:
-        arrivals.append(Arrival(now_s, 1 + int(random.expovariate(1 / prompt)), 1 + int(random.expovariate(1 / output))))
+        arrivals.append(
+            Arrival(now_s, 1 + int(random.expovariate(1 / prompt)), 1 + int(random.expovariate(1 / output)))
+        )
     return arrivals
 
 

@@ -11,7 +11,7 @@ from mars_ray.control.settings import ControlPlan
 from mars_ray.errors import ConfigError, EmptyDataError
 from mars_ray.model.resolve import resolve_model
 from mars_ray.serve.deploy.config import parse_config
-from mars_ray.simulate.arrivals import SPREAD_S, Arrivals, Arrival
+from mars_ray.simulate.arrivals import SPREAD_S, Arrival, Arrivals
 from mars_ray.simulate.machine import read_machine
 from mars_ray.simulate.scaling import Scaling
 from mars_ray.simulate.simulator import REPORTING, SimulationOptions, simulate

@@ -15,7 +15,7 @@ from mars_ray.simulate.compare import trace_comparison as module
 from mars_ray.simulate.compare.alternative_laws import scheduled
 from mars_ray.simulate.compare.bench_policy import PolicyOptions, bench_policy
 from mars_ray.simulate.compare.contenders import CONTENDERS
-from mars_ray.simulate.compare.tables import ORACLE, LOADS, ORACLE_LOAD, OURS
+from mars_ray.simulate.compare.tables import LOADS, ORACLE, ORACLE_LOAD, OURS
 
 
 @pytest.fixture

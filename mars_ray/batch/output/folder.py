@@ -39,7 +39,7 @@ class OutputFolder:
         self.rows = folder / "rows"
         self.errors = folder / "errors.jsonl"
         self.kinds: dict[str, Kind | None] = {}
-        """Of the input's columns, for parquet."""
+        """Kinds of the input's columns, for parquet."""
         self.format: FileFormat = "parquet"
 
     def take(self, results: Sequence[RowResult], run_s: float) -> list[RowResult]:

@@ -1,8 +1,8 @@
-"""The figures of a job over all of its runs, in its ledger.
+"""The metrics of a job over all of its runs, in its ledger.
 
 In:    results, as they are written down.
 Out:   counts, pace and distributions; all of a size that does not grow with the rows.
-Never: holds figures of results that were not written down: it writes in the same transaction.
+Never: counts results that were not written down: it writes in the same transaction.
 """
 
 from collections import Counter
@@ -21,19 +21,19 @@ CREATE TABLE IF NOT EXISTS sample (text TEXT);
 """
 SAMPLES = 12
 POINTS = 240
-"""Of the pace, in a report."""
+"""Points of the pace that a report has at most."""
 BARS = 24
 TENTHS = 10
 
 
 class History:
-    """Of the job of `ledger`; each start of it counts as a run."""
+    """Counts and distributions of the job in `ledger`; each start of it counts as a run."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._db = ledger.connection
         self._db.executescript(TABLES)
         self._before_s = self._last_second
-        """Of the pace: earlier runs end there."""
+        """The second of the pace at which earlier runs end."""
         self._samples_left = SAMPLES - self._one("SELECT count(*) FROM sample")
 
     def begin(self) -> None:
@@ -71,22 +71,22 @@ class History:
 
     @property
     def runs(self) -> int:
-        """Starts of the job."""
+        """How often the job was started."""
         return self._one("SELECT sum(count) FROM tally WHERE what = 'runs'")
 
     @property
     def tokens(self) -> int:
-        """Generated."""
+        """Tokens generated."""
         return self._one("SELECT sum(tokens) FROM pace")
 
     @property
     def forwards(self) -> int:
-        """Summed over the sequences."""
+        """Forwards, summed over the sequences."""
         return self._one("SELECT sum(forwards) FROM pace")
 
     @property
     def seconds(self) -> float:
-        """From the start of each run to the last it wrote down, all runs together."""
+        """Seconds from the start of each run to the last row it wrote down, all runs together."""
         return self._one("SELECT sum(count) FROM tally WHERE what = 'ran_ms'") / 1000
 
     def pace(self) -> tuple[PacePoint, ...]:

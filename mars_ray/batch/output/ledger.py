@@ -25,11 +25,11 @@ CREATE TABLE IF NOT EXISTS record (number INTEGER PRIMARY KEY, text TEXT);
 CREATE TABLE IF NOT EXISTS error (key BLOB PRIMARY KEY, kind TEXT, text TEXT) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS shard (name TEXT PRIMARY KEY, records INTEGER) WITHOUT ROWID;
 """
-"""`record` holds what is not in a shard yet."""
+"""Tables of the database; `record` holds what is not in a shard yet."""
 
 
 class Ledger:
-    """Of the job whose ledger lies, or will lie, at `path`."""
+    """The ledger at `path`, made where there is none."""
 
     def __init__(self, path: Path) -> None:
         """Open it. Raises `OutputError` when that is not possible."""
@@ -100,18 +100,18 @@ class Ledger:
 
     @property
     def waiting(self) -> int:
-        """Records that are not in a shard yet."""
+        """Number of records that are not in a shard yet."""
         # The oldest go first, so the numbers have no gaps.
         return self._number("SELECT coalesce(max(number) - min(number) + 1, 0) FROM record")
 
     @property
     def shards(self) -> int:
-        """Shards written."""
+        """Number of shards written."""
         return self._number("SELECT count(*) FROM shard")
 
     @property
     def done(self) -> int:
-        """Rows that are done, those with errors included."""
+        """Number of rows that are done, those with errors included."""
         return self._number("SELECT count(*) FROM done")
 
     def shelve(self, name: str, count: int) -> None:

@@ -16,13 +16,13 @@ class PacePoint:
     """What was committed in some seconds of the run."""
 
     second: float
-    """Since the job began, pauses between runs left out; the end of the span."""
+    """The end of the span in seconds since the job began, pauses between runs left out."""
     rows: int
     errors: int
     tokens: int
     forwards: int
     threshold: float
-    """In force at the end of the span."""
+    """Mean threshold in force in the span."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +47,14 @@ class JobReport:
     errors_by_reason: dict[str, int]
     tokens: int
     forwards: int
-    """Summed over the sequences: one run of the network over a batch counts once for each sequence in it."""
+    """Forwards, summed over the sequences: one run of the network over a batch counts once for each sequence in it."""
     tokens_per_s: float
-    """Of all workers together, over the seconds the job ran."""
+    """Tokens per second of all workers together, over the seconds the job ran."""
     tokens_per_forward: float
     seconds: float
-    """The job ran so long, pauses between runs left out."""
+    """Seconds the job ran, pauses between runs left out."""
     runs: int
-    """Starts of the same command."""
+    """How often the same command was started."""
     workers: int
     model: str
     settings: dict[str, Any]
@@ -67,7 +67,7 @@ class JobReport:
     samples: tuple[dict[str, Any], ...]
     """Some records of the output."""
     deadline: str
-    """What became of it; empty without one."""
+    """How the end of the job stood to its deadline; empty without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +76,12 @@ class WorkerMetrics:
 
     name: str
     rows: int
-    """Since this run began."""
+    """Rows done since this run began."""
     running: int
     """Sequences under way."""
     tokens_per_s: float
     tokens_per_forward: float | None
-    """Of rows that are done; None before any is."""
+    """Tokens per forward of rows that are done; None before any is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,15 +94,15 @@ class JobMetrics:
     running: int
     """Sequences under way."""
     tokens: int
-    """So far, those of sequences under way included."""
+    """Tokens generated so far, those of sequences under way included."""
     tokens_per_s: float | None
-    """Over the last seconds, all workers together; None before it is known."""
+    """Tokens per second over the last seconds, all workers together; None before it is known."""
     tokens_per_forward: float | None
-    """Of rows that are done; None before any is."""
+    """Tokens per forward of rows that are done; None before any is."""
     threshold: float | None
-    """None where every row names its own."""
+    """The threshold of the last row that is done; None where nothing was generated."""
     eta_s: float | None
-    """None before it can be told."""
+    """Seconds until the job is done; None before that can be told."""
     note: str
     """What a person should know now, such as a deadline that cannot be met; mostly empty."""
     workers: tuple[WorkerMetrics, ...]

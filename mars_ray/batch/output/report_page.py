@@ -13,11 +13,11 @@ from mars_ray.report.chart import Chart, Span, chart, unit_of
 from mars_ray.report.page import render
 
 POINTS = 400
-"""Of a chart over time; shorter spans are joined."""
+"""Points of a chart over time at most; shorter spans are joined."""
 REASONS = 50
 """The most frequent ones are listed."""
 AIR = 0.05
-"""Above and below the thresholds in their chart."""
+"""Margin above and below the thresholds in their chart."""
 
 
 def page(report: JobReport) -> str:

@@ -89,9 +89,7 @@ class ControlLoop:
                 self._read(await controller.tell(backlog, paused=paused), paused)
             if not self._ended.is_set():
                 began = self.stats.tokens or any(self.stats.running.values())
-                self._on_update(
-                    None if began else await asyncio.to_thread(read_startup_status, self._app) or STARTING
-                )
+                self._on_update(None if began else await asyncio.to_thread(read_startup_status, self._app) or STARTING)
             await asyncio.to_thread(self._ended.wait, EVERY_S)
 
     def _read(self, status: ClusterStatus, paused: bool) -> None:

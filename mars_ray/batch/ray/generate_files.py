@@ -161,9 +161,7 @@ def _dataset(plan: JobPlan, total: int, app: str) -> ray.data.Dataset:
         salt=json.dumps(plan.settings, sort_keys=True),
         limit=options.limit,
     )
-    block_rows = min(
-        max(BLOCK_ROWS, math.ceil(total / BLOCKS)), math.ceil(total / (BLOCKS_PER_WORKER * workers.count))
-    )
+    block_rows = min(max(BLOCK_ROWS, math.ceil(total / BLOCKS)), math.ceil(total / (BLOCKS_PER_WORKER * workers.count)))
     # Together the actors leave one CPU to the task that reads, or it would wait for ever.
     share = min(1.0, math.floor(100 * (cluster_cpus() - 1) / workers.count) / 100)
     results = read_rows(rows, block_rows).map_batches(

@@ -56,7 +56,7 @@ class Survey:
 
     rows: int = 0
     kinds: dict[str, Kind | None] = field(default_factory=dict)
-    """Of each column; None where no value was seen."""
+    """The kind of each column; None where no value was seen."""
 
     def look(self, raws: Iterable[bytes]) -> None:
         """Take more rows into account. What is no JSON object is a row too."""

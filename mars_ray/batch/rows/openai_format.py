@@ -20,9 +20,9 @@ from pydantic import ValidationError
 from transformers import PreTrainedTokenizerBase
 
 from mars_ray.batch.rows.answer import Answer
+from mars_ray.batch.rows.json_rows import parse_row
 from mars_ray.batch.rows.row_format import JsonRecord, ParsedRow
 from mars_ray.batch.rows.row_ids import id_in, own_id
-from mars_ray.batch.rows.json_rows import parse_row
 from mars_ray.batch.rows.row_options import decode_of
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.records import parse_object
@@ -105,7 +105,9 @@ class OpenAIBatchFormat:
                 raise ApiError.bad_request("a batch has no streams; leave stream out.", "stream")
             check(body, self._limits)
             prompt, prompt_text = self._prompt(body)
-            return ParsedRow(id=id, request=self._request(id, body, prompt), prompt_text=prompt_text, columns={"url": url})
+            return ParsedRow(
+                id=id, request=self._request(id, body, prompt), prompt_text=prompt_text, columns={"url": url}
+            )
         except ValidationError as error:
             api = refusal(error.errors(), line.get("body"))
             raise RequestError(api.message) from api

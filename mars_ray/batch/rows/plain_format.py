@@ -13,9 +13,9 @@ from typing import Any
 
 from mars_ray.batch.rows.answer import Answer
 from mars_ray.batch.rows.columns import OURS
+from mars_ray.batch.rows.json_rows import parse_row
 from mars_ray.batch.rows.row_format import JsonRecord, ParsedRow
 from mars_ray.batch.rows.row_ids import id_in, own_id
-from mars_ray.batch.rows.json_rows import parse_row
 from mars_ray.batch.rows.row_options import decode_of, sampling_of
 from mars_ray.batch.rows.template import PromptTemplate
 from mars_ray.data.chat import ChatEncoder

@@ -17,7 +17,7 @@ from mars_ray.batch.rows.row_format import JsonRecord
 from mars_ray.errors import BadRecordError, ConfigError
 
 CHARACTERS_MAX = 1 << 20
-"""Of a prompt: more than any model reads. A template may write without end."""
+"""Characters of a prompt at most, more than any model reads: a template may write without end."""
 
 
 class PromptTemplate:

@@ -13,7 +13,7 @@ from mars_ray.errors import ConfigError
 from mars_ray.model.card import read_card
 
 RECOVER = 0.02
-"""Of the time until the deadline: thresholds of a short job come back sooner than those of a long one."""
+"""Share of the time until the deadline in which thresholds come back: sooner in a short job than in a long one."""
 
 
 def batch_plan(

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 
 class Isolation:
-    """Within one event loop."""
+    """Gives turns to work, within one event loop."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Condition()

@@ -1,4 +1,4 @@
-"""What a job will do, decided before any work: the rows, the model, how to decode, and the settings the ledger keeps."""
+"""What a job will do, decided before any work: rows, model, how to decode, and the settings that the ledger keeps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -127,7 +127,13 @@ def plan_job(options: GenerateOptions) -> JobPlan:
         **_flat(row_format),
     }
     return JobPlan(
-        options=options, paths=paths, model=model, dtype=dtype, row_format=row_format, control=control, settings=settings
+        options=options,
+        paths=paths,
+        model=model,
+        dtype=dtype,
+        row_format=row_format,
+        control=control,
+        settings=settings,
     )
 
 

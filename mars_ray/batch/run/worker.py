@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 LOOK_AHEAD = 16
 """Rows that wait in the engine, so that a row of its batch that becomes free is taken at once."""
 DEATHS = 3
-"""Deaths of engines: so many may die one after the other while they start, or with a row in them: first one row of many, then
-that row alone."""
+"""So many engines may die one after the other while they start, or with a row in them: first with one row of many, then
+with that row alone."""
 
 
 class Worker:
@@ -39,7 +39,11 @@ class Worker:
     """
 
     def __init__(
-        self, name: str, row_format: RowFormat, start_engine: Callable[[], Awaitable[AsyncEngine]], feeding: asyncio.Event
+        self,
+        name: str,
+        row_format: RowFormat,
+        start_engine: Callable[[], Awaitable[AsyncEngine]],
+        feeding: asyncio.Event,
     ) -> None:
         self._name, self._row_format, self._start_engine = name, row_format, start_engine
         self._places, self._ready_s = asyncio.Semaphore(0), 0.0

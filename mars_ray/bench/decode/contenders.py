@@ -42,10 +42,10 @@ class Subject:
 
     name: str
     checkpoint: Checkpoint
-    """For the peers; engines get copies, for they replace the attention."""
+    """The model as the peers use it; engines get copies, for they replace the attention."""
     workload: Workload
     scripts: list[Script] | None
-    """For random weights: what the bundled model accepts, replayed."""
+    """What the bundled model accepts, replayed for random weights."""
 
     @property
     def stop_ids(self) -> frozenset[int]:

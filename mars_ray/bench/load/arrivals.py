@@ -44,7 +44,7 @@ class TraceRow:
     """One request of a trace."""
 
     arrival_s: float
-    """Since the first of them."""
+    """Seconds since the first request."""
     context_tokens: int
     generated_tokens: int
 

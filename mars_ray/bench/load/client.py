@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from mars_ray.bench.load.record import RequestOutcome, PlannedRequest
+from mars_ray.bench.load.record import PlannedRequest, RequestOutcome
 from mars_ray.bench.load.reply import Exchange
 from mars_ray.bench.load.sse import SseParser
 
@@ -33,12 +33,12 @@ class Endpoint:
     """Where requests go, and what all of them have in common."""
 
     url: str
-    """Without /v1."""
+    """The URL without /v1."""
     model: str
     api_key: str | None = field(default=None, repr=False)
     stream: bool = True
     timeout_s: float = TIMEOUT_S
-    """For a whole request, from when it is sent."""
+    """Seconds for a whole request, from when it is sent."""
     extra_body: Mapping[str, Any] = field(default_factory=dict)
 
     def payload(self, request: PlannedRequest) -> bytes:
@@ -79,7 +79,9 @@ async def ask(
         seen.end(RequestOutcome.TIMEOUT, now(), f"it had not ended {endpoint.timeout_s:g} s after it was sent")
     except (aiohttp.ClientError, OSError) as error:
         begun = seen.http_status is not None
-        seen.end(RequestOutcome.BROKEN if begun else RequestOutcome.CONNECTION, now(), f"{type(error).__name__}: {error}")
+        seen.end(
+            RequestOutcome.BROKEN if begun else RequestOutcome.CONNECTION, now(), f"{type(error).__name__}: {error}"
+        )
     except ValueError as error:
         seen.end(RequestOutcome.BROKEN, now(), f"the answer is no chat completion: {error}")
 

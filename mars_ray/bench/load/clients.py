@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 
 class Clients:
-    """So many clients, or any number."""
+    """A number of clients, or any number where `count` is None."""
 
     def __init__(self, count: int | None, now: Callable[[], float]) -> None:
         self._free = None if count is None else asyncio.Semaphore(count)

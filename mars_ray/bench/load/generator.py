@@ -17,7 +17,7 @@ import aiohttp
 
 from mars_ray.bench.load.client import Endpoint, ask, open_session
 from mars_ray.bench.load.clients import Clients
-from mars_ray.bench.load.record import RequestOutcome, PlannedRequest, RequestRecord
+from mars_ray.bench.load.record import PlannedRequest, RequestOutcome, RequestRecord
 from mars_ray.bench.load.reply import Exchange
 
 PAUSE_WITHOUT_CONNECTION_S = 0.1

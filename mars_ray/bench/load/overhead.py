@@ -20,7 +20,7 @@ from mars_ray.bench.load.generator import run_load
 from mars_ray.bench.load.plan import closed_loop
 from mars_ray.bench.load.probe import find_model, parse_url
 from mars_ray.bench.load.prompts import bundled_prompts
-from mars_ray.bench.load.record import RequestOutcome, PlannedRequest
+from mars_ray.bench.load.record import PlannedRequest, RequestOutcome
 from mars_ray.bench.machine import machine
 from mars_ray.bench.measure import Sample, Spread, interleaved, speedup, throughput
 from mars_ray.data.chat import ChatEncoder
@@ -36,7 +36,7 @@ from mars_ray.progress import ProgressLine
 MAX_TOKENS = 128
 WHOLE, STREAMED, ALONE = "served, whole", "served, streamed", "engine alone"
 ASKED = {WHOLE: 0.8}
-"""Of the engine's own tokens per second; nothing was asked of streams."""
+"""Share of the engine's own tokens per second that an endpoint should give; nothing was asked of streams."""
 
 
 SAME = EngineOptions()

@@ -48,7 +48,9 @@ class Exchange:
         if self.http_status == 429:
             self._retry_after_s = _seconds(headers.get("Retry-After"))
         outcome = RequestOutcome.LIMITED if self.http_status == 429 else RequestOutcome.CLIENT_ERROR
-        self.end(RequestOutcome.SERVER_ERROR if self.http_status >= 500 else outcome, now_s, _reason(self.http_status, body))
+        self.end(
+            RequestOutcome.SERVER_ERROR if self.http_status >= 500 else outcome, now_s, _reason(self.http_status, body)
+        )
 
     def event(self, data: str, now_s: float) -> None:
         """Read one event of a stream. Raises `ValueError` when it is none of a chat completion."""

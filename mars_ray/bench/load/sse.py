@@ -1,11 +1,10 @@
-"""Bytes of a stream of server-sent events -> the data of each event.
-
-In:    bytes, cut anywhere.
-Out:   the data of every event that is complete, in order; the same ones wherever the bytes were cut.
-Never: reads what the data says, keeps more than one event.
+"""Bytes of a stream of server-sent events -> the data of each event, the same ones wherever the bytes were cut.
 
 After the WHATWG standard: lines end with CR, LF or both, a colon begins a comment, several data lines are one text,
 and an event that no blank line ends is none. Names and ids of events are left out, for OpenAI's protocol has none.
+
+Written here because aiohttp, which the load is sent with, has no reader of events, and httpx-sse takes decoded lines of
+an httpx response and keeps an event of any length.
 """
 
 import re
@@ -18,7 +17,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class SseParser:
-    """One stream; feed it what comes."""
+    """Reads one stream; feed it what comes."""
 
     def __init__(self) -> None:
         self._rest = b""

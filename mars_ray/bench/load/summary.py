@@ -32,7 +32,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latencies:
-    """Of completed requests, in milliseconds; None where nothing was measured."""
+    """Latencies of completed requests in milliseconds; None where nothing was measured."""
 
     ttft: Distribution | None
     """First chunk - sent."""
@@ -41,7 +41,7 @@ class Latencies:
     tpot: Distribution | None
     """(E2E - TTFT) / (tokens - 1)."""
     chunk_gap: Distribution | None
-    """From chunk to chunk, over all requests; a chunk may hold several tokens."""
+    """Times from chunk to chunk, over all requests; a chunk may hold several tokens."""
     e2e: Distribution | None
     """End - sent, in an open loop end - scheduled arrival."""
     delay: Distribution | None
@@ -54,7 +54,7 @@ class Goodput:
 
     requests_per_s: float
     fraction: float
-    """Of all requests that were not interrupted."""
+    """Share of all requests that were not interrupted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +62,9 @@ class Summary:
     """A load as a whole."""
 
     duration_s: float
-    """From its beginning to its last end."""
+    """Seconds from the beginning of the load to its last end."""
     requests: dict[str, int]
-    """By outcome."""
+    """Requests by outcome."""
     errors: dict[str, str]
     """What the first request of each other outcome than ok said."""
     waited: int

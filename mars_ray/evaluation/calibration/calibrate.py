@@ -21,10 +21,10 @@ from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.dtype import resolve_dtype
 
 THRESHOLDS = tuple(threshold for threshold in GRID if threshold >= 0.5)
-"""Those of the live profile that anyone should want."""
+"""The thresholds of the live profile that anyone should want."""
 
 EXAMPLES_PER_FAMILY = 100
-"""In each sample, where nobody says."""
+"""Examples of each family in each sample, by default."""
 
 FAMILIES_DATA = "built-in task families, held out"
 
@@ -36,7 +36,7 @@ class CalibrateOptions:
     data: Path | None = None
     """A file of prompts, which gives no accuracy; None for the built-in task families."""
     examples: int | None = None
-    """In each sample: of every family, `EXAMPLES_PER_FAMILY` by default; or of the file, by default all."""
+    """Examples in each sample: of every family, `EXAMPLES_PER_FAMILY` by default; or of the file, by default all."""
     seeds: int = 3
     """Samples the spread is over: held-out examples by seeds 0, 1, ..., or so many parts of the file."""
     max_tokens: int = 256

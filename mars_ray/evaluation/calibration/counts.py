@@ -19,7 +19,7 @@ from mars_ray.progress import ProgressLine
 
 @dataclass(frozen=True, slots=True)
 class CalibrationCounts:
-    """Of some answers."""
+    """What was counted of some answers."""
 
     examples: int
     tokens: int
@@ -27,7 +27,7 @@ class CalibrationCounts:
     agreed: int
     """Tokens that autoregressive decoding chooses too, given what stands before them."""
     right: int
-    """0 where nothing judges."""
+    """Right answers; 0 where nothing judges them."""
 
     @property
     def tokens_per_forward(self) -> float:
@@ -36,12 +36,12 @@ class CalibrationCounts:
 
     @property
     def agreement(self) -> float:
-        """Share of the tokens."""
+        """Share of the tokens that autoregressive decoding chooses too."""
         return self.agreed / self.tokens
 
     @property
     def accuracy(self) -> float:
-        """Share of the answers."""
+        """Share of the answers that are right."""
         return self.right / self.examples
 
 

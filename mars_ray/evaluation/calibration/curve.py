@@ -11,8 +11,8 @@ from statistics import fmean, stdev
 
 from mars_ray.data.tasks import FAMILIES
 from mars_ray.engine.request import DecodeParams, SamplingParams
-from mars_ray.evaluation.calibration.prompts import Prompt
 from mars_ray.evaluation.calibration.counts import CalibrationCounts, count_answers, total_of
+from mars_ray.evaluation.calibration.prompts import Prompt
 from mars_ray.model.card import CalibrationPoint, FamilyPoint
 from mars_ray.model.checkpoint import Checkpoint
 

@@ -24,7 +24,7 @@ DOTS_PER_INCH = 160
 POINTS_PER_PIXEL = 72 / 100
 """While it is laid out, at the 100 pixels per inch of matplotlib."""
 PLACES = [(right, up) for distance in range(5) for up in (9 + 14 * distance, -17 - 14 * distance) for right in (5, -25)]
-"""Of a name, in pixels from its point."""
+"""Place of a name, in pixels from its point."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

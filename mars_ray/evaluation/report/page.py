@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from mars_ray.evaluation.scoring.disagreements import Disagreement, ShownToken, ShownAnswer
 from mars_ray.evaluation.results import Metrics, Results
+from mars_ray.evaluation.scoring.disagreements import Disagreement, ShownAnswer, ShownToken
 from mars_ray.evaluation.settings import AR
 from mars_ray.report.page import render
 
 COLOURS = 4
-"""Of chunks; they take turns, so that neighbours differ."""
+"""Colours of chunks; they take turns, so that neighbours differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

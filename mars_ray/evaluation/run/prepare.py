@@ -94,7 +94,10 @@ def keep_plan(prepared: PreparedEvaluation) -> None:
     """
     folder, path = prepared.folder, prepared.folder / PLAN_FILE
     if path.exists() and prepared.answers.exists():
-        kept, asked = read_model(path, EvaluationPlan).model_dump(exclude={"model"}), prepared.plan.model_dump(exclude={"model"})
+        kept, asked = (
+            read_model(path, EvaluationPlan).model_dump(exclude={"model"}),
+            prepared.plan.model_dump(exclude={"model"}),
+        )
         for name in asked:
             if kept[name] != asked[name]:
                 was, now = (json.dumps(value) for value in (kept[name], asked[name]))

@@ -10,15 +10,15 @@ import torch
 
 from mars_ray.batch.output.shards import write_file
 from mars_ray.data.chat import ChatEncoder
-from mars_ray.evaluation.scoring.disagreements import Disagreement, disagreements
-from mars_ray.evaluation.scoring.metrics import metrics_of, stops_of
-from mars_ray.evaluation.scoring.scorer import Scorer, LazyCheckpoint
 from mars_ray.evaluation.number_cache import NumberCache
 from mars_ray.evaluation.report.charts import DARK, LIGHT, by_clock, by_forwards, quality_chart, stops_chart
 from mars_ray.evaluation.report.page import Picture, evaluate_page
 from mars_ray.evaluation.results import RESULTS_FILE, Results, SpeedMeasurement, read_model, write_model
-from mars_ray.evaluation.run.speed import measure_speed
 from mars_ray.evaluation.run.prepare import PreparedEvaluation
+from mars_ray.evaluation.run.speed import measure_speed
+from mars_ray.evaluation.scoring.disagreements import Disagreement, disagreements
+from mars_ray.evaluation.scoring.metrics import metrics_of, stops_of
+from mars_ray.evaluation.scoring.scorer import LazyCheckpoint, Scorer
 from mars_ray.evaluation.settings import AR
 from mars_ray.model.token_bytes import token_bytes
 
@@ -58,7 +58,11 @@ def _speed(prepared: PreparedEvaluation, checkpoint: LazyCheckpoint) -> SpeedMea
     torch.set_num_threads(prepared.options.workers.threads)  # as the workers have
     try:
         found = measure_speed(
-            checkpoint.loaded, prepared.tasks, prepared.settings, prepared.sampling, compiled=prepared.options.workers.compiled
+            checkpoint.loaded,
+            prepared.tasks,
+            prepared.settings,
+            prepared.sampling,
+            compiled=prepared.options.workers.compiled,
         )
     finally:
         torch.set_num_threads(before)

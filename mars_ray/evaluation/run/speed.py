@@ -30,7 +30,7 @@ from mars_ray.progress import ProgressLine
 
 PROMPTS = 64
 ROUNDS = 3
-"""Behind one that warms up."""
+"""Rounds that are measured, behind one that warms up."""
 
 Prompt = tuple[tuple[int, ...], SamplingParams]
 

@@ -1,1 +1,1 @@
-"""From answers to metrics: scores, agreement, statistics."""
+"""Scores, agreement and statistics: how answers become metrics."""

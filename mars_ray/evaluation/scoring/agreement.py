@@ -17,7 +17,7 @@ from mars_ray.progress import ProgressLine
 Tokens = tuple[int, ...]
 
 POSITIONS_PER_FORWARD = 2048
-"""Of all rows together, fillers included, unless one row alone is longer."""
+"""Positions of all rows together, fillers included, unless one row alone is longer."""
 
 
 @torch.inference_mode()

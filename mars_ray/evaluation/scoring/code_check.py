@@ -18,10 +18,10 @@ from pathlib import Path
 from mars_ray.errors import ConfigError, RunError
 
 SECONDS_MAX = 10
-"""Of a processor; by the clock `CLOCK` times as many, since others may use the machine too."""
+"""Seconds of a processor; by the clock `CLOCK` times as many, since others may use the machine too."""
 CLOCK = 3
 MEMORY_MAX = 1 << 30
-"""Of each process; one that is not root's can start no second one."""
+"""Limits of each process; one that is not root's can start no second one."""
 FOLDER_BYTES_MAX = 16 << 20
 PASSED = 77
 """Exit code of a program that came to its end; code that calls `exit()` before its tests does not give it."""
@@ -31,14 +31,14 @@ _STARTED = b"the sandbox is up"
 # What is said before the program begins is of the sandbox, and nothing that the program says is kept.
 _LAUNCHER = f"""
 import json, os, resource, sys, types
-tokens_shown = json.load(sys.stdin)
+pieces = json.load(sys.stdin)
 for what, most in ((resource.RLIMIT_CPU, {SECONDS_MAX}), (resource.RLIMIT_AS, {MEMORY_MAX}),
                    (resource.RLIMIT_NPROC, 0), (resource.RLIMIT_NOFILE, 64), (resource.RLIMIT_CORE, 0)):
     resource.setrlimit(what, (most, most))
 os.write(2, {_STARTED!r})
 os.dup2(1, 2)
 answer = sys.modules["answer"] = types.ModuleType("answer")
-for piece in tokens_shown:
+for piece in pieces:
     exec(compile(piece, "<answer>", "exec"), answer.__dict__)
 os._exit({PASSED})
 """
@@ -62,7 +62,7 @@ def passes(reference: str, text: str) -> bool:
 
 
 def program_of(prompt: str, test: str, entry_point: str, text: str) -> list[str]:
-    """Return the code of an answer with the tests behind it, in tokens_shown to be run in one module one after the other.
+    """Return the code of an answer with the tests behind it, in pieces to be run in one module one after the other.
 
     The first code block counts, else the whole text. Code that does not define the function continues the prompt.
     """

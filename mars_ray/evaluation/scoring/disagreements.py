@@ -19,7 +19,7 @@ from mars_ray.evaluation.settings import AR
 from mars_ray.evaluation.tasks.registry import Question, Task
 
 EXAMPLES = 3
-"""Of each setting."""
+"""Examples of each setting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +28,14 @@ class ShownToken:
 
     text: str
     forward: int
-    """Which of the answer's forwards gave it, from 0."""
+    """Number of the answer's forward that gave it, from 0."""
     same: bool
     """Autoregressive decoding has the same token at this place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownAnswer:
-    """One answer."""
+    """One answer as it is shown."""
 
     right: bool
     tokens: int

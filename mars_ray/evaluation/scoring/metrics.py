@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mars_ray.evaluation.scoring.scores import SettingScores, Scores
-from mars_ray.evaluation.scoring.statistics import bootstrap_interval, flipped_signs, mcnemar, mean_and_spread
 from mars_ray.evaluation.results import Metrics, PairedComparison
+from mars_ray.evaluation.scoring.scores import Scores, SettingScores
+from mars_ray.evaluation.scoring.statistics import bootstrap_interval, flipped_signs, mcnemar, mean_and_spread
 from mars_ray.evaluation.settings import AR
 
 Where = NDArray[np.bool_]

@@ -15,10 +15,10 @@ import pyarrow.dataset as ds
 import torch
 
 from mars_ray.data.chat import ChatEncoder
+from mars_ray.evaluation.number_cache import NumberCache, cache_key
 from mars_ray.evaluation.scoring.agreement import Tokens, agreed_tokens
 from mars_ray.evaluation.scoring.code_check import passes
-from mars_ray.evaluation.scoring.scores import KEY_BYTES, Scores, ScoredAnswer
-from mars_ray.evaluation.number_cache import NumberCache, cache_key
+from mars_ray.evaluation.scoring.scores import KEY_BYTES, ScoredAnswer, Scores
 from mars_ray.evaluation.tasks.registry import Question, Task
 from mars_ray.evaluation.tasks.verify import MATCHES
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint

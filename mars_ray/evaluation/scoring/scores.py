@@ -19,7 +19,7 @@ KEY_BYTES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredAnswer:
-    """One answer."""
+    """The scores of one answer."""
 
     right: bool
     tokens: int
@@ -27,14 +27,14 @@ class ScoredAnswer:
     agreed: int
     """Tokens that autoregressive decoding chooses too."""
     key: bytes
-    """Of its tokens, `KEY_BYTES` long: two answers are the same when these are."""
+    """Hash of its tokens, `KEY_BYTES` long: two answers are the same when these are."""
     gains: Sequence[int]
-    """Tokens of each forward."""
+    """Tokens that each forward gave."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SettingScores:
-    """One setting, an entry for each question; 0 where there is no answer."""
+    """The scores of one setting, an entry for each question; 0 where there is no answer."""
 
     answered: NDArray[np.bool_]
     right: NDArray[np.int8]
@@ -45,7 +45,7 @@ class SettingScores:
 
 
 class Scores:
-    """All of them."""
+    """The scores of all answers."""
 
     def __init__(self, tasks: Sequence[Task], settings: Sequence[str], block: int) -> None:
         questions = [question for task in tasks for question in task.questions]

@@ -19,7 +19,7 @@ from mars_ray.evaluation.tasks.reference_file import Referenced, numbered
 from mars_ray.evaluation.tasks.verify import last_number
 
 BENCHMARK_TOKENS = 512
-"""Of an answer: a derivation or a function."""
+"""Tokens of an answer at most: a derivation or a function."""
 CODE_ASKED = "Complete this Python function. Answer with the whole function in one code block.\n\n```python\n{code}```"
 
 

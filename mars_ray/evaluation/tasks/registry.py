@@ -20,9 +20,9 @@ from mars_ray.evaluation.tasks.reference_file import Referenced, read_references
 
 ALL_FAMILIES = "families"
 EXAMPLES_PER_FAMILY = 100
-"""In each sample, where nobody says."""
+"""Examples of each family in each sample, by default."""
 FAMILY_QUESTIONS = 100_000
-"""At most: an evaluation holds all its questions in memory."""
+"""Questions at most: an evaluation holds all of them in memory."""
 MAX_TOKENS = 256
 
 
@@ -32,7 +32,7 @@ class Question:
 
     task: str
     number: int
-    """Within its task and seed, from 0."""
+    """The number within its task and seed, from 0."""
     seed: int
     messages: Conversation
     reference: str
@@ -41,7 +41,7 @@ class Question:
 
     @property
     def name(self) -> str:
-        """Unlike that of every other question."""
+        """A name that no other question has."""
         return f"{self.task}/{self.number}/{self.seed}"
 
 
@@ -52,22 +52,22 @@ class Task:
     name: str
     questions: tuple[Question, ...]
     max_tokens: int
-    """Of an answer."""
+    """Tokens of an answer at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOptions:
-    """Which questions."""
+    """Which questions of the tasks to ask."""
 
     examples: int | None = None
-    """Per task and seed; by default `EXAMPLES_PER_FAMILY` of a family, all of a file."""
+    """Examples per task and seed; by default `EXAMPLES_PER_FAMILY` of a family, all of a file."""
     seeds: int = 3
     max_tokens: int | None = None
-    """Of an answer; by default each task has its own."""
+    """Tokens of an answer at most; by default each task has its own number."""
     match: str = "exact"
-    """Of records of a file that name none."""
+    """How answers are compared with records of a file that do not say."""
     data: Path | None = None
-    """Where the benchmarks lie; families and files need it not."""
+    """Folder of the benchmarks; families and files do not need it."""
     allow_code_execution: bool = False
 
 

@@ -78,5 +78,3 @@ def _arrivals(path: Path, options: PolicyOptions, machine: Machine) -> Iterator[
         output = max(1, math.floor(row.generated_tokens * options.output_scale + 0.5))
         output = min(output, machine.positions - 1)
         yield Arrival(row.arrival_s, min(prompt, machine.positions - output), output)
-
-

@@ -14,10 +14,11 @@ class Contender:
     ceiling: float = 1.0
     law: Law | None = None
     recover_s: float | None = None
-    """None is the controller's own; the other laws have a smoothing of their own, or none."""
+    """Smoothing; None is the controller's own, for the other laws have one of their own, or none."""
     policy: str = "fixed"
     ahead: bool = True
     """False decodes one token at a time."""
+
 
 CONTENDERS: dict[str, Contender] = {
     "one token at a time": Contender(ahead=False),

@@ -11,7 +11,9 @@ from mars_ray.simulate.simulator import Simulation
 ORACLE_ROUNDS = 16
 
 
-def find_oracle(pool: SimulationPool, arrivals: tuple[Arrival, ...], speed: float, ours: Simulation, best: Simulation) -> Simulation:
+def find_oracle(
+    pool: SimulationPool, arrivals: tuple[Arrival, ...], speed: float, ours: Simulation, best: Simulation
+) -> Simulation:
     """Return what thresholds window by window would have done for somebody who knew everything beforehand.
 
     Beginning with full quality everywhere, thresholds fall by a step in the windows where the SLO was missed and in
@@ -43,5 +45,3 @@ def _broken_windows(found: Simulation, windows: int) -> list[float]:
             done = second.ended + second.refused
             broken[min(int(second.second / WINDOW_S), windows - 1)] += (1 - second.good) * done
     return broken
-
-

@@ -26,7 +26,7 @@ TICKS_PER_S = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonSetup:
-    """What all have in common."""
+    """What all simulations of a comparison have in common."""
 
     machine: Machine
     slo: SloSeconds
@@ -36,13 +36,13 @@ class ComparisonSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationJob:
-    """One simulation. `speed` is how much faster than recorded the requests come."""
+    """One simulation to run. `speed` is how much faster than recorded the requests come."""
 
     contender: str
     arrivals: tuple[Arrival, ...]
     speed: float = 1.0
     schedule: tuple[float, ...] = ()
-    """The oracle's; it takes the place of the law."""
+    """The oracle's schedule; it takes the place of the law."""
     autoscale: bool = False
 
 
@@ -108,5 +108,3 @@ def _plain(machine: Machine) -> Machine:
 
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else 1000 * seconds
-
-

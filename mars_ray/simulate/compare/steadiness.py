@@ -50,5 +50,3 @@ def _poisson(shape: Sequence[tuple[float, float]], rate: float, sizes: tuple[int
         while (now_s := now_s + source.expovariate(rate * load)) < begin_s + seconds:
             yield Arrival(now_s, *sizes)
         begin_s += seconds
-
-

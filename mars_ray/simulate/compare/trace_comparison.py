@@ -35,7 +35,9 @@ def compare_on_trace(pool: SimulationPool, arrivals: tuple[Arrival, ...]) -> dic
     capacity = largest["fixed 1.0"]
     parts = _parts(arrivals)
     kinds = [(load, name, number) for load in LOADS for name in CONTENDERS for number in range(PARTS)]
-    jobs = [SimulationJob(contender=name, arrivals=parts[number], speed=load * capacity) for load, name, number in kinds]
+    jobs = [
+        SimulationJob(contender=name, arrivals=parts[number], speed=load * capacity) for load, name, number in kinds
+    ]
     results = dict(zip(kinds, pool.all(jobs), strict=True))
     load = ORACLE_LOAD
     for number, part in enumerate(parts):
@@ -43,7 +45,12 @@ def compare_on_trace(pool: SimulationPool, arrivals: tuple[Arrival, ...]) -> dic
         results[load, ORACLE, number] = find_oracle(pool, part, load * capacity, ours, full)
     by_load = {load: {name: _scores(results, load, name) for name in CONTENDERS} for load in LOADS}
     oracle = _scores(results, ORACLE_LOAD, ORACLE)
-    scaled = pool.all([SimulationJob(contender=each, arrivals=arrivals, speed=AUTOSCALED_LOAD * capacity, autoscale=True) for each in SEARCHED])
+    scaled = pool.all(
+        [
+            SimulationJob(contender=each, arrivals=arrivals, speed=AUTOSCALED_LOAD * capacity, autoscale=True)
+            for each in SEARCHED
+        ]
+    )
     return {
         "capacity_requests_per_s": capacity * len(arrivals) / max(arrivals[-1].arrival_s, 1e-9),
         "speed": capacity,
@@ -115,5 +122,3 @@ def estimate_full_speed(setup: ComparisonSetup, arrivals: tuple[Arrival, ...]) -
         times.prompt_s + each.prompt_tokens * times.prompt_token_s + each.output_tokens * token_s for each in arrivals
     ]
     return BUSY_SHARE * arrivals[-1].arrival_s * setup.replicas / sum(each_s)
-
-
