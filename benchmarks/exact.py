@@ -2,11 +2,8 @@
 
     python benchmarks/exact.py --model bundled --model shape:100m --json exact.json
 
-In:    models or shapes, batches.
-Out:   tokens per second of both, in turns, and their quotient within each round, with its spread; JSON.
-Never: leaves a batch out at which exact mode loses.
-
-A shape has random weights, and accepts what the bundled model accepts (`mars_ray/bench/decode/replay.py`). One thread.
+A shape has random weights, and accepts what the bundled model accepts (`mars_ray/bench/decode/replay.py`). Both run in
+turns on one thread.
 """
 
 import argparse

@@ -1,10 +1,7 @@
 """How every command and every pipeline ends: in one line, with an exit code that says why.
 
-In:    what to run.
-Out:   the process ends: 0, the code of an error a user can mend, 130 for Ctrl-C, 143 for SIGTERM.
-Never: shows a user's error, or a stop, as a stack.
-
-SIGTERM is made the same as Ctrl-C: whatever handles Ctrl-C where the program is handles both.
+The codes are 0, that of an error a user can mend, 130 for Ctrl-C and 143 for SIGTERM. SIGTERM is made the same as
+Ctrl-C: whatever handles Ctrl-C where the program is handles both.
 """
 
 import os

@@ -1,9 +1,4 @@
-"""What a number was measured on.
-
-In:    the running machine and process.
-Out:   a dict for the line of JSON beside the number.
-Never: host names, user names or paths.
-"""
+"""The machine a number was measured on, for the JSON beside the number: no host names, user names or paths."""
 
 import os
 import platform

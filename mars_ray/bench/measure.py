@@ -1,9 +1,4 @@
-"""Run candidates in turns, so that what else the machine does falls on all of them alike.
-
-In:    candidates: functions that do the whole work once and say what it took.
-Out:   their samples, round by round; medians and spreads.
-Never: compares numbers of different rounds.
-"""
+"""Run candidates in turns, so that what else the machine does falls on all of them alike; compare round by round."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,4 @@
-"""Messages -> token ids, with the tokens of every assistant turn marked.
-
-In:    conversations, and a tokenizer with a chat template.
-Out:   ids and, for training, which of them the model itself must produce.
-Never: truncates, packs, or guesses a template.
+"""Turn messages into token ids, with the tokens of every assistant turn marked.
 
 The turns are found in the rendered text: what the template adds for an assistant turn, up to and including the
 first end-of-sequence token, is the response. The whole conversation is tokenised once, so that the ids are those a

@@ -1,8 +1,7 @@
-"""Encoded examples -> rows of one length, several examples to a row.
+"""Pack encoded examples into rows of one length, several examples to a row.
 
-In:    examples in order.
-Out:   rows in a fixed order: best fit among a bounded number of open rows, so the same examples give the same rows.
-Never: splits an example; one that is too long is cut at its end or dropped, and counted.
+Each goes where it fits best among a bounded number of open rows, so the same examples give the same rows. No example is
+split; one that is too long is cut at its end or dropped, and counted.
 """
 
 from dataclasses import dataclass, field

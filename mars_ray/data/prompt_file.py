@@ -1,9 +1,4 @@
-"""A file of prompts -> conversations to answer.
-
-In:    JSONL (plain, gz, zst) or parquet of rows with `prompt` or `messages`, as `generate` reads.
-Out:   the conversations, in the order of the file.
-Never: leaves a bad record out; the first one is an error that names it.
-"""
+"""Read a file of prompts as conversations to answer; the first bad record is an error that names it."""
 
 from itertools import count, islice
 from pathlib import Path

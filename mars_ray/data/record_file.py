@@ -1,10 +1,7 @@
-"""A file of records -> the JSON text of each, in order.
+"""Read the JSON texts of a file of records in order, a chunk at a time: JSONL (plain, gz or zst) or parquet.
 
-In:    JSONL (plain, gz or zst) or parquet.
-Out:   JSON texts as bytes; blank lines are left out. What is not JSON comes out as it is: whoever parses it says so.
-Never: parses a record, holds more than a chunk of the file, knows Ray.
-
-A line ends at a line feed and nowhere else: other characters that Unicode calls line ends may stand in JSON strings.
+Blank lines are left out. What is not JSON comes out as it is: whoever parses it says so. A line ends at a line feed and
+nowhere else: other characters that Unicode calls line ends may stand in JSON strings.
 """
 
 import json

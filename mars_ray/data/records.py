@@ -1,9 +1,4 @@
-"""One training record: a conversation with at least one assistant turn.
-
-In:    the JSON text of a record, with `messages` (role, content) or `prompt` and `response`.
-Out:   a `Record`, or a `BadRecordError` that says what is wrong with it.
-Never: reads files, knows a tokenizer.
-"""
+"""One training record: a conversation with at least one assistant turn."""
 
 import json
 from dataclasses import dataclass

@@ -1,11 +1,8 @@
-"""What a user gives as input -> the files of records it stands for.
+"""Find the files of records that an input stands for: a file, a folder, or a pattern such as `data/**/*.jsonl`.
 
-In:    a file, a folder, or a pattern such as `data/**/*.jsonl`.
-Out:   paths in a fixed order: the same input is the same rows in the same order.
-Never: opens a file, leaves out one that is hidden behind a folder it may not read.
-
-Names that begin with a dot or an underscore are left out, as everywhere where Spark and its kin write, unless the
-user's own words begin so. Links to folders are followed in patterns only.
+Their order is fixed: the same input is the same rows in the same order. Names that begin with a dot or an underscore
+are left out, as everywhere where Spark and its kin write, unless the user's own words begin so. Links to folders are
+followed in patterns only.
 """
 
 import os

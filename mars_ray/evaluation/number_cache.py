@@ -1,8 +1,6 @@
-"""Numbers that took long to find, kept beside the work so that a run that goes on need not find them again.
+"""Numbers that took long to find, kept in a file so that a run that goes on need not find them again.
 
-In:    keys and whole numbers, as they are found.
-Out:   what was found before, by key.
-Never: loses more than what was written last, whenever it is killed: a line that is not whole is left out.
+However it is killed, only what was written last may be lost: a line that is not complete is left out.
 """
 
 import json

@@ -1,9 +1,4 @@
-"""What an evaluation found, as it is written to `results.json`.
-
-In:    the fields below.
-Out:   a frozen record; a file that holds all of it or is not there.
-Never: guesses: an unknown or missing field is an error.
-"""
+"""What an evaluation found, as it is written to `results.json`. An unknown or missing field is an error."""
 
 from pathlib import Path
 from typing import Literal, TypeVar

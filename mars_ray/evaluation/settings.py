@@ -1,9 +1,4 @@
-"""The ways of decoding that an evaluation compares.
-
-In:    modes, thresholds, the card of a model.
-Out:   settings, autoregressive decoding first.
-Never: leaves autoregressive decoding out: everything else is compared with it.
-"""
+"""The ways of decoding that an evaluation compares; autoregressive decoding is first, all else is compared with it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
-"""What the pages of all reports share: the look (`page.html`), some parts (`page_parts.html`), and that all is escaped.
+"""Render the pages of all reports: the look (`page.html`), some parts (`page_parts.html`), and that all is escaped.
 
-In:    the template of one page, what it shows.
-Out:   the text of an HTML file that needs nothing else, readable on a phone, in the dark and without a network.
-Never: lets a page run a script or fetch anything.
+A page is one HTML file that runs no script and fetches nothing, readable on a phone, in the dark and without a network.
 """
 
 import json

@@ -1,8 +1,6 @@
-"""The requests of a simulation, a few milliseconds of them at a time.
+"""The requests of a simulation, a few milliseconds of them at a time; the same for the same seed.
 
-In:    arrivals with their sizes, shares of the classes, how often each is repeated.
-Out:   what arrives until a moment, in order; the same for the same seed.
-Never: holds the copies: millions of requests come from the rows of one trace.
+Copies are made as they arrive: millions of requests come from the rows of one trace.
 """
 
 from collections.abc import Sequence

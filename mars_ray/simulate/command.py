@@ -1,9 +1,4 @@
-"""`mars-ray simulate`: a trace on a cluster that is not there.
-
-In:    options as the command line has them.
-Out:   a table, a plot, and the report for JSON.
-Never: sends anything, holds more than one copy of a trace.
-"""
+"""`mars-ray simulate`: a trace on a cluster that is not there."""
 
 import math
 import time

@@ -1,13 +1,9 @@
 """The engines of a simulated cluster, all of them at once: rows, the reading of prompts, decoding.
 
-In:    requests for each replica, thresholds of each class on each replica, a tick.
-Out:   requests that ended, with their times; tokens; what a replica reports.
-Never: knows a controller, draws a number, models the memory of the cache or shared prefixes.
-
 A step of the engine is not simulated by itself: in a tick a replica does as many as its step time allows, and a row
 gains the expected tokens of each. Every row has a clock of its own, up to which it has been worked: who arrives, ends
-or has its prompt read in the middle of a tick loses nothing of it. Prompts are read in whole steps of
-`prefill_tokens`, one after another, and slow down those that decode beside them.
+or has its prompt read in the middle of a tick loses nothing of it. The memory of the cache and shared prefixes are not
+modelled. Prompts are read by `prefill`; what thresholds give and cost is in `threshold_curves`.
 
 Letters: `N` replicas, `R` rows, `C` classes, `B` blocks, `M` some replicas, one row of each.
 """

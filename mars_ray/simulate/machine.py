@@ -1,8 +1,6 @@
 """What a simulated replica can do: sizes, step times, and how much each threshold accepts, as measured on a machine.
 
-In:    a JSON file, or the one that comes with mars-ray.
-Out:   a frozen model; acceptance, agreement and accuracy at any threshold.
-Never: measures anything (see `simulate/measure`).
+The figures come from a JSON file that `simulate/measure` writes, or from the one that comes with mars-ray.
 """
 
 from importlib.resources import files

@@ -1,11 +1,8 @@
-"""Measure what `mars-ray simulate` needs to know of this machine, with the real engine.
+"""Measure what `mars-ray simulate` needs to know of this machine, with the real engine and compiled steps.
 
     python -m mars_ray.simulate.measure --output machine.json
 
-In:    a model with a calibrated card, the number of torch threads.
-Out:   a machine file: step times over steps of all kinds, acceptance and agreement at each threshold, accuracy.
-Never: measures before the steps are compiled. With one thread it counts processor time: what other programs take
-       meanwhile is no property of a step.
+With one thread it counts processor time: what other programs take meanwhile is no property of a step.
 """
 
 import argparse

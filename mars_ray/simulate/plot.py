@@ -1,8 +1,6 @@
-"""A simulation as a picture: load, threshold, replicas, latency and quality over time.
+"""Draw a simulation: load, threshold, replicas, latency and quality over time.
 
-In:    the seconds of a simulation.
-Out:   a PNG, or whatever else its suffix says that matplotlib writes.
-Never: smooths away a peak: of seconds that share a point, latencies show the worst.
+No peak is smoothed away: of seconds that share a point, latencies show the worst.
 """
 
 import math

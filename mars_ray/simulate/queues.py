@@ -1,11 +1,4 @@
-"""Who waits on each simulated replica, and who is next: for many replicas at once.
-
-The rules are those of `engine/scheduling/waiting_queue`.
-
-In:    requests with a replica and a class; the tokens each class was served.
-Out:   who is next.
-Never: lets a class of lower priority go before one of higher, or one that came late make up for when it was not there.
-"""
+"""The queues of all simulated replicas, and who is next, by the rules of `engine/scheduling/waiting_queue`."""
 
 from collections.abc import Sequence
 

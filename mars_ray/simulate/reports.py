@@ -1,9 +1,4 @@
-"""What simulated replicas tell the controller, once a second: the very reports that real ones send.
-
-In:    the fleet.
-Out:   the `ReplicaReport` of one replica.
-Never: says what an engine would not know.
-"""
+"""What simulated replicas tell the controller, once a second: the very reports that real ones send."""
 
 from collections import deque
 from collections.abc import Sequence

@@ -1,10 +1,7 @@
 """Choose the replica a request goes to, by the rule of `serve/replicas/prefix_routing`, for many requests at once.
 
-In:    requests in flight on each replica, which of them are up.
-Out:   a replica for each request.
-Never: knows a prompt: which replica has seen its beginning is drawn.
-
-A request prefers one replica, and goes to the least loaded where that one has `SLACK` more than it.
+A request prefers one replica, and goes to the least loaded where that one has `SLACK` more than it. Which replica has
+seen the beginning of its prompt is drawn.
 """
 
 import numpy as np

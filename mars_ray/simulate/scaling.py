@@ -1,9 +1,4 @@
-"""How many replicas there are: Serve's autoscaling, with its delays.
-
-In:    how many are wanted, a moment.
-Out:   which replicas take requests, which exist.
-Never: ends a replica that still has a request.
-"""
+"""How many replicas there are: Serve's autoscaling, with its delays. No replica ends that still has a request."""
 
 from dataclasses import dataclass
 

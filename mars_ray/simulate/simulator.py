@@ -1,11 +1,9 @@
 """A cluster that is not there: arrivals through router, queues and engines, with the controller that a real one has.
 
-In:    arrivals, a machine, a control plan, how many replicas.
-Out:   metrics of the whole, a line for each second; the same for the same seed.
-Never: sleeps, measures, or decides by a policy of its own: thresholds and replicas come from `Controller`.
+Nothing is decided here: thresholds and replicas come from `Controller`. The same seed gives the same result.
 
-Open in this order: `arrivals` → `router` → `queues` → `fleet` →
-`reports` → the controller → `scaling`; `record` sums up.
+Open in this order: `arrivals` → `router` → `queues` → `fleet` (with `prefill` and `threshold_curves`) →
+`reports` → the controller → `scaling`; `recorder` sums up.
 """
 
 from collections.abc import Callable

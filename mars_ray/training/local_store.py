@@ -1,9 +1,4 @@
-"""The states of a run of one process, in a folder beside its data.
-
-In:    a function that writes a state.
-Out:   the newest whole state.
-Never: keeps a second one, or one that a kill cut short, once another is saved.
-"""
+"""The states of a run of one process, in a folder beside its data; only the newest complete one is kept."""
 
 import shutil
 from collections.abc import Callable, Iterator

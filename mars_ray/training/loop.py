@@ -1,8 +1,6 @@
 """The training loop of one worker, from a model folder to a model folder.
 
-In:    a config, packed data, an accelerator, and a `CheckpointStore`: all that differs between Ray and a plain process.
-Out:   the finished model in `<output>/model`, or a saved state to go on from.
-Never: imports Ray, decides where it runs.
+It does not know where it runs: a `CheckpointStore` is all that differs between Ray and a plain process.
 """
 
 import time

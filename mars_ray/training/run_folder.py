@@ -1,9 +1,4 @@
-"""The folder of a run: what lies where, who may work in it, and the notes its processes leave one another.
-
-In:    a path that driver and workers share.
-Out:   paths, fences against a second driver and against other settings, a request to stop, a reason for giving up.
-Never: imports Ray, reads a checkpoint.
-"""
+"""The folder of a run: what lies where, who may work in it, and the notes its processes leave one another."""
 
 import fcntl
 import json

@@ -1,8 +1,6 @@
-"""The metrics of a job over all of its runs, in its ledger.
+"""The metrics of a job over all of its runs, kept in its ledger.
 
-In:    results, as they are written down.
-Out:   counts, pace and distributions; all of a size that does not grow with the rows.
-Never: counts results that were not written down: it writes in the same transaction.
+They are written in the same transaction as the results, and their size does not grow with the rows.
 """
 
 from collections import Counter

@@ -1,9 +1,4 @@
-"""What a job did, as it is written to `report.json`, drawn in `report.html` and shown while it runs.
-
-In:    nothing.
-Out:   frozen records of numbers and words.
-Never: computes anything.
-"""
+"""What a job did, in numbers: written to `report.json`, drawn in `report.html` and shown while it runs."""
 
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,8 +1,7 @@
 """The report of a generate job as one HTML file that needs nothing else.
 
-In:    a `JobReport`.
-Out:   the text of `report.html`, readable on a phone, in the dark and without a network.
-Never: trusts a word of it: rows, reasons and settings are escaped, and the page forbids scripts and requests.
+It is readable on a phone, in the dark and without a network. Rows, reasons and settings are escaped, and the page
+forbids scripts and requests.
 """
 
 from collections.abc import Iterator, Sequence

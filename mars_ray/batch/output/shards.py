@@ -1,9 +1,4 @@
-"""Files that are whole or not there.
-
-In:    a path and what is to stand there.
-Out:   the file, on the disk when the call returns.
-Never: shows a half-written file under its name.
-"""
+"""Write files that are complete and on the disk when the call returns; no half-written file has their name."""
 
 import os
 from collections.abc import Iterable

@@ -1,9 +1,4 @@
-"""One sequence as the engine ended it.
-
-In:    the chunk that holds it.
-Out:   a frozen record.
-Never: knows what row it is for.
-"""
+"""One sequence as the engine ended it."""
 
 from dataclasses import dataclass
 

@@ -1,10 +1,7 @@
 """The columns of the output: ours, and those the input has.
 
-In:    the rows of the input, before any work.
-Out:   one schema for all shards, however the rows differ.
-Never: guesses from the first rows what the last ones hold.
-
-A column whose values are of one kind keeps it; anything else, such as lists, becomes JSON text.
+All rows of the input are looked at before any work, so that all shards have one schema. A column whose values are of
+one kind keeps it; anything else, such as lists, becomes JSON text.
 """
 
 import json

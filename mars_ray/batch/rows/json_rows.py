@@ -1,9 +1,4 @@
-"""The JSON text of a row -> its columns.
-
-In:    what stands in the input.
-Out:   an object that any JSON can say again, or a `BadRecordError` that says what is wrong with it.
-Never: knows what columns mean.
-"""
+"""Parse the JSON text of a row into columns that can be written as JSON again."""
 
 import json
 

@@ -1,9 +1,8 @@
 """Lines of OpenAI batch files, answered as OpenAI answers them and as our endpoint would.
 
-In:    {"custom_id", "method", "url", "body"}.
-Out:   {"id", "custom_id", "response", "error"}. A body that cannot be served has a response with the status and the
-       error of the endpoint; what failed otherwise has no response, but an error.
-Never: reads a body by other rules than the endpoint's, except that it may name any model.
+A line is {"custom_id", "method", "url", "body"}, its answer {"id", "custom_id", "response", "error"}. A body that
+cannot be served has a response with the status and the error of the endpoint; what failed otherwise has no response,
+but an error. Bodies are read by the rules of the endpoint, except that they may name any model.
 
 Format: OpenAI API reference, "The request input object" and "The request output object" of batches.
 """

@@ -1,8 +1,6 @@
 """Rows as people have them: a prompt or a conversation, perhaps an id, options, and columns of their own.
 
-In:    JSON objects.
-Out:   a record for each sequence: what came of it, and the row's own columns.
-Never: truncates a prompt, loses a column.
+The output has a record for each sequence: the answer, and the row's own columns. A prompt is never truncated.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,4 @@
-"""What a row asks for in columns of its own, over what the job asks for.
-
-In:    the columns of a row, the parameters of the job.
-Out:   the parameters of the row.
-Never: reads a column that is null.
-"""
+"""What a row asks for in columns of its own, over what the job asks for. A column that is null asks for nothing."""
 
 from dataclasses import replace
 from typing import Any

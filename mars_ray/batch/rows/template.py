@@ -1,10 +1,7 @@
 """A Jinja template of the job, filled with the columns of a row.
 
-In:    the template's text; the columns of rows.
-Out:   the prompt of each row, or what is wrong with template or row.
-Never: lets a template touch anything but the columns; writes "None", or nothing, where a column is missing.
-
-Columns are there under their own names, and as `row["any name"]`. One that is null can be asked about, not written.
+Columns are there under their own names, and as `row["any name"]`. One that is null can be asked about, not written: a
+prompt with "None" or nothing in the place of a value would be answered. A template sees nothing but the columns.
 """
 
 from reprlib import repr as shortened

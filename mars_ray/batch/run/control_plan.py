@@ -1,8 +1,6 @@
-"""What the controller of a batch job goes by.
+"""What the controller of a batch job goes by: the threshold of the job, its deadline and the quality it may cost.
 
-In:    the model's folder, the threshold of the job, its deadline and the loss of quality it may cost.
-Out:   the plan for controller and workers; the engines take threshold and classes from it.
-Never: goes below what was calibrated, or below the usual floor for a model that never was.
+Thresholds stay above what was calibrated, or above the usual floor for a model that never was.
 """
 
 from pathlib import Path

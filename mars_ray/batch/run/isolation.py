@@ -1,8 +1,6 @@
-"""Who is suspected of killing an engine works with it alone.
+"""Let rows that are suspected of killing an engine run alone.
 
-In:    work, and whether it is suspected.
-Out:   turns: any number of others at a time, or one suspect.
-Never: starves a suspect: while one waits, nobody else begins.
+While a suspect waits, nobody else begins, so suspects do not starve.
 """
 
 import asyncio

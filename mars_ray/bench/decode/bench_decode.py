@@ -1,8 +1,6 @@
-"""`mars-ray bench decode`: everyone on the same requests, in turns, batch by batch.
+"""`mars-ray bench decode`: every decoder on the same requests, in turns, batch by batch.
 
-In:    a model name, batches, requests, repeats.
-Out:   a table per batch and one JSON report with every sample, the targets and the machine.
-Never: leaves a bad figure out.
+The report has every sample, the targets and the machine.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,9 +1,4 @@
-"""Everyone who decodes the same requests: our engine in its modes, transformers, and the paper's decoders.
-
-In:    a model under test, requests, how many run at once.
-Out:   functions that decode all of them once and say what it took; or why one does not run.
-Never: reports anything.
-"""
+"""The decoders that are compared on the same requests: our engine in its modes, transformers, the paper's decoders."""
 
 import time
 from collections.abc import Callable

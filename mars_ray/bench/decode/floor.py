@@ -1,10 +1,7 @@
 """The time a step cannot beat on this machine: the bytes it must move and the arithmetic it must do.
 
-In:    a network, the rows of a step, positions looked at per row, tokens cached per row.
-Out:   bytes, operations, the measured limits of the machine, and the seconds that follow.
-Never: counts activations, softmax, norms or Python; a real step has them, the floor stays below it.
-
-Measured with the threads torch is set to, on the device and in the dtype of the network.
+Activations, softmax, norms and Python are not counted; a real step has them, so the floor stays below it. The limits
+are measured with the threads torch is set to, on the device and in the dtype of the network.
 """
 
 import time

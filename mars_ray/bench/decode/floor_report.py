@@ -1,9 +1,4 @@
-"""`mars-ray bench floor`: what a step must at least move and do, and what ours takes.
-
-In:    a model name, batches.
-Out:   a table and a JSON report.
-Never: compares with anyone.
-"""
+"""`mars-ray bench floor`: what a step must at least move and do, and what ours takes."""
 
 import time
 from collections.abc import Sequence

@@ -1,9 +1,4 @@
-"""An engine over random weights that accepts what the bundled model accepts: the cost of its steps is real.
-
-In:    a checkpoint of random weights, scripts of the bundled model.
-Out:   an engine whose proposals are the scripts'.
-Never: skips any work of a step.
-"""
+"""An engine over random weights that accepts what the bundled model accepts: the cost of its steps is real."""
 
 from dataclasses import replace
 from typing import cast

@@ -1,8 +1,6 @@
 """What the bundled model proposes along its own output, recorded, to be replayed over a network with random weights.
 
-In:    a checkpoint, prompts, output lengths.
-Out:   one Script per prompt: tokens and confidences at every position of the autoregressive output.
-Never: measures anything. A benchmark of a random network runs it in full and takes only what is accepted from here.
+A benchmark of a random network runs it in full and takes only what is accepted from here.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,4 @@
-"""Networks of a realistic size with random weights, for speed alone.
-
-In:    a name such as "shape:100m", a dtype, a device.
-Out:   a Qwen2 network in eval mode, the same weights every time.
-Never: reads or writes a file; says anything about quality.
-"""
+"""Networks of a realistic size with random weights, the same every time: for speed alone, never for quality."""
 
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM

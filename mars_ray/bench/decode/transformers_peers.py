@@ -1,10 +1,6 @@
 """The same requests through transformers itself: static batches, and its continuous batching.
 
-In:    a network, requests with the length of each answer, how many may run at once.
-Out:   the answers and the seconds they took, or why it does not run here.
-Never: drafts, decodes other than greedily, leaves the network changed.
-
-Setting up (paged cache, graphs, threads) is not timed: a server does that once.
+Decoding is greedy. Setting up (paged cache, graphs, threads) is not timed: a server does that once.
 """
 
 import logging

@@ -1,9 +1,5 @@
 """The requests of a benchmark: bundled prompts and how long the bundled model's answers to them are.
 
-In:    the bundled checkpoint, a number of requests, a seed.
-Out:   a Workload, the same one for the same arguments.
-Never: draws without its seed.
-
 A network with random weights gets the same prompts and lengths: the ids are valid in any larger vocabulary.
 """
 

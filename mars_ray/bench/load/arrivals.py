@@ -1,8 +1,6 @@
-"""When requests arrive, and how large they are.
+"""When requests arrive, and how large they are: at a Poisson rate, or as in an Azure trace.
 
-In:    "poisson:RATE" or the path of an Azure trace: a csv.gz with TIMESTAMP,ContextTokens,GeneratedTokens.
-Out:   seconds since the beginning, seeded; for a trace the tokens of each request too.
-Never: keeps a copy of a trace, mends one.
+A trace is a csv.gz with TIMESTAMP,ContextTokens,GeneratedTokens; one with a fault is refused, not mended.
 """
 
 import csv

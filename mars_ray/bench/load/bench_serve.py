@@ -1,10 +1,7 @@
 """`mars-ray bench serve`: load on a running OpenAI-compatible endpoint, and what it made of it.
 
-In:    options.
-Out:   tables, and a report of every sample, ready for JSON.
-Never: starts a server, imports one: it speaks HTTP to whatever is there. Leaves out what failed.
-
-Ctrl-C ends the load, and what was measured by then is shown and returned.
+It speaks HTTP to whatever is there, and reports every sample, failed ones too. Ctrl-C ends the load, and what was
+measured by then is shown and returned.
 """
 
 import asyncio

@@ -1,8 +1,6 @@
-"""One request to an OpenAI-compatible endpoint, and its answer.
+"""Send one request to an OpenAI-compatible endpoint and read its answer; whatever happens on the way is an outcome.
 
-In:    an endpoint, a planned request, an exchange to note everything in.
-Out:   the exchange, ended: whatever happens on the way is an outcome.
-Never: tries again, waits longer than the timeout, decodes what it need not: it shares its machine with the server.
+Nothing is tried again, and nothing is decoded that need not be: the client shares its machine with the server.
 """
 
 import asyncio

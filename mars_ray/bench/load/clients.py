@@ -1,9 +1,4 @@
-"""The clients of a load: places for requests under way.
-
-In:    requests in order of arrival, each asking for a client when it is due.
-Out:   a client for each, and whether it had to wait for one.
-Never: lets a later request go before an earlier one.
-"""
+"""The clients of a load: places for requests under way, given in order of arrival."""
 
 import asyncio
 from collections.abc import Callable

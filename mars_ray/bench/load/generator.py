@@ -1,12 +1,8 @@
 """Send the requests of a plan to an endpoint: the load generator, for the benchmark and for tests of a server.
 
-In:    an endpoint, planned requests, how many clients there are, when to stop.
-Out:   a record of every request that was sent, in the order of the plan.
-Never: sends a request later because the server is slow, unless its arrival is left open or all clients are busy; and
-       then its latency counts from its arrival all the same.
-
 Closed loop: requests without an arrival; each client sends the next one when its last has ended. Open loop: requests
-with an arrival, in order of it; `clients` bounds how many are under way, None is no bound.
+with an arrival, in order of it; `clients` bounds how many are under way, None is no bound. In an open loop a slow
+server delays no request unless all clients are busy, and then its latency counts from its arrival all the same.
 """
 
 import asyncio

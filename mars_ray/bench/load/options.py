@@ -1,9 +1,4 @@
-"""The settings of `mars-ray bench serve`, and what follows from them before anything is sent.
-
-In:    options as the command line has them.
-Out:   an endpoint's settings, limits and a plan; or a `ConfigError` or `DataError` that says what is wrong.
-Never: opens a connection, reads the environment, repeats a key.
-"""
+"""The settings of `mars-ray bench serve`, and what follows from them before anything is sent."""
 
 import json
 import shlex

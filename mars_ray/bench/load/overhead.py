@@ -1,8 +1,6 @@
 """`mars-ray bench overhead`: what serving costs: a running endpoint and its engine without one, in turns.
 
-In:    the URL of an endpoint of ours that is otherwise idle, the model it serves, how many clients there are.
-Out:   a table and one JSON report with every sample, the target and the machine.
-Never: gives one more to do than the other: the same prompts in the same order, as many in flight, all greedy.
+Both get the same prompts in the same order, with as many in flight, all greedy.
 """
 
 import asyncio

@@ -1,9 +1,4 @@
-"""The requests of a load, made as they are needed.
-
-In:    prompts; a rate, a trace with its scales, or neither; how many requests, for how long.
-Out:   planned requests in order of arrival, the same ones for the same seed.
-Never: sends anything, holds more than one prompt of a trace at a time.
-"""
+"""The requests of a load in order of arrival, the same ones for the same seed, made as they are needed."""
 
 import math
 import random

@@ -1,9 +1,4 @@
-"""Ask an endpoint whether it is there, and which model it serves, before any load.
-
-In:    the URL of an endpoint, perhaps the name of a model.
-Out:   the name of the model to ask for.
-Never: sends a completion.
-"""
+"""Ask an endpoint whether it is there, and which model it serves, before any load."""
 
 import asyncio
 import json

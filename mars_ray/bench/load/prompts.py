@@ -1,8 +1,6 @@
 """The prompts of a load, drawn from those of a file.
 
-In:    prompts, a random source.
-Out:   conversations in random order, or texts of about as many tokens as a trace says.
-Never: makes words up: what a language model is bad at predicting, it decodes at another speed.
+No words are made up: what a language model is bad at predicting, it decodes at another speed.
 """
 
 import random

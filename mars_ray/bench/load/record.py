@@ -1,8 +1,4 @@
-"""One request of a load: what was planned, and what its client saw.
-
-In:    times in seconds since the load began, tokens as the server counts them.
-Out:   records, and the latencies that follow from them.
-Never: reads a clock, guesses a count of tokens.
+"""One request of a load: what was planned, and what its client saw, in seconds since the load began.
 
 A chunk is an event with text, a tool call or a reasoning step in it. It may hold several tokens, and nobody says how
 many: there are gaps between chunks here, and no latency "between tokens" but the mean that TPOT is.

@@ -1,9 +1,4 @@
-"""What an answer says, read as it comes, after OpenAI's chat completions.
-
-In:    the status of an answer, the data of its events or its body, each with the time it came.
-Out:   a `RequestRecord`.
-Never: reads from a connection or a clock, relies on a field that only mars-ray sends.
-"""
+"""What an answer says, read as it comes, after OpenAI's chat completions; it needs no field that only mars-ray sends."""
 
 import json
 from collections.abc import Mapping

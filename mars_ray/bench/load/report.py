@@ -1,9 +1,4 @@
-"""A load as tables for people and as JSON for programs.
-
-In:    records, their summary.
-Out:   tables on standard output; plain values for JSON, every sample among them.
-Never: leaves out a request that failed.
-"""
+"""A load as tables for people and as JSON for programs, every sample among them."""
 
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -1,9 +1,4 @@
-"""What a request must keep to count as good.
-
-In:    texts such as "ttft:200,tpot:20", in milliseconds; a record.
-Out:   limits, and whether the record keeps all of them.
-Never: takes a figure that was not measured for one that is kept.
-"""
+"""The SLO of a request: limits of latencies that it must meet to count as good; one not measured meets no limit."""
 
 import math
 from collections.abc import Iterable

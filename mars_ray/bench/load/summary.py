@@ -1,10 +1,7 @@
-"""What the records of a load say together.
+"""What the records of a load say together: counts, rates, and how latencies are spread.
 
-In:    records, limits that a good request keeps.
-Out:   counts, rates, and how latencies are spread.
-Never: counts a request that was not completed into a latency, or leaves it out of a count.
-
-Percentiles are interpolated between samples; the standard deviation is that of the samples themselves (ddof 0).
+A request that was not completed counts, and has no latency. Percentiles are interpolated between samples; the standard
+deviation is that of the samples themselves (ddof 0).
 """
 
 from collections import Counter

@@ -1,9 +1,4 @@
-"""What a generated task family is: a maker of examples and an exact judge of answers.
-
-In:    a seeded random generator, or an answer and any text.
-Out:   a `TaskExample`, or whether the text is right.
-Never: draws from a global generator or raises because of the text judged.
-"""
+"""A family of generated tasks: a maker of examples and an exact judge of answers."""
 
 import random
 from collections.abc import Callable

@@ -1,9 +1,4 @@
-"""Draw examples for training or for held-out judging, with no prompt in both.
-
-In:    a family, a split and a seed.
-Out:   the same stream of examples in every process.
-Never: uses `hash()`, whose values differ between processes.
-"""
+"""Draw examples for training or for held-out judging, with no prompt in both, the same ones in every process."""
 
 import hashlib
 import random

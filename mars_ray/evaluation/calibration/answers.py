@@ -1,8 +1,6 @@
-"""Prompts -> what the engine answers in each of several ways of decoding.
+"""Answer prompts with the engine in each of several ways of decoding, greedily.
 
-In:    a checkpoint, prompts, ways to decode.
-Out:   for each prompt an answer of each, decoded greedily, with the block of the card where none is asked for.
-Never: lets the load decide about anything: how far is looked ahead is fixed, so the answers are the same in any order.
+How far is looked ahead is fixed, so the answers are the same whatever the load and the order.
 """
 
 from collections.abc import Iterator, Sequence

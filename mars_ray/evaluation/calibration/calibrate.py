@@ -1,8 +1,6 @@
 """Calibrate a model: measure what each threshold gives, and write it into its card.
 
-In:    a model folder with a card; options.
-Out:   the calibration, in `mars.json` too.
-Never: changes anything else of the folder; the card is the old one or the new one, whatever happens.
+Nothing else of the folder changes; the card is the old one or the new one, whatever happens.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,4 @@
-"""Prompts, decoded in several ways -> counts: tokens, forwards, tokens that agree, right answers.
-
-In:    a checkpoint, whose attention an engine replaces; prompts, ways to decode.
-Out:   a count for every prompt and way; counts add up.
-Never: compares an answer twice that several ways give alike.
-"""
+"""Count what answers in several ways of decoding gave: tokens, forwards, tokens that agree, right answers."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

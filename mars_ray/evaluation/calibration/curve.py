@@ -1,9 +1,4 @@
-"""What each threshold gives on some prompts: tokens per forward, agreement, accuracy, each with its spread.
-
-In:    a checkpoint, whose attention an engine replaces; prompts, thresholds.
-Out:   a point for each threshold.
-Never: reads or writes a file.
-"""
+"""What each threshold gives on some prompts: tokens per forward, agreement, accuracy, each with its spread."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence

@@ -1,9 +1,4 @@
-"""A calibration as a table to read.
-
-In:    points.
-Out:   cells of text; or the table on standard output.
-Never: measures.
-"""
+"""A calibration as a table to read."""
 
 from collections.abc import Sequence
 

@@ -1,9 +1,4 @@
-"""Held-out examples of the task families, to judge a model by.
-
-In:    how many of each family, and a seed.
-Out:   the same examples in every process; no training prompt is among them.
-Never: decodes.
-"""
+"""Held-out examples of the task families, to judge a model by; no training prompt is among them."""
 
 from itertools import islice
 

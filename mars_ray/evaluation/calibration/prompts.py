@@ -1,8 +1,6 @@
 """What a model is calibrated on: prompts, each in one of several samples, some with an answer to judge by.
 
-In:    held-out examples of the task families, or a file of prompts.
-Out:   prompts, each in a sample; of a file no two samples have a record in common, of the families each has its seed.
-Never: leaves out a record that is not usable; the first one is an error.
+No two samples of a file have a record in common; each sample of the families has its own seed.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,4 @@
-"""The results of an evaluation as pictures: quality against speed, and where acceptance stops.
-
-In:    results.
-Out:   PNGs as bytes, for a light ground or a dark one.
-Never: draws what was not measured.
-"""
+"""The results of an evaluation as PNGs, for a light ground or a dark one: quality by speed, and where acceptance stops."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """The report of an evaluation as one HTML file that needs nothing else.
 
-In:    results, examples of disagreements, charts for light and dark.
-Out:   the text of `report.html`.
-Never: trusts a word of it: prompts, answers and names are escaped, and the page forbids scripts and requests.
+Prompts, answers and names are escaped, and the page forbids scripts and requests.
 """
 
 from base64 import b64encode

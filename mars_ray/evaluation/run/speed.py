@@ -1,9 +1,4 @@
-"""How many tokens a second each setting gives on this machine, measured in turns.
-
-In:    a checkpoint, whose attention an engine replaces; questions, settings.
-Out:   tokens per second of every round.
-Never: compares settings on different prompts, or one after the other alone.
-"""
+"""Measure how many tokens a second each setting gives on this machine, on the same prompts and in turns."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -1,8 +1,6 @@
-"""How many tokens of an answer autoregressive decoding would have chosen, given what stands before them.
+"""Count the tokens of answers that autoregressive decoding would have chosen, given what stands before them.
 
-In:    a network, answers with their prompts.
-Out:   a count for each, exact: every token is compared, where the engine's live audit takes a sample.
-Never: counts the mask token as a choice, decodes.
+The count is exact: every token is compared, where the engine's live audit takes a sample.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,6 @@
 """Answers that differ from those of autoregressive decoding, ready to be shown token by token.
 
-In:    scored answers, and the rows of those chosen.
-Out:   for each of some settings a few examples, their tokens with the forward that gave each.
-Never: chooses by chance: those that cost a right answer come first, then those of other tasks than the last.
+Those that cost a right answer are shown first, from as many tasks as there are.
 """
 
 import codecs

@@ -1,9 +1,4 @@
-"""Scores answers -> accuracy, speed by forwards and agreement, by setting and task.
-
-In:    all answers as arrays.
-Out:   figures with their spreads, intervals and tests.
-Never: counts a question twice, leaves an unanswered one out.
-"""
+"""Accuracy, speed by forwards and agreement, by setting and task, with their spreads, intervals and tests."""
 
 from collections.abc import Callable, Sequence
 

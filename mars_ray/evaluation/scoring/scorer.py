@@ -1,8 +1,6 @@
-"""The output of a job -> scored answers, and some rows again to be shown.
+"""Score the answers of a job, which lie in parquet shards with traces.
 
-In:    a folder of parquet shards with traces; tasks; a model to compare tokens with.
-Out:   `Scores`; rows by id.
-Never: loads the model when everything was compared before; holds more than a batch of rows.
+The model is loaded only when tokens must be compared that were not compared before.
 """
 
 from collections.abc import Collection, Iterator, Sequence

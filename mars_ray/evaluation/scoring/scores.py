@@ -1,8 +1,6 @@
-"""The answers of all questions at all settings, as numbers.
+"""The scores of all questions at all settings, as arrays of numbers in the order of the tasks.
 
-In:    one scored answer at a time, in any order.
-Out:   arrays over the questions, in the order of the tasks.
-Never: keeps a text or a token, so memory grows by some bytes an answer; depends on the order in which answers come.
+No text and no token is kept, so memory grows by some bytes an answer.
 """
 
 from collections import Counter

@@ -1,8 +1,4 @@
-"""What can be said about means of right and wrong: spread over seeds, intervals, paired tests.
-
-In:    arrays of small whole numbers, one for each example.
-Out:   numbers.
-Never: assumes a normal distribution; draws from a global generator.
+"""Statistics of right and wrong answers: spread over seeds, intervals, paired tests, none of them assuming normality.
 
 A bootstrap of n values of which only few differ draws how often each comes, from a multinomial: the same distribution
 as drawing n examples with replacement, in a thousandth of the time.

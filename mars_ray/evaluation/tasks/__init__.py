@@ -1,1 +1,1 @@
-"""What is asked: tasks with what judges their answers."""
+"""The tasks of an evaluation: questions, and what judges their answers."""

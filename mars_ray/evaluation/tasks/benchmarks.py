@@ -1,8 +1,4 @@
-"""Public benchmarks -> prompts with references.
-
-In:    a folder of data with `gsm8k/test.jsonl.gz` and `humaneval/HumanEval.jsonl.gz`, as published, compressed.
-Out:   records in the order of the file.
-Never: fetches anything; runs code.
+"""Read GSM8K and HumanEval from a folder, as published: `gsm8k/test.jsonl.gz` and `humaneval/HumanEval.jsonl.gz`.
 
 Sources: GSM8K, arXiv 2110.14168; HumanEval, arXiv 2107.03374.
 """

@@ -1,8 +1,6 @@
-"""A file of prompts with references -> what to ask and what the answer is compared with.
+"""Read a file of prompts with references: `prompt` or `messages`, `reference`, and perhaps `match`.
 
-In:    JSONL (plain, gz, zst) or parquet: `prompt` or `messages`, `reference`, and perhaps `match`.
-Out:   records in the order of the file.
-Never: leaves a bad record out: the first one is an error that names file and line.
+The first bad record is an error that names file and line.
 """
 
 import json

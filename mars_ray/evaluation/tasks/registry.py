@@ -1,8 +1,6 @@
-"""Names of tasks -> the questions to ask, each with what judges the answer.
+"""Find tasks by name: the questions to ask, each with what judges the answer.
 
-In:    names of task families, of benchmarks, or files with references; how many questions and seeds.
-Out:   tasks. Seed s of a family is another sample of its held-out examples; a file is dealt out to the seeds in turn.
-Never: decodes; starts with a name, a file or a record that is not usable.
+Seed s of a family is another sample of its held-out examples; a file is dealt out to the seeds in turn.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
-"""Is an answer right? By the verifier of a task family, or by one of a few ways to compare with a reference.
+"""Tell whether an answer is right, by the verifier of a task family or by comparing it with a reference.
 
-In:    the name of the way, a reference, the text of an answer.
-Out:   yes or no.
-Never: raises because of the text, but for a regular expression that takes too long; runs code (that is `code_check`).
+Code is not run here; that is `code_check`.
 """
 
 import re

@@ -1,8 +1,6 @@
-"""What ours is compared with: laws that others use for speculation, turned to the threshold, and one that knows more.
+"""What our policies are compared with: laws that others use for speculation, turned to the threshold, and a schedule.
 
-In:    what every law gets (see `control.policy`).
-Out:   aims.
-Never: runs in production: none of these is a policy of the controller.
+None of these is a policy of the controller.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,9 +1,4 @@
-"""Who is beaten in everything: at the same load another meets the SLO more often and answers better.
-
-In:    what contenders gave in the same parts of a trace.
-Out:   means with their spread; pairs of beaten and winner.
-Never: takes chance for a win.
-"""
+"""Find who is beaten in everything: at the same load another meets the SLO more often and answers better."""
 
 import math
 from collections.abc import Mapping, Sequence

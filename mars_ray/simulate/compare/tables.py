@@ -1,9 +1,4 @@
-"""The tables of `mars-ray bench policy`.
-
-In:    the report of a comparison.
-Out:   text on the terminal.
-Never: leaves a bad figure out.
-"""
+"""The tables of `mars-ray bench policy`."""
 
 from typing import Any
 
