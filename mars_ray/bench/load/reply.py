@@ -1,4 +1,4 @@
-"""What an answer says, read as it comes, after OpenAI's chat completions; it needs no field that only mars-ray sends."""
+"""What an answer says, read as it comes, after OpenAI's chat completions; no field is needed that only we send."""
 
 import json
 from collections.abc import Mapping

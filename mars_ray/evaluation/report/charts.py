@@ -1,4 +1,4 @@
-"""The results of an evaluation as PNGs, for a light ground or a dark one: quality by speed, and where acceptance stops."""
+"""The results of an evaluation as PNGs, for a light or a dark ground: quality by speed, and where acceptance stops."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
