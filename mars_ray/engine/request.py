@@ -112,8 +112,12 @@ class Acceptance:
 LOSSLESS = Acceptance(DRAFT_THRESHOLD, Metric.PROBABILITY, verified=True)
 """What a threshold of 1 on the probability means."""
 
-DRAFT_ENTROPY, DRAFT_MARGIN = 1.0, 0.5
-"""What drafts need, in the other metrics, where the request's own threshold lets nothing pass."""
+LOSSLESS_BY = {
+    Metric.PROBABILITY: LOSSLESS,
+    Metric.ENTROPY: Acceptance(1.0, Metric.ENTROPY, verified=True),
+    Metric.MARGIN: Acceptance(0.5, Metric.MARGIN, verified=True),
+}
+"""What drafts need, by metric, where the request's own threshold lets nothing pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,8 +165,7 @@ class DecodeParams:
             threshold = DRAFT_THRESHOLD if exact else max(engine_threshold, self.floor or 0.0)
         if not drafts_nothing(threshold, self.metric):
             return Acceptance(threshold, self.metric, verified=exact)
-        needs = {Metric.ENTROPY: DRAFT_ENTROPY, Metric.MARGIN: DRAFT_MARGIN}.get(self.metric, DRAFT_THRESHOLD)
-        return Acceptance(needs, self.metric, verified=True)
+        return LOSSLESS_BY[self.metric]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,6 @@ import pytest
 
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import (
-    DRAFT_ENTROPY,
-    DRAFT_MARGIN,
     LOSSLESS,
     Acceptance,
     DecodeParams,
@@ -168,10 +166,10 @@ def test_a_request_survives_pickling() -> None:
         (DecodeParams(mode=Mode.EXACT), LOSSLESS),
         (DecodeParams(mode=Mode.EXACT, threshold=0.3), Acceptance(0.3, Metric.PROBABILITY, verified=True)),
         (DecodeParams(mode=Mode.EXACT, threshold=1), LOSSLESS),
-        (DecodeParams(metric=Metric.ENTROPY, threshold=0), Acceptance(DRAFT_ENTROPY, Metric.ENTROPY, verified=True)),
+        (DecodeParams(metric=Metric.ENTROPY, threshold=0), Acceptance(1.0, Metric.ENTROPY, verified=True)),
         (DecodeParams(metric=Metric.ENTROPY, threshold=2.5), Acceptance(2.5, Metric.ENTROPY, verified=False)),
         (DecodeParams(metric=Metric.MARGIN, threshold=0.4), Acceptance(0.4, Metric.MARGIN, verified=False)),
-        (DecodeParams(metric=Metric.MARGIN, threshold=1), Acceptance(DRAFT_MARGIN, Metric.MARGIN, verified=True)),
+        (DecodeParams(metric=Metric.MARGIN, threshold=1), Acceptance(0.5, Metric.MARGIN, verified=True)),
     ],
 )
 def test_a_threshold_that_nothing_passes_has_drafts_verified(

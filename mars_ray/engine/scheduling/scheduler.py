@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
+from functools import cache
 
 from mars_ray.engine.kv.slots import KVRows
 from mars_ray.engine.scheduling.sequence import Sequence
@@ -87,6 +88,7 @@ class Scheduler:
 
     def plan(self, masks_for: Callable[[Sequence], int]) -> list[Feed]:
         """Return the feeds of the next step, short ones first; empty when there is nothing to do."""
+        masks_for = cache(masks_for)  # each admission asks for all that run
         self._reserve(masks_for)
         budget = self._prefill_tokens
         feeds: list[Feed] = []
