@@ -29,7 +29,7 @@ from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.engine.process.messages import EngineSpec
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.model.resolve import resolve_model
-from mars_ray.serve.http.prompts import Prompts
+from mars_ray.serve.http.tokenizer_process import TokenizerProcess
 
 TOGETHER = 32
 """Requests in flight."""
@@ -72,14 +72,14 @@ def _properties(dice: random.Random) -> dict[str, Any]:
     return {f"field_{dice.randrange(10**9)}": dice.choice(types) for _ in range(dice.randrange(2, 24))}
 
 
-async def one_round(engine: AsyncEngine, prompts: Prompts, number: int, requests: int) -> None:
+async def one_round(engine: AsyncEngine, tokenizer: TokenizerProcess, number: int, requests: int) -> None:
     """Send a round and wait until all of it has ended."""
     dice, place = random.Random(number), asyncio.Semaphore(TOGETHER)
 
     async def one(kind: Kind, which: int) -> None:
         async with place:
             text = " ".join(f"{dice.randrange(10**6)}" for _ in range(dice.randrange(1, 60)))
-            [prompt] = await prompts.encode([text])
+            [prompt] = await tokenizer.encode([text])
             asked = Request(
                 id=f"{number}-{kind.name}-{which}",
                 prompt=tuple(prompt[:1500]),
@@ -111,10 +111,10 @@ async def measure(rounds: int, requests: int) -> list[dict[str, float]]:
     folder = resolve_model("bundled")
     spec = EngineSpec(folder=folder, dtype="float32", threads=2, options=EngineOptions(compiled=False))
     engine, _ = await AsyncEngine.start(spec)
-    prompts = Prompts(folder)
-    await prompts.start()
+    tokenizer = TokenizerProcess(folder)
+    await tokenizer.start()
     children = {
-        "engine" if "engine_worker" in " ".join(child.cmdline()) else "prompts": child
+        "engine" if "engine.process.worker" in " ".join(child.cmdline()) else "tokenizer": child
         for child in psutil.Process().children()
     }
     seen = []
@@ -122,13 +122,13 @@ async def measure(rounds: int, requests: int) -> list[dict[str, float]]:
         for number in range(rounds + 1):
             began_s = time.monotonic()
             if number:
-                await one_round(engine, prompts, number, requests)
+                await one_round(engine, tokenizer, number, requests)
             seen.append({name: own_mib(child) for name, child in children.items()})
             seen[-1]["seconds"] = round(time.monotonic() - began_s, 1)
             Console(stderr=True).print(number, seen[-1])
     finally:
         await engine.close()
-        await prompts.close()
+        await tokenizer.close()
     return seen
 
 

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mars_ray.bench.load.arrivals import TraceRow, read_trace
-from mars_ray.bench.load.client import Endpoint
+from mars_ray.bench.load.client import Target
 from mars_ray.bench.load.generator import run_load
 from mars_ray.bench.load.plan import LoadPlan, closed_loop
 from mars_ray.bench.load.prompts import bundled_prompts, conversations
@@ -156,7 +156,7 @@ def send(
     url: str, plan: LoadPlan, clients: int | None = None, body: dict[str, Any] | None = None
 ) -> list[RequestRecord]:
     """Return the records of a load."""
-    to = Endpoint(url=url, model="bundled", extra_body={"temperature": 0} | (body or {}))
+    to = Target(url=url, model="bundled", extra_body={"temperature": 0} | (body or {}))
     return asyncio.run(run_load(to, plan.requests, clients=clients))
 
 

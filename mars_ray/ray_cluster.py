@@ -10,6 +10,8 @@ from types import FrameType
 
 import ray
 
+from mars_ray.ray_private import stop_driver_messages
+
 
 def connect() -> None:
     """Join the cluster named by `RAY_ADDRESS`, else start a local one; does nothing when already connected.
@@ -51,10 +53,8 @@ def silent_once_stopped() -> Iterator[None]:
         return
 
     def on_sigint(number: int, frame: FrameType | None) -> None:
-        driver = ray._private.worker.global_worker
         try:
-            driver.threads_stopped.set()
-            driver.gcs_error_subscriber.close()
+            stop_driver_messages()
         finally:  # Ray may be gone already
             handler(number, frame)
 

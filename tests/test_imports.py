@@ -1,6 +1,7 @@
 """The rules of ARCHITECTURE.md about who imports whom: one way, and Ray only in shells."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,13 +13,14 @@ import mars_ray
 
 ROOT = Path(mars_ray.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
-SHARED = {"errors", "program", "progress", "ray_cluster", "report"}
+SHARED = {"errors", "program", "progress", "ray_cluster", "ray_private", "report"}
 """Small parts that everything above `method` and `model` may use."""
 BELOW = {
     "errors": set(),
     "program": {"errors"},
     "progress": set(),
-    "ray_cluster": {"errors"},
+    "ray_cluster": {"errors", "ray_private"},
+    "ray_private": set(),
     "report": set(),
     "method": {"errors"},
     "baselines": {"errors", "method"},
@@ -26,7 +28,7 @@ BELOW = {
     "data": SHARED | {"method", "model"},
     "training": SHARED | {"method", "model", "data"},
     "engine": {"errors", "method", "model"},
-    "control": {"errors", "engine"},
+    "control": {"errors", "ray_private", "engine"},
     "openai_api": {"errors", "engine"},
     "batch": SHARED | {"method", "model", "data", "engine", "control", "openai_api"},
     "serve": SHARED | {"model", "data", "engine", "control", "openai_api"},
@@ -39,7 +41,7 @@ BELOW = {
 """Parts, and what the files of each may import besides their own."""
 ROOMS = {
     "engine": ["grammar", "", "kv", "scheduling", "stats", "execution", "sampling", "core", "process"],
-    "control": ["", "laws", "core", "replica"],
+    "control": ["", "policies", "core", "replica"],
     "batch": ["", "rows", "output", "run", "ray"],
     "serve": ["", "deploy", "middleware", "replicas", "http", "ray"],
     "bench": ["", "decode", "load"],
@@ -89,6 +91,26 @@ def test_only_shells_import_ray() -> None:
     importing = [path for path in MODULES if any(name.split(".")[0] == "ray" for name in imports_of(path))]
     assert importing
     assert [name_of(path) for path in importing if not is_shell(path)] == []
+
+
+def test_private_parts_of_ray_are_named_in_one_file_alone() -> None:
+    naming = []
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.ImportFrom(module=str(module)):
+                    names = [f"{module}.{alias.name}" for alias in node.names]
+                case ast.Import():
+                    names = [alias.name for alias in node.names]
+                case ast.Attribute():
+                    names = [ast.unparse(node)]
+                case ast.keyword(arg=str(argument)):
+                    names = [f"ray.{argument}"] if argument == "_blocking" else []
+                case _:
+                    names = []
+            private = [each for each in names if re.match(r"(ray|serve)\b.*\.(_(?!_)|experimental\b)", each)]
+            naming += [name_of(path)] if private else []
+    assert set(naming) == {"mars_ray.ray_private"}
 
 
 def test_parts_import_one_way() -> None:

@@ -133,7 +133,7 @@ def bench_policy(
     seed: Annotated[int, typer.Option(help="Of routing and of made arrivals.")] = 0,
     json_file: JsonFile = None,
 ) -> None:
-    """Compare policies on simulated clusters: fixed thresholds, others' laws, ours, and one that knows the future."""
+    """Compare policies on simulated clusters: fixed thresholds, others, ours, and one that knows the future."""
     from mars_ray.simulate.compare.bench_policy import PolicyOptions
     from mars_ray.simulate.compare.bench_policy import bench_policy as run
 

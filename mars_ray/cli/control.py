@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from mars_ray.control.laws.limits import raised_floor
+from mars_ray.control.policies.bounds import describe_raised_floor
 from mars_ray.errors import ConfigError, RunError
 
 threshold_app = typer.Typer(
@@ -120,7 +120,7 @@ def _tables(status: dict[str, Any]) -> list[Table]:
             escape(each["reason"] + until),
         )
     raised = [
-        raised_floor(each["name"], each["floor_asked"], each["floor"], each["floor_reason"])
+        describe_raised_floor(each["name"], each["floor_asked"], each["floor"], each["floor_reason"])
         for each in status["classes"]
     ]
     classes.caption, classes.caption_justify = escape("\n".join(filter(None, raised))) or None, "left"

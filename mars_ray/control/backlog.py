@@ -1,8 +1,8 @@
 """What is left of a batch job, and how fast it gets done.
 
 In:    what the driver of the job counts, what the reports of its workers add up to.
-Out:   frozen figures for the law `deadline`.
-Never: holds a number that is none.
+Out:   frozen figures for the policy `deadline`.
+Never: holds a number that is not finite.
 """
 
 import math
@@ -16,9 +16,9 @@ class Backlog:
     """What a driver tells the controller of its job. Raises `ReportError` for what cannot be."""
 
     tokens: float
-    """Still to be generated, as far as is known; rows that run count whole, which leaves time for the last of them."""
+    """Tokens still to be generated, as far as is known; rows that run count in full, which leaves time for the last."""
     seconds: float | None
-    """Left until the deadline, below 0 once it passed; None where there is none."""
+    """Seconds left until the deadline, below 0 once it passed; None where there is none."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.tokens) and self.tokens >= 0):
@@ -28,11 +28,11 @@ class Backlog:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class BatchJobState:
     """A batch job at the moment thresholds are decided."""
 
     backlog: Backlog
     threshold: float
-    """In force, the mean of all workers."""
+    """The threshold in force, the mean of all workers."""
     tokens_s: float | None
-    """Generated each second by all workers; None before that was measured."""
+    """Tokens that all workers generate each second; None before that was measured."""

@@ -23,7 +23,7 @@ class _Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Slo(_Settings):
+class SloSettings(_Settings):
     """What callers were promised."""
 
     ttft_ms: float | None = Field(None, gt=0)
@@ -38,7 +38,7 @@ class ControlSettings(_Settings):
     policy: PolicyName = "capacity"
     """'fixed' never lowers them; 'load' follows how many requests there are, 'slo' the latency that is measured,
     'capacity' what demand takes by the measured speed, 'deadline' what is left of a batch job."""
-    slo: Slo = Slo()
+    slo: SloSettings = SloSettings()
     """For 'slo' and 'capacity'."""
     headroom: float = Field(0.02, ge=0, lt=1)
     """Share of the replicas' time, or of the time of a batch job, that thresholds keep free."""
@@ -53,7 +53,7 @@ class ControlSettings(_Settings):
     """So long a replica follows a controller it hears no more from."""
 
 
-def falling(points: Sequence[tuple[float, float]], threshold: float) -> float:
+def interpolate_quality(points: Sequence[tuple[float, float]], threshold: float) -> float:
     """Return a quality at a threshold, read linearly between `points`.
 
     It never rises as thresholds fall: what was measured otherwise is chance.
@@ -86,7 +86,7 @@ class ControlPlan(_Settings):
     def quality(self, threshold: float) -> float:
         """Return the share of right answers at a threshold by calibration, of tokens that agree where there is none."""
         known = self.accuracy or self.agreement
-        return falling(known, threshold) if known else 1.0
+        return interpolate_quality(known, threshold) if known else 1.0
 
     def floor(self, name: str) -> float:
         """Return the least threshold of a class."""

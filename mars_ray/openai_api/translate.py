@@ -14,9 +14,9 @@ from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import PromptTooLongError, RequestError
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.limits import RequestLimits
-from mars_ray.openai_api.model_facts import ModelFacts
-from mars_ray.openai_api.wire import (
-    ChatRequest,
+from mars_ray.openai_api.model_info import ModelInfo
+from mars_ray.openai_api.protocol import (
+    ChatCompletionRequest,
     CompletionRequest,
     GenerateRequest,
     JsonObjectFormat,
@@ -33,7 +33,7 @@ ID_DIGITS = 10
 """More than any vocabulary needs."""
 
 
-def check(body: GenerateRequest, limits: RequestLimits) -> None:
+def check_limits(body: GenerateRequest, limits: RequestLimits) -> None:
     """Raise the `ApiError` of a body beyond the limits. Of a large schema that takes a tenth of a second at most."""
     _at_most("n", body.n, limits.n)
     stops = [body.stop] if isinstance(body.stop, str) else body.stop
@@ -45,7 +45,7 @@ def check(body: GenerateRequest, limits: RequestLimits) -> None:
     _at_most("the number of tokens in logit_bias", len(body.logit_bias), limits.logit_bias, "logit_bias")
     if body.threshold is not None and body.threshold_floor is not None:
         raise ApiError.bad_request("give threshold or threshold_floor, not both.", "threshold_floor")
-    if isinstance(body, ChatRequest):
+    if isinstance(body, ChatCompletionRequest):
         check_messages(body.messages, limits)
         _at_most("top_logprobs", body.top_logprobs, limits.top_logprobs)
         _at_most("max_completion_tokens", body.max_completion_tokens, limits.output_tokens)
@@ -89,7 +89,7 @@ def engine_requests(
     request_id: str,
     tenant: str,
     service_class: str,
-    facts: ModelFacts,
+    model: ModelInfo,
     limits: RequestLimits,
     default_mode: Mode,
 ) -> list[Request]:
@@ -100,7 +100,7 @@ def engine_requests(
             prompt=tuple(prompt),
             tenant=tenant,
             service_class=service_class,
-            sampling=_sampling(body, len(prompt), facts, limits),
+            sampling=_sampling(body, len(prompt), model, limits),
             decode=DecodeParams(
                 mode=body.decode_mode or default_mode,
                 threshold=body.threshold,
@@ -112,14 +112,14 @@ def engine_requests(
     ]
 
 
-def _sampling(body: GenerateRequest, prompt_tokens: int, facts: ModelFacts, limits: RequestLimits) -> SamplingParams:
-    longest = min(facts.engine.positions - 1, limits.prompt_tokens or facts.engine.positions)
+def _sampling(body: GenerateRequest, prompt_tokens: int, model: ModelInfo, limits: RequestLimits) -> SamplingParams:
+    longest = min(model.engine.positions - 1, limits.prompt_tokens or model.engine.positions)
     if prompt_tokens > longest:
         raise PromptTooLongError(
             f"the prompt has {prompt_tokens} tokens and may have {longest}; its answer needs room too. Shorten it."
         )
-    most = min(limits.output_tokens, facts.engine.positions - prompt_tokens)
-    if isinstance(body, ChatRequest):
+    most = min(limits.output_tokens, model.engine.positions - prompt_tokens)
+    if isinstance(body, ChatCompletionRequest):
         asked, logprobs = body.max_completion_tokens or body.max_tokens or most, None
         if body.logprobs:
             logprobs = body.top_logprobs

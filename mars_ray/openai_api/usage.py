@@ -13,7 +13,7 @@ from mars_ray.engine.chunk import Chunk
 
 
 @dataclass(slots=True)
-class Tally:
+class ResponseUsage:
     """Sums over the sequences of one HTTP request. `prompt_tokens` counts each prompt once, however many answers."""
 
     prompt_tokens: int

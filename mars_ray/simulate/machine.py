@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from mars_ray.control.settings import falling
+from mars_ray.control.settings import interpolate_quality
 from mars_ray.engine.stats.lookahead import Lookahead, between
 from mars_ray.engine.stats.profile import ProfilePoint
 from mars_ray.engine.stats.step_time import StepTime
@@ -96,11 +96,11 @@ class Machine(_Frozen):
     def agreement_at(self, threshold: float) -> float:
         """Return the share of tokens that are those of autoregressive decoding."""
         known = [(each.threshold, each.agreement) for each in self.profile if each.agreement is not None]
-        return falling(known, threshold) if known else 1.0
+        return interpolate_quality(known, threshold) if known else 1.0
 
     def accuracy_at(self, threshold: float) -> float:
         """Return the share of right answers."""
-        return falling(self.accuracy, threshold)
+        return interpolate_quality(self.accuracy, threshold)
 
 
 def read_machine(path: Path | None) -> Machine:

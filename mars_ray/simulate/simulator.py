@@ -8,12 +8,13 @@ Open in this order: `arrivals` → `router` → `queues` → `fleet` (with `pref
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mars_ray.control.core.controller import Controller
-from mars_ray.control.laws.policy import Law
+from mars_ray.control.policies.policy import Policy
 from mars_ray.control.settings import ControlPlan
 from mars_ray.errors import ConfigError
 from mars_ray.simulate.arrivals import Arrivals
@@ -87,15 +88,15 @@ def simulate(
     options: SimulationOptions,
     each_second: Callable[[SecondMetrics], None] = lambda _: None,
     *,
-    law: Law | None = None,
+    policy: Policy[Any] | None = None,
 ) -> Simulation:
-    """Run until all requests ended. `law` takes the place of the policy of `plan`."""
-    return _Cluster(arrivals, machine, plan, options, law).run(each_second)
+    """Run until all requests ended. `policy` takes the place of the policy of `plan`."""
+    return _Cluster(arrivals, machine, plan, options, policy).run(each_second)
 
 
 class _Cluster:
     def __init__(
-        self, arrivals: Arrivals, machine: Machine, plan: ControlPlan, options: SimulationOptions, law: Law | None
+        self, arrivals: Arrivals, machine: Machine, plan: ControlPlan, options: SimulationOptions, policy: Policy[Any] | None
     ) -> None:
         self._arrivals, self._machine, self._options, self._plan = arrivals, machine, options, plan
         most = options.scaling.max_replicas if options.scaling else options.replicas
@@ -106,7 +107,7 @@ class _Cluster:
         self._recorder = SimulationRecorder(machine, options.slo, options.front_s)
         self._random = np.random.default_rng([options.seed, 2])
         self._now_s = 0.0
-        self._controller = Controller(plan, law=law, clock=lambda: self._now_s, unix_clock=lambda: self._now_s)
+        self._controller = Controller(plan, policy=policy, clock=lambda: self._now_s, unix_clock=lambda: self._now_s)
         self._desired = options.replicas
         self._changes = self._replica_s = 0.0
 
@@ -174,7 +175,7 @@ class _Cluster:
         thresholds_NC = fleet.thresholds_NC.copy()
         reporting = [replica for replica in self._replicas.up.tolist() if replica < self._reporting]
         for replica in reporting:
-            directive = self._controller.answer(self._reports.of(replica, number))
+            directive = self._controller.handle_report(self._reports.of(replica, number))
             thresholds_NC[replica] = [directive.thresholds[name] for name in names]
             self._desired = directive.desired_replicas
         if reporting:

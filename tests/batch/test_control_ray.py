@@ -18,8 +18,9 @@ from mars_ray.batch.output.folder import LEDGER
 from mars_ray.batch.output.report import JobReport
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
-from mars_ray.control.core.controller import ClusterStatus
-from mars_ray.control.core.ray_controller import BATCH, NAMESPACE, RayController, remove_controllers
+from mars_ray.control.core.status import ClusterStatus
+from mars_ray.control.core.ray_controller import BATCH, RayController, remove_controllers
+from mars_ray.ray_private import NAMESPACE
 from mars_ray.engine.request import SamplingParams
 from tests.control.control_samples import class_state, plan_of, report
 
@@ -83,7 +84,7 @@ class Shop(threading.Thread):
             while not self.over.is_set():
                 number += 1
                 waiting = 0 if self.calm.is_set() else 3
-                await controller.answer(report(number, float(number), class_state(waiting=waiting)))
+                await controller.handle_report(report(number, float(number), class_state(waiting=waiting)))
                 await asyncio.to_thread(self.over.wait, 0.5)
 
         asyncio.run(beat())

@@ -7,7 +7,7 @@ import pytest
 from mars_ray.batch.output.folder import open_output
 from mars_ray.batch.run.job import Job
 from mars_ray.batch.run.live_stats import LiveStats, engine_name, worker_of
-from mars_ray.control.core.controller import ReplicaStatus
+from mars_ray.control.core.status import ReplicaStatus
 from tests.control.control_samples import class_state, engine_state
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import uvicorn
 
-from mars_ray.bench.load.client import Endpoint
+from mars_ray.bench.load.client import Target
 from mars_ray.bench.load.record import PlannedRequest, RequestOutcome, RequestRecord
 
 USAGE = {"prompt_tokens": 5, "completion_tokens": 7, "tokens_per_forward": 3.5}
@@ -161,5 +161,5 @@ def serving(app: SmallServer) -> Iterator[str]:
         listening.close()
 
 
-def endpoint(url: str, **changes: Any) -> Endpoint:
-    return Endpoint(**{"url": url, "model": "small", "timeout_s": 60.0, **changes})
+def target(url: str, **changes: Any) -> Target:
+    return Target(**{"url": url, "model": "small", "timeout_s": 60.0, **changes})

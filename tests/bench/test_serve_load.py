@@ -15,12 +15,12 @@ from mars_ray.bench.load.clients import Clients
 from mars_ray.bench.load.generator import run_load
 from mars_ray.bench.load.record import PlannedRequest, RequestOutcome, RequestRecord
 from mars_ray.serve.deploy.environment import free_ports
-from tests.bench.serve_samples import SmallServer, endpoint, planned
+from tests.bench.serve_samples import SmallServer, planned, target
 
 
 def load(url: str, requests: list[PlannedRequest], clients: int | None = 2, **changes: Any) -> list[RequestRecord]:
     async def sent() -> list[RequestRecord]:
-        return await asyncio.wait_for(run_load(endpoint(url, **changes), requests, clients=clients), 60)
+        return await asyncio.wait_for(run_load(target(url, **changes), requests, clients=clients), 60)
 
     return asyncio.run(sent())
 
@@ -188,14 +188,14 @@ def run_until(test: Callable[[], Awaitable[None]]) -> None:
 def test_requests_after_the_duration_are_not_sent_and_those_under_way_end(url: str, server: SmallServer) -> None:
     async def test() -> None:
         arriving = planned("stream", "stream", "stream", arrivals_s=(0.0, 0.01, 5000.0))
-        seen = await run_load(endpoint(url), arriving, duration_s=1000.0)
+        seen = await run_load(target(url), arriving, duration_s=1000.0)
         assert [each.outcome for each in seen] == [RequestOutcome.OK] * 2
 
         def endless() -> Iterator[PlannedRequest]:
             while True:
                 yield from planned("stream")
 
-        seen = await run_load(endpoint(url), endless(), clients=2, duration_s=0.2)
+        seen = await run_load(target(url), endless(), clients=2, duration_s=0.2)
         assert seen and {each.outcome for each in seen} == {RequestOutcome.OK}
         assert all(each.sent_s >= 0 for each in seen)
 
@@ -208,7 +208,7 @@ def test_a_load_that_is_stopped_returns_what_ended_and_what_was_under_way(url: s
         server.on_hang = lambda: loop.call_soon_threadsafe(stop.set)
         told: list[RequestRecord] = []
         asked = planned("stream", "hang", "never sent")
-        seen = await run_load(endpoint(url), asked, clients=1, stop=stop, on_record=told.append)
+        seen = await run_load(target(url), asked, clients=1, stop=stop, on_record=told.append)
         assert [each.outcome for each in seen] == [RequestOutcome.OK, RequestOutcome.INTERRUPTED]
         assert told == seen
 
@@ -219,7 +219,7 @@ def test_a_load_that_is_cancelled_leaves_nothing_running(url: str, server: Small
     async def test() -> None:
         hanging, loop = asyncio.Event(), asyncio.get_running_loop()
         server.on_hang = lambda: loop.call_soon_threadsafe(hanging.set)
-        running = asyncio.create_task(run_load(endpoint(url), planned("hang"), clients=1))
+        running = asyncio.create_task(run_load(target(url), planned("hang"), clients=1))
         await hanging.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -244,5 +244,5 @@ def test_a_request_is_what_every_openai_compatible_server_takes(url: str, server
     ]
     assert server.headers[0][b"authorization"] == b"Bearer secret"
     assert server.headers[0][b"accept-encoding"] == b"identity"  # compression would hold chunks back
-    assert "secret" not in repr(endpoint(url, api_key="secret"))
+    assert "secret" not in repr(target(url, api_key="secret"))
     assert json.dumps(server.bodies).count("secret") == 0

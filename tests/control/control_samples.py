@@ -9,8 +9,8 @@ import numpy as np
 
 from mars_ray.control.demand import ClassDemand
 from mars_ray.control.directive import Directive
-from mars_ray.control.laws.load import Load
-from mars_ray.control.laws.speed import Speed
+from mars_ray.control.cluster_load import ClusterLoad
+from mars_ray.control.replica_speed import ReplicaSpeed
 from mars_ray.control.report import ReplicaReport
 from mars_ray.control.settings import ControlPlan, ControlSettings
 from mars_ray.engine.service_class import ServiceClass
@@ -44,7 +44,7 @@ def point(
 
 
 PROFILE = profile()
-SPEED = Speed(4, STEP_TIME, PROFILE, 0.0)
+SPEED = ReplicaSpeed(4, STEP_TIME, PROFILE, 0.0)
 
 
 def class_state(name: str = "standard", **fields: float) -> ClassState:
@@ -87,15 +87,15 @@ def wanted(name: str = "standard", requests_s: float = 0.0, **fields: float) -> 
     return ClassDemand(name=name, requests_s=requests_s, **(usual | fields))
 
 
-def load_of(*classes: ClassDemand, replicas: int = 1, **fields: object) -> Load:
+def load_of(*classes: ClassDemand, replicas: int = 1, **fields: object) -> ClusterLoad:
     usual = {"speed": SPEED, "rows": 4 * replicas, "ttft_p95_s": None, "itl_p95_s": None}
-    return Load(replicas=replicas, classes=classes, **(usual | fields))  # type: ignore[arg-type]
+    return ClusterLoad(replicas=replicas, classes=classes, **(usual | fields))  # type: ignore[arg-type]
 
 
-def requests_at(share: float, threshold: float = 0.95, speed: Speed = SPEED) -> float:
+def requests_at(share: float, threshold: float = 0.95, speed: ReplicaSpeed = SPEED) -> float:
     """Requests a second, of the usual size, that take this share of one replica's time."""
     one = wanted(requests_s=1.0)
-    return share / load_of(one, speed=speed).lasting(one.name, threshold)
+    return share / load_of(one, speed=speed).arriving_share(one.name, threshold)
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ class Plant:
 
     PROMPT, TOKENS, TICK_S, WINDOW_S = 20, 64, 0.1, 10.0
 
-    def __init__(self, name: str, seed: int, classes: Sequence[str] = ("standard",), speed: Speed = SPEED) -> None:
+    def __init__(self, name: str, seed: int, classes: Sequence[str] = ("standard",), speed: ReplicaSpeed = SPEED) -> None:
         self._random, self._speed, self._name = random.Random(seed), speed, name
         self.thresholds = dict.fromkeys(classes, 0.95)
         self._counts = {each: {"arrived": 0, "prompt_tokens": 0, "ended": 0, "tokens": 0} for each in classes}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from mars_ray.control.backlog import Backlog
 from mars_ray.control.core.controller import Controller
-from mars_ray.control.laws.speed import Speed
+from mars_ray.control.replica_speed import ReplicaSpeed
 from mars_ray.control.replica.lease import Lease
 from mars_ray.control.settings import ControlPlan
 from mars_ray.engine.service_class import ServiceClass
@@ -39,7 +39,7 @@ class Truth:
 
     def share_at(self, threshold: float) -> float:
         """Return how much of the time it takes if the threshold is the same all along."""
-        work = self.need * self.length / self.speed * SPEED.most(CEILING) / SPEED.most(threshold)
+        work = self.need * self.length / self.speed * SPEED.max_tokens_s(CEILING) / SPEED.max_tokens_s(threshold)
         return work if work <= 0.5 else 0.5 + (work - 0.5) / self.drift
 
 
@@ -67,7 +67,7 @@ class Pool:
 
     def __init__(self, truth: Truth) -> None:
         self._random, self._even, self._mean = random.Random(truth.seed), truth.even, truth.row_tokens * truth.length
-        believed_s = truth.workers * SPEED.most(CEILING) / truth.speed
+        believed_s = truth.workers * SPEED.max_tokens_s(CEILING) / truth.speed
         self.rows = self.left = round(truth.need * DEADLINE_S * believed_s / truth.row_tokens)
 
     def take(self) -> float | None:
@@ -96,7 +96,7 @@ class Worker:
     def beat(self, controller: Controller) -> float:
         """Report, follow the answer, and return the threshold."""
         report = self._lease.report(self._state())
-        self._lease.take(controller.answer(report))
+        self._lease.take(controller.handle_report(report))
         self._threshold = self._lease.in_force(report).thresholds["standard"]
         return self._threshold
 
@@ -127,7 +127,7 @@ class Worker:
         return engine_state(standard, rows=SPEED.rows, step_time=self._model.step_time)
 
 
-def slowed(speed: Speed, factor: float) -> Speed:
+def slowed(speed: ReplicaSpeed, factor: float) -> ReplicaSpeed:
     """Return a model that takes so many times as long for each step."""
     times = {name: getattr(speed.step_time, name) * factor for name in StepTime.__dataclass_fields__}
     return replace(speed, step_time=StepTime(**times))
@@ -144,7 +144,7 @@ def run_job(truth: Truth) -> Run:
             ended = sum(each.ended for each in workers)
             mean = sum(each.tokens for each in workers) / ended if ended else truth.row_tokens
             backlog = Backlog(tokens=(pool.rows - ended) * mean, seconds=DEADLINE_S - now_s)
-            controller.tell(backlog, paused=truth.paused_s[0] <= now_s < truth.paused_s[1])
+            controller.update_backlog(backlog, paused=truth.paused_s[0] <= now_s < truth.paused_s[1])
         run.thresholds.append(sum(each.beat(controller) for each in workers) / len(workers))
         run.late_s.append(controller.status().classes[0].late_s)
         for each in workers:

@@ -7,16 +7,16 @@ import pytest
 
 from mars_ray.control.backlog import Backlog
 from mars_ray.control.core.controller import Controller
-from mars_ray.control.core.override import Override, from_json, to_json
-from mars_ray.control.laws.policy import POLICIES
-from mars_ray.control.settings import ControlPlan, PolicyName, Slo
+from mars_ray.control.core.overrides import Override, from_json, to_json
+from mars_ray.control.policies.registry import POLICIES
+from mars_ray.control.settings import ControlPlan, PolicyName, SloSettings
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import ConfigError, ReportError
 from tests.control.control_samples import SPEED, Plant, class_state, plan_of, profile, report, requests_at
 
 SPEED_8 = replace(SPEED, rows=8)
 FOLLOWING: list[PolicyName] = ["load", "slo", "capacity"]
-SLO = Slo(ttft_ms=800, tpot_ms=40)
+SLO = SloSettings(ttft_ms=800, tpot_ms=40)
 
 
 class Clock:
@@ -59,7 +59,7 @@ class Cluster:
             self.clock.now_s += 1
             for plant, share in zip(self.plants, shares, strict=True):
                 plant.run(1.0, {name: requests_at(share, 0.95, SPEED_8)})
-                plant.take(self.controller.answer(plant.report()))
+                plant.take(self.controller.handle_report(plant.report()))
             found.append([plant.thresholds[name] for plant in self.plants])
         return found
 
@@ -82,7 +82,7 @@ def test_thresholds_fall_under_overload_and_are_back_within_a_minute_after_it(po
     assert found[0] == [0.5] and found[-1] == [0.95]
 
 
-def changes_a_minute(policy: PolicyName, share: float, slo: Slo = SLO, replicas: int = 1) -> float:
+def changes_a_minute(policy: PolicyName, share: float, slo: SloSettings = SLO, replicas: int = 1) -> float:
     """Of a threshold, under steady load of Poisson arrivals, over several seeds."""
     changes = 0
     for seed in range(4):
@@ -106,7 +106,7 @@ def test_under_steady_load_far_from_capacity_a_threshold_changes_less_than_twice
 def test_near_capacity_too_a_threshold_follows_demand_a_few_times_a_minute_at_most(
     share: float, replicas: int, most: float
 ) -> None:
-    assert changes_a_minute("capacity", share, Slo(), replicas) < most
+    assert changes_a_minute("capacity", share, SloSettings(), replicas) < most
 
 
 def test_a_hot_replica_gets_a_lower_threshold_than_the_others_and_comes_back() -> None:
@@ -137,7 +137,7 @@ def test_the_replicas_that_are_wanted_do_not_depend_on_the_thresholds_in_force(p
                 ended=arrived,
                 tokens=64 * arrived,
             )
-            directive = controller.answer(report(second + 1, clock.now_s, state))
+            directive = controller.handle_report(report(second + 1, clock.now_s, state))
             clock.now_s += 1
         wanted_replicas.append(directive.desired_replicas)
     # Three times what one does, and a fifth of each kept free.
@@ -158,7 +158,7 @@ def test_a_controller_decides_once_a_second_however_many_reports_come() -> None:
     controller = Controller(plan_of(), clock=clock, unix_clock=clock)
     epochs = set()
     for number in range(1, 31):
-        epochs.add(controller.answer(report(number, number / 10, replica=f"r{number % 3}")).epoch)
+        epochs.add(controller.handle_report(report(number, number / 10, replica=f"r{number % 3}")).epoch)
         clock.now_s += 0.1
     assert len(epochs) in (3, 4)
 
@@ -166,23 +166,23 @@ def test_a_controller_decides_once_a_second_however_many_reports_come() -> None:
 def test_a_silent_replica_is_forgotten_and_its_load_with_it() -> None:
     clock = Clock()
     controller = Controller(plan_of(lease_s=5.0), clock=clock, unix_clock=clock)
-    controller.answer(report(1, 0.0, class_state(waiting=500), replica="gone"))
+    controller.handle_report(report(1, 0.0, class_state(waiting=500), replica="gone"))
     for number in range(1, 8):
         clock.now_s += 1
-        controller.answer(report(number, float(number), replica="here"))
+        controller.handle_report(report(number, float(number), replica="here"))
     assert [each.replica for each in controller.status().replicas] == ["here"]
 
 
 def test_a_report_with_other_classes_is_refused_and_changes_nothing() -> None:
     controller = Controller(plan_of(), clock=Clock())
     with pytest.raises(ReportError, match=r"the report has the classes \['other'\]; here are \['standard'\]"):
-        controller.answer(report(1, 0.0, class_state("other")))
+        controller.handle_report(report(1, 0.0, class_state("other")))
     assert controller.status().replicas == ()
 
 
 def test_an_answer_is_for_the_report_it_came_with() -> None:
     controller = Controller(plan_of(lease_s=7.0), clock=Clock())
-    found = controller.answer(report(41, 3.0, replica="b"))
+    found = controller.handle_report(report(41, 3.0, replica="b"))
     assert (found.replica, found.answers, found.lease_s, set(found.thresholds)) == ("b", 41, 7.0, {"standard"})
 
 
@@ -193,7 +193,7 @@ def test_the_reason_of_a_raised_floor_is_told() -> None:
     state = replace(cluster.plants[0].state(), profile=audited)
     for number in range(2000, 2003):
         cluster.clock.now_s += 1
-        found = cluster.controller.answer(replace(report(number, 500.0 + number, replica="r0"), state=state))
+        found = cluster.controller.handle_report(replace(report(number, 500.0 + number, replica="r0"), state=state))
     assert found.thresholds == {"standard": 0.85}
     status = cluster.controller.status().classes[0]
     assert (status.floor, status.floor_asked, status.ceiling) == (0.85, 0.5, 0.95)
@@ -282,7 +282,7 @@ def test_an_override_that_cannot_be_is_refused_and_nothing_changes(
     assert thresholds(cluster) == {"gold": 0.95, "batch": 0.95} and cluster.store.load() == {}
 
 
-def test_every_law_has_its_name_in_the_settings() -> None:
+def test_every_policy_has_its_name_in_the_settings() -> None:
     assert set(POLICIES) == {*FOLLOWING, "fixed", "deadline"}
 
 
@@ -291,19 +291,19 @@ JOB = plan_of(ServiceClass(floor=0.5), policy="deadline")
 
 def told(tokens: float, seconds: float | None, paused: bool = False, plan: ControlPlan = JOB) -> Cluster:
     cluster = Cluster(plan, replicas=2)
-    cluster.controller.tell(Backlog(tokens=tokens, seconds=seconds), paused=paused)
+    cluster.controller.update_backlog(Backlog(tokens=tokens, seconds=seconds), paused=paused)
     return cluster
 
 
 def test_workers_of_a_job_that_is_short_of_time_follow_its_backlog() -> None:
     cluster = told(2e6, 100.0)
     assert cluster.run(5, [0.9, 0.9])[-1] == [0.5, 0.5]
-    cluster.controller.tell(Backlog(tokens=10.0, seconds=100.0), paused=False)
+    cluster.controller.update_backlog(Backlog(tokens=10.0, seconds=100.0), paused=False)
     assert cluster.run(60, [0.9, 0.9])[-1] == [0.95, 0.95]
 
 
 def test_the_time_left_goes_on_between_what_a_driver_tells() -> None:
-    cluster = told(SPEED_8.most(0.95) * 2 * 60, 100.0)
+    cluster = told(SPEED_8.max_tokens_s(0.95) * 2 * 60, 100.0)
     assert cluster.run(2, [0.9, 0.9])[-1] == [0.95, 0.95]
     assert cluster.run(90, [0.9, 0.9])[-1] == [0.5, 0.5]
 
@@ -326,16 +326,16 @@ def test_a_job_without_a_deadline_keeps_its_threshold() -> None:
 def test_workers_are_paused_when_their_driver_says_so_and_no_replica_is_else() -> None:
     cluster = told(10.0, 100.0, paused=True)
     report_of = cluster.plants[0].report
-    assert cluster.controller.answer(report_of()).paused
-    cluster.controller.tell(Backlog(tokens=10.0, seconds=100.0), paused=False)
-    assert not cluster.controller.answer(report_of()).paused
-    assert not Cluster(plan_of()).controller.answer(report_of()).paused
+    assert cluster.controller.handle_report(report_of()).paused
+    cluster.controller.update_backlog(Backlog(tokens=10.0, seconds=100.0), paused=False)
+    assert not cluster.controller.handle_report(report_of()).paused
+    assert not Cluster(plan_of()).controller.handle_report(report_of()).paused
 
 
 def test_a_job_whose_only_worker_said_nothing_new_for_long_has_no_worker() -> None:
     cluster = told(2e6, 100.0)
     first = cluster.plants[0].report()
-    cluster.controller.answer(first)
+    cluster.controller.handle_report(first)
     cluster.clock.now_s += 60
-    assert cluster.controller.answer(first).thresholds == {"standard": 0.95}
+    assert cluster.controller.handle_report(first).thresholds == {"standard": 0.95}
     assert cluster.controller.status().replicas == ()

@@ -1,16 +1,18 @@
-"""Batch jobs against their deadlines: the law itself, and whole jobs whose first estimates are wrong."""
+"""Batch jobs against their deadlines: the policy itself, and whole jobs whose first estimates are wrong."""
 
 import math
 import random
+from dataclasses import astuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.control.backlog import Backlog, Pace
-from mars_ray.control.laws.limits import bounds_of
-from mars_ray.control.laws.load import Load
-from mars_ray.control.laws.policy import POLICIES, Aim, Memory
+from mars_ray.control.backlog import Backlog, BatchJobState
+from mars_ray.control.policies.bounds import bounds_of
+from mars_ray.control.cluster_load import ClusterLoad
+from mars_ray.control.policies.deadline import DEADLINE, DeadlineState
+from mars_ray.control.policies.policy import Decision
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import ReportError
 from tests.control.control_samples import SPEED, load_of, plan_of, wanted
@@ -18,29 +20,29 @@ from tests.control.job_samples import CEILING, DEADLINE_S, FLOOR, Run, Truth, ru
 
 PLAN = plan_of(ServiceClass(floor=FLOOR), ceiling=CEILING, policy="deadline")
 BOUNDS = bounds_of(PLAN, [])
-GAIN = SPEED.most(FLOOR) / SPEED.most(CEILING)
+GAIN = SPEED.max_tokens_s(FLOOR) / SPEED.max_tokens_s(CEILING)
 """As many times as fast is the floor."""
 
 
-def load_at(tokens: float, seconds: float | None, threshold: float = CEILING, tokens_s: float | None = None) -> Load:
+def load_at(tokens: float, seconds: float | None, threshold: float = CEILING, tokens_s: float | None = None) -> ClusterLoad:
     """One worker with all rows in use, and what is left of the job."""
-    pace = Pace(backlog=Backlog(tokens=tokens, seconds=seconds), threshold=threshold, tokens_s=tokens_s)
-    return load_of(wanted(running=SPEED.rows), pace=pace)
+    job = BatchJobState(backlog=Backlog(tokens=tokens, seconds=seconds), threshold=threshold, tokens_s=tokens_s)
+    return load_of(wanted(running=SPEED.rows), job=job)
 
 
-def decided(load: Load, memory: Memory | None = None, dt_s: float = 1.0) -> tuple[Aim, Memory]:
-    aims, memory = POLICIES["deadline"](PLAN, load, BOUNDS, memory or {}, dt_s)
-    return aims["standard"], memory
+def decided(load: ClusterLoad, state: DeadlineState = DEADLINE.initial, dt_s: float = 1.0) -> tuple[Decision, DeadlineState]:
+    decisions, state = DEADLINE.decide(PLAN, load, BOUNDS, state, dt_s)
+    return decisions["standard"], state
 
 
 PACES = st.builds(
-    Pace,
+    BatchJobState,
     backlog=st.builds(Backlog, tokens=st.floats(0, 1e12), seconds=st.none() | st.floats(-1e6, 1e7)),
     threshold=st.floats(0, 1),
     tokens_s=st.none() | st.floats(0, 1e9),
 )
 LOADS = st.builds(
-    lambda pace, speed, running, replicas: load_of(wanted(running=running), replicas=replicas, speed=speed, pace=pace),
+    lambda job, speed, running, replicas: load_of(wanted(running=running), replicas=replicas, speed=speed, job=job),
     st.none() | PACES,
     st.sampled_from([SPEED, SPEED, None]),
     st.integers(0, 20),
@@ -50,14 +52,14 @@ LOADS = st.builds(
 
 @given(st.lists(st.tuples(LOADS, st.floats(0, 100)), min_size=1, max_size=6))
 def test_whatever_is_told_and_measured_the_answer_is_a_number_within_the_bounds(
-    story: list[tuple[Load, float]],
+    story: list[tuple[ClusterLoad, float]],
 ) -> None:
-    memory: Memory = {}
+    state = DEADLINE.initial
     for load, dt_s in story:
-        aim, memory = decided(load, memory, dt_s)
-        assert FLOOR <= aim.threshold <= CEILING and aim.reason
-        assert math.isfinite(aim.late_s) and aim.late_s >= 0
-        assert all(math.isfinite(each) for each in memory.values())
+        decision, state = decided(load, state, dt_s)
+        assert FLOOR <= decision.threshold <= CEILING and decision.reason
+        assert math.isfinite(decision.late_s) and decision.late_s >= 0
+        assert all(math.isfinite(each) for each in astuple(state) if each is not None)
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e5), st.floats(0, 1e5), st.floats(FLOOR, CEILING))
@@ -74,48 +76,48 @@ def test_nothing_to_do_or_no_deadline_leaves_the_ceiling() -> None:
 
 
 def test_before_anything_is_measured_the_estimate_decides() -> None:
-    enough = 1000 * SPEED.most(CEILING)
+    enough = 1000 * SPEED.max_tokens_s(CEILING)
     assert decided(load_at(0.9 * enough, 1000))[0].threshold == CEILING
     assert decided(load_at(1.5 * enough, 1000))[0].threshold == pytest.approx(0.775, abs=0.1)
     assert decided(load_at(3 * enough, 1000))[0].threshold == FLOOR
 
 
 def test_the_highest_threshold_that_is_fast_enough_is_taken() -> None:
-    aim, _ = decided(load_at(1000 * 1.4 * SPEED.most(CEILING), 1000))
-    needed = 1.4 * SPEED.most(CEILING) / (1 - PLAN.settings.headroom)
-    assert SPEED.most(aim.threshold) >= needed > SPEED.most(aim.threshold + 0.01)
+    decision, _ = decided(load_at(1000 * 1.4 * SPEED.max_tokens_s(CEILING), 1000))
+    needed = 1.4 * SPEED.max_tokens_s(CEILING) / (1 - PLAN.settings.headroom)
+    assert SPEED.max_tokens_s(decision.threshold) >= needed > SPEED.max_tokens_s(decision.threshold + 0.01)
 
 
 def test_a_threshold_stays_while_it_is_fast_enough_and_no_higher_one_is_by_far() -> None:
-    load = load_at(1000 * 1.4 * SPEED.most(CEILING), 1000)
+    load = load_at(1000 * 1.4 * SPEED.max_tokens_s(CEILING), 1000)
     best = decided(load)[0].threshold
     for threshold in (best, best + 0.005):
-        near = load_at(1000 * 1.4 * SPEED.most(CEILING), 1000, threshold)
+        near = load_at(1000 * 1.4 * SPEED.max_tokens_s(CEILING), 1000, threshold)
         assert decided(near)[0].threshold == pytest.approx(best, abs=0.0051)
-    slower = load_at(0.995 * 1000 * 1.4 * SPEED.most(CEILING), 1000, best)
+    slower = load_at(0.995 * 1000 * 1.4 * SPEED.max_tokens_s(CEILING), 1000, best)
     assert decided(slower)[0].threshold == best
 
 
 def test_a_passed_deadline_means_the_floor_and_says_how_late() -> None:
-    aim, _ = decided(load_at(10 * SPEED.most(FLOOR), -20))
-    assert aim.threshold == FLOOR and aim.late_s == pytest.approx(30)
-    assert aim.reason == "even at 0.5 the job ends 30 s after its deadline"
+    decision, _ = decided(load_at(10 * SPEED.max_tokens_s(FLOOR), -20))
+    assert decision.threshold == FLOOR and decision.late_s == pytest.approx(30)
+    assert decision.reason == "even at 0.5 the job ends 30 s after its deadline"
 
 
 def test_what_is_measured_outweighs_what_was_predicted() -> None:
-    load, memory = load_at(1000 * SPEED.most(CEILING) / 2, 1000, tokens_s=SPEED.most(CEILING) / 3), dict[str, float]()
+    load, state = load_at(1000 * SPEED.max_tokens_s(CEILING) / 2, 1000, tokens_s=SPEED.max_tokens_s(CEILING) / 3), DEADLINE.initial
     assert decided(load)[0].threshold == CEILING
     for _ in range(60):
-        aim, memory = decided(load, memory)  # type: ignore[assignment]
-    assert aim.threshold < 0.9
+        decision, state = decided(load, state)
+    assert decision.threshold < 0.9
 
 
 def test_nothing_is_learned_while_nothing_runs() -> None:
-    load, memory = load_at(1e5, 1000, tokens_s=SPEED.most(CEILING)), dict[str, float]()
+    load, state = load_at(1e5, 1000, tokens_s=SPEED.max_tokens_s(CEILING)), DEADLINE.initial
     for _ in range(30):
-        _, memory = decided(load, memory)  # type: ignore[assignment]
-    idle = load_of(wanted(running=0), pace=load_at(1e5, 1000, tokens_s=0.0).pace)
-    assert decided(idle, memory)[1] == memory
+        _, state = decided(load, state)
+    idle = load_of(wanted(running=0), job=load_at(1e5, 1000, tokens_s=0.0).job)
+    assert decided(idle, state)[1] == state
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ import pytest
 from mars_ray.control.core.controller import Controller
 from mars_ray.control.demand import RATE_S
 from mars_ray.control.directive import Directive
-from mars_ray.control.laws.policy import GAIN_PER_S
+from mars_ray.control.policies.slo import GAIN_PER_S
 from mars_ray.control.replica.lease import Lease
 from mars_ray.control.report import ReplicaReport
-from mars_ray.control.settings import ControlPlan, ControlSettings, PolicyName, Slo
+from mars_ray.control.settings import ControlPlan, ControlSettings, PolicyName, SloSettings
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import ReportError
 from tests.control.control_samples import STEP_TIME, class_state, engine_state, point
@@ -50,7 +50,7 @@ def plan_of(policy: PolicyName, classes: int) -> ControlPlan:
     return ControlPlan(
         settings=ControlSettings(
             policy=policy,
-            slo=Slo(ttft_ms=300),
+            slo=SloSettings(ttft_ms=300),
             lease_s=LEASE_S,
             recover_s=RECOVER_S,
         ),
@@ -227,7 +227,7 @@ class World:
     def _answer(self, replica: Replica, report: ReplicaReport) -> None:
         if self._controller is None:
             return
-        directive = self._controller.answer(report)
+        directive = self._controller.handle_report(report)
         assert directive.replica == report.replica and directive.answers == report.number
         if self._faulty and self.chance.random() < 0.03:
             directive = self._spoiled(directive)
@@ -283,7 +283,7 @@ class World:
             before = self._controller.status()
             foreign = ReplicaReport(replica="odd", number=1, seconds=0.0, state=engine_state(class_state("foreign")))
             with pytest.raises(ReportError):
-                self._controller.answer(foreign)
+                self._controller.handle_report(foreign)
             after = self._controller.status()
             assert (after.classes, len(after.replicas)) == (before.classes, len(before.replicas))
 

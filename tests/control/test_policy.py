@@ -1,4 +1,4 @@
-"""The laws: pure, within bounds, never higher for more load; who asks for most pays first."""
+"""The policies: pure, within bounds, never higher for more load; who asks for most pays first."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -7,15 +7,17 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from mars_ray.control.laws.limits import Bounds, bounds_of
-from mars_ray.control.laws.load import Load
-from mars_ray.control.laws.policy import GAIN_PER_S, MARGIN, POLICIES, WORTH, worth
-from mars_ray.control.settings import ControlPlan, PolicyName, Slo
+from mars_ray.control.policies.bounds import Bounds, bounds_of
+from mars_ray.control.cluster_load import ClusterLoad
+from mars_ray.control.policies.registry import POLICIES
+from mars_ray.control.policies.slo import GAIN_PER_S, MARGIN, SLO, SloState
+from mars_ray.control.policies.worth import SPEED_PER_QUALITY, worthwhile
+from mars_ray.control.settings import ControlPlan, PolicyName, SloSettings
 from mars_ray.engine.service_class import ServiceClass
 from tests.control.control_samples import PROFILE, SPEED, load_of, plan_of, requests_at, wanted
 
-LAWS: list[PolicyName] = ["fixed", "load", "slo", "capacity"]
-PROMISED = Slo(ttft_ms=500, tpot_ms=60)
+NAMES: list[PolicyName] = ["fixed", "load", "slo", "capacity"]
+PROMISED = SloSettings(ttft_ms=500, tpot_ms=60)
 FULL = requests_at(1.0)
 """Requests a second that take one replica's whole time at the ceiling."""
 
@@ -30,14 +32,14 @@ PLANS = st.builds(
         min_size=1,
         max_size=3,
     ),
-    st.sampled_from([Slo(), PROMISED, Slo(tpot_ms=8)]),
+    st.sampled_from([SloSettings(), PROMISED, SloSettings(tpot_ms=8)]),
     st.sampled_from([0.0, 0.2]),
 )
 LATENCY = st.none() | st.floats(0, 10)
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> tuple[ControlPlan, Load]:
+def situations(draw: st.DrawFn) -> tuple[ControlPlan, ClusterLoad]:
     plan = draw(PLANS)
     classes = [
         wanted(
@@ -54,14 +56,18 @@ def situations(draw: st.DrawFn) -> tuple[ControlPlan, Load]:
     return plan, load_of(*classes, replicas=replicas, speed=speed, ttft_p95_s=draw(LATENCY), itl_p95_s=draw(LATENCY))
 
 
+def state_of(name: PolicyName, integral: float) -> SloState | None:
+    return SloState(integral) if name in ("slo", "capacity") else None
+
+
 def decided(
-    plan: ControlPlan, load: Load, name: PolicyName, bounds: dict[str, Bounds] | None = None, summed: float = 0.0
+    plan: ControlPlan, load: ClusterLoad, name: PolicyName, bounds: dict[str, Bounds] | None = None, integral: float = 0.0
 ) -> dict[str, float]:
-    aims, _ = POLICIES[name](plan, load, bounds or bounds_of(plan, []), {"sum": summed}, 1.0)
-    return {each: aim.threshold for each, aim in aims.items()}
+    decisions, _ = POLICIES[name].decide(plan, load, bounds or bounds_of(plan, []), state_of(name, integral), 1.0)
+    return {each: decision.threshold for each, decision in decisions.items()}
 
 
-def changed(load: Load, name: str, **fields: float) -> Load:
+def changed(load: ClusterLoad, name: str, **fields: float) -> ClusterLoad:
     return replace(load, classes=tuple(replace(c, **fields) if c.name == name else c for c in load.classes))
 
 
@@ -69,45 +75,45 @@ def capacity(plan: ControlPlan, *classes: object, **fields: object) -> dict[str,
     return decided(plan, load_of(*classes, **fields), "capacity")  # type: ignore[arg-type]
 
 
-@given(situations(), st.sampled_from(LAWS), st.floats(0, 1))
-def test_the_same_load_gives_the_same_aims_and_nothing_handed_in_changes(
-    situation: tuple[ControlPlan, Load], name: PolicyName, summed: float
+@given(situations(), st.sampled_from(NAMES), st.floats(0, 1))
+def test_the_same_load_gives_the_same_decisions_and_nothing_handed_in_changes(
+    situation: tuple[ControlPlan, ClusterLoad], name: PolicyName, integral: float
 ) -> None:
     plan, load = situation
-    memory, bounds = {"sum": summed}, bounds_of(plan, [])
+    state, bounds = state_of(name, integral), bounds_of(plan, [])
     before = dict(bounds)
-    first = POLICIES[name](plan, load, bounds, memory, 1.0)
-    assert POLICIES[name](plan, load, bounds, memory, 1.0) == first
-    assert memory == {"sum": summed} and bounds == before
+    first = POLICIES[name].decide(plan, load, bounds, state, 1.0)
+    assert POLICIES[name].decide(plan, load, bounds, state, 1.0) == first
+    assert state == state_of(name, integral) and bounds == before
 
 
-@given(situations(), st.sampled_from(LAWS), st.floats(0, 1))
-def test_every_aim_is_one_of_the_choices_of_its_class_and_has_a_reason(
-    situation: tuple[ControlPlan, Load], name: PolicyName, summed: float
+@given(situations(), st.sampled_from(NAMES), st.floats(0, 1))
+def test_every_decision_is_one_of_the_choices_of_its_class_and_has_a_reason(
+    situation: tuple[ControlPlan, ClusterLoad], name: PolicyName, integral: float
 ) -> None:
     plan, load = situation
     bounds = bounds_of(plan, [])
-    aims, _ = POLICIES[name](plan, load, bounds, {"sum": summed}, 1.0)
-    assert set(aims) == set(bounds)
-    for each, aim in aims.items():
-        assert aim.threshold in bounds[each].choices and aim.reason
+    decisions, _ = POLICIES[name].decide(plan, load, bounds, state_of(name, integral), 1.0)
+    assert set(decisions) == set(bounds)
+    for each, decision in decisions.items():
+        assert decision.threshold in bounds[each].choices and decision.reason
 
 
 @given(situations())
-def test_fixed_leaves_every_threshold_at_its_ceiling(situation: tuple[ControlPlan, Load]) -> None:
+def test_fixed_leaves_every_threshold_at_its_ceiling(situation: tuple[ControlPlan, ClusterLoad]) -> None:
     assert set(decided(*situation, "fixed").values()) == {0.95}
 
 
 MORE = st.tuples(st.floats(0, FULL), st.integers(0, 4), st.integers(0, 20))
 
 
-@given(situations(), st.sampled_from(LAWS), MORE)
+@given(situations(), st.sampled_from(NAMES), MORE)
 @settings(max_examples=400)
 def test_who_asks_for_more_never_gets_a_higher_threshold(
-    situation: tuple[ControlPlan, Load], name: PolicyName, more: tuple[float, int, int]
+    situation: tuple[ControlPlan, ClusterLoad], name: PolicyName, more: tuple[float, int, int]
 ) -> None:
     plan, load = situation
-    plan = plan.model_copy(update={"settings": plan.settings.model_copy(update={"slo": Slo(ttft_ms=500)})})
+    plan = plan.model_copy(update={"settings": plan.settings.model_copy(update={"slo": SloSettings(ttft_ms=500)})})
     first = load.classes[0]
     heavier = changed(
         load,
@@ -119,10 +125,10 @@ def test_who_asks_for_more_never_gets_a_higher_threshold(
     assert decided(plan, heavier, name)[first.name] <= decided(plan, load, name)[first.name]
 
 
-@given(situations(), st.sampled_from(LAWS), st.floats(0, 2 * FULL))
+@given(situations(), st.sampled_from(NAMES), st.floats(0, 2 * FULL))
 @settings(max_examples=200)
 def test_with_one_class_more_requests_never_raise_its_threshold_whatever_was_promised(
-    situation: tuple[ControlPlan, Load], name: PolicyName, more: float
+    situation: tuple[ControlPlan, ClusterLoad], name: PolicyName, more: float
 ) -> None:
     plan, load = situation
     plan = plan.model_copy(update={"classes": plan.classes[:1]})
@@ -134,7 +140,7 @@ def test_with_one_class_more_requests_never_raise_its_threshold_whatever_was_pro
 
 @given(situations(), st.floats(0, 5), st.floats(0, 1), st.floats(0, 1))
 def test_slower_answers_never_raise_a_threshold_of_slo(
-    situation: tuple[ControlPlan, Load], more_s: float, one: float, other: float
+    situation: tuple[ControlPlan, ClusterLoad], more_s: float, one: float, other: float
 ) -> None:
     plan, load = situation
     slower = replace(
@@ -143,13 +149,13 @@ def test_slower_answers_never_raise_a_threshold_of_slo(
         itl_p95_s=None if load.itl_p95_s is None else load.itl_p95_s + more_s,
     )
     low, high = sorted((one, other))
-    now, then = decided(plan, load, "slo", summed=low), decided(plan, slower, "slo", summed=high)
+    now, then = decided(plan, load, "slo", integral=low), decided(plan, slower, "slo", integral=high)
     assert all(then[name] <= now[name] for name in now)
 
 
 @given(situations(), st.floats(0, 1))
 def test_more_headroom_never_raises_a_threshold_of_one_class(
-    situation: tuple[ControlPlan, Load], headroom: float
+    situation: tuple[ControlPlan, ClusterLoad], headroom: float
 ) -> None:
     plan, load = situation
     assume(headroom < 1)
@@ -159,7 +165,7 @@ def test_more_headroom_never_raises_a_threshold_of_one_class(
     assert decided(closer, load, "capacity")["c0"] <= decided(wider, load, "capacity")["c0"]
 
 
-# The law `load`
+# The policy `load`
 
 
 @pytest.mark.parametrize(("occupied", "threshold"), [(0, 0.95), (2, 0.95), (4, 0.8), (6, 0.5), (100, 0.5)])
@@ -172,7 +178,7 @@ def test_load_needs_no_measured_speed() -> None:
     assert decided(plan_of(), load_of(wanted(waiting=50), speed=None), "load") == {"standard": 0.5}
 
 
-# The law `slo`
+# The policy `slo`
 
 
 def test_slo_lowers_nothing_while_the_promise_is_kept_or_nothing_is_measured() -> None:
@@ -182,24 +188,23 @@ def test_slo_lowers_nothing_while_the_promise_is_kept_or_nothing_is_measured() -
 
 
 def test_slo_goes_on_lowering_while_the_promise_is_broken() -> None:
-    plan, memory, found = plan_of(slo=PROMISED), {}, []
+    plan, state, found = plan_of(slo=PROMISED), SLO.initial, []
     for _ in range(60):
-        aims, memory = POLICIES["slo"](
-            plan, load_of(wanted(running=4), ttft_p95_s=0.7), bounds_of(plan, []), memory, 1.0
-        )  # type: ignore[assignment]
-        found.append(aims["standard"].threshold)
+        load = load_of(wanted(running=4), ttft_p95_s=0.7)
+        decisions, state = SLO.decide(plan, load, bounds_of(plan, []), state, 1.0)
+        found.append(decisions["standard"].threshold)
     assert found[-1] == 0.5 and all(after <= before for before, after in pairwise(found))
 
 
 def test_slo_is_back_at_the_ceiling_soon_after_an_hour_of_overload() -> None:
-    plan, memory = plan_of(slo=PROMISED), {}
+    plan, state = plan_of(slo=PROMISED), SLO.initial
     bounds = bounds_of(plan, [])
     for _ in range(3600):
-        aims, memory = POLICIES["slo"](plan, load_of(wanted(running=4), ttft_p95_s=30.0), bounds, memory, 1.0)  # type: ignore[assignment]
-    assert aims["standard"].threshold == 0.5
+        decisions, state = SLO.decide(plan, load_of(wanted(running=4), ttft_p95_s=30.0), bounds, state, 1.0)
+    assert decisions["standard"].threshold == 0.5
     calls = 0
-    while aims["standard"].threshold < 0.95:
-        aims, memory = POLICIES["slo"](plan, load_of(wanted(running=1), ttft_p95_s=0.05), bounds, memory, 1.0)  # type: ignore[assignment]
+    while decisions["standard"].threshold < 0.95:
+        decisions, state = SLO.decide(plan, load_of(wanted(running=1), ttft_p95_s=0.05), bounds, state, 1.0)
         calls += 1
     assert calls <= 1 / GAIN_PER_S
 
@@ -217,20 +222,20 @@ def test_slo_lets_only_those_pay_that_use_more_than_their_share() -> None:
     assert decided(plan, load, "slo") == {"many": 0.5, "few": 0.95}
 
 
-# The law `capacity`
+# The policy `capacity`
 
 
 @given(st.floats(0, 4 * FULL), st.integers(0, 40), st.integers(1, 3), st.sampled_from([None, 5.0, 9.0, 40.0]))
 def test_capacity_with_one_class_takes_the_highest_choice_that_fits(
     requests_s: float, waiting: int, replicas: int, tpot_ms: float | None
 ) -> None:
-    plan = plan_of(slo=Slo(tpot_ms=tpot_ms))
+    plan = plan_of(slo=SloSettings(tpot_ms=tpot_ms))
     load = load_of(wanted(requests_s=requests_s, waiting=waiting), replicas=replicas)
     choices = bounds_of(plan, [])["standard"].choices
     fitting = [
         threshold
         for threshold in choices
-        if load.now("standard", threshold) <= (1 - plan.settings.headroom) * replicas
+        if load.share_with_queue("standard", threshold) <= (1 - plan.settings.headroom) * replicas
         and (tpot_ms is None or 1000 * load.token_seconds({"standard": threshold}) <= MARGIN * tpot_ms)
     ]
     assert decided(plan, load, "capacity") == {"standard": max(fitting, default=0.5)}
@@ -253,9 +258,9 @@ def test_a_class_within_its_share_keeps_its_ceiling_whatever_the_flood_of_anothe
     assert found["modest"] == 0.95
 
 
-@given(st.floats(0, 2), st.floats(0, 50), st.integers(0, 1000), st.sampled_from([Slo(), Slo(tpot_ms=15)]))
+@given(st.floats(0, 2), st.floats(0, 50), st.integers(0, 1000), st.sampled_from([SloSettings(), SloSettings(tpot_ms=15)]))
 def test_a_flood_of_lower_priority_never_lowers_a_class_of_higher_priority(
-    urgent: float, flood: float, waiting: int, slo: Slo
+    urgent: float, flood: float, waiting: int, slo: SloSettings
 ) -> None:
     plan = plan_of(ServiceClass(name="urgent", floor=0.5, priority=1), ServiceClass(name="flood", floor=0.5), slo=slo)
     demand = wanted("urgent", requests_at(urgent))
@@ -301,21 +306,21 @@ def test_of_equal_classes_the_one_that_asks_for_more_never_has_the_higher_thresh
 
 
 @given(situations())
-def test_capacity_fits_what_is_asked_wherever_the_floors_allow_it(situation: tuple[ControlPlan, Load]) -> None:
+def test_capacity_fits_what_is_asked_wherever_the_floors_allow_it(situation: tuple[ControlPlan, ClusterLoad]) -> None:
     plan, load = situation
     assume(load.speed is not None)
     room, floors = load.replicas * (1 - plan.settings.headroom), {n: b.floor for n, b in bounds_of(plan, []).items()}
     found = decided(plan, load, "capacity")
     for priority in {each.priority for each in plan.classes}:
         served = [each.name for each in plan.classes if each.priority >= priority]
-        taken = sum(load.now(each.name, found[each.name]) for each in plan.classes if each.priority > priority)
+        taken = sum(load.share_with_queue(each.name, found[each.name]) for each in plan.classes if each.priority > priority)
         peers = [each.name for each in plan.classes if each.priority == priority]
-        if taken + sum(load.now(name, floors[name]) for name in peers) <= room:
+        if taken + sum(load.share_with_queue(name, floors[name]) for name in peers) <= room:
             # A class within its share may keep its ceiling, but then the others can go low enough.
-            total = sum(load.now(name, found[name]) for name in served)
+            total = sum(load.share_with_queue(name, found[name]) for name in served)
             pays = [name for name in peers if found[name] > floors[name]]
             assert total <= room * (1 + 1e-9) or all(
-                load.now(name, found[name]) <= room * plan_share(plan, name) * (1 + 1e-9) for name in pays
+                load.share_with_queue(name, found[name]) <= room * plan_share(plan, name) * (1 + 1e-9) for name in pays
             )
 
 
@@ -324,7 +329,7 @@ def plan_share(plan: ControlPlan, name: str) -> float:
     return own.share / sum(each.share for each in plan.classes if each.priority == own.priority)
 
 
-@given(st.floats(0, 1), st.sampled_from(LAWS[1:]))
+@given(st.floats(0, 1), st.sampled_from(NAMES[1:]))
 def test_shares_count_against_each_other_not_by_their_size(part: float, name: PolicyName) -> None:
     demands = wanted("a", part * FULL, running=2, waiting=1), wanted("b", (1 - part) * FULL, running=2)
     small, large = (
@@ -343,25 +348,25 @@ def test_capacity_does_not_go_on_where_a_step_costs_more_than_it_buys() -> None:
     now = load_of(wanted("standard", FULL))
     gain = now.request_seconds("standard", 0.95) / now.request_seconds("standard", 0.9) - 1
     free = ControlPlan(accuracy=tuple((each, 0.99) for each in choices))
-    assert worth(free, now, "standard", choices) == choices
-    dear = ControlPlan(accuracy=((1.0, 0.99), (0.95, 0.99), (0.9, 0.99 - 1.1 * gain / WORTH), (0.8, 0.3)))
-    assert worth(dear, now, "standard", choices) == (1.0, 0.95)
-    cheap = ControlPlan(accuracy=((1.0, 0.99), (0.95, 0.99), (0.9, 0.99 - 0.9 * gain / WORTH), (0.8, 0.3)))
-    assert worth(cheap, now, "standard", choices) == (1.0, 0.95, 0.9)
+    assert worthwhile(free, now, "standard", choices) == choices
+    dear = ControlPlan(accuracy=((1.0, 0.99), (0.95, 0.99), (0.9, 0.99 - 1.1 * gain / SPEED_PER_QUALITY), (0.8, 0.3)))
+    assert worthwhile(dear, now, "standard", choices) == (1.0, 0.95)
+    cheap = ControlPlan(accuracy=((1.0, 0.99), (0.95, 0.99), (0.9, 0.99 - 0.9 * gain / SPEED_PER_QUALITY), (0.8, 0.3)))
+    assert worthwhile(cheap, now, "standard", choices) == (1.0, 0.95, 0.9)
 
 
 def test_a_step_that_is_no_faster_is_left_out_and_a_faster_one_behind_it_is_not() -> None:
     slow = replace(PROFILE[1], tokens=PROFILE[0].tokens, positions=PROFILE[0].positions)
     speed = replace(SPEED, profile=(PROFILE[0], slow, *PROFILE[2:]))
     now = replace(load_of(wanted("standard", FULL)), speed=speed)
-    assert worth(ControlPlan(), now, "standard", (1.0, 0.99, 0.95)) == (1.0, 0.95)
+    assert worthwhile(ControlPlan(), now, "standard", (1.0, 0.99, 0.95)) == (1.0, 0.95)
 
 
 def test_a_step_buys_less_where_reading_prompts_takes_most_of_the_time() -> None:
     plan = ControlPlan(accuracy=((1.0, 0.99), (0.95, 0.985)))
     short, long = (load_of(replace(wanted("standard", FULL), prompt_tokens=tokens)) for tokens in (10.0, 1_000_000.0))
-    assert worth(plan, short, "standard", (1.0, 0.95)) == (1.0, 0.95)
-    assert worth(plan, long, "standard", (1.0, 0.95)) == (1.0,)
+    assert worthwhile(plan, short, "standard", (1.0, 0.95)) == (1.0, 0.95)
+    assert worthwhile(plan, long, "standard", (1.0, 0.95)) == (1.0,)
 
 
 def test_under_any_overload_capacity_stops_at_the_last_step_that_is_worth_it() -> None:

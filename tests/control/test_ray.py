@@ -46,21 +46,21 @@ def online() -> Iterator[RayController]:
 
 def test_what_a_driver_tells_reaches_the_workers(job: RayController) -> None:
     async def told() -> None:
-        status = await job.tell(TOO_MUCH, paused=True)
+        status = await job.update_backlog(TOO_MUCH, paused=True)
         assert (status.policy, status.replicas) == ("deadline", ())
-        first = await job.answer(report(1, 0.0, class_state(running=4)))
+        first = await job.handle_report(report(1, 0.0, class_state(running=4)))
         assert first.paused and first.reasons["standard"]
-        await job.tell(TOO_MUCH, paused=False)
-        assert not (await job.answer(report(2, 1.0))).paused
+        await job.update_backlog(TOO_MUCH, paused=False)
+        assert not (await job.handle_report(report(2, 1.0))).paused
 
     asyncio.run(told())
 
 
 def test_batch_work_sees_online_controllers_alone_and_yields_to_them(job: RayController, online: RayController) -> None:
     async def seen() -> None:
-        await job.answer(report(1, 0.0, class_state(waiting=3)))
+        await job.handle_report(report(1, 0.0, class_state(waiting=3)))
         assert await online_statuses() == []
-        await online.answer(report(1, 0.0, class_state(waiting=3)))
+        await online.handle_report(report(1, 0.0, class_state(waiting=3)))
         found = await online_statuses()
         assert [each.policy for each in found] == ["capacity"]
         assert Yielding(recover_s=30).follow(found, 0.0)

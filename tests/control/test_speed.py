@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.control.laws.load import DRAIN_S, together
-from mars_ray.control.laws.speed import Speed, speed_of
+from mars_ray.control.cluster_load import DRAIN_S, sum_by_class
+from mars_ray.control.replica_speed import ReplicaSpeed, speed_of
 from mars_ray.engine.stats.profile import GRID
 from mars_ray.engine.stats.step_time import StepTime, Work
 from tests.control.control_samples import (
@@ -28,7 +28,7 @@ THRESHOLDS = st.sampled_from(GRID) | st.floats(0, 1)
 
 
 @st.composite
-def speeds(draw: st.DrawFn) -> Speed:
+def speeds(draw: st.DrawFn) -> ReplicaSpeed:
     """Any replica whose masks are accepted no less often at lower thresholds."""
     masks = draw(st.integers(0, 4))
     points, least = [], [0.0] * masks
@@ -41,10 +41,10 @@ def speeds(draw: st.DrawFn) -> Speed:
         for name in ("row_s", "position_s", "kv_token_s", "prompt_s", "prompt_token_s")
     }
     step_time = StepTime(fixed_s=draw(st.floats(1e-4, 0.1)), **parts)
-    return Speed(draw(st.integers(1, 8)), step_time, tuple(points), draw(st.sampled_from([0.0, 50.0])))
+    return ReplicaSpeed(draw(st.integers(1, 8)), step_time, tuple(points), draw(st.sampled_from([0.0, 50.0])))
 
 
-def by_hand(speed: Speed, threshold: float) -> tuple[list[float], list[float]]:
+def by_hand(speed: ReplicaSpeed, threshold: float) -> tuple[list[float], list[float]]:
     """Tokens and positions by block, read linearly between two thresholds of the grid; just below 1 nothing is kept."""
     blocks = len(speed.profile[0].tokens)
     none = (1.0, [1.0] * blocks, [1.0 + masks for masks in range(blocks)])
@@ -64,7 +64,7 @@ def by_hand(speed: Speed, threshold: float) -> tuple[list[float], list[float]]:
     raise AssertionError
 
 
-def rates_by_hand(speed: Speed, threshold: float) -> list[float]:
+def rates_by_hand(speed: ReplicaSpeed, threshold: float) -> list[float]:
     rates = []
     for rows in range(1, speed.rows + 1):
         found = []
@@ -76,20 +76,20 @@ def rates_by_hand(speed: Speed, threshold: float) -> list[float]:
 
 
 @given(speeds(), THRESHOLDS)
-def test_tokens_per_second_are_the_best_over_all_blocks(speed: Speed, threshold: float) -> None:
+def test_tokens_per_second_are_the_best_over_all_blocks(speed: ReplicaSpeed, threshold: float) -> None:
     wanted_rates = rates_by_hand(speed, threshold)
     assert speed.rates(threshold).tolist() == pytest.approx(wanted_rates)
-    assert speed.most(threshold) == pytest.approx(wanted_rates[-1])
+    assert speed.max_tokens_s(threshold) == pytest.approx(wanted_rates[-1])
 
 
 @given(speeds(), THRESHOLDS)
-def test_more_rows_never_give_fewer_tokens(speed: Speed, threshold: float) -> None:
+def test_more_rows_never_give_fewer_tokens(speed: ReplicaSpeed, threshold: float) -> None:
     rates = speed.rates(threshold)
     assert (rates[1:] >= rates[:-1] * (1 - 1e-9)).all()
 
 
 @given(speeds(), THRESHOLDS, THRESHOLDS)
-def test_a_lower_threshold_is_never_slower(speed: Speed, one: float, other: float) -> None:
+def test_a_lower_threshold_is_never_slower(speed: ReplicaSpeed, one: float, other: float) -> None:
     low, high = sorted((one, other))
     assert (speed.rates(low) >= speed.rates(high) * (1 - 1e-9)).all()
 
@@ -120,7 +120,7 @@ CLASSES = st.lists(
 
 @given(speeds(), CLASSES, st.integers(1, 3))
 def test_time_per_token_is_that_of_the_fewest_rows_that_keep_up(
-    speed: Speed, classes: list[tuple[float, float, float, float]], replicas: int
+    speed: ReplicaSpeed, classes: list[tuple[float, float, float, float]], replicas: int
 ) -> None:
     demands = [
         wanted(str(number), requests_s, prompt_tokens=prompt, output_tokens=answer)
@@ -154,21 +154,21 @@ def test_time_per_token_is_that_of_the_fewest_rows_that_keep_up(
 @given(st.floats(0, 50), st.floats(0, 50), st.sampled_from(GRID))
 def test_a_queue_is_demand_that_should_be_gone_soon(requests_s: float, waiting: float, threshold: float) -> None:
     load = load_of(wanted(requests_s=requests_s, waiting=waiting))
-    queued = load_of(wanted(requests_s=waiting / DRAIN_S)).lasting("standard", threshold)
-    assert load.now("standard", threshold) == pytest.approx(load.lasting("standard", threshold) + queued)
+    queued = load_of(wanted(requests_s=waiting / DRAIN_S)).arriving_share("standard", threshold)
+    assert load.share_with_queue("standard", threshold) == pytest.approx(load.arriving_share("standard", threshold) + queued)
 
 
 def test_a_replica_that_is_asked_for_all_it_can_do_has_a_load_of_one() -> None:
     one = wanted(requests_s=requests_at(1.0))
-    seconds = SPEED.prompt_seconds(one.prompt_tokens) + one.output_tokens / SPEED.most(0.95)
+    seconds = SPEED.prompt_seconds(one.prompt_tokens) + one.output_tokens / SPEED.max_tokens_s(0.95)
     assert one.requests_s * seconds == pytest.approx(1.0)
 
 
 def test_the_demand_of_several_replicas_is_their_sum_with_sizes_by_weight() -> None:
     heavy = wanted("a", 3.0, output_tokens=100.0, running=2.0, waiting=5.0)
     light = wanted("a", 1.0, output_tokens=20.0, running=1.0)
-    (a, b) = together([heavy, wanted("b", 7.0), light])
+    (a, b) = sum_by_class([heavy, wanted("b", 7.0), light])
     assert (a.requests_s, a.output_tokens, a.running, a.waiting) == (4.0, 80.0, 3.0, 5.0)
     assert (b.name, b.requests_s) == ("b", 7.0)
-    (idle,) = together([wanted("a", output_tokens=10.0), wanted("a", output_tokens=30.0)])
+    (idle,) = sum_by_class([wanted("a", output_tokens=10.0), wanted("a", output_tokens=30.0)])
     assert idle.output_tokens == 20.0

@@ -23,7 +23,7 @@ from mars_ray.serve.deploy.environment import free_ports
 
 COMMAND = Path(sys.executable).with_name("mars-ray")
 GATEWAY, ENGINE, CONTROLLER = "ray::ServeReplica:mars:Gateway", "ray::ServeReplica:mars:Engine", "ray::ServeController"
-WORKER, PROMPTS = "mars_ray.engine.process.worker", "mars_ray.serve.http.prompt_worker"
+WORKER, TOKENIZER = "mars_ray.engine.process.worker", "mars_ray.serve.http.tokenizer_worker"
 START_SECONDS, STEP_SECONDS = 240, 90
 
 

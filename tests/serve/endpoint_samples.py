@@ -10,20 +10,21 @@ from typing import Any, TypeVar
 
 import uvicorn
 
-from mars_ray.control.core.controller import ClusterStatus, Controller
+from mars_ray.control.core.controller import Controller
+from mars_ray.control.core.status import ClusterStatus
 from mars_ray.control.directive import Directive
-from mars_ray.control.replica.heartbeat import beat
+from mars_ray.control.replica.heartbeat import send_heartbeat
 from mars_ray.control.replica.lease import Lease
 from mars_ray.control.report import ReplicaReport
 from mars_ray.control.settings import ControlPlan
 from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.model.resolve import resolve_model
-from mars_ray.openai_api.model_facts import ModelFacts
+from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.serve.deploy.config import ServeConfig, parse_config
-from mars_ray.serve.http.front import make_front
-from mars_ray.serve.middleware.guard import Guard
-from mars_ray.serve.replicas.client import Client
+from mars_ray.serve.http.gateway_app import make_gateway_app
+from mars_ray.serve.middleware.access import AccessMiddleware
 from mars_ray.serve.replicas.engine_client import EngineClient
+from mars_ray.serve.replicas.local_engine_client import LocalEngineClient
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
 from tests.serve.stalls.stalls import watched
 
@@ -44,8 +45,8 @@ class LocalControl:
     def clock(self) -> float:
         return self.seconds
 
-    async def answer(self, report: ReplicaReport) -> Directive:
-        return self._controller.answer(report)
+    async def handle_report(self, report: ReplicaReport) -> Directive:
+        return self._controller.handle_report(report)
 
     async def status(self) -> ClusterStatus:
         return self._controller.status()
@@ -63,7 +64,7 @@ class Served:
 
     url: str
     engine: AsyncEngine
-    front: Guard
+    front: AccessMiddleware
     lease: Lease
     control: LocalControl
     loop: asyncio.AbstractEventLoop
@@ -75,7 +76,7 @@ class Served:
     def beat(self) -> None:
         """Let a second pass, the engine report to the controller, and follow it."""
         self.control.seconds += 1
-        self.run(beat(self.engine, self.lease, self.control.answer, within_s=60))
+        self.run(send_heartbeat(self.engine, self.lease, self.control.handle_report, within_s=60))
 
     def in_flight(self) -> tuple[int, int, int]:
         """Sequences running and waiting in the engine, requests in the front."""
@@ -90,7 +91,7 @@ def config_of(**fields: Any) -> ServeConfig:
 
 
 @contextmanager
-def served(config: ServeConfig, wrap: Callable[[Client], Client] = lambda client: client) -> Iterator[Served]:
+def served(config: ServeConfig, wrap: Callable[[EngineClient], EngineClient] = lambda client: client) -> Iterator[Served]:
     """Run an endpoint until the block ends; `wrap` puts something between the front and the engine."""
     found: list[tuple[Served, uvicorn.Server] | BaseException] = []
     up = threading.Event()
@@ -99,11 +100,11 @@ def served(config: ServeConfig, wrap: Callable[[Client], Client] = lambda client
         try:
             engine, facts = await AsyncEngine.start(config.engine_spec(FOLDER))
             metrics = EngineMetrics(model=config.model_name, replica="test")
-            client = EngineClient(engine, ModelFacts(name=config.model_name, created=1, engine=facts), metrics)
+            client = LocalEngineClient(engine, ModelInfo(name=config.model_name, created=1, engine=facts), metrics)
             plan = config.plan(FOLDER)
             control = LocalControl(plan)
             lease = Lease("test", plan, control.clock)
-            front = make_front(wrap(client), control, config, FOLDER, name="test")
+            front = make_gateway_app(wrap(client), control, config, FOLDER, name="test")
             options = uvicorn.Config(front, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=2)
             server = uvicorn.Server(options)
             serving = asyncio.create_task(server.serve())

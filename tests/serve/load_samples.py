@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import islice
 
-from mars_ray.bench.load.client import Endpoint
+from mars_ray.bench.load.client import Target
 from mars_ray.bench.load.generator import run_load
 from mars_ray.bench.load.plan import LoadPlan
 from mars_ray.bench.load.prompts import bundled_prompts
@@ -20,8 +20,8 @@ ERROR_BUDGET = 0.0
 
 
 def send(running: Cluster, plan: LoadPlan, clients: int | None = None) -> list[RequestRecord]:
-    endpoint = Endpoint(url=running.url, model="bundled", stream=True, timeout_s=120, extra_body={"ignore_eos": True})
-    return asyncio.run(run_load(endpoint, plan.requests, clients=clients))
+    target = Target(url=running.url, model="bundled", stream=True, timeout_s=120, extra_body={"ignore_eos": True})
+    return asyncio.run(run_load(target, plan.requests, clients=clients))
 
 
 def capacity_per_s(running: Cluster, plan: LoadPlan, requests: int) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from mars_ray.bench.load.client import Endpoint
+from mars_ray.bench.load.client import Target
 from mars_ray.bench.load.generator import run_load
 from mars_ray.bench.load.plan import closed_loop
 from mars_ray.bench.load.record import RequestOutcome, RequestRecord
@@ -53,15 +53,15 @@ def until(what: Callable[[], bool], said: Callable[[], Any] = lambda: "") -> Non
         time.sleep(0.1)
 
 
-def endpoint(running: Cluster, ignore_eos: bool = True) -> Endpoint:
-    return Endpoint(url=running.url, model="bundled", timeout_s=STEP_SECONDS, extra_body={"ignore_eos": ignore_eos})
+def target(running: Cluster, ignore_eos: bool = True) -> Target:
+    return Target(url=running.url, model="bundled", timeout_s=STEP_SECONDS, extra_body={"ignore_eos": ignore_eos})
 
 
 async def under_load(running: Cluster, clients: int, last: Callable[[], bool], *, ignore_eos: bool = True) -> None:
     """Keep so many requests in flight until `last` is true."""
     stop = asyncio.Event()
     plan = closed_loop(PROMPT_POOL, seed=6, requests=None, max_tokens=64)
-    load = asyncio.create_task(run_load(endpoint(running, ignore_eos), plan.requests, clients=clients, stop=stop))
+    load = asyncio.create_task(run_load(target(running, ignore_eos), plan.requests, clients=clients, stop=stop))
     try:
         await asyncio.to_thread(until, last)
     finally:
@@ -102,7 +102,7 @@ def test_a_killed_controller_is_not_missed_and_comes_back_with_what_operators_se
         if next(ended) == 30:
             killed.append(running.kill(CONTROLLER))
 
-    records = asyncio.run(run_load(endpoint(running), plan.requests, clients=8, on_record=kill_it))
+    records = asyncio.run(run_load(target(running), plan.requests, clients=8, on_record=kill_it))
     assert killed
     assert Counter(each.outcome for each in records) == {RequestOutcome.OK: 150}
     until(lambda: len(state(running)["replicas"]) == 2, lambda: state(running))

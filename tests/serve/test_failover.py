@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mars_ray.engine.chunk import Chunk
 from mars_ray.errors import MarsRayError, QueueFullError, ReplicaLostError, StepError, UnavailableError
-from mars_ray.serve.http.failover import ATTEMPTS, collect_again, stream_again
+from mars_ray.serve.http.failover import ATTEMPTS, collect_with_retry, stream_with_retry
 
 CHUNKS = [Chunk("r", 0, (number,), (str(number),)) for number in range(4)]
 
@@ -42,7 +42,7 @@ def streamed(replicas: Replicas) -> tuple[list[Chunk], MarsRayError | None]:
     async def read() -> tuple[list[Chunk], MarsRayError | None]:
         got = []
         try:
-            async for chunk in stream_again(replicas.stream):
+            async for chunk in stream_with_retry(replicas.stream):
                 got.append(chunk)
         except MarsRayError as error:
             return got, error
@@ -81,7 +81,7 @@ def test_leaving_a_stream_early_closes_the_replicas() -> None:
     replicas = Replicas((0, LOST), (4, None))
 
     async def leave() -> None:
-        stream = stream_again(replicas.stream)
+        stream = stream_with_retry(replicas.stream)
         assert await anext(stream) == CHUNKS[0]
         await stream.aclose()
 
@@ -94,9 +94,9 @@ def test_a_whole_answer_is_asked_for_again_whenever_its_replica_died(lives_at: i
     replicas = Replicas(*[(2, LOST)] * (lives_at - 1), (4, None))
     if lives_at > ATTEMPTS:
         with pytest.raises(ReplicaLostError):
-            asyncio.run(collect_again(replicas.collect))
+            asyncio.run(collect_with_retry(replicas.collect))
     else:
-        assert asyncio.run(collect_again(replicas.collect)) == CHUNKS
+        assert asyncio.run(collect_with_retry(replicas.collect)) == CHUNKS
     assert replicas.calls == min(lives_at, ATTEMPTS)
 
 
@@ -104,6 +104,6 @@ def test_a_whole_answer_is_asked_for_again_whenever_its_replica_died(lives_at: i
 def test_other_errors_are_not_tried_again(error: MarsRayError) -> None:
     replicas = Replicas((0, error))
     with pytest.raises(type(error)):
-        asyncio.run(collect_again(replicas.collect))
+        asyncio.run(collect_with_retry(replicas.collect))
     assert streamed(replicas) == ([], error)
     assert replicas.calls == 2

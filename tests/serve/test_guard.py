@@ -33,8 +33,8 @@ from mars_ray.errors import (
 from mars_ray.openai_api.api_error import MESSAGE_CHARS, ApiError, answer_to, api_error
 from mars_ray.openai_api.limits import RequestLimits
 from mars_ray.serve.middleware.admission import OPERATOR_REQUESTS
-from mars_ray.serve.middleware.guard import Guard
-from mars_ray.serve.middleware.hosts import AllowedHosts
+from mars_ray.serve.middleware.access import AccessMiddleware
+from mars_ray.serve.middleware.allowed_hosts import AllowedHosts
 from mars_ray.serve.middleware.keys import KeyFile, add_key
 from mars_ray.serve.middleware.paths import OPEN_PATHS
 
@@ -137,8 +137,8 @@ def bearer(key: str) -> tuple[bytes, bytes]:
     return (b"authorization", b"Bearer " + key.encode())
 
 
-def guard(inner: Any, told: Told | None = None, retry_after_s: int = 1, **limits: Any) -> Guard:
-    return Guard(
+def guard(inner: Any, told: Told | None = None, retry_after_s: int = 1, **limits: Any) -> AccessMiddleware:
+    return AccessMiddleware(
         inner,
         keys=told.file if told else None,
         limits=RequestLimits(**limits),
@@ -149,7 +149,7 @@ def guard(inner: Any, told: Told | None = None, retry_after_s: int = 1, **limits
     )
 
 
-def call(app: Guard, scope: dict[str, Any], *parts: bytes | None) -> Client:
+def call(app: AccessMiddleware, scope: dict[str, Any], *parts: bytes | None) -> Client:
     """Make one request; None among the parts of the body is a client that leaves. Ends within a minute or fails."""
     messages: list[dict[str, Any]] = [
         {"type": "http.request", "body": part, "more_body": number < len(parts) - 1}
@@ -169,7 +169,7 @@ def test_a_sane_request_id_is_kept_and_reaches_app_and_caller(told: Told) -> Non
     inner = Inner()
     client = call(guard(inner, told), scope_of("/v1/x", [HOST, bearer(told.use), (b"x-request-id", b"a.B_9-")]))
     assert client.headers[b"x-request-id"] == b"a.B_9-"
-    seen = inner.scopes[0]["state"]["exchange"]
+    seen = Exchange.of(inner.scopes[0])
     assert (seen.request_id, seen.key) == ("a.B_9-", "ada")
 
 
@@ -180,7 +180,7 @@ def test_any_other_request_id_is_replaced(sent: list[bytes]) -> None:
     inner = Inner()
     client = call(guard(inner), scope_of("/v1/x", [HOST, *((b"x-request-id", each) for each in sent)]))
     assert client.headers[b"x-request-id"] == b"made-here"
-    assert inner.scopes[0]["state"]["exchange"].request_id == "made-here"
+    assert Exchange.of(inner.scopes[0]).request_id == "made-here"
 
 
 def test_state_of_the_server_is_kept_and_not_written_to(told: Told) -> None:
@@ -189,7 +189,7 @@ def test_state_of_the_server_is_kept_and_not_written_to(told: Told) -> None:
     call(guard(inner, told), scope_of("/v1/x", [HOST, bearer(told.use)], state=shared))
     call(guard(inner, told), scope_of("/healthz", [HOST], state=shared))
     assert [scope["state"]["engine"] for scope in inner.scopes] == [1, 1]
-    assert [scope["state"]["exchange"].key for scope in inner.scopes] == ["ada", None]
+    assert [Exchange.of(scope).key for scope in inner.scopes] == ["ada", None]
     assert shared == {"engine": 1, "exchange": "forged"}
 
 
@@ -479,7 +479,7 @@ def test_a_key_of_the_role_use_may_not_operate(told: Told) -> None:
 def test_without_a_key_file_everybody_is_anonymous_and_may_operate() -> None:
     inner = Inner()
     assert call(guard(inner), scope_of("/metrics", [HOST])).status == 200
-    assert inner.scopes[0]["state"]["exchange"].key == "anonymous"
+    assert Exchange.of(inner.scopes[0]).key == "anonymous"
 
 
 def test_a_revoked_key_stops_working_while_the_guard_runs(tmp_path: Path) -> None:

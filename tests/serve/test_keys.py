@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.errors import ConfigError, OutputError
-from mars_ray.serve.middleware.keys import CHECK_SECONDS, KeyFile, Role, add_key, includes, remove_key
+from mars_ray.serve.middleware.keys import CHECK_SECONDS, KeyFile, Role, add_key, role_allows, remove_key
 
 
 class FakeClock:
@@ -94,7 +94,7 @@ def test_every_entry_is_compared_in_constant_time_wherever_the_match_stands(
 
 def test_operate_includes_use_and_not_the_other_way_round() -> None:
     roles: tuple[Role, ...] = ("use", "operate")
-    assert {(role, needed) for role in roles for needed in roles if includes(role, needed)} == {
+    assert {(role, needed) for role in roles for needed in roles if role_allows(role, needed)} == {
         ("use", "use"),
         ("operate", "use"),
         ("operate", "operate"),

@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from mars_ray.engine.chunk import Chunk, Finished
 from mars_ray.engine.request import Request, SamplingParams
 from mars_ray.engine.stats.state import ClassState, EngineState
-from mars_ray.openai_api.usage import Tally
-from mars_ray.serve.http.metrics import FrontMetrics, merge
+from mars_ray.openai_api.usage import ResponseUsage
+from mars_ray.serve.http.metrics import GatewayMetrics, merge_metrics
 from mars_ray.serve.http.request_log import log_exchange
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
@@ -159,7 +159,7 @@ def test_merging_keeps_every_sample_of_every_text(processes: list[dict[str, int]
     together: Samples = {}
     for text in texts:
         together |= samples(text)
-    assert samples(merge(texts)) == together
+    assert samples(merge_metrics(texts)) == together
 
 
 def class_state(name: str, *, threshold: float, running: int, waiting: int) -> ClassState:
@@ -198,14 +198,14 @@ def test_figures_of_replicas_and_fronts_stand_side_by_side() -> None:
     engines = [EngineMetrics(model="m", replica=name) for name in ("r1", "r2")]
     for number, each in enumerate(engines, 1):
         each.generation_tokens.inc(number)
-    found = samples(merge([FrontMetrics(model="m", front="f").text(5), *(each.text(STATE) for each in engines)]))
+    found = samples(merge_metrics([GatewayMetrics(model="m", gateway="f").text(5), *(each.text(STATE) for each in engines)]))
     assert total(found, "mars:generation_tokens_total", replica="r2") == 2
     assert total(found, "mars:generation_tokens_total") == 3
     assert total(found, "mars:num_requests_waiting") == 4
     assert total(found, "mars:num_requests_running") == 2
     assert total(found, "mars:threshold", replica="r1", service_class="gold") == 0.95
     assert total(found, "mars:threshold", replica="r1", service_class="batch") == 0.8
-    assert total(found, "mars:http_requests_in_flight", front="f") == 5
+    assert total(found, "mars:http_requests_in_flight", gateway="f") == 5
 
 
 def test_times_are_those_of_the_clock() -> None:
@@ -272,7 +272,7 @@ def test_whatever_a_caller_names_itself_a_request_is_one_line(caplog: pytest.Log
     caplog.set_level(logging.INFO, logger="mars_ray.requests")
     path = '/v1/x\n{"key": "root"}\u2028\udcff'
     log_exchange(
-        Exchange(request_id="1", method="GET", path=path, arrived_unix_s=1.23456789, key="ada", tally=Tally(3))
+        Exchange(request_id="1", method="GET", path=path, arrived_unix_s=1.23456789, key="ada", usage=ResponseUsage(3))
     )
     [record] = caplog.records
     assert len(record.getMessage().splitlines()) == 1

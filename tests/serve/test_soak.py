@@ -9,7 +9,7 @@ from openai import AsyncOpenAI
 
 from mars_ray.bench.load.arrivals import read_trace
 from mars_ray.bench.load.plan import LoadPlan, Scales, replay
-from tests.serve.cluster_samples import ENGINE, GATEWAY, PROMPTS, WORKER, Cluster, cluster, deploy_file
+from tests.serve.cluster_samples import ENGINE, GATEWAY, TOKENIZER, WORKER, Cluster, cluster, deploy_file
 from tests.serve.load_samples import PROMPT_POOL, capacity_per_s, nothing_was_lost, send
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -34,7 +34,7 @@ def memory_bytes(running: Cluster) -> dict[str, int]:
     """What only they have of each kind of process that takes part."""
     return {
         name: sum(each.memory_full_info().uss for each in running.processes(name))
-        for name in (GATEWAY, ENGINE, WORKER, PROMPTS)
+        for name in (GATEWAY, ENGINE, WORKER, TOKENIZER)
     }
 
 

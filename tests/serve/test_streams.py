@@ -17,8 +17,8 @@ from starlette.types import Message
 
 from mars_ray.errors import UnavailableError
 from mars_ray.serve.http import sse
-from mars_ray.serve.http.merge import merged, together, unless_gone
-from mars_ray.serve.http.sse import EventStream
+from mars_ray.serve.http.concurrency import gather_or_cancel, merge_streams, run_unless_disconnected
+from mars_ray.serve.http.sse import EventStreamResponse
 from tests.serve.endpoint_clients import MODEL, PATIENCE_S, check_error, http, read_until, sent, settled, until_running
 from tests.serve.endpoint_samples import ANSWER, MESSAGES, Served, config_of, served
 
@@ -149,7 +149,7 @@ class Closing:
 def test_merged_streams_keep_each_its_order_and_are_read_no_faster_than_taken() -> None:
     async def test() -> None:
         endless = [Closing(), Closing()]
-        arriving = merged([each.items() for each in endless])
+        arriving = merge_streams([each.items() for each in endless])
         seen: dict[int, list[int]] = {0: [], 1: []}
         for taken in range(1, 40):
             number, item = await anext(arriving)
@@ -169,7 +169,7 @@ def test_the_first_error_of_merged_streams_closes_the_others() -> None:
     async def test() -> None:
         endless, failing = Closing(), Closing(3, UnavailableError("gone"))
         with pytest.raises(UnavailableError, match="gone"):
-            async for _ in merged([endless.items(), failing.items()]):
+            async for _ in merge_streams([endless.items(), failing.items()]):
                 pass
         assert endless.closed
         assert len(asyncio.all_tasks()) == 1
@@ -185,7 +185,7 @@ def test_the_first_error_of_several_results_cancels_the_others() -> None:
             raise UnavailableError("gone")
 
         with pytest.raises(UnavailableError):
-            await together([waiting.wait(), fail()])
+            await gather_or_cancel([waiting.wait(), fail()])
         assert len(asyncio.all_tasks()) == 1
 
     in_loop(test())
@@ -208,9 +208,9 @@ def test_work_ends_when_the_client_leaves_and_leaves_no_task_behind(leaves: bool
 
         if leaves:
             with pytest.raises(ClientDisconnect):
-                await unless_gone(receive, work())
+                await run_unless_disconnected(receive, work())
         else:
-            assert await unless_gone(receive, work()) == 5
+            assert await run_unless_disconnected(receive, work()) == 5
         assert len(asyncio.all_tasks()) == 1
 
     in_loop(test())
@@ -237,7 +237,7 @@ def test_events_are_one_data_line_each_with_an_empty_line_behind() -> None:
         async def send(message: Message) -> None:
             told.append(message)
 
-        await EventStream(texts(Closing(2)), {"x-a": "b"})({"type": "http"}, never_leaves, send)
+        await EventStreamResponse(texts(Closing(2)), {"x-a": "b"})({"type": "http"}, never_leaves, send)
         return told
 
     start, *bodies = in_loop(test())
@@ -266,7 +266,7 @@ def test_a_stream_is_closed_however_its_reader_is_lost(how: str, monkeypatch: py
             await (left if how == "leaves" else asyncio.Event()).wait()
             return {"type": "http.disconnect"}
 
-        await EventStream(texts(numbers), {})({"type": "http"}, receive, send)
+        await EventStreamResponse(texts(numbers), {})({"type": "http"}, receive, send)
         assert numbers.closed
         assert numbers.yielded == 3
         assert len(asyncio.all_tasks()) == 1

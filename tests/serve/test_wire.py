@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.limits import RequestLimits
-from mars_ray.openai_api.translate import check
-from mars_ray.openai_api.wire import IGNORED, NEUTRAL, ChatRequest, CompletionRequest, GenerateRequest
+from mars_ray.openai_api.translate import check_limits
+from mars_ray.openai_api.protocol import IGNORED, NEUTRAL, ChatCompletionRequest, CompletionRequest, GenerateRequest
 from tests.serve.endpoint_clients import MODEL, check_error, http
 from tests.serve.endpoint_samples import MESSAGES, Served
 
@@ -26,7 +26,7 @@ LEAST: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "Hello"},
     "/detokenize": {"tokens": [5]},
 }
-BODIES: dict[str, type[GenerateRequest]] = {CHAT: ChatRequest, COMPLETIONS: CompletionRequest}
+BODIES: dict[str, type[GenerateRequest]] = {CHAT: ChatCompletionRequest, COMPLETIONS: CompletionRequest}
 
 OFFERED = {
     CHAT: set(chat_create_params.CompletionCreateParamsBase.__annotations__) | {"stream"},
@@ -67,7 +67,7 @@ def test_every_field_the_openai_package_can_send_was_thought_about(path: str) ->
 
 
 def test_no_field_is_in_two_of_the_three_groups() -> None:
-    fields = set(ChatRequest.model_fields) | set(CompletionRequest.model_fields)
+    fields = set(ChatCompletionRequest.model_fields) | set(CompletionRequest.model_fields)
     assert not fields & IGNORED
     assert not fields & NEUTRAL.keys()
     assert not IGNORED & NEUTRAL.keys()
@@ -369,8 +369,8 @@ LIMITS = RequestLimits(output_tokens=10, n=2, prompts=2, top_logprobs=2, stop=2,
     [
         (CompletionRequest, "n", 2, 3),
         (CompletionRequest, "max_tokens", 10, 11),
-        (ChatRequest, "max_completion_tokens", 10, 11),
-        (ChatRequest, "top_logprobs", 2, 3),
+        (ChatCompletionRequest, "max_completion_tokens", 10, 11),
+        (ChatCompletionRequest, "top_logprobs", 2, 3),
         (CompletionRequest, "logprobs", 2, 3),
         (CompletionRequest, "stop", ["abc", "abc"], ["a", "b", "c"]),
         (CompletionRequest, "stop", "abc", "abcd"),
@@ -378,14 +378,14 @@ LIMITS = RequestLimits(output_tokens=10, n=2, prompts=2, top_logprobs=2, stop=2,
         (CompletionRequest, "logit_bias", {"1": 1.0, "2": 1.0}, {"1": 1.0, "2": 1.0, "3": 1.0}),
         (CompletionRequest, "prompt", ["a", "b"], ["a", "b", "c"]),
         (CompletionRequest, "prompt", [[1], [2]], [[1], [2], [3]]),
-        (ChatRequest, "messages", MESSAGES * 2, MESSAGES * 3),
+        (ChatCompletionRequest, "messages", MESSAGES * 2, MESSAGES * 3),
     ],
 )
 def test_a_limit_is_the_most_that_is_taken(kind: type[GenerateRequest], param: str, most: Any, more: Any) -> None:
-    least = LEAST[CHAT] | {"logprobs": True, "max_tokens": None} if kind is ChatRequest else LEAST[COMPLETIONS]
-    check(kind.model_validate(least | {param: most}), LIMITS)
+    least = LEAST[CHAT] | {"logprobs": True, "max_tokens": None} if kind is ChatCompletionRequest else LEAST[COMPLETIONS]
+    check_limits(kind.model_validate(least | {param: most}), LIMITS)
     with pytest.raises(ApiError) as refused:
-        check(kind.model_validate(least | {param: more}), LIMITS)
+        check_limits(kind.model_validate(least | {param: more}), LIMITS)
     assert (refused.value.status, refused.value.param) == (400, param)
 
 

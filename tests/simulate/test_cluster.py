@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mars_ray.control.laws.limits import bounds_of
+from mars_ray.control.policies.bounds import bounds_of
 from mars_ray.control.settings import ControlPlan
 from mars_ray.errors import ConfigError, EmptyDataError
 from mars_ray.model.resolve import resolve_model

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from mars_ray.control.laws.limits import Bounds
-from mars_ray.control.laws.load import Load
+from mars_ray.control.policies.bounds import Bounds
+from mars_ray.control.cluster_load import ClusterLoad
 from mars_ray.control.settings import ControlPlan
 from mars_ray.errors import ConfigError
 from mars_ray.simulate.compare import trace_comparison as module
-from mars_ray.simulate.compare.alternative_laws import scheduled
+from mars_ray.simulate.compare.alternative_policies import scheduled
 from mars_ray.simulate.compare.bench_policy import PolicyOptions, bench_policy
 from mars_ray.simulate.compare.contenders import CONTENDERS
 from mars_ray.simulate.compare.tables import LOADS, ORACLE, ORACLE_LOAD, OURS
@@ -50,11 +50,12 @@ def test_the_report_has_everybody_at_every_load(
 
 def test_a_schedule_is_followed_window_by_window() -> None:
     plan, bounds = ControlPlan(ceiling=1.0), {"standard": Bounds(0.5, 1.0, 0.5)}
-    idle = Load(replicas=1, classes=(), speed=None, rows=1, ttft_p95_s=None, itl_p95_s=None)
-    law, memory, seen = scheduled((0.9, 0.7, 1.0), 10.0), dict[str, float](), []
+    idle = ClusterLoad(replicas=1, classes=(), speed=None, rows=1, ttft_p95_s=None, itl_p95_s=None)
+    policy, seen = scheduled((0.9, 0.7, 1.0), 10.0), []
+    state = policy.initial
     for second in range(30):
-        aims, memory = law(plan, idle, bounds, memory, 1.0 if second else 0.0)
-        seen.append(aims["standard"].threshold)
+        decisions, state = policy.decide(plan, idle, bounds, state, 1.0 if second else 0.0)
+        seen.append(decisions["standard"].threshold)
     assert seen == [0.9] * 9 + [0.7] * 10 + [1.0] * 11
 
 

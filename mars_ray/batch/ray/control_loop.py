@@ -15,7 +15,7 @@ from mars_ray.batch.output.report import Status
 from mars_ray.batch.ray.startup_status import clear_startup_status, read_startup_status
 from mars_ray.batch.run.live_stats import LiveStats
 from mars_ray.control.backlog import Backlog
-from mars_ray.control.core.controller import ClusterStatus
+from mars_ray.control.core.status import ClusterStatus
 from mars_ray.control.core.ray_controller import RayController, online_statuses, remove_controllers
 from mars_ray.control.replica.yielding import Yielding
 from mars_ray.control.settings import ControlPlan
@@ -86,7 +86,7 @@ class ControlLoop:
             with suppress(MarsRayError):  # without a controller, workers decide alone for a while
                 paused = yielding.follow(await online_statuses(), time.monotonic())
                 backlog = Backlog(tokens=self._tokens_left(), seconds=self.left_s)
-                self._read(await controller.tell(backlog, paused=paused), paused)
+                self._read(await controller.update_backlog(backlog, paused=paused), paused)
             if not self._ended.is_set():
                 began = self.stats.tokens or any(self.stats.running.values())
                 self._on_update(None if began else await asyncio.to_thread(read_startup_status, self._app) or STARTING)

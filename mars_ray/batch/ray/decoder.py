@@ -16,7 +16,7 @@ from mars_ray.batch.run.live_stats import engine_name
 from mars_ray.batch.run.worker import Worker
 from mars_ray.control.core.ray_controller import RayController
 from mars_ray.control.directive import Directive
-from mars_ray.control.replica.heartbeat import keep_beating
+from mars_ray.control.replica.heartbeat import run_heartbeats
 from mars_ray.control.replica.lease import Lease
 from mars_ray.control.report import ReplicaReport
 from mars_ray.control.settings import ControlPlan
@@ -76,12 +76,12 @@ class Decoder:
 
     async def _beat(self, engine: AsyncEngine, lease: Lease) -> None:
         with suppress(ReplicaLostError):
-            await keep_beating(engine, lease, self._report)
+            await run_heartbeats(engine, lease, self._report)
 
     async def _report(self, report: ReplicaReport) -> Directive:
         """Ask the controller; without an answer rows go on."""
         try:
-            directive = await self._controller.answer(report)
+            directive = await self._controller.handle_report(report)
         except BaseException:
             self._feeding.set()
             raise

@@ -33,19 +33,19 @@ from mars_ray.errors import BadRecordError, InputError, RequestError
 from mars_ray.method.metric import Metric
 from mars_ray.model.token_bytes import token_bytes
 from mars_ray.openai_api.api_error import ApiError, api_error
-from mars_ray.openai_api.chat_reply import ChatReply
-from mars_ray.openai_api.completion_reply import CompletionReply
-from mars_ray.openai_api.field_errors import refusal
+from mars_ray.openai_api.chat_response import ChatResponseBuilder
+from mars_ray.openai_api.completion_response import CompletionResponseBuilder
+from mars_ray.openai_api.validation_errors import validation_error
 from mars_ray.openai_api.limits import RequestLimits
-from mars_ray.openai_api.model_facts import ModelFacts
-from mars_ray.openai_api.parts import part_of
-from mars_ray.openai_api.reply import Naming
-from mars_ray.openai_api.translate import check, engine_requests, template_messages
-from mars_ray.openai_api.usage import Tally
-from mars_ray.openai_api.wire import ChatRequest, CompletionRequest, text_of
+from mars_ray.openai_api.model_info import ModelInfo
+from mars_ray.openai_api.deltas import delta_of
+from mars_ray.openai_api.response_builder import ResponseMetadata
+from mars_ray.openai_api.translate import check_limits, engine_requests, template_messages
+from mars_ray.openai_api.usage import ResponseUsage
+from mars_ray.openai_api.protocol import ChatCompletionRequest, CompletionRequest, text_of
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-BODIES: dict[str, type[ChatRequest | CompletionRequest]] = {CHAT: ChatRequest, COMPLETIONS: CompletionRequest}
+BODIES: dict[str, type[ChatCompletionRequest | CompletionRequest]] = {CHAT: ChatCompletionRequest, COMPLETIONS: CompletionRequest}
 FIELDS = frozenset(("custom_id", "method", "url", "body"))
 
 openai_id = partial(own_id, column="custom_id")
@@ -86,7 +86,7 @@ class OpenAIBatchFormat:
         engine = EngineFacts(
             positions=positions, vocabulary=len(tokenizer), block=1, token_bytes=token_bytes(tokenizer)
         )
-        self._facts = ModelFacts(name=settings.model, created=0, engine=engine)
+        self._model = ModelInfo(name=settings.model, created=0, engine=engine)
 
     def parse(self, id: str, raw: bytes) -> ParsedRow:
         """Return the row. Raises `BadRecordError` or `RequestError` with the reason."""
@@ -102,31 +102,31 @@ class OpenAIBatchFormat:
             body = BODIES[url].model_validate(line.get("body"))
             if body.stream:
                 raise ApiError.bad_request("a batch has no streams; leave stream out.", "stream")
-            check(body, self._limits)
+            check_limits(body, self._limits)
             prompt, prompt_text = self._prompt(body)
             return ParsedRow(
                 id=id, request=self._request(id, body, prompt), prompt_text=prompt_text, columns={"url": url}
             )
         except ValidationError as error:
-            api = refusal(error.errors(), line.get("body"))
+            api = validation_error(error.errors(), line.get("body"))
             raise RequestError(api.message) from api
         except (ApiError, BadRecordError) as error:
             raise RequestError(str(error)) from error
 
     def output_records(self, row: ParsedRow, answers: Sequence[Answer]) -> list[JsonRecord]:
         """Return the line of the output file."""
-        chat, tally = row.columns["url"] == CHAT, Tally(prompt_tokens=len(row.request.prompt))
-        naming = Naming(
+        chat, usage = row.columns["url"] == CHAT, ResponseUsage(prompt_tokens=len(row.request.prompt))
+        metadata = ResponseMetadata(
             id=f"{'chatcmpl' if chat else 'cmpl'}-{_digest(row.id)}",
             created=int(self._clock()),
-            model=self._facts.name,
-            token_bytes=self._facts.engine.token_bytes,
+            model=self._model.name,
+            token_bytes=self._model.engine.token_bytes,
         )
         chunks = [_chunk(answer, index) for index, answer in enumerate(answers)]
         for chunk in chunks:
-            tally.add(chunk)
-        reply = ChatReply(naming) if chat else CompletionReply(naming)
-        body = reply.whole([part_of(chunk, chunk.index) for chunk in chunks], tally.usage())
+            usage.add(chunk)
+        builder = ChatResponseBuilder(metadata) if chat else CompletionResponseBuilder(metadata)
+        body = builder.full([delta_of(chunk, chunk.index) for chunk in chunks], usage.usage())
         return [_line(row.id, row.id, _response(row.id, 200, body.model_dump(mode="json", exclude_unset=True)))]
 
     def error_record(self, id: str, raw: bytes, error: Exception) -> JsonRecord:
@@ -139,9 +139,9 @@ class OpenAIBatchFormat:
         code = "invalid_request" if isinstance(error, InputError) else "processing_failed"
         return _line(id, openai_id(raw), None, {"code": code, "message": str(error)})
 
-    def _prompt(self, body: ChatRequest | CompletionRequest) -> tuple[list[int], str]:
+    def _prompt(self, body: ChatCompletionRequest | CompletionRequest) -> tuple[list[int], str]:
         """Return the prompt as tokens, and as it is shown."""
-        if isinstance(body, ChatRequest):
+        if isinstance(body, ChatCompletionRequest):
             asked = [text_of(message) for message in body.messages if message.role == "user"]
             return self._encoder.prompt(template_messages(body.messages)), (asked or [text_of(body.messages[-1])])[-1]
         if body.texts:
@@ -151,7 +151,7 @@ class OpenAIBatchFormat:
         [ids] = body.ids
         return ids, str(ids)
 
-    def _request(self, id: str, body: ChatRequest | CompletionRequest, prompt: list[int]) -> Request:
+    def _request(self, id: str, body: ChatCompletionRequest | CompletionRequest, prompt: list[int]) -> Request:
         decode = decode_of({"mode": body.mode, "threshold": body.threshold}, self._decode)
         if body.threshold_floor is not None:
             decode = replace(decode, threshold=None, metric=Metric.PROBABILITY, floor=body.threshold_floor)
@@ -161,7 +161,7 @@ class OpenAIBatchFormat:
             request_id=id,
             tenant="",
             service_class=STANDARD,
-            facts=self._facts,
+            model=self._model,
             limits=self._limits,
             default_mode=self._decode.mode,
         )

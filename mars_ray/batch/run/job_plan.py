@@ -14,7 +14,7 @@ from mars_ray.batch.rows.openai_format import OpenAIFormatSettings, is_openai_ba
 from mars_ray.batch.rows.plain_format import PlainFormatSettings
 from mars_ray.batch.run.control_plan import batch_plan
 from mars_ray.batch.run.options import GenerateOptions
-from mars_ray.control.laws.limits import bounds_of
+from mars_ray.control.policies.bounds import bounds_of
 from mars_ray.control.settings import ControlPlan
 from mars_ray.data.record_file import check_source, read_records
 from mars_ray.data.sources import find_sources

@@ -6,7 +6,7 @@ Rows that are done are not counted here; the job counts them.
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from mars_ray.control.core.controller import ReplicaStatus
+from mars_ray.control.core.status import ReplicaStatus
 
 RECENT_S = 10.0
 """Rates are those of so many seconds."""

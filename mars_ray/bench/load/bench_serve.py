@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mars_ray.bench.load.client import Endpoint
+from mars_ray.bench.load.client import Target
 from mars_ray.bench.load.generator import run_load
 from mars_ray.bench.load.options import ServeOptions
 from mars_ray.bench.load.plan import LoadPlan
@@ -47,7 +47,7 @@ async def _measure(
 ) -> tuple[list[RequestRecord], str, bool]:
     """Return the records, the model they are of, and whether Ctrl-C ended them."""
     model = await find_model(url, options.api_key, options.model)
-    endpoint = Endpoint(
+    target = Target(
         url=url,
         model=model,
         api_key=options.api_key,
@@ -58,7 +58,7 @@ async def _measure(
     with ProgressLine("requests", total=plan.total) as progress, _ctrl_c() as stop:
         shown = _Shown(progress)
         records = await run_load(
-            endpoint,
+            target,
             plan.requests,
             clients=options.clients or (1 if options.trace is None else None),
             duration_s=options.duration,

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 
 from mars_ray.bench.load.record import PlannedRequest, RequestOutcome
-from mars_ray.bench.load.reply import Exchange
+from mars_ray.bench.load.reply import ReplyRecorder
 from mars_ray.bench.load.sse import SseParser
 
 TIMEOUT_S = 300.0
@@ -27,7 +27,7 @@ RESERVED = ("model", "messages", "max_tokens", "stream", "stream_options")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
+class Target:
     """Where requests go, and what all of them have in common."""
 
     url: str
@@ -60,21 +60,21 @@ def open_session(api_key: str | None) -> aiohttp.ClientSession:
 
 
 async def ask(
-    session: aiohttp.ClientSession, endpoint: Endpoint, payload: bytes, seen: Exchange, now: Callable[[], float]
+    session: aiohttp.ClientSession, target: Target, payload: bytes, seen: ReplyRecorder, now: Callable[[], float]
 ) -> None:
     """Send the JSON of a request and note in `seen` what came of it."""
-    url, headers = f"{endpoint.url}/v1/chat/completions", {"Content-Type": "application/json"}
+    url, headers = f"{target.url}/v1/chat/completions", {"Content-Type": "application/json"}
     try:
-        async with asyncio.timeout(endpoint.timeout_s), session.post(url, data=payload, headers=headers) as response:
+        async with asyncio.timeout(target.timeout_s), session.post(url, data=payload, headers=headers) as response:
             seen.http_status = response.status
             if not 200 <= response.status < 300:
                 seen.refused(response.headers, await read_text(response, ERROR_BYTES_MAX), now())
-            elif endpoint.stream and response.content_type != "application/json":
+            elif target.stream and response.content_type != "application/json":
                 await _read_events(response, seen, now)
             else:
                 seen.body(await read_text(response, BODY_BYTES_MAX), now())
     except TimeoutError:
-        seen.end(RequestOutcome.TIMEOUT, now(), f"it had not ended {endpoint.timeout_s:g} s after it was sent")
+        seen.end(RequestOutcome.TIMEOUT, now(), f"it had not ended {target.timeout_s:g} s after it was sent")
     except (aiohttp.ClientError, OSError) as error:
         begun = seen.http_status is not None
         seen.end(
@@ -92,7 +92,7 @@ async def read_text(response: aiohttp.ClientResponse, bytes_max: int) -> str:
     return received.decode(errors="replace")
 
 
-async def _read_events(response: aiohttp.ClientResponse, seen: Exchange, now: Callable[[], float]) -> None:
+async def _read_events(response: aiohttp.ClientResponse, seen: ReplyRecorder, now: Callable[[], float]) -> None:
     parser = SseParser()
     async for received in response.content.iter_any():
         now_s = now()

@@ -11,10 +11,10 @@ from typing import Any
 
 import aiohttp
 
-from mars_ray.bench.load.client import Endpoint, ask, open_session
+from mars_ray.bench.load.client import Target, ask, open_session
 from mars_ray.bench.load.clients import Clients
 from mars_ray.bench.load.record import PlannedRequest, RequestOutcome, RequestRecord
-from mars_ray.bench.load.reply import Exchange
+from mars_ray.bench.load.reply import ReplyRecorder
 
 PAUSE_WITHOUT_CONNECTION_S = 0.1
 """A client of a closed loop that finds nobody waits before it tries again: a server that is down is refused thousands
@@ -22,7 +22,7 @@ of times a second otherwise."""
 
 
 async def run_load(
-    endpoint: Endpoint,
+    target: Target,
     requests: Iterable[PlannedRequest],
     *,
     clients: int | None = None,
@@ -35,8 +35,8 @@ async def run_load(
     No request is sent that arrives, or in a closed loop would be sent, after `duration_s`; those under way then end.
     Once `stop` is set those under way end at once, as interrupted.
     """
-    async with open_session(endpoint.api_key) as session:
-        load = _Load(session, endpoint, clients, duration_s, on_record)
+    async with open_session(target.api_key) as session:
+        load = _Load(session, target, clients, duration_s, on_record)
         await _until(stop or asyncio.Event(), load.run(requests))
     return sorted(load.records, key=lambda record: record.number)
 
@@ -45,12 +45,12 @@ class _Load:
     def __init__(
         self,
         session: aiohttp.ClientSession,
-        endpoint: Endpoint,
+        target: Target,
         clients: int | None,
         duration_s: float | None,
         on_record: Callable[[RequestRecord], None] | None,
     ) -> None:
-        self._session, self._endpoint, self._on_record = session, endpoint, on_record
+        self._session, self._target, self._on_record = session, target, on_record
         self._clients = Clients(clients, self._now)
         self._duration_s = float("inf") if duration_s is None else duration_s
         self._began_s = asyncio.get_running_loop().time()
@@ -73,10 +73,10 @@ class _Load:
                 under_way.create_task(self._one(number, request, waited))
 
     async def _one(self, number: int, request: PlannedRequest, waited: bool) -> None:
-        payload = self._endpoint.payload(request)
-        seen = Exchange(number, request.scheduled_s, waited, self._now())
+        payload = self._target.payload(request)
+        seen = ReplyRecorder(number, request.scheduled_s, waited, self._now())
         try:
-            await ask(self._session, self._endpoint, payload, seen, self._now)
+            await ask(self._session, self._target, payload, seen, self._now)
         finally:
             record = seen.record(self._now())
             self.records.append(record)

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from mars_ray.bench.load.client import Endpoint
+from mars_ray.bench.load.client import Target
 from mars_ray.bench.load.generator import run_load
 from mars_ray.bench.load.plan import closed_loop
 from mars_ray.bench.load.probe import find_model, parse_url
@@ -55,8 +55,8 @@ def bench_overhead(
     engine = _Alone(model, planned, clients, engine_options)
 
     def through(stream: bool) -> Sample:
-        endpoint = Endpoint(url=url, model=served, stream=stream, extra_body={"temperature": 0})
-        return asyncio.run(_served(endpoint, planned, clients))
+        target = Target(url=url, model=served, stream=stream, extra_body={"temperature": 0})
+        return asyncio.run(_served(target, planned, clients))
 
     with ProgressLine("runs", total=3 * (rounds + 1)) as progress:
         samples = interleaved(
@@ -73,8 +73,8 @@ def bench_overhead(
     }
 
 
-async def _served(endpoint: Endpoint, planned: Sequence[PlannedRequest], clients: int) -> Sample:
-    records = await run_load(endpoint, planned, clients=clients)
+async def _served(target: Target, planned: Sequence[PlannedRequest], clients: int) -> Sample:
+    records = await run_load(target, planned, clients=clients)
     if failed := [record for record in records if record.outcome is not RequestOutcome.OK]:
         raise RunError(f"{len(failed)} of {len(records)} requests failed, the first with {failed[0].error!r}.")
     tokens = [(record.completion_tokens or 0, record.tokens_per_forward or 1.0) for record in records]

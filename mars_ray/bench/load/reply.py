@@ -12,8 +12,8 @@ TOKENS_MAX = 10**9
 """A usage beyond this is no measurement, and is left out."""
 
 
-class Exchange:
-    """One request and its answer so far; until it ends it counts as interrupted."""
+class ReplyRecorder:
+    """Notes one request and its reply as it arrives; until it ends it counts as interrupted."""
 
     def __init__(self, number: int, scheduled_s: float | None, waited: bool, sent_s: float) -> None:
         self._number, self._scheduled_s, self._waited, self._sent_s = number, scheduled_s, waited, sent_s

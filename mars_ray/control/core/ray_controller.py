@@ -12,18 +12,18 @@ from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, RayError
-from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 from ray.util import list_named_actors
 
 from mars_ray.control.backlog import Backlog
-from mars_ray.control.core.controller import ClusterStatus, Controller
-from mars_ray.control.core.override import Override, from_json, to_json
+from mars_ray.control.core.controller import Controller
+from mars_ray.control.core.status import ClusterStatus
+from mars_ray.control.core.overrides import Override, from_json, to_json
 from mars_ray.control.directive import Directive
 from mars_ray.control.report import ReplicaReport
 from mars_ray.control.settings import ControlPlan
 from mars_ray.errors import MarsRayError, UnavailableError
+from mars_ray.ray_private import NAMESPACE, kv_get, kv_put
 
-NAMESPACE = "mars-ray"
 BATCH = "generate-"
 """Applications whose names begin so are batch jobs."""
 IDLE_SECONDS = 60.0
@@ -40,11 +40,11 @@ class ControllerActor:
         self._asked_s = time.monotonic()
         self._watching = asyncio.get_event_loop().create_task(self._end_when_idle())
 
-    async def answer(self, report: ReplicaReport) -> Directive | MarsRayError:
+    async def handle_report(self, report: ReplicaReport) -> Directive | MarsRayError:
         """Take a heartbeat."""
         self._asked_s = time.monotonic()
         try:
-            return self._controller.answer(report)
+            return self._controller.handle_report(report)
         except MarsRayError as error:
             return error
 
@@ -52,10 +52,10 @@ class ControllerActor:
         """Return what is known and decided."""
         return self._controller.status()
 
-    async def tell(self, backlog: Backlog, paused: bool) -> ClusterStatus:
+    async def update_backlog(self, backlog: Backlog, paused: bool) -> ClusterStatus:
         """Take what is left of a batch job."""
         self._asked_s = time.monotonic()
-        self._controller.tell(backlog, paused=paused)
+        self._controller.update_backlog(backlog, paused=paused)
         return self._controller.status()
 
     async def set_threshold(self, threshold: float, name: str | None, seconds: float | None) -> MarsRayError | None:
@@ -87,9 +87,9 @@ class RayController:
         self._app, self._plan = app, plan
         self._handle: Any = None
 
-    async def answer(self, report: ReplicaReport) -> Directive:
+    async def handle_report(self, report: ReplicaReport) -> Directive:
         """Return the directive for a report. Raises `ReportError`; all methods raise `UnavailableError`."""
-        directive: Directive = await self._ask("answer", report)
+        directive: Directive = await self._ask("handle_report", report)
         return directive
 
     async def status(self) -> ClusterStatus:
@@ -97,9 +97,9 @@ class RayController:
         status: ClusterStatus = await self._ask("status")
         return status
 
-    async def tell(self, backlog: Backlog, *, paused: bool) -> ClusterStatus:
+    async def update_backlog(self, backlog: Backlog, *, paused: bool) -> ClusterStatus:
         """Say what is left of a batch job and whether its workers are to take no new rows; return the status."""
-        status: ClusterStatus = await self._ask("tell", backlog, paused)
+        status: ClusterStatus = await self._ask("update_backlog", backlog, paused)
         return status
 
     async def set_threshold(self, threshold: float, name: str | None, seconds: float | None) -> None:
@@ -115,16 +115,16 @@ class RayController:
             self._handle = await asyncio.to_thread(self._start)
         try:
             async with asyncio.timeout(ASK_SECONDS):
-                said = await getattr(self._handle, method).remote(*args)
+                answer = await getattr(self._handle, method).remote(*args)
         except (RayError, TimeoutError) as error:
             if isinstance(error, ActorDiedError):  # it ended itself, or somebody ended it for good
                 self._handle = None
             raise UnavailableError(
                 "no controller answers; replicas decide alone. Try again in some seconds."
             ) from error
-        if isinstance(said, MarsRayError):
-            raise said
-        return said
+        if isinstance(answer, MarsRayError):
+            raise answer
+        return answer
 
     def _start(self) -> Any:
         digest = hashlib.sha256(self._plan.model_dump_json().encode()).hexdigest()[:12]
@@ -146,19 +146,18 @@ def remove_controllers(app: str) -> None:
 
 
 async def online_statuses() -> list[ClusterStatus]:
-    """Return what the controllers of all applications on the cluster say that are no batch jobs; silent ones do not
-    count."""
+    """Return the status of every controller on the cluster that is not one of a batch job; silent ones are left out."""
 
-    async def status(name: str) -> ClusterStatus:
+    async def status_of(name: str) -> ClusterStatus:
         handle = await asyncio.to_thread(ray.get_actor, name, namespace=NAMESPACE)
         async with asyncio.timeout(ASK_SECONDS):
-            found: ClusterStatus = await handle.status.remote()
-        return found
+            status: ClusterStatus = await handle.status.remote()
+        return status
 
     names = await asyncio.to_thread(_named, _KIND)
     online = [name for name in names if not name.startswith(f"{_KIND}{BATCH}")]
-    said = await asyncio.gather(*map(status, online), return_exceptions=True)
-    return [each for each in said if isinstance(each, ClusterStatus)]
+    found = await asyncio.gather(*map(status_of, online), return_exceptions=True)
+    return [each for each in found if isinstance(each, ClusterStatus)]
 
 
 def _named(prefix: str) -> list[str]:
@@ -178,8 +177,8 @@ class _ClusterStore:
         self._key = f"overrides:{app}"
 
     def load(self) -> dict[str, Override]:
-        saved = _internal_kv_get(self._key, namespace=NAMESPACE)
+        saved = kv_get(self._key)
         return from_json(saved) if saved else {}
 
     def save(self, overrides: dict[str, Override]) -> None:
-        _internal_kv_put(self._key, to_json(overrides), overwrite=True, namespace=NAMESPACE)
+        kv_put(self._key, to_json(overrides))

@@ -22,15 +22,15 @@ EVERY_S = 1.0
 Send = Callable[[ReplicaReport], Awaitable[Directive]]
 
 
-async def keep_beating(engine: AsyncEngine, lease: Lease, send: Send, every_s: float = EVERY_S) -> None:
+async def run_heartbeats(engine: AsyncEngine, lease: Lease, send: Send, every_s: float = EVERY_S) -> None:
     """Beat until cancelled, or until the engine is gone: then a `ReplicaLostError` is raised."""
     while True:
         next_s = asyncio.get_running_loop().time() + every_s
-        await beat(engine, lease, send, every_s)
+        await send_heartbeat(engine, lease, send, every_s)
         await asyncio.sleep(next_s - asyncio.get_running_loop().time())
 
 
-async def beat(engine: AsyncEngine, lease: Lease, send: Send, within_s: float) -> None:
+async def send_heartbeat(engine: AsyncEngine, lease: Lease, send: Send, within_s: float) -> None:
     """Report once, wait at most `within_s` for the answer, and let the engine follow what holds then.
 
     Raises `ReplicaLostError`.

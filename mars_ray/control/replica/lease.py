@@ -77,7 +77,7 @@ class Lease:
         if self._alone is None:
             log.warning("no controller answers: replica %s decides alone", self._replica)
             self._alone = Controller(self._plan, clock=self._now_s)
-        return self._alone.answer(report)
+        return self._alone.handle_report(report)
 
     def _names(self) -> set[str]:
         return {each.name for each in self._plan.classes}

@@ -7,7 +7,7 @@ Never: counts a threshold that an operator set by hand as load.
 
 from collections.abc import Sequence
 
-from mars_ray.control.core.controller import ClusterStatus
+from mars_ray.control.core.status import ClusterStatus
 
 
 class Yielding:

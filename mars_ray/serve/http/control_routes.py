@@ -1,6 +1,6 @@
 """Routes of operators: what the controller decided, and thresholds set by hand.
 
-In:    a `Control`.
+In:    a `ControlClient`.
 Out:   routes; the door lets keys of the role `operate` alone come here.
 Never: applies a value the controller refuses.
 """
@@ -10,13 +10,13 @@ from typing import Protocol
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from mars_ray.control.core.controller import ClusterStatus
+from mars_ray.control.core.status import ClusterStatus
 from mars_ray.errors import ConfigError
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.serve.middleware.json_body import JsonRoute
 
 
-class Control(Protocol):
+class ControlClient(Protocol):
     """The controller, wherever it is."""
 
     async def status(self) -> ClusterStatus:
@@ -41,7 +41,7 @@ class OverrideRequest(BaseModel):
     """None lasts until it is cleared."""
 
 
-def control_routes(control: Control) -> APIRouter:
+def control_routes(control: ControlClient) -> APIRouter:
     """Return the routes."""
     routes = APIRouter(prefix="/control", route_class=JsonRoute)
 

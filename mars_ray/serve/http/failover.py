@@ -18,7 +18,7 @@ ATTEMPTS = 3
 T = TypeVar("T")
 
 
-async def collect_again(send: Callable[[], Awaitable[T]], attempts: int = ATTEMPTS) -> T:
+async def collect_with_retry(send: Callable[[], Awaitable[T]], attempts: int = ATTEMPTS) -> T:
     """Return what `send` returns, from the first replica that lives. Raises `ReplicaLostError`."""
     for _ in range(attempts - 1):
         try:
@@ -28,7 +28,7 @@ async def collect_again(send: Callable[[], Awaitable[T]], attempts: int = ATTEMP
     return await send()
 
 
-async def stream_again(
+async def stream_with_retry(
     send: Callable[[], AsyncGenerator[Chunk, None]], attempts: int = ATTEMPTS
 ) -> AsyncGenerator[Chunk, None]:
     """Yield what `send` yields; begun anew elsewhere as long as nothing was yielded. Raises `ReplicaLostError`."""

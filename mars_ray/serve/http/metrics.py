@@ -1,4 +1,4 @@
-"""What the HTTP front tells Prometheus, and how the figures of several processes become one page.
+"""The metrics of the HTTP gateway, and how the metrics of several processes become one page.
 
 In:    exchanges; the texts of the engines.
 Out:   Prometheus text.
@@ -21,12 +21,12 @@ ROUTES = frozenset(
 OTHER = "other"
 
 
-class FrontMetrics:
+class GatewayMetrics:
     """The figures of one process that takes HTTP requests."""
 
-    def __init__(self, *, model: str, front: str) -> None:
+    def __init__(self, *, model: str, gateway: str) -> None:
         self._registry = CollectorRegistry()
-        self._labels = {"model_name": model, "front": front}
+        self._labels = {"model_name": model, "gateway": gateway}
         names = list(self._labels)
         self._requests = Counter(
             "mars:http_requests", "By route and status.", [*names, "route", "status"], registry=self._registry
@@ -56,7 +56,7 @@ class FrontMetrics:
         return generate_latest(self._registry).decode()
 
 
-def merge(texts: Iterable[str]) -> str:
+def merge_metrics(texts: Iterable[str]) -> str:
     """Return one text with every sample of `texts`; a family that several have is named once, as Prometheus demands."""
     families: dict[str, Metric] = {}
     for text in texts:

@@ -18,7 +18,7 @@ def log_exchange(exchange: Exchange) -> None:
     """Write the line of an exchange. Open paths are asked every few seconds and are left out."""
     if exchange.key is not None or exchange.code is not None:
         fields = asdict(exchange)
-        fields |= fields.pop("tally") or {}
+        fields |= fields.pop("usage") or {}
         log.info(json.dumps({name: _rounded(value) for name, value in fields.items() if value is not None}))
 
 

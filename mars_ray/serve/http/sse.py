@@ -1,8 +1,11 @@
-"""Server-sent events: one `data:` line per event, sent as it comes.
+"""A response of server-sent events: one `data:` line per event, sent as it comes.
 
-In:    texts, and a client that may leave or stop reading.
+In:    texts, and a client that may disconnect or stop reading.
 Out:   an ASGI response.
-Never: goes on once the client left, or waits for it longer than `WRITE_SECONDS`.
+Never: goes on once the client disconnected, or waits for it longer than `WRITE_SECONDS`.
+
+Ours and not sse-starlette: that one runs pings and a shutdown watcher beside every response, and cuts streams off when
+the server is asked to stop; here they are drained.
 
 Format: HTML standard, section 9.2.
 """
@@ -15,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mars_ray.serve.http.merge import unless_gone
+from mars_ray.serve.http.concurrency import run_unless_disconnected
 
 WRITE_SECONDS = 30.0
 """A client that takes nothing for so long is gone, whatever TCP says."""
@@ -23,8 +26,8 @@ WRITE_SECONDS = 30.0
 DONE = "[DONE]"
 
 
-class EventStream(Response):
-    """Sends what `events` yields. The generator is closed when it ends, the client leaves, or it stops reading."""
+class EventStreamResponse(Response):
+    """Sends what `events` yields. The generator is closed when it ends, the client disconnects, or it stops reading."""
 
     media_type = "text/event-stream"
 
@@ -36,7 +39,7 @@ class EventStream(Response):
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """Run to the end of the stream or of the client, whichever comes first."""
         with suppress(ClientDisconnect, OSError, TimeoutError):
-            await unless_gone(receive, self._send(send))
+            await run_unless_disconnected(receive, self._send(send))
 
     async def _send(self, send: Send) -> None:
         try:

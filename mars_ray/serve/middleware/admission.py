@@ -33,7 +33,7 @@ class Admission:
         return dict(Counter(dict(self._callers)) + Counter(dict(self._operators)))
 
     @contextmanager
-    def place(self, caller: str, role: Role, *, has_key: bool) -> Iterator[None]:
+    def admit(self, caller: str, role: Role, *, has_key: bool) -> Iterator[None]:
         """Hold a place within the block for a request on a path of `role`. Raises an `ApiError` when there is none."""
         if role == "operate":
             room = self._operators

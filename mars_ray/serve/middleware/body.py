@@ -45,7 +45,7 @@ async def read_body(headers: Headers, receive: Receive, *, limit_bytes: int, sec
     return bytes(body)
 
 
-def replayed(body: bytes, receive: Receive) -> Receive:
+def replay_body(body: bytes, receive: Receive) -> Receive:
     """Return a `receive` that gives the body as one message, and then what the server says: that the client left."""
     first = True
 

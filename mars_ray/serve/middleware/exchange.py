@@ -1,44 +1,58 @@
-"""One HTTP request and what became of it, for the log and the metrics.
+"""One HTTP request and its response, as the log and the metrics see it.
 
-In:    what the door sees of it, and the tally of the answer.
-Out:   one record.
+In:    what the access middleware sees of it, and the usage of the response.
+Out:   one record, which travels with the request in its ASGI scope.
 Never: holds an answer or a key; a prompt only where the operator asked for it.
 """
 
 import re
 from dataclasses import dataclass
 
-from mars_ray.engine.service_class import STANDARD
-from mars_ray.openai_api.usage import Tally
+from starlette.types import Scope
 
+from mars_ray.engine.service_class import STANDARD
+from mars_ray.openai_api.usage import ResponseUsage
+
+_SCOPE_KEY = "mars_ray.exchange"
 _TRACE_PARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 @dataclass(slots=True, kw_only=True)
 class Exchange:
-    """Filled while the request is answered."""
+    """One HTTP exchange, filled in while the request is answered."""
 
     request_id: str
     method: str
     path: str
     arrived_unix_s: float
     trace_id: str | None = None
-    """Of the W3C header `traceparent`, where the caller sent one."""
+    """Trace id of the W3C header `traceparent`, where the caller sent one."""
     key: str | None = None
-    """Name of the caller's key; None on open paths and for callers that were refused at the door."""
+    """Name of the caller's key; None on open paths and for callers that were refused before they were known."""
     service_class: str = STANDARD
-    """That of the key."""
+    """Class of service of the key."""
     status: int | None = None
-    """None when nothing was answered: the client had left."""
+    """HTTP status; None when nothing was answered because the client had disconnected."""
     code: str | None = None
     """OpenAI's error code of a refusal."""
     headers_s: float | None = None
-    """Seconds until the answer began."""
+    """Seconds until the response began."""
     seconds: float = 0.0
-    """Until it was over."""
-    tally: Tally | None = None
+    """Seconds until the response was over."""
+    usage: ResponseUsage | None = None
     prompt: str | list[dict[str, str]] | None = None
-    """Where the operator asked for it in the log."""
+    """The prompt, where the operator asked for it in the log."""
+
+    def put_in(self, scope: Scope) -> Scope:
+        """Return a copy of an ASGI scope that carries this exchange; `of` finds it there."""
+        # The state is copied too: servers may share it between requests, and one caller must not write into another's.
+        return {**scope, "state": {**(scope.get("state") or {})}, _SCOPE_KEY: self}
+
+    @classmethod
+    def of(cls, scope: Scope) -> "Exchange":
+        """Return the exchange of a request that came through the access middleware."""
+        exchange: Exchange = scope[_SCOPE_KEY]
+        return exchange
 
 
 def trace_id_of(headers: list[tuple[bytes, bytes]]) -> str | None:

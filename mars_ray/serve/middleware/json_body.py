@@ -1,4 +1,4 @@
-"""Bodies as JSON, read before anything else looks at them.
+"""Read request bodies as JSON, before FastAPI looks at them.
 
 In:    the headers and the body of a request to a route that takes one.
 Out:   the value; an `ApiError` that names the header, or the place in the body, that is wrong.
@@ -16,12 +16,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.field_errors import NAME_CHARS, shown
+from mars_ray.openai_api.validation_errors import NAME_CHARS, field_path
 
 _LONE_SURROGATE = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
 )
-"""As it is escaped. An escaped backslash before it may deceive this, so what is found is looked for in the value."""
+"""A lone surrogate as JSON escapes it. An escaped backslash before it may deceive this pattern, so what it finds is
+looked for in the value."""
 
 
 class JsonRoute(APIRoute):
@@ -33,14 +34,14 @@ class JsonRoute(APIRoute):
         if self.body_field is None:
             return handle
 
-        async def read_first(request: Request) -> Response:
-            ours = _JsonRequest(request.scope, request.receive)
-            if body := await ours.body():
+        async def read_json(request: Request) -> Response:
+            parsed = _JsonRequest(request.scope, request.receive)
+            if body := await parsed.body():
                 _check_headers(request)
-                ours.value = parse(body)
-            return await handle(ours)
+                parsed.value = parse(body)
+            return await handle(parsed)
 
-        return read_first
+        return read_json
 
 
 class _JsonRequest(Request):
@@ -66,9 +67,9 @@ def parse(body: bytes) -> Any:
         raise _no_json("it is nested too deeply") from None
     except ValueError:
         raise _no_json("a number has too many digits") from None
-    if _LONE_SURROGATE.search(text) and (found := _half(value)):
-        place, half = found
-        name, code = shown(place), ascii(half).strip("'")
+    if _LONE_SURROGATE.search(text) and (found := _lone_surrogate(value)):
+        place, surrogate = found
+        name, code = field_path(place), ascii(surrogate).strip("'")
         raise ApiError.bad_request(
             f"{name} holds {code}, half of a surrogate pair, which is no character. Send both halves or neither.",
             place[0][:NAME_CHARS] if place else None,
@@ -99,7 +100,7 @@ def _check_headers(request: Request) -> None:
         )
 
 
-def _half(value: Any) -> tuple[tuple[str, ...], str] | None:
+def _lone_surrogate(value: Any) -> tuple[tuple[str, ...], str] | None:
     """Return a lone surrogate in a JSON value and where it is; that of a name is where its object is."""
     place: list[str] = []
     levels = [iter([("", value)])]
@@ -111,11 +112,11 @@ def _half(value: Any) -> tuple[tuple[str, ...], str] | None:
             del place[-1:]
             continue
         name, item = entry
-        if half := _surrogate_in(name):
-            return tuple(place[1:]), half
+        if surrogate := _surrogate_in(name):
+            return tuple(place[1:]), surrogate
         match item:
-            case str() if half := _surrogate_in(item):
-                return (*place[1:], name) if place else (), half
+            case str() if surrogate := _surrogate_in(item):
+                return (*place[1:], name) if place else (), surrogate
             case dict():
                 place.append(name)
                 levels.append(iter(item.items()))

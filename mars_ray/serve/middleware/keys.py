@@ -51,7 +51,7 @@ class Key(BaseModel):
     created: date
 
 
-def includes(role: Role, needed: Role) -> bool:
+def role_allows(role: Role, needed: Role) -> bool:
     """Return whether a key of `role` may do what needs the role `needed`."""
     return role in ("operate", needed)
 

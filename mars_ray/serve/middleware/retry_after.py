@@ -13,8 +13,11 @@ SMOOTHING = 0.05
 LONGEST_S = 60
 
 
-class Pace:
-    """A running mean of the time a request takes: after that long, what fills the endpoint now has been answered."""
+class RetryAfter:
+    """Estimates how long to wait from a running mean of the time a request takes.
+
+    After that long, what fills the endpoint now has been answered.
+    """
 
     def __init__(self) -> None:
         self._mean_s = 0.0
@@ -23,6 +26,6 @@ class Pace:
         """Count a request that was answered."""
         self._mean_s += SMOOTHING * (seconds - self._mean_s)
 
-    def retry_after_s(self) -> int:
+    def seconds(self) -> int:
         """Return the seconds to wait, at least 1."""
         return max(1, min(LONGEST_S, math.ceil(self._mean_s)))

@@ -1,4 +1,4 @@
-"""A replica of the engine on Ray Serve (shell around `EngineClient`)."""
+"""A replica of the engine on Ray Serve (shell around `LocalEngineClient`)."""
 
 import asyncio
 import os
@@ -8,17 +8,17 @@ from contextlib import aclosing
 from ray import serve
 
 from mars_ray.control.core.ray_controller import RayController
-from mars_ray.control.replica.heartbeat import keep_beating
+from mars_ray.control.replica.heartbeat import run_heartbeats
 from mars_ray.control.replica.lease import Lease
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.engine.request import Request
 from mars_ray.errors import MarsRayError
 from mars_ray.model.resolve import resolve_model
-from mars_ray.openai_api.model_facts import ModelFacts
+from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.serve.deploy.config import ServeConfig
 from mars_ray.serve.ray.autoscaling import DESIRED
-from mars_ray.serve.replicas.engine_client import EngineClient
+from mars_ray.serve.replicas.local_engine_client import LocalEngineClient
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
 
 
@@ -33,12 +33,12 @@ class EngineReplica:
         plan = config.plan(folder)
         self._lease = Lease(replica.replica_id.unique_id, plan)
         self._beating = asyncio.create_task(
-            keep_beating(engine, self._lease, RayController(replica.app_name, plan).answer)
+            run_heartbeats(engine, self._lease, RayController(replica.app_name, plan).handle_report)
         )
         created = int((folder / "config.json").stat().st_mtime)
-        self._client = EngineClient(
+        self._client = LocalEngineClient(
             engine,
-            ModelFacts(name=config.model_name, created=created, engine=facts),
+            ModelInfo(name=config.model_name, created=created, engine=facts),
             EngineMetrics(model=config.model_name, replica=replica.replica_id.unique_id),
         )
 
@@ -58,9 +58,9 @@ class EngineReplica:
         except MarsRayError as error:
             return error
 
-    async def facts(self) -> ModelFacts:
-        """Return the facts of the model."""
-        return await self._client.facts()
+    async def model_info(self) -> ModelInfo:
+        """Return what is known of the model."""
+        return await self._client.model_info()
 
     async def metrics(self) -> str:
         """Return the metrics of this replica."""

@@ -3,22 +3,22 @@
 import gc
 
 from ray import serve
-from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mars_ray.control.core.ray_controller import RayController
 from mars_ray.model.resolve import resolve_model
+from mars_ray.ray_private import serve_http_host
 from mars_ray.serve.deploy.config import ServeConfig, check_exposure
-from mars_ray.serve.http.front import make_front
-from mars_ray.serve.ray.client import RayClient
+from mars_ray.serve.http.gateway_app import make_gateway_app
+from mars_ray.serve.ray.engine_client import RayEngineClient
 
 
 class Gateway:
     """Raises `ConfigError` when it would let strangers in: no keys, and Serve listens beyond this machine."""
 
     def __init__(self, engines: DeploymentHandle, config: ServeConfig) -> None:
-        check_exposure(_get_global_client().http_config.host, config)
+        check_exposure(serve_http_host(), config)
         self._engines, self._config = engines, config
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -26,7 +26,7 @@ class Gateway:
         name = serve.get_replica_context().replica_id.unique_id
         folder = resolve_model(self._config.model)
         control = RayController(serve.get_replica_context().app_name, self._config.plan(folder))
-        front = make_front(RayClient(self._engines), control, self._config, folder, name=name)
+        front = make_gateway_app(RayEngineClient(self._engines), control, self._config, folder, name=name)
 
         # Serve puts x-request-id on every answer, and a client would see both.
         async def app(scope: Scope, receive: Receive, send: Send) -> None:

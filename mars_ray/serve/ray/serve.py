@@ -8,15 +8,16 @@ import time
 
 import ray
 from ray import serve
-from ray.serve._private.api import serve_start
+
 from ray.serve.schema import ServeDeploySchema
 
 from mars_ray.control.core.ray_controller import remove_controllers
-from mars_ray.control.laws.limits import bounds_of, raised_floor
+from mars_ray.control.policies.bounds import bounds_of, describe_raised_floor
 from mars_ray.errors import ConfigError, ModelError, ServeError
 from mars_ray.model.folder import check_folder
 from mars_ray.model.resolve import resolve_model
 from mars_ray.ray_cluster import connect
+from mars_ray.ray_private import delete_application, start_serve
 from mars_ray.serve.deploy.config import parse_config
 from mars_ray.serve.deploy.stop_signals import StopSignals
 from mars_ray.serve.middleware.keys import read_keys
@@ -45,7 +46,7 @@ def run(schema: ServeDeploySchema) -> None:
     try:
         with StopSignals() as signals:
             _say("starting Ray Serve", started_s)
-            client = serve_start(
+            client = start_serve(
                 http_options=schema.http_options.model_dump(),
                 proxy_location=schema.proxy_location,
                 global_logging_config=schema.logging_config,
@@ -61,7 +62,7 @@ def run(schema: ServeDeploySchema) -> None:
                     _say(line, started_s)
                 signals.wait()
             _say("stopping: what runs may finish; once more to stop at once", started_s)
-            serve.delete(name, _blocking=False)
+            delete_application(name)
             _wait_until_gone(name)
             remove_controllers(name)
     finally:
@@ -81,7 +82,7 @@ def _thresholds(schema: ServeDeploySchema) -> list[str]:
     except ModelError:
         return lines
     for name, each in bounds.items():
-        raised = raised_floor(name, each.asked, each.floor, each.floor_reason)
+        raised = describe_raised_floor(name, each.asked, each.floor, each.floor_reason)
         lines.append(f"class {name}: thresholds from {each.ceiling:g} down to {each.floor:g}, by load")
         lines += [raised] if raised else []
     return lines

@@ -1,59 +1,35 @@
-"""One engine as a `Client`: what a replica is made of, and what a test serves from.
+"""What the HTTP front needs of the engines behind it, be they in this process or on a cluster.
 
 In:    engine requests.
-Out:   chunks; facts; the engine's metrics.
-Never: knows HTTP or Ray.
+Out:   chunks; what is known of the model; metrics.
+Never: knows HTTP.
 """
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from typing import Protocol
 
 from mars_ray.engine.chunk import Chunk
-from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.engine.request import Request
-from mars_ray.errors import ReplicaLostError
-from mars_ray.openai_api.model_facts import ModelFacts
-from mars_ray.serve.replicas.engine_metrics import EngineMetrics
+from mars_ray.openai_api.model_info import ModelInfo
 
 
-class EngineClient:
-    """Owns `engine` until `close`."""
-
-    def __init__(self, engine: AsyncEngine, facts: ModelFacts, metrics: EngineMetrics) -> None:
-        self._engine, self._facts, self._metrics = engine, facts, metrics
+class EngineClient(Protocol):
+    """Engines that serve one model. Every method may raise a `MarsRayError`."""
 
     async def watch(self) -> None:
-        """Do nothing: this engine is where its front is."""
+        """Look after the engines until cancelled; runs as long as the front does."""
 
-    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+    def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         """Yield the chunks of a request as they come; closing the generator cancels it."""
-        seen = self._metrics.begin(request)
-        async with aclosing(self._engine.generate(request)) as chunks:
-            async for chunk in chunks:
-                seen.observe(chunk)
-                yield chunk
 
     async def collect(self, request: Request) -> list[Chunk]:
-        """Return all chunks of a request once it ended."""
-        async with aclosing(self.stream(request)) as chunks:
-            return [chunk async for chunk in chunks]
+        """Return all chunks of a request once it ended; cancelling the task cancels it."""
 
-    async def facts(self) -> ModelFacts:
-        """Return the facts of the model."""
-        return self._facts
+    async def model_info(self) -> ModelInfo:
+        """Return what is known of the model."""
 
     async def ready(self) -> bool:
-        """Return whether the engine answers. Waits while a step does."""
-        try:
-            await self._engine.state()
-        except ReplicaLostError:
-            return False
-        return True
+        """Return whether a request sent now would be served."""
 
     async def metrics(self) -> list[str]:
-        """Return the metrics of the engine."""
-        return [self._metrics.text(await self._engine.state())]
-
-    async def close(self) -> None:
-        """Stop the engine; requests still here end with an error."""
-        await self._engine.close()
+        """Return the metrics of each engine as Prometheus text."""

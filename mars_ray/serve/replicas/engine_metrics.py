@@ -62,9 +62,9 @@ class EngineMetrics:
         self._curve = self._by_threshold("tokens_per_forward", "What each threshold would give.")
         self._agreement = self._by_threshold("agreement", "Share that autoregressive decoding would have chosen too.")
 
-    def begin(self, request: Request) -> "Observed":
+    def begin(self, request: Request) -> "RequestObserver":
         """Return the observer of a request that arrives now."""
-        return Observed(self, request)
+        return RequestObserver(self, request)
 
     def ended(self, reason: str) -> None:
         """Count a sequence that ended."""
@@ -103,7 +103,7 @@ class EngineMetrics:
         return histogram.labels(**self._labels)
 
 
-class Observed:
+class RequestObserver:
     """One request on its way through the engine."""
 
     def __init__(self, metrics: EngineMetrics, request: Request) -> None:

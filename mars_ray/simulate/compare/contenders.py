@@ -1,9 +1,10 @@
-"""Who is compared: fixed thresholds, laws that others use, and the policies of the controller."""
+"""Who is compared: fixed thresholds, policies that others use, and the policies of the controller."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from mars_ray.control.laws.policy import Law
-from mars_ray.simulate.compare.alternative_laws import batch_table, ema_hysteresis
+from mars_ray.control.policies.policy import Policy
+from mars_ray.simulate.compare.alternative_policies import BATCH_TABLE, EMA_HYSTERESIS
 from mars_ray.simulate.compare.tables import OURS
 
 
@@ -12,9 +13,10 @@ class Contender:
     """Somebody who sets thresholds."""
 
     ceiling: float = 1.0
-    law: Law | None = None
+    alternative: Policy[Any] | None = None
+    """Takes the place of the controller's own policy."""
     recover_s: float | None = None
-    """Smoothing; None is the controller's own, for the other laws have one of their own, or none."""
+    """Smoothing; None is the controller's own, for alternatives have one of their own, or none."""
     policy: str = "fixed"
     ahead: bool = True
     """False decodes one token at a time."""
@@ -29,8 +31,8 @@ CONTENDERS: dict[str, Contender] = {
     "fixed 0.9": Contender(ceiling=0.9),
     "fixed 0.8": Contender(ceiling=0.8),
     "fixed 0.7": Contender(ceiling=0.7),
-    "batch table": Contender(law=batch_table, recover_s=0.0),
-    "EMA, hysteresis": Contender(law=ema_hysteresis, recover_s=0.0),
+    "batch table": Contender(alternative=BATCH_TABLE, recover_s=0.0),
+    "EMA, hysteresis": Contender(alternative=EMA_HYSTERESIS, recover_s=0.0),
     "load": Contender(policy="load"),
     "slo": Contender(policy="slo"),
     OURS: Contender(policy="capacity"),

@@ -10,7 +10,7 @@ from mars_ray.control.settings import ControlPlan
 from mars_ray.engine.stats.lookahead import autoregressive
 from mars_ray.progress import ProgressLine
 from mars_ray.simulate.arrivals import Arrival, Arrivals
-from mars_ray.simulate.compare.alternative_laws import scheduled
+from mars_ray.simulate.compare.alternative_policies import scheduled
 from mars_ray.simulate.compare.contenders import CONTENDERS, Contender
 from mars_ray.simulate.machine import Machine
 from mars_ray.simulate.metrics import SloSeconds
@@ -42,7 +42,7 @@ class SimulationJob:
     arrivals: tuple[Arrival, ...]
     speed: float = 1.0
     schedule: tuple[float, ...] = ()
-    """The oracle's schedule; it takes the place of the law."""
+    """The oracle's schedule; it takes the place of the policy."""
     autoscale: bool = False
 
 
@@ -93,9 +93,9 @@ def simulated(setup: ComparisonSetup, job: SimulationJob) -> Simulation:
         seed=setup.seed,
     )
     arrivals = [each._replace(arrival_s=each.arrival_s / job.speed) for each in job.arrivals]
-    law = scheduled(job.schedule, WINDOW_S) if job.schedule else contender.law
+    alternative = scheduled(job.schedule, WINDOW_S) if job.schedule else contender.alternative
     machine = setup.machine if contender.ahead else _plain(setup.machine)
-    return simulate(Arrivals(arrivals, seed=setup.seed), machine, plan, options, law=law)
+    return simulate(Arrivals(arrivals, seed=setup.seed), machine, plan, options, policy=alternative)
 
 
 def _plain(machine: Machine) -> Machine:

@@ -22,7 +22,7 @@ def compare_steadiness(pool: SimulationPool) -> dict[str, Any]:
         "steady 0.9": [(STEADY_S, 0.9)],
         "peak": [(200.0, 0.5), (PEAK_S, 1.15), (300.0, 0.4)],
     }
-    names = [name for name, each in CONTENDERS.items() if each.law or each.policy != "fixed"]
+    names = [name for name, each in CONTENDERS.items() if each.alternative or each.policy != "fixed"]
     jobs = [
         SimulationJob(contender=name, arrivals=tuple(_poisson(shape, rate, sizes, setup.seed)))
         for name in names

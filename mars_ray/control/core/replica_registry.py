@@ -1,0 +1,95 @@
+"""The replicas that report to the controller, and what their reports add up to.
+
+In:    reports in any order; the time each arrives.
+Out:   the load on all of them or on each alone; the thresholds in force.
+Never: keeps a replica that has been silent for longer than a lease.
+"""
+
+from collections.abc import Iterator
+
+from mars_ray.control.cluster_load import ClusterLoad, sum_by_class
+from mars_ray.control.core.status import ReplicaStatus
+from mars_ray.control.demand import DemandMeter
+from mars_ray.control.replica_speed import speed_of
+from mars_ray.control.report import ReplicaReport
+from mars_ray.engine.stats.profile import ProfilePoint
+
+
+class ReplicaRegistry:
+    """The replicas that were heard of in the last `silent_s` seconds."""
+
+    def __init__(self, silent_s: float) -> None:
+        self._silent_s = silent_s
+        self._meters: dict[str, DemandMeter] = {}
+        self._seen_s: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._meters)
+
+    def observe(self, report: ReplicaReport, now_s: float) -> None:
+        """Take a report; one that is not newer than all before of its replica changes nothing."""
+        meter = self._meters.get(report.replica)
+        if meter is None:
+            self._meters[report.replica], self._seen_s[report.replica] = DemandMeter(report), now_s
+        elif meter.observe(report):
+            self._seen_s[report.replica] = now_s
+
+    def forget_silent(self, now_s: float) -> list[str]:
+        """Forget the replicas that are silent, and return their names."""
+        silent = [replica for replica, seen_s in self._seen_s.items() if now_s - seen_s > self._silent_s]
+        for replica in silent:
+            del self._seen_s[replica], self._meters[replica]
+        return silent
+
+    def load(self) -> ClusterLoad:
+        """Return the load on all replicas together."""
+        return _load(list(self._meters.values()))
+
+    def loads(self) -> Iterator[tuple[str, ClusterLoad]]:
+        """Yield each replica with the load on it alone."""
+        return ((replica, _load([meter])) for replica, meter in self._meters.items())
+
+    def profiles(self) -> list[tuple[ProfilePoint, ...]]:
+        """Return the profile of each replica."""
+        return [meter.last.state.profile for meter in self._meters.values()]
+
+    def thresholds(self, replica: str | None = None, name: str | None = None) -> list[float]:
+        """Return the thresholds in force, of all replicas and classes or of the named ones."""
+        return [
+            each.threshold
+            for meter in self._meters.values()
+            for each in meter.last.state.classes
+            if replica in (None, meter.last.replica) and name in (None, each.name)
+        ]
+
+    def tokens_s(self) -> float | None:
+        """Return the tokens that all replicas generate each second; None before each has measured its own."""
+        rates = [meter.tokens_s() for meter in self._meters.values()]
+        known = [each for each in rates if each is not None]
+        return sum(known) if len(known) == len(rates) else None
+
+    def requests_s(self) -> dict[str, float]:
+        """Return the requests that arrive each second, by class."""
+        demands = sum_by_class([each for meter in self._meters.values() for each in meter.demand()])
+        return {each.name: each.requests_s for each in demands}
+
+    def status(self, now_s: float) -> tuple[ReplicaStatus, ...]:
+        """Return what is known of each replica, for people."""
+        return tuple(
+            ReplicaStatus(replica=replica, age_s=now_s - self._seen_s[replica], state=meter.last.state)
+            for replica, meter in self._meters.items()
+        )
+
+
+def _load(meters: list[DemandMeter]) -> ClusterLoad:
+    states = [meter.last.state for meter in meters]
+    ttfts_s = [state.ttft_p95_s for state in states if state.ttft_p95_s is not None]
+    itls_s = [state.itl_p95_s for state in states if state.itl_p95_s is not None]
+    return ClusterLoad(
+        replicas=len(meters),
+        classes=sum_by_class([demand for meter in meters for demand in meter.demand()]),
+        speed=speed_of(states),
+        rows=sum(state.rows for state in states),
+        ttft_p95_s=max(ttfts_s, default=None),
+        itl_p95_s=max(itls_s, default=None),
+    )

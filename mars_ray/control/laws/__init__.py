@@ -1,1 +1,0 @@
-"""From load to thresholds: pure functions, and what they go by."""

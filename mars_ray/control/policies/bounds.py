@@ -1,0 +1,82 @@
+"""How low a threshold may go: what the operator set, what calibration says, and what the live audit found.
+
+In:    the plan, the profiles of the replicas.
+Out:   floor and ceiling of each class, and why a floor is higher than was set.
+Never: takes few audited tokens for proof.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mars_ray.control.settings import ControlPlan
+from mars_ray.engine.stats.profile import GRID, ProfilePoint
+
+SURE_TOKENS = 200.0
+"""Audited tokens before an audit says anything."""
+SIGMAS = 3.0
+"""So far below the limit an audit must be: with thousands of decisions a day, two would cry wolf."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How far the threshold of one class may move, and which values in between are worth choosing."""
+
+    floor: float
+    ceiling: float
+    asked: float
+    """The floor that was set."""
+    floor_reason: str = ""
+    """Why the floor is above the one that was set; empty when it is not."""
+    levels: tuple[float, ...] = ()
+    """The choices that are worth something; empty for all."""
+
+    @property
+    def choices(self) -> tuple[float, ...]:
+        """Thresholds to choose from, falling: those of the profile's grid in between, and both ends."""
+        if self.levels:
+            return self.levels
+        between = [value for value in GRID if self.floor < value < self.ceiling]
+        return (self.ceiling, *between, *([self.floor] if self.floor < self.ceiling else []))
+
+    def at(self, part: float) -> float:
+        """Return the choice that lies `part` of the way from ceiling to floor; beyond 0 and 1 it is one of them."""
+        choices = self.choices
+        return choices[round(min(max(part, 0.0), 1.0) * (len(choices) - 1))]
+
+
+def bounds_of(plan: ControlPlan, profiles: Iterable[tuple[ProfilePoint, ...]]) -> dict[str, Bounds]:
+    """Return the bounds of every class."""
+    least, why = _quality_floor(plan, profiles)
+    bounds = {}
+    for each in plan.classes:
+        floor = plan.floor(each.name)
+        raised = min(max(floor, least), plan.ceiling)
+        bounds[each.name] = Bounds(raised, plan.ceiling, floor, why if raised > floor else "")
+    return bounds
+
+
+def describe_raised_floor(name: str, asked: float, floor: float, reason: str) -> str:
+    """Return in a sentence why the floor of a class is not the one that was set; empty where it is."""
+    return f"class {name}: floor {asked:g} asked, {floor:g} in force, for {reason}" if reason else ""
+
+
+def _quality_floor(plan: ControlPlan, profiles: Iterable[tuple[ProfilePoint, ...]]) -> tuple[float, str]:
+    """Return the least threshold at which, and above which, nothing speaks against the quality asked for."""
+    asked, audits, calibrated = plan.settings.min_agreement, list(profiles), dict(plan.agreement)
+    right, lowest = dict(plan.accuracy), 0.0
+    for threshold in sorted({*GRID, *calibrated, *right}, reverse=True):
+        lost = right.get(1.0, 0.0) - right.get(threshold, 1.0)
+        if lost > plan.settings.max_accuracy_loss:
+            return lowest or 1.0, f"calibration found {lost:.3f} of the right answers lost at {threshold:g}"
+        found = [point for points in audits for point in points if point.threshold == threshold]
+        audited = sum(point.audited for point in found if point.agreement is not None)
+        if audited >= SURE_TOKENS:
+            agreement = sum((point.agreement or 0.0) * point.audited for point in found) / audited
+            error = math.sqrt(max(agreement * (1 - agreement), 1 / audited) / audited)
+            if agreement + SIGMAS * error < asked:
+                return lowest or 1.0, f"the live audit found {agreement:.3f} agreement at {threshold:g}"
+        elif calibrated.get(threshold, 1.0) < asked:
+            return lowest or 1.0, f"calibration found {calibrated[threshold]:.3f} agreement at {threshold:g}"
+        lowest = threshold
+    return 0.0, ""

@@ -1,0 +1,73 @@
+"""The policy `capacity`: the highest thresholds at which the replicas keep up, by their measured speed."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from mars_ray.control.cluster_load import ClusterLoad
+from mars_ray.control.policies.bounds import Bounds
+from mars_ray.control.policies.policy import Decision, Policy, threshold_of
+from mars_ray.control.policies.slo import MARGIN, SloState, decide_by_slo
+from mars_ray.control.policies.worth import worthwhile_bounds
+from mars_ray.control.settings import ControlPlan
+
+
+def decide_by_capacity(
+    plan: ControlPlan, load: ClusterLoad, bounds: Mapping[str, Bounds], state: SloState, dt_s: float
+) -> tuple[dict[str, Decision], SloState]:
+    """Take the highest thresholds at which the replicas keep up, and keep their promise, by their measured speed.
+
+    What the prediction does not see, the latency that is measured does: where the policy `slo` is lower, it wins.
+    """
+    bounds = worthwhile_bounds(plan, load, bounds)
+    by_latency, state = decide_by_slo(plan, load, bounds, state, dt_s)
+    decisions = dict[str, Decision]()
+    for priority in sorted({each.priority for each in plan.classes}, reverse=True):
+        shares = {each.name: each.share for each in plan.classes if each.priority == priority}
+        if load.speed is None:
+            decisions |= {name: Decision(bounds[name].ceiling, "no speed measured yet") for name in shares}
+        else:
+            decisions |= _fit_priority(plan, load, {name: bounds[name] for name in shares}, shares, decisions)
+    return {name: min(each, by_latency[name], key=threshold_of) for name, each in decisions.items()}, state
+
+
+CAPACITY = Policy(decide_by_capacity, initial=SloState())
+
+
+def _fit_priority(
+    plan: ControlPlan,
+    load: ClusterLoad,
+    bounds: Mapping[str, Bounds],
+    shares: Mapping[str, float],
+    above: Mapping[str, Decision],
+) -> dict[str, Decision]:
+    """Return the highest thresholds at which classes of one priority fit beside those above them.
+
+    All go down together, and who asks for little for its share stops first: who asks for most pays.
+    """
+    room, found = load.replicas * (1 - plan.settings.headroom), dict[str, Decision]()
+    used = sum(load.share_with_queue(name, decision.threshold) for name, decision in above.items())
+    levels = sorted({choice for each in bounds.values() for choice in each.choices}, reverse=True)
+    for level in levels:
+        trial = {name: min(c for c in each.choices if c >= level) for name, each in bounds.items()}
+        trial |= {name: decision.threshold for name, decision in found.items()}
+        needed = {name: load.share_with_queue(name, threshold) for name, threshold in trial.items()}
+        total = used + sum(needed.values())
+        thresholds = {name: decision.threshold for name, decision in above.items()} | trial
+        fits = total <= room and _keeps_promise(plan, load, thresholds)
+        for name in [each for each in bounds if each not in found]:
+            # The load there would be if all used the replicas as this class does.
+            alike = used + needed[name] * sum(shares.values()) / shares[name]
+            modest = alike <= room and alike < total * (1 - 1e-9)  # equal ones pay together
+            if fits or modest or level == levels[-1]:
+                judged = min(total, alike) / load.replicas
+                found[name] = Decision(trial[name], f"{judged:.0%} of the capacity at {trial[name]:g} is asked for")
+    return found
+
+
+def _keeps_promise(plan: ControlPlan, load: ClusterLoad, thresholds: Mapping[str, float]) -> bool:
+    """Say whether classes with these thresholds are fast enough; what others ask for comes after them."""
+    promised_ms = plan.settings.slo.tpot_ms
+    if promised_ms is None:
+        return True
+    load = replace(load, classes=tuple(each for each in load.classes if each.name in thresholds))
+    return 1000 * load.token_seconds(thresholds) <= MARGIN * promised_ms

@@ -1,0 +1,114 @@
+"""The policy `deadline`: the highest threshold at which a batch job ends in time."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mars_ray.control.backlog import BatchJobState
+from mars_ray.control.cluster_load import ClusterLoad
+from mars_ray.control.policies.bounds import Bounds
+from mars_ray.control.policies.policy import Decision, Policy
+from mars_ray.control.replica_speed import ReplicaSpeed
+from mars_ray.control.settings import ControlPlan
+
+LEVEL = 0.005
+"""Step from one threshold to the next."""
+BAND = 0.02
+"""Share of speed beyond what is needed before a threshold rises."""
+HALF_LIFE, HALF_LIFE_S = 0.1, 10.0
+"""What was measured longer ago than this share of the time left, and than so many seconds, counts half."""
+GUESS = 0.01
+"""The prediction counts as if it had been measured for this share of the time left."""
+SURE, LATE = 0.03, 0.05
+"""An end too late is made known once speed was measured for this share of the time left, and when it is too late by
+this share of all the time."""
+LEAST = 0.001
+"""Share of the predicted speed that is always believed in: workers that stand still will go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadlineState:
+    """What was learnt of the speed of a job, as weighted sums in which old seconds count less."""
+
+    measured_s: float | None = None
+    """Seconds for which speed was measured; None before the first decision."""
+    predicted_s: float = 0.0
+    """Seconds that the same tokens were predicted to take."""
+    total_s: float = 0.0
+    """The most time that was ever left until the deadline."""
+    late_s: float = 0.0
+    """Seconds after the deadline that the job was found to end; 0 while it can be in time."""
+
+
+def decide_by_deadline(
+    plan: ControlPlan, load: ClusterLoad, bounds: Mapping[str, Bounds], state: DeadlineState, dt_s: float
+) -> tuple[dict[str, Decision], DeadlineState]:
+    """Take the highest threshold at which a batch job ends in time, by the speed measured so far.
+
+    What was predicted is corrected by what came of it, and rows that are longer than was thought show in what is left:
+    so first estimates need not be right.
+    """
+    job, speed = load.job, load.speed
+    if job is None or job.backlog.seconds is None or speed is None:
+        reason = "no deadline or no speed known yet"
+        return {name: Decision(each.ceiling, reason) for name, each in bounds.items()}, state
+    tokens, left_s = job.backlog.tokens, job.backlog.seconds
+    state = _learn(load, job, speed, state, max(left_s, 0.0), dt_s)
+    assert state.measured_s is not None
+    replicas = load.replicas * state.predicted_s / state.measured_s
+    levels = _levels(speed, bounds)
+    fastest = levels[-1]
+
+    def highest(tokens_s: float) -> float:
+        return next((level for level in levels if replicas * speed.max_tokens_s(level) >= tokens_s), fastest)
+
+    kept_s = plan.settings.headroom * state.total_s
+    needed = tokens / max(left_s - kept_s, left_s / 2, 1.0)
+    level = min(max(job.threshold, highest(needed * (1 + BAND))), highest(needed))
+    reason = f"{needed:.0f} of {replicas * speed.max_tokens_s(level):.0f} tokens/s at {level:.3g} are needed"
+    late_s = tokens / (replicas * speed.max_tokens_s(fastest)) - left_s
+    if state.measured_s < SURE * left_s or late_s <= (0 if state.late_s else LATE * state.total_s):
+        late_s = 0.0
+    else:
+        reason = f"even at {fastest:.3g} the job ends {late_s:.0f} s after its deadline"
+    decisions = {
+        name: Decision(min(max(level, each.floor), each.ceiling), reason, late_s) for name, each in bounds.items()
+    }
+    return decisions, replace(state, late_s=late_s)
+
+
+DEADLINE = Policy(decide_by_deadline, initial=DeadlineState(), uniform=True)
+
+
+def _levels(speed: ReplicaSpeed, bounds: Mapping[str, Bounds]) -> list[float]:
+    """Return the thresholds to choose from, each faster than the one before."""
+    floor, ceiling = min(each.floor for each in bounds.values()), max(each.ceiling for each in bounds.values())
+    levels = list[float]()
+    for level in np.linspace(ceiling, floor, 1 + math.ceil((ceiling - floor) / LEVEL)).tolist():
+        # 1 may be faster than what lies just below it
+        if not levels or speed.max_tokens_s(level) > speed.max_tokens_s(levels[-1]):
+            levels.append(level)
+    return levels
+
+
+def _learn(
+    load: ClusterLoad, job: BatchJobState, speed: ReplicaSpeed, state: DeadlineState, left_s: float, dt_s: float
+) -> DeadlineState:
+    """Return the state with what the last `dt_s` seconds said about the speed."""
+    guess_s = GUESS * max(left_s, 1.0)
+    measured_s, predicted_s = (
+        (guess_s, guess_s) if state.measured_s is None else (state.measured_s, state.predicted_s)
+    )
+    running = round(sum(each.running for each in load.classes) / load.replicas)
+    if job.tokens_s is not None and running:
+        predicted = load.replicas * float(speed.rates(job.threshold)[min(running, speed.rows) - 1])
+        keep = 0.5 ** (dt_s / max(HALF_LIFE * left_s, HALF_LIFE_S))
+        measured_s, predicted_s = keep * measured_s + dt_s, keep * predicted_s + dt_s * job.tokens_s / predicted
+    return replace(
+        state,
+        measured_s=measured_s,
+        predicted_s=max(predicted_s, LEAST * measured_s),
+        total_s=max(left_s, state.total_s),
+    )

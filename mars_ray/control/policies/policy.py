@@ -1,0 +1,48 @@
+"""What a control policy is: a pure function from the load to a threshold for each class, with a state of its own.
+
+In:    load, bounds of each class, the settings, the state that the policy returned last.
+Out:   a decision and its reason for each class; the next state.
+Never: reads a clock, smooths (see `smoother`), decides outside the bounds.
+
+Lowering a threshold costs quality and saves compute, so it goes down with load. Policies of speculative decoding,
+which draft less under load to save compute, have the other sign. The block, which costs compute, the engine chooses.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from mars_ray.control.cluster_load import ClusterLoad
+from mars_ray.control.policies.bounds import Bounds
+from mars_ray.control.settings import ControlPlan
+
+State = TypeVar("State")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Where the threshold of one class should be."""
+
+    threshold: float
+    reason: str
+    late_s: float = 0.0
+    """Seconds after its deadline that a batch job ends even at the lowest thresholds; 0 while it can be in time."""
+
+
+Decide = Callable[[ControlPlan, ClusterLoad, Mapping[str, Bounds], State, float], tuple[dict[str, Decision], State]]
+"""(plan, load, bounds by class, state, seconds since the last call) -> (decisions by class, next state)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy(Generic[State]):
+    """A function that decides, and the state it begins with."""
+
+    decide: Decide[State]
+    initial: State
+    uniform: bool = False
+    """Whether all replicas always get the same thresholds."""
+
+
+def threshold_of(decision: Decision) -> float:
+    """Return the threshold, as a key to compare decisions by."""
+    return decision.threshold

@@ -1,0 +1,60 @@
+"""The policy `slo`: thresholds follow the latency that is measured (PI control)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mars_ray.control.cluster_load import ClusterLoad
+from mars_ray.control.policies.bounds import Bounds
+from mars_ray.control.policies.fair_share import fair_loads
+from mars_ray.control.policies.policy import Decision, Policy
+from mars_ray.control.policies.worth import worthwhile_bounds
+from mars_ray.control.settings import ControlPlan
+
+GAIN, GAIN_PER_S = 0.3, 0.05
+"""Share of the way from ceiling to floor, per 100 % that the latency is above what was promised."""
+RELIEF = 4
+"""The integral falls so many times as fast as it rises; the smoother keeps thresholds down for long enough."""
+MARGIN = 0.8
+"""Share of the promised latency that is aimed at, so that the tail keeps the promise too."""
+
+
+@dataclass(frozen=True, slots=True)
+class SloState:
+    """What the PI controller remembers."""
+
+    integral: float = 0.0
+    """The summed error, as a share of the way from ceiling to floor: from 0 to 1."""
+
+
+def decide_by_slo(
+    plan: ControlPlan, load: ClusterLoad, bounds: Mapping[str, Bounds], state: SloState, dt_s: float
+) -> tuple[dict[str, Decision], SloState]:
+    """Lower thresholds until the latency that is measured is the one that was promised."""
+    bounds = worthwhile_bounds(plan, load, bounds)
+    promised = plan.settings.slo
+    measured = [
+        (found_s * 1000 / limit_ms, what)
+        for found_s, limit_ms, what in (
+            (load.ttft_p95_s, promised.ttft_ms, "time to first token"),
+            (load.itl_p95_s, promised.tpot_ms, "time per token"),
+        )
+        if found_s is not None and limit_ms is not None
+    ]
+    worst, what = max(measured, default=(0.0, "nothing promised or measured, latency"))
+    error = worst / MARGIN - 1
+    # The integral stays between the bounds of what it controls: it must not take minutes to come back from a long peak.
+    gain = GAIN_PER_S * (1 if error > 0 else RELIEF)
+    integral = min(max(state.integral + gain * error * dt_s, 0.0), 1.0)
+    part = min(max(integral + GAIN * error, 0.0), 1.0)
+    reason = f"{what} is {worst:.0%} of what was promised"
+    loads = fair_loads(plan, {each.name: each.running + each.waiting for each in load.classes})
+    heaviest = max(loads.values(), default=0.0)
+    decisions = {
+        # A class that asks for less than its share pays for the load of others in latency, never in quality.
+        name: Decision(bounds[name].at(part if own >= heaviest else 0.0), reason)
+        for name, own in loads.items()
+    }
+    return decisions, SloState(integral)
+
+
+SLO = Policy(decide_by_slo, initial=SloState())

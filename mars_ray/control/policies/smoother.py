@@ -1,0 +1,31 @@
+"""From decisions to thresholds that do not flutter: fast down, slow up.
+
+In:    an decision each second.
+Out:   the threshold.
+Never: follows one decision alone down, or any up before `recover_s` allowed it.
+"""
+
+from collections import deque
+
+
+class Smoother:
+    """One threshold. It falls to the higher of the last two decisions and rises to the least decision of `recover_s` seconds.
+
+    So it needs no dead band beside the steps of the grid, and cannot wind up.
+    """
+
+    def __init__(self, in_force: float, now_s: float, recover_s: float) -> None:
+        self._recover_s = recover_s
+        self._last_aim = in_force
+        self._allowed: deque[tuple[float, float]] = deque([(now_s, in_force)])
+        """What each second allowed, rising: who is followed by less can never be the least again."""
+
+    def follow(self, decision: float, now_s: float) -> float:
+        """Return the threshold for `decision`."""
+        allowed, self._last_aim = max(decision, self._last_aim), decision
+        while self._allowed and self._allowed[-1][1] >= allowed:
+            self._allowed.pop()
+        self._allowed.append((now_s, allowed))
+        while now_s - self._allowed[0][0] > self._recover_s:
+            self._allowed.popleft()
+        return self._allowed[0][1]

@@ -1,0 +1,87 @@
+"""What a replica can do at each threshold: from the step-time model and the profile it reports.
+
+In:    rows, step time, what each threshold gives and costs in a forward.
+Out:   tokens per second for any number of sequences that run, at the block that gives most.
+Never: measures anything.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mars_ray.engine.stats.lookahead import between
+from mars_ray.engine.stats.profile import ProfilePoint
+from mars_ray.engine.stats.state import EngineState
+from mars_ray.engine.stats.step_time import StepTime
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpeed:
+    """A replica, or the mean of several."""
+
+    rows: int
+    step_time: StepTime
+    profile: tuple[ProfilePoint, ...]
+    """What thresholds give, falling from 1."""
+    kv_tokens_per_row: float
+
+    def rates(self, threshold: float) -> Array:
+        """Return tokens per second with 1, 2, ... `rows` sequences running, [rows]."""
+        return _rates(self, threshold)
+
+    def max_tokens_s(self, threshold: float) -> float:
+        """Return tokens per second with all rows in use."""
+        return float(self.rates(threshold)[-1])
+
+    def prompt_seconds(self, tokens: float) -> float:
+        """Return how long reading a prompt keeps the others waiting."""
+        return self.step_time.prompt_s + self.step_time.prompt_token_s * tokens
+
+
+def speed_of(states: Sequence[EngineState]) -> ReplicaSpeed | None:
+    """Return the speed of a typical one of several replicas; None before any has measured its own."""
+    known = [state for state in states if state.step_time is not None and state.profile]
+    if not known:
+        return None
+    times = [state.step_time for state in known if state.step_time is not None]
+    running = sum(state.running for state in known)
+    kv_tokens = sum(state.kv_tokens for state in known)
+    return ReplicaSpeed(
+        rows=round(_mean([state.rows for state in known])),
+        step_time=StepTime(
+            **{name: _mean([getattr(each, name) for each in times]) for name in StepTime.__dataclass_fields__}
+        ),
+        profile=_together([state.profile for state in known]),
+        kv_tokens_per_row=round(kv_tokens / running, -1) if running else 0.0,
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _together(profiles: Sequence[tuple[ProfilePoint, ...]]) -> tuple[ProfilePoint, ...]:
+    return tuple(
+        replace(
+            points[0],
+            tokens=tuple(map(_mean, zip(*(point.tokens for point in points), strict=False))),
+            positions=tuple(map(_mean, zip(*(point.positions for point in points), strict=False))),
+        )
+        for points in zip(*profiles, strict=False)
+    )
+
+
+@lru_cache(maxsize=4096)  # asked for several classes and thresholds, and again while nothing new is known
+def _rates(speed: ReplicaSpeed, threshold: float) -> Array:
+    tokens_B, positions_B = between([(each.threshold, each.lookahead) for each in speed.profile], threshold)
+    rows_R1 = np.arange(1, speed.rows + 1)[:, None]
+    times = speed.step_time
+    per_row_s_B = times.row_s + times.position_s * positions_B + times.kv_token_s * speed.kv_tokens_per_row
+    rates_R: Array = (rows_R1 * tokens_B / (times.fixed_s + rows_R1 * per_row_s_B)).max(axis=1)
+    rates_R.flags.writeable = False
+    return rates_R

@@ -1,0 +1,54 @@
+"""The complete HTTP gateway as one ASGI app: access middleware, routes, log and metrics around an engine client.
+
+In:    settings, a client of the engines, the folder of the model.
+Out:   one ASGI app, to be run by any ASGI server.
+Never: imports Ray.
+"""
+
+from pathlib import Path
+
+from mars_ray.engine.mode import Mode
+from mars_ray.serve.deploy.config import ServeConfig
+from mars_ray.serve.http.control_routes import ControlClient
+from mars_ray.serve.http.endpoint import Endpoint
+from mars_ray.serve.http.metrics import GatewayMetrics, merge_metrics
+from mars_ray.serve.http.request_log import log_exchange
+from mars_ray.serve.http.routes import make_app
+from mars_ray.serve.http.tokenizer_process import TokenizerProcess
+from mars_ray.serve.middleware.access import AccessMiddleware
+from mars_ray.serve.middleware.exchange import Exchange
+from mars_ray.serve.middleware.keys import KeyFile
+from mars_ray.serve.middleware.retry_after import RetryAfter
+from mars_ray.serve.replicas.engine_client import EngineClient
+
+
+def make_gateway_app(
+    client: EngineClient, control: ControlClient, config: ServeConfig, folder: Path, *, name: str
+) -> AccessMiddleware:
+    """Return the app. `name` tells this process from others in the metrics. Raises `ConfigError` for a bad key file."""
+    tokenizer = TokenizerProcess(folder)
+    endpoint = Endpoint(
+        client, tokenizer, config.limits, default_mode=Mode(config.mode), log_prompts=config.log_prompts
+    )
+    gateway_metrics, retry_after = GatewayMetrics(model=config.model_name, gateway=name), RetryAfter()
+
+    async def metrics() -> str:
+        in_flight = sum(app.admission.in_flight.values())
+        return merge_metrics([gateway_metrics.text(in_flight), *await client.metrics()])
+
+    def observe(exchange: Exchange) -> None:
+        gateway_metrics.observe(exchange)
+        log_exchange(exchange)
+        if exchange.usage:
+            retry_after.observe(exchange.seconds)
+
+    app = AccessMiddleware(
+        make_app(endpoint, control, metrics, retry_after_s=retry_after.seconds),
+        keys=KeyFile(config.keys, classes=[each.name for each in config.classes]) if config.keys else None,
+        default_class=config.classes[0].name,
+        limits=config.limits,
+        allowed_hosts=config.allowed_hosts,
+        retry_after_s=retry_after.seconds,
+        observe=observe,
+    )
+    return app

@@ -1,0 +1,120 @@
+"""The tokenizer and the chat template of the model, in a process of their own that may be killed.
+
+In:    a model folder; texts, messages or ids.
+Out:   ids, or text; a typed error for what the template or the tokenizer does not take.
+Never: holds the event loop, waits for a template longer than `seconds`.
+
+A sandbox keeps a chat template from harm but not from running for ever (CVE-2026-115911), and a thread cannot be
+stopped. So a process renders, one prompt at a time, and is killed and started anew when one takes too long.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mars_ray.errors import ModelError, RequestError
+
+SECONDS = 2.0
+"""Time to render and tokenise one prompt. A thousand messages take milliseconds."""
+
+START_SECONDS = 60.0
+LINE_BYTES = 256 << 20
+"""Far above the answer for the largest body; the stream reader wants some bound."""
+
+
+class TokenizerProcess:
+    """The tokenizer of the model in `folder`. Call `start` first; use within one event loop."""
+
+    def __init__(self, folder: Path, *, seconds: float = SECONDS) -> None:
+        self._folder, self._seconds = folder, seconds
+        self._turn = asyncio.Lock()
+        self._worker: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Start the process ahead of the first prompt. Raises `ModelError` when the folder has no usable tokenizer."""
+        async with self._turn:
+            await self._started()
+
+    async def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each text. Raises `RequestError`."""
+        prompts: list[list[int]] = (await self._ask({"texts": list(texts)}))["prompts"]
+        return prompts
+
+    async def apply_chat_template(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Return the ids of a conversation up to where the assistant answers. Raises `RequestError`."""
+        prompt: list[int] = (await self._ask({"messages": list(messages)}))["prompts"][0]
+        return prompt
+
+    async def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of ids, special tokens included. Raises `RequestError`."""
+        text: str = (await self._ask({"tokens": list(tokens)}))["text"]
+        return text
+
+    async def close(self) -> None:
+        """Kill the process."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            if worker.returncode is None:
+                worker.kill()
+            await worker.communicate()  # reads what is left, so that the pipes close
+
+    async def _ask(self, task: dict[str, Any]) -> dict[str, Any]:
+        # Shielded: a caller that leaves must not cost the others the process, nor leave its answer in the pipe.
+        answering = asyncio.create_task(self._answer(task))
+        answering.add_done_callback(lambda done: done.cancelled() or done.exception())
+        reply = await asyncio.shield(answering)
+        if "error" in reply:
+            raise RequestError(reply["error"])
+        return reply
+
+    async def _answer(self, task: dict[str, Any]) -> dict[str, Any]:
+        async with self._turn:
+            worker = await self._started()
+            try:
+                async with asyncio.timeout(self._seconds):
+                    return await _request(worker, task)
+            except TimeoutError:
+                await self.close()
+                return {"error": f"the prompt took more than {self._seconds:g} s to render and tokenise; shorten it."}
+            except (ConnectionError, ValueError, asyncio.IncompleteReadError):
+                await self.close()
+                return {"error": "the process that tokenises died of this prompt; shorten it."}
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        if self._worker is None or self._worker.returncode is not None:
+            self._worker = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "mars_ray.serve.http.tokenizer_worker", str(self._folder)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=LINE_BYTES,
+                env=os.environ | {"TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"},
+            )
+            try:
+                async with asyncio.timeout(START_SECONDS):
+                    ready = await _line(self._worker)
+            except BaseException as error:
+                await self.close()
+                if isinstance(error, TimeoutError | asyncio.IncompleteReadError):
+                    raise ModelError(f"{self._folder}: the tokenizer did not start; see the lines above.") from None
+                raise
+            if "error" in ready:
+                await self.close()
+                raise ModelError(ready["error"])
+        return self._worker
+
+
+async def _request(worker: asyncio.subprocess.Process, task: dict[str, Any]) -> dict[str, Any]:
+    assert worker.stdin is not None
+    worker.stdin.write(json.dumps(task).encode() + b"\n")
+    await worker.stdin.drain()
+    return await _line(worker)
+
+
+async def _line(worker: asyncio.subprocess.Process) -> dict[str, Any]:
+    assert worker.stdout is not None
+    reply: dict[str, Any] = json.loads(await worker.stdout.readuntil(b"\n"))
+    return reply

@@ -1,0 +1,128 @@
+"""Texts become ids in a process of its own, whatever the template does."""
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from mars_ray.data.chat import ChatEncoder
+from mars_ray.errors import ModelError, RequestError
+from mars_ray.model.checkpoint import Checkpoint
+from mars_ray.model.resolve import resolve_model
+from mars_ray.serve.http.tokenizer_process import TokenizerProcess
+
+FOLDER = resolve_model("bundled")
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Ünïcode 漢字 \u2028?"}]
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{{ '' }}{% endfor %}{% endfor %}"
+HUGE = "{% set ns = namespace(t='x') %}{% for i in range(60) %}{% set ns.t = ns.t + ns.t %}{% endfor %}{{ ns.t }}"
+
+
+def in_loop(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 120))  # type: ignore[arg-type]
+
+
+def model_with(template: str, folder: Path) -> Path:
+    """The tokenizer of the bundled model under another chat template."""
+    shutil.copytree(FOLDER, folder)
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+def test_ids_are_those_of_the_tokenizer_in_this_process(bundled: Checkpoint) -> None:
+    async def test() -> None:
+        tokenizer = TokenizerProcess(FOLDER)
+        try:
+            texts = ["Hello.", "", "two\nlines", "<|user|>"]
+            expected = [bundled.tokenizer(text)["input_ids"] for text in texts]
+            assert await tokenizer.encode(texts) == expected
+            assert await tokenizer.apply_chat_template(MESSAGES) == ChatEncoder(bundled.tokenizer).prompt(MESSAGES)
+            assert await tokenizer.decode(expected[2]) == texts[2]
+        finally:
+            await tokenizer.close()
+
+    in_loop(test)
+
+
+def test_many_prompts_at_once_get_each_its_own_answer(bundled: Checkpoint) -> None:
+    async def test() -> None:
+        tokenizer = TokenizerProcess(FOLDER)
+        try:
+            texts = [f"number {n}" for n in range(50)]
+            got = await asyncio.gather(*(tokenizer.encode([text]) for text in texts))
+            assert got == [[bundled.tokenizer(text)["input_ids"]] for text in texts]
+        finally:
+            await tokenizer.close()
+
+    in_loop(test)
+
+
+def test_a_caller_that_leaves_costs_the_others_nothing(bundled: Checkpoint) -> None:
+    async def test() -> None:
+        tokenizer = TokenizerProcess(FOLDER)
+        try:
+            await tokenizer.start()
+            worker = tokenizer._worker
+            leaving = [asyncio.create_task(tokenizer.encode([f"gone {n}"])) for n in range(20)]
+            await asyncio.sleep(0)
+            for task in leaving:
+                task.cancel()
+            assert await tokenizer.encode(["here"]) == [bundled.tokenizer("here")["input_ids"]]
+            assert tokenizer._worker is worker
+        finally:
+            await tokenizer.close()
+
+    in_loop(test)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (ENDLESS, "took more than"),
+        (HUGE, "too much memory|died of this prompt|refuses it|took more than"),
+        ("{{ ''.__class__.__mro__ }}", "refuses it"),
+        ("{{ raise_exception('no such turn') }}", "no such turn"),
+    ],
+)
+def test_a_template_that_misbehaves_fails_its_request_and_the_next_one_is_served(
+    template: str, said: str, tmp_path: Path
+) -> None:
+    when = "{% if messages[0]['content'] == 'bad' %}" + template + "{% else %}fine{% endif %}"
+
+    async def test() -> None:
+        tokenizer = TokenizerProcess(model_with(when, tmp_path / "model"), seconds=3)
+        try:
+            with pytest.raises(RequestError, match=said):
+                await tokenizer.apply_chat_template([{"role": "user", "content": "bad"}])
+            assert await tokenizer.apply_chat_template([{"role": "user", "content": "good"}])
+        finally:
+            await tokenizer.close()
+
+    in_loop(test)
+
+
+def test_a_process_that_is_killed_is_started_again(bundled: Checkpoint) -> None:
+    async def test() -> None:
+        tokenizer = TokenizerProcess(FOLDER)
+        try:
+            await tokenizer.start()
+            assert tokenizer._worker is not None
+            tokenizer._worker.kill()
+            await tokenizer._worker.wait()
+            assert await tokenizer.encode(["a"]) == [bundled.tokenizer("a")["input_ids"]]
+        finally:
+            await tokenizer.close()
+
+    in_loop(test)
+
+
+def test_a_folder_without_a_tokenizer_says_so_at_the_start(tmp_path: Path) -> None:
+    shutil.copytree(FOLDER, tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").unlink()
+
+    async def test() -> None:
+        with pytest.raises(ModelError, match="no tokenizer"):
+            await TokenizerProcess(tmp_path / "model").start()
+
+    in_loop(test)
