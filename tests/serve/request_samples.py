@@ -1,0 +1,14 @@
+"""The least that each route takes."""
+
+from typing import Any
+
+from tests.serve.endpoint_clients import MODEL
+from tests.serve.endpoint_samples import MESSAGES
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+LEAST: dict[str, dict[str, Any]] = {
+    CHAT: {"model": MODEL, "messages": MESSAGES, "max_tokens": 1},
+    COMPLETIONS: {"model": MODEL, "prompt": "Hello", "max_tokens": 1},
+    "/tokenize": {"prompt": "Hello"},
+    "/detokenize": {"tokens": [5]},
+}

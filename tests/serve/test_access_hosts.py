@@ -1,0 +1,210 @@
+"""Requests must be small and meant for this endpoint; request ids and our headers hold."""
+
+import asyncio
+import inspect
+import json
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from mars_ray import errors
+from mars_ray.errors import (
+    ConfigError,
+    MarsRayError,
+    PromptTooLongError,
+    QueueFullError,
+    ReplicaLostError,
+    StepError,
+    UnavailableError,
+)
+from mars_ray.openai_api.api_error import MESSAGE_CHARS, ApiError, answer_to, api_error
+from mars_ray.openai_api.limits import RequestLimits
+from mars_ray.serve.middleware.admission import OPERATOR_REQUESTS
+from mars_ray.serve.middleware.access import AccessMiddleware
+from mars_ray.serve.middleware.allowed_hosts import AllowedHosts
+from mars_ray.serve.middleware.keys import KeyFile, add_key
+from mars_ray.serve.middleware.paths import OPEN_PATHS
+
+from tests.serve.access_samples import (
+    HOST,
+    JSON,
+    OK_BODY,
+    OK_START,
+    Client,
+    Inner,
+    KnownKeys,
+    access,
+    bearer,
+    call,
+    scope_of,
+)
+from mars_ray.serve.middleware.exchange import Exchange
+
+# --- request id ---
+
+
+def test_a_sane_request_id_is_kept_and_reaches_app_and_caller(keys: KnownKeys) -> None:
+    inner = Inner()
+    client = call(access(inner, keys), scope_of("/v1/x", [HOST, bearer(keys.use), (b"x-request-id", b"a.B_9-")]))
+    assert client.headers[b"x-request-id"] == b"a.B_9-"
+    seen = Exchange.of(inner.scopes[0])
+    assert (seen.request_id, seen.key) == ("a.B_9-", "ada")
+
+
+@pytest.mark.parametrize(
+    "sent", [[], [b""], [b"a b"], [b"a\nb"], [b"a\n"], [b"x" * 129], [b"\xff"], ["é".encode()], [b"a", b"b"]]
+)
+def test_any_other_request_id_is_replaced(sent: list[bytes]) -> None:
+    inner = Inner()
+    client = call(access(inner), scope_of("/v1/x", [HOST, *((b"x-request-id", each) for each in sent)]))
+    assert client.headers[b"x-request-id"] == b"made-here"
+    assert Exchange.of(inner.scopes[0]).request_id == "made-here"
+
+
+def test_state_of_the_server_is_kept_and_not_written_to(keys: KnownKeys) -> None:
+    shared = {"engine": 1, "exchange": "forged"}
+    inner = Inner()
+    call(access(inner, keys), scope_of("/v1/x", [HOST, bearer(keys.use)], state=shared))
+    call(access(inner, keys), scope_of("/healthz", [HOST], state=shared))
+    assert [scope["state"]["engine"] for scope in inner.scopes] == [1, 1]
+    assert [Exchange.of(scope).key for scope in inner.scopes] == ["ada", None]
+    assert shared == {"engine": 1, "exchange": "forged"}
+
+
+def test_our_headers_replace_those_of_the_app() -> None:
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"Cache-Control", b"public"), (b"X-Request-Id", b"other"), (b"etag", b"1")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send(OK_BODY)
+
+    client = call(access(Inner(answer)), scope_of("/v1/x", [HOST]))
+    assert sorted(client.received[0]["headers"]) == [
+        (b"cache-control", b"no-store"),
+        (b"etag", b"1"),
+        (b"x-content-type-options", b"nosniff"),
+        (b"x-request-id", b"made-here"),
+    ]
+
+
+# --- size of the head ---
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"headers": [HOST, (b"a", b"x" * 200)]},
+        {"headers": [HOST, *[(b"", b"")] * 60]},
+        {"headers": [HOST], "query_string": b"x" * 200},
+        {"headers": [HOST], "path": "/" + "x" * 200, "raw_path": b"/" + b"x" * 200},
+    ],
+)
+def test_a_head_beyond_the_limit_is_431(more: dict[str, Any]) -> None:
+    inner = Inner()
+    client = call(access(inner, header_bytes=200), scope_of("/v1/x") | more)
+    assert (client.status, client.error["code"], inner.scopes) == (431, "headers_too_large", [])
+
+
+def test_a_head_of_just_the_limit_passes() -> None:
+    size = len(b"/v1/x") + len(b"host") + len(b"localhost:8000") + 4
+    assert call(access(Inner(), header_bytes=size), scope_of("/v1/x", [HOST])).status == 200
+    assert call(access(Inner(), header_bytes=size - 1), scope_of("/v1/x", [HOST])).status == 431
+
+
+# --- hosts and origins ---
+
+
+def hosted(names: set[str], headers: list[tuple[bytes, bytes]]) -> int:
+    try:
+        AllowedHosts(names).check(headers)
+    except ApiError as error:
+        return error.status
+    return 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        (b"localhost", 200),
+        (b"LocalHost:8000", 200),
+        (b"localhost:", 200),
+        (b"[::1]:8000", 200),
+        (b"[::1]", 200),
+        (b"10.0.0.7:80", 200),
+        (b"evil.example", 421),
+        (b"localhost.evil.example", 421),
+        (b"evil-localhost", 421),
+        (b"localhost.", 421),
+        (b"[::2]", 421),
+        (b"::1", 400),
+        (b"", 400),
+        (b"localhost:80:80", 400),
+        (b"localhost@evil.example", 400),
+        (b"localhost/evil", 400),
+        (b"localhost, evil.example", 400),
+        (b"localhost\xff", 400),
+        (b"localhost:8000\n", 400),
+    ],
+)
+def test_only_names_of_this_endpoint_are_answered(host: bytes, status: int) -> None:
+    assert hosted({"LOCALHOST", "::1", "10.0.0.7"}, [(b"host", host)]) == status
+
+
+def test_a_request_without_a_host_or_with_two_is_malformed() -> None:
+    assert hosted({"localhost"}, []) == 400
+    assert hosted({"localhost"}, [HOST, HOST]) == 400
+    assert hosted({"localhost"}, [HOST, (b"host", b"evil.example")]) == 400
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        (b"http://localhost:3000", 200),
+        (b"https://LOCALHOST", 200),
+        (b"http://evil.example", 403),
+        (b"http://localhost.evil.example", 403),
+        (b"http://localhost@evil.example", 403),
+        (b"null", 403),
+        (b"", 403),
+        (b"localhost", 403),
+        (b"http://localhost\xe9", 403),
+    ],
+)
+def test_pages_of_other_sites_are_refused(origin: bytes, status: int) -> None:
+    assert hosted({"localhost"}, [HOST, (b"origin", origin)]) == status
+    assert hosted({"localhost"}, [HOST, (b"origin", b"http://localhost"), (b"origin", origin)]) == status
+
+
+def test_a_star_allows_every_host_and_origin() -> None:
+    assert hosted({"*"}, []) == 200
+    assert hosted({"*", "localhost"}, [(b"host", b"evil"), (b"origin", b"null")]) == 200
+
+
+@pytest.mark.parametrize(
+    "name", ["http://localhost", "localhost:8000", "", "a b", "*.example", "[::1]:80", "localhost/"]
+)
+def test_an_allowed_host_that_could_never_match_is_a_config_error(name: str) -> None:
+    with pytest.raises(ConfigError, match="allowed host"):
+        AllowedHosts({name})
+
+
+def test_a_foreign_host_is_refused_before_the_key_is_looked_at_even_on_open_paths(keys: KnownKeys) -> None:
+    inner = Inner()
+    for path in ("/v1/x", "/healthz"):
+        client = call(access(inner, keys), scope_of(path, [(b"host", b"evil.example")]))
+        assert (client.status, client.error["code"]) == (421, "unknown_host")
+    assert inner.scopes == []
+
+
