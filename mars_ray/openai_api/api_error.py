@@ -1,4 +1,4 @@
-"""What a caller is told when a request fails: OpenAI's error object and an HTTP status.
+"""Errors as callers see them: an HTTP status and OpenAI's error object.
 
 In:    an error of the tree in `errors`, or any other exception.
 Out:   an `ApiError`: status, body, headers.
@@ -21,7 +21,7 @@ ErrorType = Literal[
 ]
 
 MESSAGE_CHARS = 1000
-"""A message may quote what the caller sent; this much of it is enough to see what is wrong."""
+"""Characters of a message at most; it may quote what the caller sent, and this is enough to see what is wrong."""
 
 
 class ApiError(Exception):
@@ -51,28 +51,28 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
-class _Answer(NamedTuple):
-    """How the errors of one class are answered."""
+class _ErrorKind(NamedTuple):
+    """The status and the fields that errors of one class get."""
 
     status: int
     type: ErrorType
     code: str | None
     shown: bool
-    """Whether the message is about the request alone, and so for the caller's eyes."""
+    """Whether callers may see the message, because it is about their request alone."""
 
 
-_INTERNAL = _Answer(500, "server_error", "internal_error", shown=False)
+_INTERNAL = _ErrorKind(500, "server_error", "internal_error", shown=False)
 
-_ANSWERS: dict[type[MarsRayError], _Answer] = {
-    errors.ReportError: _Answer(500, "server_error", "internal_error", shown=False),
-    errors.RequestError: _Answer(400, "invalid_request_error", None, shown=True),
-    errors.PromptTooLongError: _Answer(400, "invalid_request_error", "context_length_exceeded", shown=True),
-    errors.QueueFullError: _Answer(429, "rate_limit_error", "overloaded", shown=True),
+_ERROR_KINDS: dict[type[MarsRayError], _ErrorKind] = {
+    errors.ReportError: _ErrorKind(500, "server_error", "internal_error", shown=False),
+    errors.RequestError: _ErrorKind(400, "invalid_request_error", None, shown=True),
+    errors.PromptTooLongError: _ErrorKind(400, "invalid_request_error", "context_length_exceeded", shown=True),
+    errors.QueueFullError: _ErrorKind(429, "rate_limit_error", "overloaded", shown=True),
     # The caller did not do its part in time: what 408 means, though here it is reading and not writing.
-    errors.SlowReaderError: _Answer(408, "invalid_request_error", "slow_reader", shown=True),
-    errors.UnavailableError: _Answer(503, "server_error", "unavailable", shown=True),
-    errors.ReplicaLostError: _Answer(503, "server_error", "replica_lost", shown=True),
-    errors.StepError: _Answer(500, "server_error", "step_failed", shown=False),
+    errors.SlowReaderError: _ErrorKind(408, "invalid_request_error", "slow_reader", shown=True),
+    errors.UnavailableError: _ErrorKind(503, "server_error", "unavailable", shown=True),
+    errors.ReplicaLostError: _ErrorKind(503, "server_error", "replica_lost", shown=True),
+    errors.StepError: _ErrorKind(500, "server_error", "step_failed", shown=False),
     # None of these is about a request. Met while serving, they are our bug, and their messages name files.
     errors.ConfigError: _INTERNAL,
     errors.DataError: _INTERNAL,
@@ -86,33 +86,33 @@ _ANSWERS: dict[type[MarsRayError], _Answer] = {
 """The families `InputError` and `RunError` are left out, so that a new class under them has to be thought about."""
 
 
-def answer_to(kind: type[MarsRayError]) -> _Answer | None:
-    """Return how errors of this class are answered: by the nearest base in the table. None is a gap in the table."""
-    return next((_ANSWERS[base] for base in kind.__mro__ if base in _ANSWERS), None)
+def error_kind(error_class: type[MarsRayError]) -> _ErrorKind | None:
+    """Return the kind of error that a class is, by its nearest base in the table. None is a gap in the table."""
+    return next((_ERROR_KINDS[base] for base in error_class.__mro__ if base in _ERROR_KINDS), None)
 
 
 def api_error(error: MarsRayError, *, request_id: str | None = None, retry_after_s: int = 1) -> ApiError:
     """Return what the caller is told. `retry_after_s` goes with errors that trying again later can mend."""
-    answer = answer_to(type(error)) or _INTERNAL
-    if not answer.shown:
-        return _hidden(answer, request_id)
+    kind = error_kind(type(error)) or _INTERNAL
+    if not kind.shown:
+        return _hidden(kind, request_id)
     return ApiError(
-        answer.status,
+        kind.status,
         _shortened(str(error)),
-        type=answer.type,
-        code=answer.code,
-        headers={"retry-after": str(max(1, retry_after_s))} if answer.status in (429, 503) else None,
+        type=kind.type,
+        code=kind.code,
+        headers={"retry-after": str(max(1, retry_after_s))} if kind.status in (429, 503) else None,
     )
 
 
 def internal_error(request_id: str | None = None) -> ApiError:
-    """Return what the caller is told about an exception nobody foresaw: how to ask the operator for it."""
+    """Return what the caller is told about an unexpected exception: how to ask the operator for it."""
     return _hidden(_INTERNAL, request_id)
 
 
-def _hidden(answer: _Answer, request_id: str | None) -> ApiError:
+def _hidden(kind: _ErrorKind, request_id: str | None) -> ApiError:
     named = f"request id {request_id}" if request_id else "the request id is in the header x-request-id"
-    return ApiError(answer.status, f"internal error, {named}.", type=answer.type, code=answer.code)
+    return ApiError(kind.status, f"internal error, {named}.", type=kind.type, code=kind.code)
 
 
 def _shortened(message: str) -> str:

@@ -1,15 +1,13 @@
 """How much one request, one key and this process may ask for.
 
-In:    what the operator set.
-Out:   numbers in range; unknown names and impossible values fail when they are read.
-Never: checks a request: each limit is read by the code that would pay for going beyond it.
+Each limit is checked by the code that would pay for going beyond it.
 """
 
 from pydantic import BaseModel, ConfigDict, Field
 
 
 class RequestLimits(BaseModel):
-    """The limits of the HTTP front. The engine has its own for what the model and the memory allow."""
+    """The limits of the HTTP gateway. The engine has its own for what the model and the memory allow."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -18,7 +16,7 @@ class RequestLimits(BaseModel):
     header_bytes: int = Field(16 * 2**10, ge=1)
     """Bytes of path, query and headers together."""
     body_seconds: float = Field(10, gt=0)
-    """From the end of the headers to the end of the body: a client that trickles is cut off."""
+    """Seconds from the end of the headers to the end of the body: a client that trickles is cut off."""
     prompt_tokens: int | None = Field(None, ge=1)
     """Tokens of one prompt; None leaves it to what the model takes."""
     output_tokens: int = Field(4096, ge=1)

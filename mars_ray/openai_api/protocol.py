@@ -1,8 +1,8 @@
-"""What may stand in the body of a request: OpenAI's fields under OpenAI's names, and ours.
+"""The bodies of requests as pydantic models: OpenAI's fields under OpenAI's names, and ours.
 
 In:    parsed JSON.
 Out:   a checked request; every field in it is acted upon, or cannot change the answer.
-Never: ignores a field that would change the answer. Such a one is refused by name.
+Never: ignores a field that would change the answer; such a field is refused by name.
 
 Names and meanings: OpenAI API reference, as the types of the `openai` package spell it; `top_k`, `min_p`,
 `repetition_penalty`, `min_tokens`, `ignore_eos`, `stop_token_ids` as vLLM extends it. `threshold`, `threshold_floor`,
@@ -30,7 +30,7 @@ IGNORED = frozenset(
         "service_tier",
     )
 )
-"""Accepted and without effect: they say who asks, what is kept or billed, or what may make it cheaper."""
+"""Fields that are accepted without effect: they say who asks, what is kept or billed, or what may make it cheaper."""
 
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "audio": (),
@@ -49,50 +49,49 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-"""Not supported, and what they may hold all the same because it asks for nothing; null always may."""
-
+"""Fields that are not supported, with the values that are accepted because they ask for nothing; null always is."""
 
 NO_TEXT = ("tool_calls", "function_call", "audio")
-"""What an assistant's message of OpenAI's may hold beside text; null or empty it says nothing."""
+"""What an assistant's message may hold beside text; accepted when null or empty, because it then says nothing."""
 
 
-class Body(BaseModel):
-    """A JSON object without fields we do not know. Types are not converted: "5" is no number."""
+class RequestBody(BaseModel):
+    """A JSON object with known fields only. Types are not converted: "5" is not a number."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class StreamOptions(Body):
-    """How a stream is cut."""
+class StreamOptions(RequestBody):
+    """What a stream holds, and how it is cut into chunks."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    """As vLLM has it: with `include_usage`, every chunk says what was used so far."""
+    """vLLM's option: with `include_usage`, every chunk says what was used so far."""
     include_obfuscation: bool = False
     """Accepted: padding against an observer of the network, which the answer does not depend on."""
     single_tokens: bool = False
-    """Ours: one chunk for each token instead of one for each step."""
+    """Our option: one chunk for each token instead of one for each step."""
 
 
-class TextPart(Body):
-    """A piece of text in a message."""
+class TextPart(RequestBody):
+    """A part of a message's content: text."""
 
     type: Literal["text"]
     text: str
 
 
-class _Turn(Body):
-    """One turn of a conversation."""
+class _BaseMessage(RequestBody):
+    """One message of a conversation."""
 
     name: str | None = None
 
     @model_validator(mode="before")
     @classmethod
-    def _name_what_is_not_text(cls, value: Any) -> Any:
+    def _refuse_other_content(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
         if value.get("role") == "assistant":
-            value = _as_text(value)
+            value = _text_only(value)
         parts = value.get("content")
         for part in parts if isinstance(parts, list) else ():
             kind = part.get("type") if isinstance(part, dict) else None
@@ -104,21 +103,21 @@ class _Turn(Body):
 Text = str | Annotated[list[TextPart], Field(min_length=1)]
 
 
-class Asked(_Turn):
-    """What the assistant is told."""
+class InputMessage(_BaseMessage):
+    """A message to the assistant."""
 
     role: Literal["developer", "system", "user"]
     content: Text
 
 
-class Said(_Turn):
-    """What the assistant said. OpenAI's answers may have null there, and clients send them back."""
+class AssistantMessage(_BaseMessage):
+    """A message of the assistant. Its content may be null: OpenAI's answers have that, and clients send them back."""
 
     role: Literal["assistant"]
     content: Text | None = None
 
 
-Message = Annotated[Asked | Said, Field(discriminator="role")]
+Message = Annotated[InputMessage | AssistantMessage, Field(discriminator="role")]
 
 
 def text_of(message: Message) -> str:
@@ -128,16 +127,16 @@ def text_of(message: Message) -> str:
     return "".join(part.text for part in message.content)
 
 
-def _as_text(turn: dict[str, Any]) -> dict[str, Any]:
-    """Return an assistant's turn with nothing but text: what it refused in is what it said."""
+def _text_only(message: dict[str, Any]) -> dict[str, Any]:
+    """Return an assistant's message with nothing but text; the text of a refusal counts as its content."""
     for name in NO_TEXT:
-        if turn.get(name):
+        if message.get(name):
             raise ApiError.bad_request(f"messages with {name} are not supported.", "messages")
     # Annotations point into the text, which stands by itself.
-    kept = {key: item for key, item in turn.items() if key not in (*NO_TEXT, "annotations", "refusal")}
+    kept = {key: item for key, item in message.items() if key not in (*NO_TEXT, "annotations", "refusal")}
     if isinstance(parts := kept.get("content"), list):
         kept["content"] = [_refusal_as_text(part) for part in parts]
-    if (refusal := turn.get("refusal")) is not None:
+    if (refusal := message.get("refusal")) is not None:
         if kept.get("content") is not None:
             raise ApiError.bad_request("a message has either content or refusal, not both.", "messages")
         kept["content"] = refusal
@@ -150,20 +149,20 @@ def _refusal_as_text(part: Any) -> Any:
     return part
 
 
-class TextFormat(Body):
-    """Any text."""
+class TextFormat(RequestBody):
+    """Answer with any text."""
 
     type: Literal["text"]
 
 
-class JsonObjectFormat(Body):
-    """Any JSON object."""
+class JsonObjectFormat(RequestBody):
+    """Answer with a JSON object of any kind."""
 
     type: Literal["json_object"]
 
 
-class JsonSchema(Body):
-    """A schema and what it is called. It always holds to the letter, `strict` or not."""
+class JsonSchema(RequestBody):
+    """A JSON schema and its name. The answer always holds to it, `strict` or not."""
 
     name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = None
@@ -171,8 +170,8 @@ class JsonSchema(Body):
     strict: bool | None = None
 
 
-class JsonSchemaFormat(Body):
-    """JSON of a schema."""
+class JsonSchemaFormat(RequestBody):
+    """Answer with JSON that holds to a schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
@@ -181,8 +180,8 @@ class JsonSchemaFormat(Body):
 Positive = Annotated[int, Field(ge=1)]
 
 
-class GenerateRequest(Body):
-    """The fields both kinds of completion share. What depends on the model or on limits is checked in `translate`."""
+class GenerateRequest(RequestBody):
+    """The fields that chat and completion requests share. Limits, and what depends on the model, `translate` checks."""
 
     model: str
     stream: bool = False
@@ -207,7 +206,7 @@ class GenerateRequest(Body):
         TextFormat(type="text")
     )
     threshold: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Confidence a token ahead needs, for this request alone."""
+    """Confidence that a token ahead needs, for this request alone."""
     threshold_floor: Annotated[float, Field(ge=0, le=1)] | None = None
     """Follow the threshold of the server, but not below this."""
     mode: Literal["ar", "threshold", "exact"] | None = None
@@ -216,17 +215,17 @@ class GenerateRequest(Body):
 
     @model_validator(mode="before")
     @classmethod
-    def _keep_what_asks_for_something(cls, value: Any) -> Any:
-        """Drop nulls and what is ignored; refuse what is not supported."""
+    def _drop_what_asks_for_nothing(cls, value: Any) -> Any:
+        """Drop nulls and ignored fields; refuse fields that are not supported."""
         if not isinstance(value, dict):
             return value
-        asked = {name: item for name, item in value.items() if item is not None and name not in IGNORED}
+        kept = {name: item for name, item in value.items() if item is not None and name not in IGNORED}
         for name, neutral in NEUTRAL.items():
-            if name in asked and asked.pop(name) not in neutral:
+            if name in kept and kept.pop(name) not in neutral:
                 raise ApiError.bad_request(
                     f"{name} is not supported by this server; leave it out.", name, "unsupported_parameter"
                 )
-        return asked
+        return kept
 
     @property
     def decode_mode(self) -> Mode | None:
@@ -264,29 +263,29 @@ class CompletionRequest(GenerateRequest):
         return [each for each in self.prompt if isinstance(each, list)]
 
 
-class TokenizeRequest(Body):
-    """Body of `/tokenize`: a text, or a conversation as the model would see it."""
+class TokenizeRequest(RequestBody):
+    """Body of `/tokenize`: a text, or a conversation that goes through the chat template."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
-    def _one_of_them(self) -> "TokenizeRequest":
+    def _exactly_one(self) -> "TokenizeRequest":
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give either prompt or messages")
         return self
 
 
 class TokenizeResponse(BaseModel):
-    """Answer of `/tokenize`."""
+    """Response of `/tokenize`."""
 
     count: int
     max_model_len: int
     tokens: list[int]
 
 
-class DetokenizeRequest(Body):
+class DetokenizeRequest(RequestBody):
     """Body of `/detokenize`."""
 
     model: str | None = None
@@ -294,6 +293,6 @@ class DetokenizeRequest(Body):
 
 
 class DetokenizeResponse(BaseModel):
-    """Answer of `/detokenize`."""
+    """Response of `/detokenize`."""
 
     prompt: str

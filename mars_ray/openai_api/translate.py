@@ -1,6 +1,6 @@
-"""A checked body -> what is asked of the engine.
+"""Translate a checked body into requests to the engine.
 
-In:    a request as it came over the wire, its prompts as token ids, the limits, the operator's defaults.
+In:    a request as the API takes it, its prompts as token ids, the limits, the operator's defaults.
 Out:   one engine request per prompt.
 Never: shortens a prompt, or asks the engine for less than the caller did without saying so.
 """
@@ -26,15 +26,14 @@ from mars_ray.openai_api.protocol import (
 )
 
 COMPLETION_TOKENS = 16
-"""Of a completion that names no `max_tokens`, as OpenAI's reference has it; a chat answer may go on to the end."""
-
+"""`max_tokens` of a completion that names none, as OpenAI's reference has it; a chat answer may go on to the end."""
 
 ID_DIGITS = 10
-"""More than any vocabulary needs."""
+"""Digits of a token id at most: more than any vocabulary needs."""
 
 
 def check_limits(body: GenerateRequest, limits: RequestLimits) -> None:
-    """Raise the `ApiError` of a body beyond the limits. Of a large schema that takes a tenth of a second at most."""
+    """Raise an `ApiError` for a body beyond the limits. For a large schema that takes a tenth of a second at most."""
     _at_most("n", body.n, limits.n)
     stops = [body.stop] if isinstance(body.stop, str) else body.stop
     _at_most("the number of strings in stop", len(stops), limits.stop, "stop")
@@ -68,12 +67,12 @@ def check_limits(body: GenerateRequest, limits: RequestLimits) -> None:
 
 
 def check_messages(messages: list[Message], limits: RequestLimits) -> None:
-    """Raise the `ApiError` of a conversation beyond the limits."""
+    """Raise an `ApiError` for a conversation beyond the limits."""
     _at_most("the number of messages", len(messages), limits.messages, "messages")
 
 
 def template_messages(messages: list[Message]) -> list[dict[str, str]]:
-    """Return the messages as chat templates take them."""
+    """Return the messages in the form that chat templates take."""
     # Few templates know the role "developer", which is OpenAI's newer word for "system".
     roles = {"developer": "system"}
     return [

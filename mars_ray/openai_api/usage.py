@@ -1,4 +1,4 @@
-"""What the answer to one HTTP request came to: tokens, forwards, thresholds, how its sequences ended.
+"""What the response to one HTTP request used: tokens, forwards, thresholds, and how its sequences ended.
 
 In:    chunks, as they come.
 Out:   usage as callers see it; the figures of the log and the metrics.
@@ -21,9 +21,9 @@ class ResponseUsage:
     tokens: int = 0
     forwards: int = 0
     queued_s: float = 0.0
-    """The longest any of its sequences waited for a row."""
+    """The longest that any of its sequences waited for a row."""
     reasons: list[str] = field(default_factory=list)
-    """How each sequence ended."""
+    """The finish reason of each sequence."""
     threshold_low: float | None = None
     threshold_high: float | None = None
 
@@ -43,7 +43,7 @@ class ResponseUsage:
 
     @property
     def threshold_range(self) -> str:
-        """Return the thresholds that were in force, for a header: "0.95", or "0.9-0.95" when they changed."""
+        """The thresholds that were in force, for a header: "0.95", or "0.9-0.95" when they changed."""
         if self.threshold_low is None or self.threshold_low == self.threshold_high:
             return f"{1.0 if self.threshold_low is None else self.threshold_low:g}"
         return f"{self.threshold_low:g}-{self.threshold_high:g}"

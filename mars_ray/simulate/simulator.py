@@ -96,7 +96,12 @@ def simulate(
 
 class _Cluster:
     def __init__(
-        self, arrivals: Arrivals, machine: Machine, plan: ControlPlan, options: SimulationOptions, policy: Policy[Any] | None
+        self,
+        arrivals: Arrivals,
+        machine: Machine,
+        plan: ControlPlan,
+        options: SimulationOptions,
+        policy: Policy[Any] | None,
     ) -> None:
         self._arrivals, self._machine, self._options, self._plan = arrivals, machine, options, plan
         most = options.scaling.max_replicas if options.scaling else options.replicas

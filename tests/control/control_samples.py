@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from mars_ray.control.cluster_load import ClusterLoad
 from mars_ray.control.demand import ClassDemand
 from mars_ray.control.directive import Directive
-from mars_ray.control.cluster_load import ClusterLoad
 from mars_ray.control.replica_speed import ReplicaSpeed
 from mars_ray.control.report import ReplicaReport
 from mars_ray.control.settings import ControlPlan, ControlSettings
@@ -110,7 +110,9 @@ class Plant:
 
     PROMPT, TOKENS, TICK_S, WINDOW_S = 20, 64, 0.1, 10.0
 
-    def __init__(self, name: str, seed: int, classes: Sequence[str] = ("standard",), speed: ReplicaSpeed = SPEED) -> None:
+    def __init__(
+        self, name: str, seed: int, classes: Sequence[str] = ("standard",), speed: ReplicaSpeed = SPEED
+    ) -> None:
         self._random, self._speed, self._name = random.Random(seed), speed, name
         self.thresholds = dict.fromkeys(classes, 0.95)
         self._counts = {each: {"arrived": 0, "prompt_tokens": 0, "ended": 0, "tokens": 0} for each in classes}

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 
 from mars_ray.control.backlog import Backlog
 from mars_ray.control.core.controller import Controller
-from mars_ray.control.replica_speed import ReplicaSpeed
 from mars_ray.control.replica.lease import Lease
+from mars_ray.control.replica_speed import ReplicaSpeed
 from mars_ray.control.settings import ControlPlan
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.engine.stats.state import EngineState

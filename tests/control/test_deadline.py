@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.control.backlog import Backlog, BatchJobState
-from mars_ray.control.policies.bounds import bounds_of
 from mars_ray.control.cluster_load import ClusterLoad
+from mars_ray.control.policies.bounds import bounds_of
 from mars_ray.control.policies.deadline import DEADLINE, DeadlineState
 from mars_ray.control.policies.policy import Decision
 from mars_ray.engine.service_class import ServiceClass
@@ -24,13 +24,17 @@ GAIN = SPEED.max_tokens_s(FLOOR) / SPEED.max_tokens_s(CEILING)
 """As many times as fast is the floor."""
 
 
-def load_at(tokens: float, seconds: float | None, threshold: float = CEILING, tokens_s: float | None = None) -> ClusterLoad:
+def load_at(
+    tokens: float, seconds: float | None, threshold: float = CEILING, tokens_s: float | None = None
+) -> ClusterLoad:
     """One worker with all rows in use, and what is left of the job."""
     job = BatchJobState(backlog=Backlog(tokens=tokens, seconds=seconds), threshold=threshold, tokens_s=tokens_s)
     return load_of(wanted(running=SPEED.rows), job=job)
 
 
-def decided(load: ClusterLoad, state: DeadlineState = DEADLINE.initial, dt_s: float = 1.0) -> tuple[Decision, DeadlineState]:
+def decided(
+    load: ClusterLoad, state: DeadlineState = DEADLINE.initial, dt_s: float = 1.0
+) -> tuple[Decision, DeadlineState]:
     decisions, state = DEADLINE.decide(PLAN, load, BOUNDS, state, dt_s)
     return decisions["standard"], state
 
@@ -105,7 +109,10 @@ def test_a_passed_deadline_means_the_floor_and_says_how_late() -> None:
 
 
 def test_what_is_measured_outweighs_what_was_predicted() -> None:
-    load, state = load_at(1000 * SPEED.max_tokens_s(CEILING) / 2, 1000, tokens_s=SPEED.max_tokens_s(CEILING) / 3), DEADLINE.initial
+    load, state = (
+        load_at(1000 * SPEED.max_tokens_s(CEILING) / 2, 1000, tokens_s=SPEED.max_tokens_s(CEILING) / 3),
+        DEADLINE.initial,
+    )
     assert decided(load)[0].threshold == CEILING
     for _ in range(60):
         decision, state = decided(load, state)

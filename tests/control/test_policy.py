@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from mars_ray.control.policies.bounds import Bounds, bounds_of
 from mars_ray.control.cluster_load import ClusterLoad
+from mars_ray.control.policies.bounds import Bounds, bounds_of
 from mars_ray.control.policies.registry import POLICIES
 from mars_ray.control.policies.slo import GAIN_PER_S, MARGIN, SLO, SloState
 from mars_ray.control.policies.worth import SPEED_PER_QUALITY, worthwhile
@@ -61,7 +61,11 @@ def state_of(name: PolicyName, integral: float) -> SloState | None:
 
 
 def decided(
-    plan: ControlPlan, load: ClusterLoad, name: PolicyName, bounds: dict[str, Bounds] | None = None, integral: float = 0.0
+    plan: ControlPlan,
+    load: ClusterLoad,
+    name: PolicyName,
+    bounds: dict[str, Bounds] | None = None,
+    integral: float = 0.0,
 ) -> dict[str, float]:
     decisions, _ = POLICIES[name].decide(plan, load, bounds or bounds_of(plan, []), state_of(name, integral), 1.0)
     return {each: decision.threshold for each, decision in decisions.items()}
@@ -258,7 +262,9 @@ def test_a_class_within_its_share_keeps_its_ceiling_whatever_the_flood_of_anothe
     assert found["modest"] == 0.95
 
 
-@given(st.floats(0, 2), st.floats(0, 50), st.integers(0, 1000), st.sampled_from([SloSettings(), SloSettings(tpot_ms=15)]))
+@given(
+    st.floats(0, 2), st.floats(0, 50), st.integers(0, 1000), st.sampled_from([SloSettings(), SloSettings(tpot_ms=15)])
+)
 def test_a_flood_of_lower_priority_never_lowers_a_class_of_higher_priority(
     urgent: float, flood: float, waiting: int, slo: SloSettings
 ) -> None:
@@ -313,7 +319,9 @@ def test_capacity_fits_what_is_asked_wherever_the_floors_allow_it(situation: tup
     found = decided(plan, load, "capacity")
     for priority in {each.priority for each in plan.classes}:
         served = [each.name for each in plan.classes if each.priority >= priority]
-        taken = sum(load.share_with_queue(each.name, found[each.name]) for each in plan.classes if each.priority > priority)
+        taken = sum(
+            load.share_with_queue(each.name, found[each.name]) for each in plan.classes if each.priority > priority
+        )
         peers = [each.name for each in plan.classes if each.priority == priority]
         if taken + sum(load.share_with_queue(name, floors[name]) for name in peers) <= room:
             # A class within its share may keep its ceiling, but then the others can go low enough.

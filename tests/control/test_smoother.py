@@ -9,7 +9,9 @@ RECOVER_S = 20.0
 AIMS = st.lists(st.tuples(st.sampled_from([0.95, 0.9, 0.85, 0.8, 0.5]), st.integers(0, 15)), min_size=1, max_size=40)
 
 
-def followed(start: float, decisions: list[tuple[float, int]], recover_s: float = RECOVER_S) -> list[tuple[float, float]]:
+def followed(
+    start: float, decisions: list[tuple[float, int]], recover_s: float = RECOVER_S
+) -> list[tuple[float, float]]:
     """When and at what threshold the smoother was; decisions come with the seconds since the one before."""
     smoother, now_s, found = Smoother(start, 0.0, recover_s), 0.0, []
     for decision, gap_s in decisions:

@@ -155,7 +155,9 @@ def test_time_per_token_is_that_of_the_fewest_rows_that_keep_up(
 def test_a_queue_is_demand_that_should_be_gone_soon(requests_s: float, waiting: float, threshold: float) -> None:
     load = load_of(wanted(requests_s=requests_s, waiting=waiting))
     queued = load_of(wanted(requests_s=waiting / DRAIN_S)).arriving_share("standard", threshold)
-    assert load.share_with_queue("standard", threshold) == pytest.approx(load.arriving_share("standard", threshold) + queued)
+    assert load.share_with_queue("standard", threshold) == pytest.approx(
+        load.arriving_share("standard", threshold) + queued
+    )
 
 
 def test_a_replica_that_is_asked_for_all_it_can_do_has_a_load_of_one() -> None:

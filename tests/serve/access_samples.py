@@ -1,42 +1,15 @@
 """An app behind the access middleware, callers that send it messages, and the keys they have."""
 
 import asyncio
-import inspect
 import json
-import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from pydantic import ValidationError
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
-
-from mars_ray import errors
-from mars_ray.errors import (
-    ConfigError,
-    MarsRayError,
-    PromptTooLongError,
-    QueueFullError,
-    ReplicaLostError,
-    StepError,
-    UnavailableError,
-)
-from mars_ray.openai_api.api_error import MESSAGE_CHARS, ApiError, answer_to, api_error
 from mars_ray.openai_api.limits import RequestLimits
-from mars_ray.serve.middleware.admission import OPERATOR_REQUESTS
 from mars_ray.serve.middleware.access import AccessMiddleware
-from mars_ray.serve.middleware.allowed_hosts import AllowedHosts
-from mars_ray.serve.middleware.keys import KeyFile, add_key
-from mars_ray.serve.middleware.paths import OPEN_PATHS
+from mars_ray.serve.middleware.keys import KeyFile
 
 HOST = (b"host", b"localhost:8000")
 JSON = {b"content-type": b"application/json", b"x-content-type-options": b"nosniff", b"cache-control": b"no-store"}

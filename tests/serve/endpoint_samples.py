@@ -24,8 +24,8 @@ from mars_ray.serve.deploy.config import ServeConfig, parse_config
 from mars_ray.serve.http.gateway_app import make_gateway_app
 from mars_ray.serve.middleware.access import AccessMiddleware
 from mars_ray.serve.replicas.engine_client import EngineClient
-from mars_ray.serve.replicas.local_engine_client import LocalEngineClient
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
+from mars_ray.serve.replicas.local_engine_client import LocalEngineClient
 from tests.serve.stalls.stalls import watched
 
 MESSAGES = [{"role": "user", "content": "JSON with the keys name, age, city: Oscar, 34, lives in Dallas."}]
@@ -91,7 +91,9 @@ def config_of(**fields: Any) -> ServeConfig:
 
 
 @contextmanager
-def served(config: ServeConfig, wrap: Callable[[EngineClient], EngineClient] = lambda client: client) -> Iterator[Served]:
+def served(
+    config: ServeConfig, wrap: Callable[[EngineClient], EngineClient] = lambda client: client
+) -> Iterator[Served]:
     """Run an endpoint until the block ends; `wrap` puts something between the front and the engine."""
     found: list[tuple[Served, uvicorn.Server] | BaseException] = []
     up = threading.Event()

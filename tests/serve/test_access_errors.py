@@ -2,23 +2,11 @@
 
 import asyncio
 import inspect
-import json
-import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
-from urllib.parse import quote, unquote
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
 
 from mars_ray import errors
 from mars_ray.errors import (
@@ -30,28 +18,18 @@ from mars_ray.errors import (
     StepError,
     UnavailableError,
 )
-from mars_ray.openai_api.api_error import MESSAGE_CHARS, ApiError, answer_to, api_error
+from mars_ray.openai_api.api_error import MESSAGE_CHARS, ApiError, api_error, error_kind
 from mars_ray.openai_api.limits import RequestLimits
-from mars_ray.serve.middleware.admission import OPERATOR_REQUESTS
-from mars_ray.serve.middleware.access import AccessMiddleware
-from mars_ray.serve.middleware.allowed_hosts import AllowedHosts
-from mars_ray.serve.middleware.keys import KeyFile, add_key
-from mars_ray.serve.middleware.paths import OPEN_PATHS
-
 from tests.serve.access_samples import (
     HOST,
-    JSON,
-    OK_BODY,
     OK_START,
     Client,
     Inner,
     KnownKeys,
     access,
-    bearer,
     call,
     scope_of,
 )
-from mars_ray.serve.middleware.exchange import Exchange
 
 # --- failures inside ---
 
@@ -120,7 +98,7 @@ def all_errors(base: type[MarsRayError] = MarsRayError) -> Iterator[type[MarsRay
 def test_every_error_of_the_tree_has_a_status() -> None:
     ours = {each for each in all_errors() if each.__module__ == errors.__name__}
     assert len(ours) == sum(issubclass(each, MarsRayError) for _, each in inspect.getmembers(errors, inspect.isclass))
-    assert {each.__name__ for each in ours - FAMILIES if answer_to(each) is None} == set()
+    assert {each.__name__ for each in ours - FAMILIES if error_kind(each) is None} == set()
 
 
 def test_the_status_is_that_of_the_nearest_base() -> None:

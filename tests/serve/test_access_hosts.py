@@ -1,49 +1,18 @@
 """Requests must be small and meant for this endpoint; request ids and our headers hold."""
 
-import asyncio
-import inspect
-import json
-import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from pydantic import ValidationError
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
 
-from mars_ray import errors
 from mars_ray.errors import (
     ConfigError,
-    MarsRayError,
-    PromptTooLongError,
-    QueueFullError,
-    ReplicaLostError,
-    StepError,
-    UnavailableError,
 )
-from mars_ray.openai_api.api_error import MESSAGE_CHARS, ApiError, answer_to, api_error
-from mars_ray.openai_api.limits import RequestLimits
-from mars_ray.serve.middleware.admission import OPERATOR_REQUESTS
-from mars_ray.serve.middleware.access import AccessMiddleware
+from mars_ray.openai_api.api_error import ApiError
 from mars_ray.serve.middleware.allowed_hosts import AllowedHosts
-from mars_ray.serve.middleware.keys import KeyFile, add_key
-from mars_ray.serve.middleware.paths import OPEN_PATHS
-
+from mars_ray.serve.middleware.exchange import Exchange
 from tests.serve.access_samples import (
     HOST,
-    JSON,
     OK_BODY,
-    OK_START,
-    Client,
     Inner,
     KnownKeys,
     access,
@@ -51,7 +20,6 @@ from tests.serve.access_samples import (
     call,
     scope_of,
 )
-from mars_ray.serve.middleware.exchange import Exchange
 
 # --- request id ---
 
@@ -206,5 +174,3 @@ def test_a_foreign_host_is_refused_before_the_key_is_looked_at_even_on_open_path
         client = call(access(inner, keys), scope_of(path, [(b"host", b"evil.example")]))
         assert (client.status, client.error["code"]) == (421, "unknown_host")
     assert inner.scopes == []
-
-

@@ -1,49 +1,21 @@
 """Nobody comes in without a key of the right role, whatever the spelling of the path."""
 
-import asyncio
-import inspect
-import json
-import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from mars_ray import errors
-from mars_ray.errors import (
-    ConfigError,
-    MarsRayError,
-    PromptTooLongError,
-    QueueFullError,
-    ReplicaLostError,
-    StepError,
-    UnavailableError,
-)
-from mars_ray.openai_api.api_error import MESSAGE_CHARS, ApiError, answer_to, api_error
-from mars_ray.openai_api.limits import RequestLimits
-from mars_ray.serve.middleware.admission import OPERATOR_REQUESTS
-from mars_ray.serve.middleware.access import AccessMiddleware
-from mars_ray.serve.middleware.allowed_hosts import AllowedHosts
+from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.keys import KeyFile, add_key
 from mars_ray.serve.middleware.paths import OPEN_PATHS
-
 from tests.serve.access_samples import (
     HOST,
-    JSON,
-    OK_BODY,
-    OK_START,
-    Client,
     Inner,
     KnownKeys,
     access,
@@ -51,7 +23,6 @@ from tests.serve.access_samples import (
     call,
     scope_of,
 )
-from mars_ray.serve.middleware.exchange import Exchange
 
 # --- keys and roles ---
 
@@ -252,5 +223,3 @@ def test_no_bytes_in_headers_of_a_known_caller_are_a_server_error(
 ) -> None:
     client = call(access(Inner(), keys), scope_of("/v1/x", [HOST, bearer(keys.use), *headers]))
     assert client.status in (200, 413, 431)
-
-

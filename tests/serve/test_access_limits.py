@@ -1,46 +1,17 @@
 """Requests in flight and bodies are limited, and counts never leak."""
 
 import asyncio
-import inspect
-import json
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
 
-from mars_ray import errors
-from mars_ray.errors import (
-    ConfigError,
-    MarsRayError,
-    PromptTooLongError,
-    QueueFullError,
-    ReplicaLostError,
-    StepError,
-    UnavailableError,
-)
-from mars_ray.openai_api.api_error import MESSAGE_CHARS, ApiError, answer_to, api_error
-from mars_ray.openai_api.limits import RequestLimits
 from mars_ray.serve.middleware.admission import OPERATOR_REQUESTS
-from mars_ray.serve.middleware.access import AccessMiddleware
-from mars_ray.serve.middleware.allowed_hosts import AllowedHosts
-from mars_ray.serve.middleware.keys import KeyFile, add_key
-from mars_ray.serve.middleware.paths import OPEN_PATHS
-
 from tests.serve.access_samples import (
     HOST,
-    JSON,
     OK_BODY,
     OK_START,
     Client,
@@ -51,7 +22,6 @@ from tests.serve.access_samples import (
     call,
     scope_of,
 )
-from mars_ray.serve.middleware.exchange import Exchange
 
 # --- how many at a time ---
 
@@ -184,15 +154,15 @@ def test_open_paths_are_not_counted_and_never_refused_for_load(keys: KnownKeys) 
     )
 )
 def test_places_are_given_back_however_requests_end(keys: KnownKeys, actions: list[tuple[str, int]]) -> None:
-    keys = {"ada": keys.use, "root": keys.operate, "bob": keys.other}
+    by_name = {"ada": keys.use, "root": keys.operate, "bob": keys.other}
 
     async def test() -> None:
         inside, expected = Held(keys, requests_per_key=2, requests=4), list[str]()
         for action, number in actions:
             if action == "begin":
-                name = list(keys)[number]
+                name = list(by_name)[number]
                 full = expected.count(name) == 2 or len(expected) == 4
-                await inside.begin(keys[name], refused=full)
+                await inside.begin(by_name[name], refused=full)
                 expected += [] if full else [name]
             elif expected:
                 await inside.end(number % len(expected), action)
@@ -210,7 +180,9 @@ def test_places_are_given_back_however_requests_end(keys: KnownKeys, actions: li
 
 
 @pytest.mark.parametrize("parts", [(b"x" * 11,), (b"x", None)])
-def test_a_request_whose_body_never_gets_in_gives_its_place_back(keys: KnownKeys, parts: tuple[bytes | None, ...]) -> None:
+def test_a_request_whose_body_never_gets_in_gives_its_place_back(
+    keys: KnownKeys, parts: tuple[bytes | None, ...]
+) -> None:
     app = access(Inner(), keys, body_bytes=10)
     call(app, scope_of("/v1/x", [HOST, bearer(keys.use)]), *parts)
     assert app.admission.in_flight == {}
@@ -281,5 +253,3 @@ def test_open_paths_take_no_body() -> None:
     assert call(access(inner), scope_of("/healthz", [HOST]), b"x").status == 413
     assert call(access(inner), scope_of("/healthz", [HOST, (b"content-length", b"1")]), b"x").status == 413
     assert call(access(inner), scope_of("/healthz", [HOST, (b"content-length", b"0")])).status == 200
-
-

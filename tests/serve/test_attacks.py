@@ -413,6 +413,8 @@ def test_mask_and_special_tokens_of_one_caller_do_not_reach_the_answers_of_other
     assert all(answer.status in (200, 400) for answer in answers[0::2])
     assert [answer.text for answer in answers[1::2]] == [ANSWER] * len(attacks)
     assert call(endpoint, "/v1/chat/completions", honest).text == ANSWER
+
+
 def test_every_test_that_the_table_of_answers_names_is_there() -> None:
     top = ROOT.parent
     last = ""

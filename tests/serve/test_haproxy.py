@@ -161,7 +161,7 @@ def test_a_head_that_trickles_in_is_ended(tmp_path: Path, monkeypatch: pytest.Mo
     async def test() -> None:
         port = next(free_ports())
         path = written_by_ray(tmp_path, port, next(free_ports()))
-        haproxy.mend(path)
+        haproxy.patch(path)
         with running(path, get_haproxy_binary()):
             async with connected(port) as (reader, writer):
                 answer = asyncio.create_task(reader.read())
@@ -220,7 +220,7 @@ def test_no_line_of_ray_s_template_that_is_mended_has_gone_or_changed(tmp_path: 
         "    errorfile 503 ",
     ):
         assert line in text
-    haproxy.mend(path)
+    haproxy.patch(path)
     mended = path.read_text()
     assert "splice" not in mended
     assert "backup" not in mended

@@ -56,7 +56,6 @@ def test_an_escaped_backslash_before_what_looks_like_half_a_character_is_taken()
     assert parse(b'{"a": "\\\\ud83d"}') == {"a": json.loads('"\\\\ud83d"')}
 
 
-
 @pytest.mark.parametrize(
     ("path", "fields", "place"),
     [

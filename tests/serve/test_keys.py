@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.errors import ConfigError, OutputError
-from mars_ray.serve.middleware.keys import CHECK_SECONDS, KeyFile, Role, add_key, role_allows, remove_key
+from mars_ray.serve.middleware.keys import CHECK_SECONDS, KeyFile, Role, add_key, remove_key, role_allows
 
 
 class FakeClock:

@@ -198,7 +198,9 @@ def test_figures_of_replicas_and_fronts_stand_side_by_side() -> None:
     engines = [EngineMetrics(model="m", replica=name) for name in ("r1", "r2")]
     for number, each in enumerate(engines, 1):
         each.generation_tokens.inc(number)
-    found = samples(merge_metrics([GatewayMetrics(model="m", gateway="f").text(5), *(each.text(STATE) for each in engines)]))
+    found = samples(
+        merge_metrics([GatewayMetrics(model="m", gateway="f").text(5), *(each.text(STATE) for each in engines)])
+    )
     assert total(found, "mars:generation_tokens_total", replica="r2") == 2
     assert total(found, "mars:generation_tokens_total") == 3
     assert total(found, "mars:num_requests_waiting") == 4

@@ -1,7 +1,6 @@
 """The `openai` client against a real endpoint: it is told what OpenAI's API promises."""
 
 import asyncio
-import json
 from collections.abc import Iterator
 from typing import Any
 

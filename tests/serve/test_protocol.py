@@ -1,6 +1,5 @@
 """Every field a body may have is acted upon, known to change nothing, or refused by name."""
 
-import gzip
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -14,8 +13,8 @@ from pydantic import ValidationError
 
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.limits import RequestLimits
-from mars_ray.openai_api.translate import check_limits
 from mars_ray.openai_api.protocol import IGNORED, NEUTRAL, ChatCompletionRequest, CompletionRequest, GenerateRequest
+from mars_ray.openai_api.translate import check_limits
 from tests.serve.endpoint_clients import MODEL, check_error, http
 from tests.serve.endpoint_samples import MESSAGES, Served
 from tests.serve.request_samples import CHAT, COMPLETIONS, LEAST
@@ -184,6 +183,7 @@ def test_malformed_conversations_are_refused(plain: httpx2.Client, messages: Any
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == "messages"
 
+
 @pytest.mark.parametrize(
     ("path", "fields", "said"),
     [
@@ -302,7 +302,9 @@ LIMITS = RequestLimits(output_tokens=10, n=2, prompts=2, top_logprobs=2, stop=2,
     ],
 )
 def test_a_limit_is_the_most_that_is_taken(kind: type[GenerateRequest], param: str, most: Any, more: Any) -> None:
-    least = LEAST[CHAT] | {"logprobs": True, "max_tokens": None} if kind is ChatCompletionRequest else LEAST[COMPLETIONS]
+    least = (
+        LEAST[CHAT] | {"logprobs": True, "max_tokens": None} if kind is ChatCompletionRequest else LEAST[COMPLETIONS]
+    )
     check_limits(kind.model_validate(least | {param: most}), LIMITS)
     with pytest.raises(ApiError) as refused:
         check_limits(kind.model_validate(least | {param: more}), LIMITS)

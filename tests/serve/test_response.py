@@ -111,8 +111,10 @@ def test_a_completion_stream_joins_to_the_whole_answer(parts: list[OutputDelta],
 
 @given(st.permutations([(0, part) for part in range(3)] + [(1, part) for part in range(3)]))
 def test_answers_that_come_interleaved_are_each_announced_and_ended_once(order: list[tuple[int, int]]) -> None:
-    arriving = {choice: iter([OutputDelta(choice, (f"{choice}{n}",), (0,), (), "stop" if n == 2 else None) for n in range(3)])
-                for choice in (0, 1)}  # fmt: skip
+    arriving = {
+        choice: iter([OutputDelta(choice, (f"{choice}{n}",), (0,), (), "stop" if n == 2 else None) for n in range(3)])
+        for choice in (0, 1)
+    }
     spoken = events(ChatResponseBuilder(METADATA), [next(arriving[choice]) for choice, _ in order])
     for choice in (0, 1):
         mine = [event["choices"][0] for event in spoken if event["choices"][0]["index"] == choice]
@@ -124,13 +126,18 @@ def test_answers_that_come_interleaved_are_each_announced_and_ended_once(order: 
 @given(answers(), answers(choice=1))
 def test_what_is_sent_is_what_the_openai_package_reads(first: list[OutputDelta], second: list[OutputDelta]) -> None:
     parts = [concatenate(first), concatenate(second)]
-    for builder, whole, piece in ((ChatResponseBuilder, ChatCompletion, ChatCompletionChunk), (CompletionResponseBuilder, Completion, None)):
+    for builder, whole, piece in (
+        (ChatResponseBuilder, ChatCompletion, ChatCompletionChunk),
+        (CompletionResponseBuilder, Completion, None),
+    ):
         text = builder(METADATA).full(parts, USAGE).model_dump_json(exclude_unset=True)
         read = whole.model_validate_json(text)
         assert [choice.index for choice in read.choices] == [0, 1]
         assert read.usage == USAGE
         if piece:
-            assert all(piece.model_validate(event).id == "id-1" for event in events(ChatResponseBuilder(METADATA), first))
+            assert all(
+                piece.model_validate(event).id == "id-1" for event in events(ChatResponseBuilder(METADATA), first)
+            )
 
 
 def test_a_chat_answer_looks_as_openai_writes_it() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mars_ray.control.policies.bounds import Bounds
 from mars_ray.control.cluster_load import ClusterLoad
+from mars_ray.control.policies.bounds import Bounds
 from mars_ray.control.settings import ControlPlan
 from mars_ray.errors import ConfigError
 from mars_ray.simulate.compare import trace_comparison as module

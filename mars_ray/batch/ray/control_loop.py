@@ -15,8 +15,8 @@ from mars_ray.batch.output.report import Status
 from mars_ray.batch.ray.startup_status import clear_startup_status, read_startup_status
 from mars_ray.batch.run.live_stats import LiveStats
 from mars_ray.control.backlog import Backlog
-from mars_ray.control.core.status import ClusterStatus
 from mars_ray.control.core.ray_controller import RayController, online_statuses, remove_controllers
+from mars_ray.control.core.status import ClusterStatus
 from mars_ray.control.replica.yielding import Yielding
 from mars_ray.control.settings import ControlPlan
 from mars_ray.errors import MarsRayError

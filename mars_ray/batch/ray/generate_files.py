@@ -32,6 +32,7 @@ from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
 from mars_ray.control.core.ray_controller import BATCH
 from mars_ray.errors import ClusterError, InterruptedRunError, RunError
 from mars_ray.ray_cluster import cluster_cpus, connect, silent_once_stopped
+from mars_ray.ray_private import pass_arguments_by_value
 
 BLOCK_ROWS = 64
 """Rows of a block as a rule; a small job has blocks for all workers."""

@@ -152,7 +152,9 @@ class Controller:
         for name, after in self._decisions.items():
             if after.threshold != before[name].threshold:
                 self._changes[name] += 1
-                log.info("threshold of class %s: %g -> %g: %s", name, before[name].threshold, after.threshold, after.reason)
+                log.info(
+                    "threshold of class %s: %g -> %g: %s", name, before[name].threshold, after.threshold, after.reason
+                )
         self._hot = self._decide_hot(now_s)
         self._desired_replicas = _desired_replicas(load, self._plan)
 
@@ -168,7 +170,9 @@ class Controller:
                 continue
             decisions, _ = self._policy.decide(self._plan, load, self._bounds, self._policy_state, 0.0)
             if not hot:
-                decisions = {name: replace(each, threshold=self._bounds[name].ceiling) for name, each in decisions.items()}
+                decisions = {
+                    name: replace(each, threshold=self._bounds[name].ceiling) for name, each in decisions.items()
+                }
             applied = self._setter.apply(replica, decisions, self._bounds, now_s)
             found[replica] = {
                 name: each for name, each in applied.items() if each.threshold < self._decisions[name].threshold

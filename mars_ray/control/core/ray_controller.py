@@ -16,8 +16,8 @@ from ray.util import list_named_actors
 
 from mars_ray.control.backlog import Backlog
 from mars_ray.control.core.controller import Controller
-from mars_ray.control.core.status import ClusterStatus
 from mars_ray.control.core.overrides import Override, from_json, to_json
+from mars_ray.control.core.status import ClusterStatus
 from mars_ray.control.directive import Directive
 from mars_ray.control.report import ReplicaReport
 from mars_ray.control.settings import ControlPlan

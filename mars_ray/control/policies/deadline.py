@@ -98,9 +98,7 @@ def _learn(
 ) -> DeadlineState:
     """Return the state with what the last `dt_s` seconds said about the speed."""
     guess_s = GUESS * max(left_s, 1.0)
-    measured_s, predicted_s = (
-        (guess_s, guess_s) if state.measured_s is None else (state.measured_s, state.predicted_s)
-    )
+    measured_s, predicted_s = (guess_s, guess_s) if state.measured_s is None else (state.measured_s, state.predicted_s)
     running = round(sum(each.running for each in load.classes) / load.replicas)
     if job.tokens_s is not None and running:
         predicted = load.replicas * float(speed.rates(job.threshold)[min(running, speed.rows) - 1])

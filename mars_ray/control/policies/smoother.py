@@ -9,7 +9,7 @@ from collections import deque
 
 
 class Smoother:
-    """One threshold. It falls to the higher of the last two decisions and rises to the least decision of `recover_s` seconds.
+    """Smooths one threshold: down to the higher of the last two decisions, up to the least one of `recover_s` seconds.
 
     So it needs no dead band beside the steps of the grid, and cannot wind up.
     """

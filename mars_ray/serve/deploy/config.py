@@ -1,4 +1,4 @@
-"""What an operator sets of the endpoint: the `args` of the application in a Serve config file.
+"""What an operator may set of the endpoint: the `args` of the application in a Serve config file.
 
 In:    the parsed YAML.
 Out:   frozen settings; unknown names and impossible values fail when they are read.
@@ -28,7 +28,7 @@ class _Settings(BaseModel):
 
 
 class EngineConfig(_Settings):
-    """Each replica's engine; what is left out is derived from the model and the free memory."""
+    """The engine of each replica; what is left out is derived from the model and the free memory."""
 
     rows: int | None = Field(None, ge=1)
     """Sequences decoded together."""
@@ -54,12 +54,12 @@ class ServeConfig(_Settings):
     name: str | None = None
     """What callers call the model; None takes the name of the folder."""
     mode: Literal["ar", "threshold", "exact"] = "threshold"
-    """Of requests that name none. 'exact' gives the answers of one token at a time, and is fast all the same."""
+    """The mode of requests that name none. 'exact' gives the answers of one token at a time, sooner."""
     threshold: float = Field(1.0, ge=0, le=1)
-    """Of requests that name none, while there is room: the controller goes no higher. At 1 tokens ahead are verified,
-    and answers are those of one token at a time."""
+    """The threshold of requests that name none, while there is room: the controller goes no higher. At 1 tokens ahead
+    are verified, and answers are those of one token at a time."""
     classes: tuple[ServiceClass, ...] = (ServiceClass(),)
-    """Of service; keys name theirs, and those that name none are of the first."""
+    """The classes of service. A key may name its class; a key that names none is of the first."""
     control: ControlSettings = ControlSettings()
     """How thresholds follow the load."""
     engine: EngineConfig = EngineConfig()
@@ -74,7 +74,7 @@ class ServeConfig(_Settings):
 
     @field_validator("allowed_hosts", mode="before")
     @classmethod
-    def _some_host(cls, hosts: Any) -> Any:
+    def _at_least_one_host(cls, hosts: Any) -> Any:
         if not hosts:
             raise ValueError("name at least one host")
         return hosts

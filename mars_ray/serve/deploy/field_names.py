@@ -1,8 +1,6 @@
-"""The names in a file, held against the pydantic model that will read it.
+"""Compare the names in a file with the pydantic model that will read it.
 
-In:    a model, fields as they stand in the file, the file, where in it they stand.
-Out:   nothing, or a `ConfigError` with file, place, name and the names there are.
-Never: looks at a value. Ray Serve's models take unknown names and forget them; this is what they lack.
+Ray Serve's models accept unknown names and drop them; this check refuses them. It never looks at a value.
 """
 
 from typing import Any, get_args

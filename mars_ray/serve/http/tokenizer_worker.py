@@ -1,4 +1,4 @@
-"""The process that renders chat templates and runs the tokenizer; `tokenizer_process` owns it. One JSON object a line each way.
+"""The process that renders chat templates and tokenises, for `tokenizer_process`. One JSON object a line each way.
 
 In:    {"texts": [...]}, {"messages": [...]} or {"tokens": [...]} on standard input.
 Out:   {"prompts": [[id, ...], ...]}, {"text": ...} or {"error": ...}; before them {"ready": true}.

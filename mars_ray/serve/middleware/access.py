@@ -24,10 +24,10 @@ from mars_ray.errors import MarsRayError
 from mars_ray.openai_api.api_error import ApiError, api_error, internal_error
 from mars_ray.openai_api.limits import RequestLimits
 from mars_ray.serve.middleware.admission import Admission
+from mars_ray.serve.middleware.allowed_hosts import AllowedHosts
 from mars_ray.serve.middleware.body import read_body, replay_body
 from mars_ray.serve.middleware.exchange import Exchange, trace_id_of
 from mars_ray.serve.middleware.headers import Headers, head_bytes, headers_of, values
-from mars_ray.serve.middleware.allowed_hosts import AllowedHosts
 from mars_ray.serve.middleware.keys import KeyFile, Role, role_allows
 from mars_ray.serve.middleware.paths import OPEN_PATHS, is_open, role_of_path, routed_path
 

@@ -18,8 +18,8 @@ from mars_ray.model.resolve import resolve_model
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.serve.deploy.config import ServeConfig
 from mars_ray.serve.ray.autoscaling import DESIRED
-from mars_ray.serve.replicas.local_engine_client import LocalEngineClient
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
+from mars_ray.serve.replicas.local_engine_client import LocalEngineClient
 
 
 class EngineReplica:

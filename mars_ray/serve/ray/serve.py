@@ -8,7 +8,6 @@ import time
 
 import ray
 from ray import serve
-
 from ray.serve.schema import ServeDeploySchema
 
 from mars_ray.control.core.ray_controller import remove_controllers
