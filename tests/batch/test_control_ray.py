@@ -18,10 +18,10 @@ from mars_ray.batch.output.folder import LEDGER
 from mars_ray.batch.output.report import JobReport
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
-from mars_ray.control.core.status import ClusterStatus
 from mars_ray.control.core.ray_controller import BATCH, RayController, remove_controllers
-from mars_ray.ray_private import NAMESPACE
+from mars_ray.control.core.status import ClusterStatus
 from mars_ray.engine.request import SamplingParams
+from mars_ray.ray_private import NAMESPACE
 from tests.control.control_samples import class_state, plan_of, report
 
 pytestmark = pytest.mark.ray

@@ -20,7 +20,6 @@ from mars_ray.batch.output.folder import LEDGER, open_output
 from mars_ray.batch.output.report import JobReport, Status
 from mars_ray.batch.ray.control_loop import STARTING, ControlLoop
 from mars_ray.batch.ray.decoder import Decoder
-from mars_ray.ray_private import pass_arguments_by_value
 from mars_ray.batch.ray.source import InputRows, read_rows
 from mars_ray.batch.rows.openai_format import openai_id
 from mars_ray.batch.rows.plain_format import plain_id

@@ -1,4 +1,4 @@
-"""What our policies are compared with: policies that others use for speculation, turned to the threshold, and a schedule.
+"""What our policies are compared with: those that others use for speculation, turned to the threshold; a schedule.
 
 None of these is a policy of the controller.
 """
