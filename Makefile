@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow check bench-decode bench-floor bench-serve bench-overhead bench-policy bench-batch \
+.PHONY: demo test test-slow check docs bench-decode bench-floor bench-serve bench-overhead bench-policy bench-batch \
         bench-evaluate bundled-model reproduction clean
 
 demo: $(VENV)/.ready
@@ -19,6 +19,11 @@ check: $(VENV)/.ready
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
+
+# Guides and reference in out/site; a broken link is an error.
+docs: $(VENV)/.ready
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict
 
 bench-decode: $(VENV)/.ready
 	$(BIN)/mars-ray bench decode --json benchmarks/results/$(shell date +%F)-decode-bundled.json
