@@ -47,7 +47,7 @@ def test_python_runs(block: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert capsys.readouterr().out.strip()
 
 
-@pytest.mark.parametrize("line", commands())
+@pytest.mark.parametrize("line", list(commands()))
 def test_commands_are_understood(line: str) -> None:
     words = shlex.split(line, comments=True)[1:]
     command: click.Command = typer.main.get_command(app)
