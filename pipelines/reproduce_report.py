@@ -84,29 +84,41 @@ one token at a time already has no tokens per forward there, 0.
 
 def markdown(report: Json) -> str:
     """Write the report."""
-    seeds, machine = list(report["seeds"].values()), report["machine"]
-    baselines, of_paper = rows(seeds[0], "baselines"), list(claims())
-    found = [verdict(each, seeds) for each in of_paper]
-    rounds = len(baselines["AR"]["seconds"])
-    head = HEAD.format(
+    seeds = list(report["seeds"].values())
+    return "\n".join(
+        [
+            _head(report),
+            *_models_section(report, seeds),
+            *_decoders_section(seeds),
+            METRIC,
+            _table(
+                ("metric", "tokens per forward"),
+                ((each, over_seeds(seeds, at_equal_accuracy("mars-8", FAR_LESS, each))) for each in METRICS),
+            ),
+            *_claims_section(seeds),
+        ]
+    )
+
+
+def _head(report: Json) -> str:
+    machine = report["machine"]
+    return HEAD.format(
         command=report["command"],
-        seeds=len(seeds),
+        seeds=len(report["seeds"]),
         cpu=machine["cpu"],
         cores=machine["cores"],
         torch=machine["torch"],
         commit=(machine["commit"] or "unknown")[:12],
     )
-    models = MODELS.format(
+
+
+def _models_section(report: Json, seeds: Sequence[Json]) -> Iterator[str]:
+    yield MODELS.format(
         questions=rows(seeds[0], BASE)[ONE]["examples"],
         own=report["own_answers"]["like_references"],
         own_s=report["own_answers"]["cpu_s"],
         ar_mib=over_seeds(seeds, memory_mib("ar-longer"), ",.0f"),
         mars_mib=over_seeds(seeds, memory_mib("mars-8"), ",.0f"),
-    )
-    decoders = DECODERS.format(
-        questions=baselines["AR"]["examples"],
-        rounds=rounds,
-        draft=over_seeds(seeds, draft_cost(SPECULATIVE, "AR")),
     )
     columns = (
         "accuracy, one token at a time",
@@ -114,45 +126,48 @@ def markdown(report: Json) -> str:
         f"tokens per forward at {AT}",
         f"agreement at {AT}",
     )
-    return "\n".join(
-        [
-            head,
-            models,
-            _table(("recipe", *columns, "at -2 points", "at -5 points", "CPU seconds"), _models(report, seeds)),
-            decoders,
-            _table(
-                ("decoder", "accuracy", "tokens per target forward", "draft forwards per token", "tokens/s", "x AR"),
-                _decoders(seeds),
-            ),
-            CACHES.format(rounds=rounds),
-            _table(("decoder", *(f"batch {batch}" for batch in rows(seeds[0], "caches"))), _caches(seeds)),
-            METRIC,
-            _table(
-                ("metric", "tokens per forward"),
-                ((each, over_seeds(seeds, at_equal_accuracy("mars-8", FAR_LESS, each))) for each in METRICS),
-            ),
-            CLAIMS.format(count=len(found), found=", ".join(f"{found.count(v)} {v}" for v in VERDICTS)),
-            _table(
-                ("claim", "published", "difference here", "verdict"),
-                (
-                    (each.says, each.published, over_seeds(seeds, each.difference, "+.3f"), said)
-                    for each, said in zip(of_paper, found, strict=True)
-                ),
-            ),
-            OURS,
-            _table(
-                ("claim", "difference", "in each seed", "verdict"),
-                (
-                    (
-                        each.says,
-                        over_seeds(seeds, each.difference, "+.3f"),
-                        ", ".join(over_seeds([seed], each.difference, "+.2f") for seed in seeds),
-                        verdict(each, seeds),
-                    )
-                    for each in ours()
-                ),
-            ),
-        ]
+    yield _table(("recipe", *columns, "at -2 points", "at -5 points", "CPU seconds"), _models(report, seeds))
+
+
+def _decoders_section(seeds: Sequence[Json]) -> Iterator[str]:
+    baselines = rows(seeds[0], "baselines")
+    rounds = len(baselines["AR"]["seconds"])
+    yield DECODERS.format(
+        questions=baselines["AR"]["examples"],
+        rounds=rounds,
+        draft=over_seeds(seeds, draft_cost(SPECULATIVE, "AR")),
+    )
+    yield _table(
+        ("decoder", "accuracy", "tokens per target forward", "draft forwards per token", "tokens/s", "x AR"),
+        _decoders(seeds),
+    )
+    yield CACHES.format(rounds=rounds)
+    yield _table(("decoder", *(f"batch {batch}" for batch in rows(seeds[0], "caches"))), _caches(seeds))
+
+
+def _claims_section(seeds: Sequence[Json]) -> Iterator[str]:
+    of_paper = list(claims())
+    found = [verdict(each, seeds) for each in of_paper]
+    yield CLAIMS.format(count=len(found), found=", ".join(f"{found.count(v)} {v}" for v in VERDICTS))
+    yield _table(
+        ("claim", "published", "difference here", "verdict"),
+        (
+            (each.says, each.published, over_seeds(seeds, each.difference, "+.3f"), said)
+            for each, said in zip(of_paper, found, strict=True)
+        ),
+    )
+    yield OURS
+    yield _table(
+        ("claim", "difference", "in each seed", "verdict"),
+        (
+            (
+                each.says,
+                over_seeds(seeds, each.difference, "+.3f"),
+                ", ".join(over_seeds([seed], each.difference, "+.2f") for seed in seeds),
+                verdict(each, seeds),
+            )
+            for each in ours()
+        ),
     )
 
 
