@@ -67,7 +67,7 @@ class Killed:
     """What was killed when."""
 
     rows: list[int] = field(default_factory=list)
-    """Done at each kill."""
+    """Rows done at each kill."""
     targets: Counter[str] = field(default_factory=Counter)
 
 

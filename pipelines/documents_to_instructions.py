@@ -35,7 +35,7 @@ from mars_ray.errors import DataError
 from mars_ray.program import run_program
 
 QUESTION = "Extract name, age and city as JSON: "
-"""One of those the bundled model was trained on."""
+"""A question that the bundled model was trained on."""
 
 PERSON = {
     "type": "object",

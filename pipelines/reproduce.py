@@ -44,9 +44,9 @@ from mars_ray.ray_cluster import cluster_cpus, connect
 from mars_ray.training.run_folder import RunFolder
 
 DATA_SEED = 7
-"""The base has seen other examples."""
+"""Seed of the examples; the base has seen others."""
 HELDOUT = 256
-"""Examples looked at while training."""
+"""Held-out examples that are looked at while training."""
 BASELINES = ("ar", "mars-4", "mars-8", "draft-ar", "draft-mars-4", "medusa")
 
 
@@ -57,9 +57,9 @@ class Unit:
     result: Path
     work: Callable[[], Json]
     needs: tuple[Path, ...] = ()
-    """Results of other units."""
+    """Other units whose results it needs."""
     alone: bool = False
-    """Nothing else runs beside it: its seconds count."""
+    """Whether nothing else may run beside it, because its seconds count."""
 
 
 def main() -> None:

@@ -58,10 +58,10 @@ class Claim:
 
     says: str
     published: str
-    """Empty where the paper does not try it."""
+    """What the paper says; empty where it does not try it."""
     difference: Figure
     accuracies: tuple[Way, Way] | None = None
-    """Those it is a difference of."""
+    """The accuracies it is a difference of."""
 
 
 def verdict(claim: Claim, seeds: Sequence[Json]) -> Verdict:

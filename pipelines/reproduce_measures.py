@@ -48,7 +48,7 @@ QUESTIONS_SEED = 100
 """The questions are the same for every seed of training: what spreads is the model."""
 THRESHOLD = 0.95
 DRAFTS = 4
-"""A round of speculative decoding."""
+"""Drafts of a round of speculative decoding."""
 BATCHES = (1, 4, 16)
 ROUNDS = 3
 """Rounds of everything by the clock, behind one that warms up."""

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 BLOCKS = (4, 8, 16)
-"""Those of the paper."""
+"""The block sizes of the paper."""
 PASS = 1.0
-"""Over the data, by MARS."""
+"""Passes over the data that MARS takes."""
 LONG = 4.6
 """Passes that take as many steps as the bundled model does."""
 COST = 1.7
-"""A step of MARS in steps of AR SFT."""
+"""Cost of a step of MARS, in steps of AR SFT."""
 BASE = "ar"
-"""What all begin with, AR SFT itself."""
+"""The recipe that all others begin with: AR SFT itself."""
 DRAFT = "draft"
 """A small network with random weights."""
 

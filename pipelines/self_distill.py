@@ -49,7 +49,7 @@ LENGTH = 256
 TEACHERS = ("self", "gold")
 MODELS = ("before", *TEACHERS)
 MEASURED_WHILE_TRAINING = 64
-"""Held-out examples."""
+"""Held-out examples that are measured while training."""
 FIGURES = {"tokens_per_forward": "{:.3f}", "agreement": "{:.2%}", "accuracy": "{:.2%}"}
 
 

@@ -25,7 +25,7 @@ ServiceClass = Annotated[str | None, typer.Option("--class", help="A class of se
 URL = "http://127.0.0.1:8000"
 EVERY_SECONDS = 1.0
 WIDTH = 200
-"""Columns where there is no terminal to ask."""
+"""Columns of the output where there is no terminal to ask."""
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 

@@ -49,7 +49,7 @@ class DemoSpeed:
 
     tokens_per_s: float
     times_ar: float
-    """Median of the ratios, each of one round."""
+    """How many times as fast as `ar`: the median of the ratios, each of one round."""
     tokens_per_forward: float
 
 

@@ -26,7 +26,7 @@ ROWS_PER_GROUP = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackReport:
-    """What became of the records; `packed.json`."""
+    """What became of the records, as it is written to `packed.json`."""
 
     records: int
     bad_records: int

@@ -29,7 +29,7 @@ ROWS_PER_BLOCK = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareOptions:
-    """How records become rows."""
+    """How records become packed rows."""
 
     length: int
     """Tokens per packed row; no example is longer."""

@@ -19,7 +19,7 @@ from mars_ray.errors import DataError
 PARQUET = ".parquet"
 COMPRESSED = (".gz", ".zst")
 KINDS = (PARQUET, ".jsonl", ".ndjson", *(f"{kind}{by}" for kind in (".jsonl", ".ndjson", ".json") for by in COMPRESSED))
-"""How the names of such files end."""
+"""Suffixes of files of records."""
 GIVE = "Give a .parquet file or JSONL: .jsonl, .jsonl.gz or .jsonl.zst."
 
 RECORD_BYTES_MAX = 64 << 20

@@ -48,7 +48,7 @@ class PairedComparison(_Frozen):
     """Difference of the accuracies; negative where the setting is worse."""
     low: float
     high: float
-    """95 % bootstrap interval over examples."""
+    """Upper end of the 95 % bootstrap interval over examples; `low` is the lower one."""
     better: int
     """Examples that only the setting has right."""
     worse: int
@@ -70,7 +70,7 @@ class Metrics(_Frozen):
     accuracy_std: float | None
     accuracy_low: float
     accuracy_high: float
-    """95 % bootstrap interval over examples."""
+    """Upper end of the 95 % bootstrap interval over examples; `accuracy_low` is the lower one."""
     tokens: int
     forwards: int
     tokens_per_forward: float | None
@@ -83,14 +83,14 @@ class Metrics(_Frozen):
     same_answers: float
     """Share of the examples with the very tokens of autoregressive decoding."""
     against_ar: PairedComparison | None
-    """Null for autoregressive decoding itself."""
+    """The comparison with autoregressive decoding; null for that itself."""
 
 
 class SettingSpeed(_Frozen):
     """One setting by the clock, the same prompts for all, in turns."""
 
     tokens_per_s: float
-    """Mean over rounds."""
+    """Mean tokens per second over rounds."""
     tokens_per_s_std: float
     rounds: tuple[float, ...]
 

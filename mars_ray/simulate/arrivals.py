@@ -25,7 +25,7 @@ class Arrival(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     service_class: int = -1
-    """Number of its class; -1 draws one."""
+    """Number of its class of service; -1 draws one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,19 +30,19 @@ NUMBER_MAX = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateOptions:
-    """Names are those of the command line."""
+    """What to simulate; the fields are the options of the command line."""
 
     trace: str
     replicas: int
     policy: str | None = None
-    """None is that of the control file, or its default."""
+    """The policy; None is that of the control file, or its default."""
     control: Path | None = None
-    """YAML of a `ControlPlan`."""
+    """YAML file of a `ControlPlan`."""
     machine: Path | None = None
     autoscale: bool = False
     min_replicas: int = 1
     max_replicas: int | None = None
-    """None is four times as many as at the start."""
+    """Replicas at most; None is four times as many as at the start."""
     copies: int = 1
     speed: float = 1.0
     prompt_scale: float = 1.0

@@ -54,9 +54,9 @@ class Machine(_Frozen):
     """Tokens of one sequence, prompt and output; longer ones are cut."""
     step_time: StepSeconds
     profile: tuple[ThresholdPoint, ...] = Field(min_length=2)
-    """Thresholds fall from 1."""
+    """What each threshold gives, from 1 downwards."""
     accuracy: tuple[tuple[Share, Share], ...] = Field(min_length=1)
-    """Calibrated: threshold, share of right answers; thresholds fall."""
+    """Calibrated pairs of threshold and share of right answers, from the highest threshold downwards."""
     measured_on: dict[str, Any] = {}
 
     @model_validator(mode="after")

@@ -42,7 +42,7 @@ class SimulationOptions:
     ticks_per_s: int | None = None
     """None: 200 for up to 16 replicas, 50 for up to 100, else 10."""
     scaling: Scaling | None = None
-    """None keeps the number of replicas."""
+    """How the number of replicas follows demand; None keeps it."""
     front_s: float = 0.0
     """Seconds that lie before the engine, and once more behind it."""
     slo: SloSeconds | None = None

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What a run has done."""
+    """How far a run has come."""
 
     steps: int = 0
     tokens: int = 0

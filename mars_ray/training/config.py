@@ -17,7 +17,7 @@ class _Section(BaseModel):
 
 
 class DataSection(_Section):
-    """What is learnt."""
+    """The data to learn from."""
 
     train: Path
     """JSONL (plain, gz, zst) or parquet with `messages`, or `prompt` and `response`."""
@@ -70,19 +70,19 @@ class OptimizerSection(_Section):
     micro_rows: int = Field(16, ge=1)
     """Packed rows per forward on one worker; the gradients of a step are accumulated."""
     warmup: float = Field(0.03, ge=0, lt=1)
-    """Share of the steps."""
+    """Share of the steps in which the learning rate rises."""
     weight_decay: float = Field(0.01, ge=0)
     clip_norm: float = Field(1.0, gt=0)
 
 
 class ComputeSection(_Section):
-    """Where it runs."""
+    """The workers of a run, and what each of them has."""
 
     workers: int = Field(1, ge=1)
     cpus_per_worker: int = Field(1, ge=1)
     """Logical CPUs and torch threads of each worker."""
     gpu: bool = False
-    """One GPU for each worker."""
+    """Whether each worker has a GPU."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16 is mixed precision: weights and optimizer stay float32."""
     sharding: Literal["ddp", "fsdp"] = "ddp"
@@ -91,7 +91,7 @@ class ComputeSection(_Section):
 
 
 class TrainConfig(_Section):
-    """One training run."""
+    """The settings of one training run."""
 
     model: str
     """`bundled` or a model folder to start from."""
@@ -102,7 +102,7 @@ class TrainConfig(_Section):
     optimizer: OptimizerSection
     compute: ComputeSection = ComputeSection()
     checkpoint_every: int = Field(200, ge=1)
-    """Steps."""
+    """Steps between two saved states."""
     checkpoints_kept: int = Field(2, ge=1)
     measure_every: int = Field(20, ge=1)
     """Steps between two looks at the held-out rows."""

@@ -18,7 +18,7 @@ from mars_ray.method.streams import IGNORE, Streams
 
 @dataclass(frozen=True, slots=True)
 class HeldoutLookahead:
-    """Figures at one threshold."""
+    """How far a model looks ahead at one threshold, on held-out rows."""
 
     tokens_per_forward: float
     """1 + the mean run of accepted masks, at most block - 1 of them."""

@@ -35,7 +35,7 @@ FLEX_TILE = 128
 
 
 class CheckpointStore(Protocol):
-    """Keeps the states of a run."""
+    """Where the states of a run are kept."""
 
     def latest(self) -> AbstractContextManager[Path | None]:
         """Open the folder of the newest complete state; None at the start of a run."""

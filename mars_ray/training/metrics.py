@@ -17,7 +17,7 @@ METRICS_FILE = "metrics.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
-    """One line of the file. Figures that a step did not measure are None."""
+    """The metrics of one step, a line of the file. What a step did not measure is None."""
 
     step: int
     """Steps done, this one included."""

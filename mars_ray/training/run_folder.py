@@ -12,7 +12,7 @@ from mars_ray.training.config import TrainConfig
 
 
 class RunFolder:
-    """One run's folder."""
+    """The folder of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

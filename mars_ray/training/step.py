@@ -20,13 +20,13 @@ from mars_ray.method.streams import Streams
 
 @dataclass(frozen=True, slots=True)
 class StepLosses:
-    """Means over the labels of the step, before the update."""
+    """Losses of one step: means over its labels, before the update."""
 
     mask_loss: float | None
-    """None for the autoregressive objective, which has no mask."""
+    """The loss at masks; None for the autoregressive objective, which has none."""
     ar_loss: float
     grad_norm: float
-    """Before clipping."""
+    """Norm of the gradient before clipping."""
 
 
 def train_step(

@@ -85,7 +85,7 @@ def errors_in(folder: Path) -> list[dict[str, Any]]:
 
 
 def options(source: Path, output: Path, model: Path, **changes: Any) -> GenerateOptions:
-    given = {
+    given: dict[str, Any] = {
         "input": (str(source),),
         "output": output,
         "model": str(model),

@@ -38,7 +38,7 @@ def cluster() -> Iterator[None]:
 
 
 def options(output: Path, **changes: Any) -> EvaluateOptions:
-    given = {"tasks": TASKS, "thresholds": (0.6,), "workers": WORKERS} | changes
+    given: dict[str, Any] = {"tasks": TASKS, "thresholds": (0.6,), "workers": WORKERS} | changes
     return EvaluateOptions(output=output, questions=TaskOptions(examples=3, seeds=2), **given)
 
 

@@ -194,7 +194,7 @@ def test_units_run_in_order_behind_what_they_need_and_alone_where_their_seconds_
 @pytest.mark.ray
 @pytest.mark.timeout(3600)
 def test_every_recipe_is_trained_and_every_way_decoded(tmp_path: Path) -> None:
-    from test_pipelines_programs import done
+    from tests.pipelines.test_programs import done
 
     command = ("--output", tmp_path / "run", "--json", tmp_path / "found.json")
     sizes = ("--base", "bundled", "--seeds", 0, 1, "--examples", 1000, "--per-family", 2)

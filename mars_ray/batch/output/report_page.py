@@ -14,7 +14,7 @@ from mars_ray.report.page import render
 POINTS = 400
 """Points of a chart over time at most; shorter spans are joined."""
 REASONS = 50
-"""The most frequent ones are listed."""
+"""Reasons that are listed at most, the most frequent first."""
 AIR = 0.05
 """Margin above and below the thresholds in their chart."""
 

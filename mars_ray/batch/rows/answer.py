@@ -7,17 +7,17 @@ from mars_ray.engine.chunk import Chunk, Finished, TokenLogprobs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Text, tokens, and how they came about."""
+    """The text and tokens of one sequence, and how they came about."""
 
     text: str
     tokens: tuple[int, ...]
-    """The one that stopped it included."""
+    """The tokens, the one that stopped it included."""
     gains: tuple[int, ...] = ()
-    """How many of the tokens each forward gave."""
+    """Number of tokens that each forward gave."""
     logprobs: tuple[TokenLogprobs, ...]
-    """One for each token, when asked for."""
+    """Logprobs of each token, when asked for."""
     threshold: float
-    """The least in force while it was decoded."""
+    """The least threshold in force while it was decoded."""
     finished: Finished
 
 

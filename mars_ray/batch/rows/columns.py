@@ -16,7 +16,7 @@ from mars_ray.data.records import parse_object
 from mars_ray.errors import BadRecordError
 
 Kind = Literal["bool", "int", "long", "float", "text", "json"]
-"""`long` is an integer that no float64 may hold."""
+"""Kinds of values; `long` is an integer that no float64 may hold."""
 TYPES: dict[Kind, pa.DataType] = {
     "bool": pa.bool_(),
     "int": pa.int64(),
@@ -44,12 +44,12 @@ OURS: dict[str, pa.DataType] = {
 }
 INT64 = range(-(2**63), 2**63)
 FLOAT64 = range(-(2**53), 2**53 + 1)
-"""Integers that a float64 holds, as all between them."""
+"""Integers that a float64 holds exactly."""
 
 
 @dataclass(slots=True)
 class Survey:
-    """What the input holds."""
+    """What the input holds: how many rows, and the kinds of their columns."""
 
     rows: int = 0
     kinds: dict[str, Kind | None] = field(default_factory=dict)

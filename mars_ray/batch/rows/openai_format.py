@@ -68,12 +68,12 @@ class OpenAIFormatSettings:
     """How lines become requests, where their bodies say nothing themselves."""
 
     model: str
-    """What the answers call the model."""
+    """The name that the answers give the model."""
     decode: DecodeParams
 
 
 class OpenAIBatchFormat:
-    """See `RowFormat`. `positions` is what a sequence of the model may have, prompt and answer."""
+    """The format of OpenAI batch files, see `RowFormat`. `positions` is what a sequence of the model may have, prompt and answer."""
 
     def __init__(
         self,

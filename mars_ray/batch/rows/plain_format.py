@@ -25,7 +25,7 @@ plain_id = partial(own_id, column="id")
 """Return the id that a row has, if any."""
 
 LEAST_LOGPROB = -9999.0
-"""JSON has no infinity."""
+"""The least logprob that is written: JSON has no infinity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class PlainFormatSettings:
 
 
 class PlainFormat:
-    """See `RowFormat`. Raises `ConfigError` for a template that is none."""
+    """The format of plain rows, see `RowFormat`. Raises `ConfigError` for a template that is none."""
 
     def __init__(self, settings: PlainFormatSettings, encoder: ChatEncoder) -> None:
         self._settings, self._encoder = settings, encoder

@@ -51,7 +51,7 @@ class RowResult:
     worker: str = ""
     """The worker that made it."""
     age_s: float = 0.0
-    """How long its worker had been ready."""
+    """Seconds that its worker had been ready."""
 
 
 def as_json(record: JsonRecord) -> str:

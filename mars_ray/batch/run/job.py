@@ -13,7 +13,7 @@ from mars_ray.batch.rows.row_result import from_table
 from mars_ray.batch.run.live_stats import LiveStats, worker_of
 
 RECENT_S = 30.0
-"""Rates are those of so many seconds."""
+"""Seconds that rates are taken over."""
 FIRST_TOKENS = 64
 """Tokens of an answer, as long as no row is done."""
 

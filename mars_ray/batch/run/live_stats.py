@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from mars_ray.control.core.status import ReplicaStatus
 
 RECENT_S = 10.0
-"""Rates are those of so many seconds."""
+"""Seconds that rates are taken over."""
 
 
 class LiveStats:

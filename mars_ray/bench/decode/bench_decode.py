@@ -39,7 +39,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchResult:
-    """Everyone at one batch."""
+    """The results of all decoders at one batch size."""
 
     batch: int
     samples: dict[str, list[Sample]]

@@ -50,7 +50,7 @@ class MachineLimits:
     """What the machine was seen to do at best."""
 
     memory_bytes_per_s: float
-    """Reading what no cache holds."""
+    """Bytes per second when reading what no cache holds."""
     model_bytes_per_s: float
     """Reading as many bytes as the network has, again and again: a small one stays in the cache."""
     gemm_flops_per_s: float

@@ -14,7 +14,7 @@ from mars_ray.model.checkpoint import Checkpoint
 
 
 class ReplayEngine(Engine):
-    """Requests are named by the number of their script."""
+    """An engine that replays scripts; requests are named by the number of their script."""
 
     def __init__(self, checkpoint: Checkpoint, options: EngineOptions, scripts: list[Script]) -> None:
         super().__init__(checkpoint, options)
@@ -22,7 +22,7 @@ class ReplayEngine(Engine):
 
 
 class _Replay:
-    """A runner that runs another and says something else."""
+    """A model runner that runs another one, and returns what the scripts say."""
 
     def __init__(self, runner: Runner, rows: KVRows, scripts: list[Script]) -> None:
         self._runner, self._rows, self._scripts = runner, rows, scripts

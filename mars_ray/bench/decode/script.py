@@ -18,7 +18,7 @@ from mars_ray.method.reference import DecodeOptions
 from mars_ray.model.checkpoint import Checkpoint
 
 ROWS_MAX = 64
-"""Prefixes or prompts per forward."""
+"""Prefixes or prompts per forward at most."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

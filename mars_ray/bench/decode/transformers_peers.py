@@ -16,7 +16,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedM
 NO_STOP = -1
 """An id no token has. None would mean "as in the generation config of the model"."""
 PAGE_TOKENS = 256
-"""The default of transformers."""
+"""Tokens of a page, by default of transformers."""
 SILENCE_S_MAX = 120.0
 """No step takes as long; a batch that says nothing for this long is given up."""
 
@@ -37,7 +37,7 @@ class PeerRun:
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """Why a peer does not run."""
+    """A peer that does not run here, and why."""
 
     reason: str
 

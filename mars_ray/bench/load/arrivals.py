@@ -25,7 +25,7 @@ TOKENS_MAX = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class Poisson:
-    """Arrivals that know nothing of each other."""
+    """Arrivals at a rate, independent of each other."""
 
     rate_per_s: float
 

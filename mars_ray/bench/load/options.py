@@ -24,11 +24,11 @@ SECRET = ("api_key",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """What to send where. Names are those of the command line."""
+    """What to send where; the fields are the options of the command line."""
 
     url: str
     model: str | None = None
-    """None is the first model that the endpoint lists."""
+    """The model to ask for; None is the first that the endpoint lists."""
     api_key: str | None = field(default=None, repr=False)
     trace: str | None = None
     """"poisson:RATE", a trace file, or None for a closed loop."""
@@ -39,7 +39,7 @@ class ServeOptions:
     """Seconds in which requests are sent."""
     stream: bool = True
     prompts: Path | None = None
-    """None is the bundled file."""
+    """File of prompts; None is the bundled one."""
     max_tokens: int | None = None
     """None is 128; for a trace file, what the trace says."""
     extra_body: str = "{}"

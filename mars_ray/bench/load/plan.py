@@ -20,7 +20,7 @@ class Scales:
     """How a trace is made to fit the machine."""
 
     speed: float = 1.0
-    """Times as fast as it was recorded."""
+    """How many times as fast as recorded the requests come."""
     prompt: float = 1.0
     output: float = 1.0
 

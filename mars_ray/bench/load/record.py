@@ -27,7 +27,7 @@ class RequestOutcome(StrEnum):
     ERROR_EVENT = "error event"
     """An error sent inside an answer that had begun with 200."""
     INTERRUPTED = "interrupted"
-    """Under way when the load was stopped."""
+    """The request was under way when the load was stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class RequestRecord:
     """Whether all clients were busy when it was to be sent."""
     sent_s: float
     chunk_s: tuple[float, ...] = ()
-    """When each chunk came; none without streaming."""
+    """Moments at which chunks came; none without streaming."""
     end_s: float
     http_status: int | None = None
     prompt_tokens: int | None = None

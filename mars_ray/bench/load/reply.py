@@ -25,7 +25,7 @@ class ReplyRecorder:
         self._finished = False
         self._retry_after_s: float | None = None
         self.http_status: int | None = None
-        """None until an answer begins."""
+        """The HTTP status; None until an answer begins."""
 
     @property
     def ended(self) -> bool:

@@ -17,7 +17,7 @@ from mars_ray.bench.measure import Spread, spread
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """Samples of one figure."""
+    """How the samples of one latency are spread."""
 
     samples: int
     mean: float
@@ -32,17 +32,17 @@ class Latencies:
     """Latencies of completed requests in milliseconds; None where nothing was measured."""
 
     ttft: Distribution | None
-    """First chunk - sent."""
+    """Time to the first token: first chunk - sent."""
     ttft_arrival: Distribution | None
     """First chunk - scheduled arrival; None in a closed loop."""
     tpot: Distribution | None
-    """(E2E - TTFT) / (tokens - 1)."""
+    """Time per output token: (E2E - TTFT) / (tokens - 1)."""
     chunk_gap: Distribution | None
     """Times from chunk to chunk, over all requests; a chunk may hold several tokens."""
     e2e: Distribution | None
     """End - sent, in an open loop end - scheduled arrival."""
     delay: Distribution | None
-    """Sent - scheduled arrival; None in a closed loop."""
+    """Delay of sending: sent - scheduled arrival; None in a closed loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Summary:
     waited: int
     """Requests that found all clients busy at their arrival."""
     requests_per_s: float
-    """Completed ones."""
+    """Completed requests per second."""
     prompt_tokens: int
     output_tokens: int
     output_tokens_per_s: float
@@ -78,7 +78,7 @@ class Summary:
     retry_after_s: Spread | None
     latency_ms: Latencies
     goodput: Goodput | None
-    """None when no limits were given."""
+    """Requests that met the SLO; None when none was given."""
 
 
 def summarize(records: Sequence[RequestRecord], slo: RequestSlo | None) -> Summary:

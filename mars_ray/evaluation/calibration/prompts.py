@@ -17,7 +17,7 @@ class Prompt:
     """One conversation to go on with."""
 
     name: str
-    """What an error calls it."""
+    """The name that an error gives the prompt."""
     sample: int
     messages: Conversation
     example: TaskExample | None = None

@@ -23,7 +23,7 @@ class Picture:
 
     title: str
     says: str
-    """What to read from it."""
+    """What can be read from the chart."""
     light: bytes
     dark: bytes
 

@@ -27,7 +27,7 @@ from mars_ray.simulate.metrics import SloSeconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyOptions:
-    """Names are those of the command line."""
+    """What to compare on; the fields are the options of the command line."""
 
     traces: tuple[Path, ...]
     machine: Path | None = None

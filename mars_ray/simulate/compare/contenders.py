@@ -19,7 +19,7 @@ class Contender:
     """Smoothing; None is the controller's own, for alternatives have one of their own, or none."""
     policy: str = "fixed"
     ahead: bool = True
-    """False decodes one token at a time."""
+    """Whether it looks ahead; without it decodes one token at a time."""
 
 
 CONTENDERS: dict[str, Contender] = {

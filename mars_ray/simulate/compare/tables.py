@@ -9,7 +9,7 @@ LOADS = (0.6, 0.8, 1.0, 1.15, 1.3)
 """Multiples of what threshold 1 meets the SLO at for 99 of 100 requests."""
 OURS, ORACLE = "capacity (ours)", "oracle"
 ORACLE_LOAD = 1.15
-"""Where the oracle is asked: it takes many simulations."""
+"""The one load at which the oracle is asked: it takes many simulations."""
 
 
 def show_trace(name: str, report: dict[str, Any]) -> None:
