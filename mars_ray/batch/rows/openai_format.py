@@ -73,7 +73,10 @@ class OpenAIFormatSettings:
 
 
 class OpenAIBatchFormat:
-    """The format of OpenAI batch files, see `RowFormat`. `positions` is what a sequence of the model may have, prompt and answer."""
+    """The format of OpenAI batch files, see `RowFormat`.
+
+    `positions` is the length that a sequence of the model may have, prompt and answer together.
+    """
 
     def __init__(
         self,
