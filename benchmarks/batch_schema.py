@@ -48,7 +48,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     checkpoint = load_checkpoint(resolve_model("bundled"))
-    engine = Engine(checkpoint, EngineOptions(queue=given.rows))
+    engine = Engine(checkpoint, EngineOptions(max_waiting_seqs=given.rows))
     engine.wait_until_compiled()
     encoder = ChatEncoder(checkpoint.tokenizer)
     rows = list(islice(examples(FAMILIES[TASK], "heldout", 0), given.rows))

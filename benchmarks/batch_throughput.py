@@ -100,7 +100,7 @@ def bare_engine(source: Path) -> float:
     settings = PlainFormatSettings(sampling=SAMPLING, decode=DECODE)
     row_format = PlainFormat(settings, ChatEncoder(checkpoint.tokenizer))
     requests = [row_format.parse(str(n), raw).request for n, raw in enumerate(source.read_bytes().splitlines())]
-    engine = Engine(checkpoint, EngineOptions(queue=len(requests)))
+    engine = Engine(checkpoint, EngineOptions(max_waiting_seqs=len(requests)))
     engine.wait_until_compiled()
     for request in requests:
         engine.add(request)

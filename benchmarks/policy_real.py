@@ -110,7 +110,7 @@ def endpoint(policy: dict[str, Any], slo: RequestSlo) -> Iterator[str]:
         "threshold": policy["threshold"],
         "classes": [{"name": "standard", "floor": min(FLOOR, policy["threshold"])}],
         "control": {"policy": policy["policy"], "slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms}},
-        "engine": {"rows": ROWS, "queue": QUEUE},
+        "engine": {"max_num_seqs": ROWS, "max_waiting_seqs": QUEUE},
         "limits": {"requests": 512, "requests_per_key": 512},
     }
     fields = {
@@ -250,7 +250,12 @@ def machine_of(seen: list[dict[str, Any]]) -> Machine:
             for name in ("tokens", "positions")
         }
         points.append(ThresholdPoint(**known.model_dump() | means))
-    update = {"rows": ROWS, "queue": QUEUE, "step_time": StepSeconds(**times), "profile": tuple(points)}
+    update = {
+        "max_num_seqs": ROWS,
+        "max_waiting_seqs": QUEUE,
+        "step_time": StepSeconds(**times),
+        "profile": tuple(points),
+    }
     return shipped.model_copy(update=update)
 
 

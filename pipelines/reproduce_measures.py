@@ -18,12 +18,12 @@ from pipeline_files import Json
 from reproduce_recipes import Recipe
 from reproduce_training import HEADS_FILE, peak_memory
 
-from mars_ray.baselines.answer import Answer
 from mars_ray.baselines.autoregressive import decode_autoregressive
 from mars_ray.baselines.block_diffusion import decode_block_diffusion
 from mars_ray.baselines.jacobi import decode_jacobi
 from mars_ray.baselines.medusa import MedusaHeads, decode_medusa
-from mars_ray.baselines.speculative import Window, decode_speculative
+from mars_ray.baselines.output import BaselineOutput
+from mars_ray.baselines.speculative import MaskWindow, decode_speculative
 from mars_ray.bench.decode.contenders import contenders, subject
 from mars_ray.bench.measure import Sample, interleaved, throughput
 from mars_ray.data.chat import ChatEncoder
@@ -126,9 +126,9 @@ def baselines(models: Mapping[str, Path], per_family: int) -> Json:
     networks = {name: each.network for name, each in loaded.items()}
     ar, mars = networks["ar"], networks["mars-4"]
     draft, draft_mars = networks["draft-ar"], networks["draft-mars-4"]
-    window = Window(block=4, threshold=THRESHOLD)
+    window = MaskWindow(block=4, threshold=THRESHOLD)
     speculative = partial(decode_speculative, draft_length=DRAFTS)
-    ways: dict[str, Callable[..., list[Answer]]] = {
+    ways: dict[str, Callable[..., list[BaselineOutput]]] = {
         "AR": partial(decode_autoregressive, ar),
         "Jacobi": partial(decode_jacobi, ar, block=DRAFTS),
         "Medusa": partial(decode_medusa, ar, MedusaHeads.load(models["medusa"] / HEADS_FILE, ar)),
@@ -151,7 +151,7 @@ def baselines(models: Mapping[str, Path], per_family: int) -> Json:
     return {name: found[name] | {"seconds": [each.seconds for each in samples[name]]} for name in ways}
 
 
-def by_engine(checkpoint: Checkpoint, decode: DecodeParams) -> Callable[..., list[Answer]]:
+def by_engine(checkpoint: Checkpoint, decode: DecodeParams) -> Callable[..., list[BaselineOutput]]:
     """Return our engine as a decoder that takes one prompt after the other; eager, as the others are.
 
     It always looks as far ahead as the model was trained to: what it would choose itself depends on the clock.
@@ -159,13 +159,13 @@ def by_engine(checkpoint: Checkpoint, decode: DecodeParams) -> Callable[..., lis
     assert checkpoint.card is not None
     decode = replace(decode, block=checkpoint.card.block)
     own = replace(checkpoint, network=deepcopy(checkpoint.network))  # an engine replaces the attention
-    engine = Engine(own, EngineOptions(rows=1, compiled=False))
+    engine = Engine(own, EngineOptions(max_num_seqs=1, compiled=False))
 
     def way(
         prompts: Sequence[Sequence[int]], *, max_tokens: int, stop_ids: frozenset[int], **_known: int
-    ) -> list[Answer]:
+    ) -> list[BaselineOutput]:
         engine.clear_cache()
-        answers = [Answer(max_tokens, stop_ids) for _ in prompts]
+        answers = [BaselineOutput(max_tokens, stop_ids) for _ in prompts]
         requests = (
             Request(id=str(number), prompt=tuple(prompt), sampling=SAMPLING, decode=decode)
             for number, prompt in enumerate(prompts)
@@ -179,7 +179,7 @@ def by_engine(checkpoint: Checkpoint, decode: DecodeParams) -> Callable[..., lis
     return way
 
 
-def decoded(checkpoint: Checkpoint, asked: Sequence[Prompt], way: Callable[..., list[Answer]]) -> Json:
+def decoded(checkpoint: Checkpoint, asked: Sequence[Prompt], way: Callable[..., list[BaselineOutput]]) -> Json:
     """Return the figures of a decoder."""
     encoder = ChatEncoder(checkpoint.tokenizer)
     prompts = [encoder.prompt(each.messages) for each in asked]

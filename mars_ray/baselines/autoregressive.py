@@ -1,16 +1,11 @@
-"""Autoregressive decoding with the reader of the other rivals: what their wall-clock is compared with.
-
-In:    prompts.
-Out:   the tokens, one for each forward.
-Never: looks ahead.
-"""
+"""Autoregressive decoding with the reader of the other baselines: what their wall-clock time is compared with."""
 
 from collections.abc import Sequence
 
 import torch
 from transformers import PreTrainedModel
 
-from mars_ray.baselines.answer import Answer
+from mars_ray.baselines.output import BaselineOutput
 from mars_ray.baselines.reader import Reader
 
 
@@ -22,14 +17,14 @@ def decode_autoregressive(
     max_tokens: int,
     stop_ids: frozenset[int],
     mask_id: int,
-) -> list[Answer]:
+) -> list[BaselineOutput]:
     """Decode each prompt, none of them empty."""
-    answers = []
+    outputs = []
     for prompt in prompts:
-        answer, reader = Answer(max_tokens, stop_ids), Reader(network, mask_id)
-        while not answer.is_finished:
-            reading = reader.read([*prompt, *answer.tokens], last=1)
-            answer.extend([int(reading.logits_MV[0].argmax())])
-        answer.forwards = reader.forwards
-        answers.append(answer)
-    return answers
+        output, reader = BaselineOutput(max_tokens, stop_ids), Reader(network, mask_id)
+        while not output.is_finished:
+            reading = reader.read([*prompt, *output.tokens], last=1)
+            output.extend([int(reading.logits_MV[0].argmax())])
+        output.forwards = reader.forwards
+        outputs.append(output)
+    return outputs

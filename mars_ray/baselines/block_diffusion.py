@@ -1,8 +1,6 @@
 """Block diffusion: a block of masks is filled in any order, by attention in both directions within the block.
 
-In:    a network with SDPA attention, packed rows to train it on; prompts.
-Out:   the training loss; answers, block after block.
-Never: the tokens of autoregressive decoding: this is another model in the same architecture.
+The tokens are not those of autoregressive decoding: this is another model in the same architecture.
 
 Letters: M picked positions, Q slots that a forward reads, S all slots, V vocabulary.
 
@@ -18,13 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mars_ray.baselines.answer import Answer
 from mars_ray.baselines.diffusion_streams import diffusion_mask, diffusion_streams
+from mars_ray.baselines.output import BaselineOutput
 from mars_ray.baselines.reader import Reader
 from mars_ray.errors import ConfigError
 from mars_ray.method.acceptance import confidence
 from mars_ray.method.logits import logits_at
-from mars_ray.method.metric import Metric, drafts_nothing, passes
+from mars_ray.method.metric import Metric, accepts_nothing, passes
 from mars_ray.method.streams import IGNORE, PackedRows
 
 
@@ -65,7 +63,7 @@ def decode_block_diffusion(
     max_tokens: int,
     stop_ids: frozenset[int],
     mask_id: int,
-) -> list[Answer]:
+) -> list[BaselineOutput]:
     """Decode each prompt. A forward fills every mask whose top probability reaches the threshold, at least one.
 
     At a threshold of 1 it is one, the most certain. Two liberties, both in favour of the method: a finished block
@@ -77,20 +75,20 @@ def decode_block_diffusion(
         raise ConfigError(f"block is {block}; it must be at least 1.")
     if not 0 <= threshold <= 1:
         raise ConfigError(f"threshold is {threshold}; it must be in 0..1.")
-    answers = []
+    outputs = []
     for prompt in prompts:
-        answer, reader = Answer(max_tokens, stop_ids), Reader(network, mask_id)
+        output, reader = BaselineOutput(max_tokens, stop_ids), Reader(network, mask_id)
         ids = list(prompt)
-        while not answer.is_finished:
+        while not output.is_finished:
             start = len(ids) // block * block
             ids += [mask_id] * (start + block - len(ids))
-            while mask_id in ids[start:] and not answer.is_finished:
+            while mask_id in ids[start:] and not output.is_finished:
                 _fill(ids, *_proposals(reader, ids, start, block), threshold, mask_id)
                 reader.keep(max(0, start - 1))
-                answer.extend(_filled(ids, len(prompt) + len(answer.tokens), mask_id))
-        answer.forwards = reader.forwards
-        answers.append(answer)
-    return answers
+                output.extend(_filled(ids, len(prompt) + len(output.tokens), mask_id))
+        output.forwards = reader.forwards
+        outputs.append(output)
+    return outputs
 
 
 def _proposals(reader: Reader, ids: list[int], start: int, block: int) -> tuple[int, list[int], list[float]]:
@@ -117,7 +115,7 @@ def _fill(
     certainty = {first + n: certain for n, certain in enumerate(certainties) if ids[first + n] == mask_id}
     best = max(certainty, key=certainty.__getitem__)
     for slot, certain in certainty.items():
-        sure = not drafts_nothing(threshold, Metric.PROBABILITY) and passes(certain, threshold, Metric.PROBABILITY)
+        sure = not accepts_nothing(threshold, Metric.PROBABILITY) and passes(certain, threshold, Metric.PROBABILITY)
         if sure or slot == best:
             ids[slot] = tokens[slot - first]
 

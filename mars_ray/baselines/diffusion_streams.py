@@ -1,8 +1,6 @@
-"""Packed examples -> the two streams of one training forward of block diffusion, and who sees whom there.
+"""Build the two streams of one training forward of block diffusion, and the mask of who sees whom there.
 
-In:    `PackedRows`, a block size, a generator.
-Out:   `[noisy | clean]` along the sequence, with labels and weights; the attention mask.
-Never: touches a network.
+The streams are `[noisy | clean]` along the sequence, with labels and weights.
 
 Letters: R rows, T clean positions, C blocks that are noisy, B block size, N = C * B noisy slots, S = N + T.
 

@@ -1,8 +1,7 @@
 """Jacobi decoding: an autoregressive network, unchanged, corrects guesses of its own until they stand still.
 
-In:    prompts, the number of guesses.
-Out:   the tokens of autoregressive decoding, up to the rounding of the network.
-Never: fewer than one token a forward.
+The tokens are those of autoregressive decoding, up to the rounding of the network, and every forward gives one or
+more.
 
 Source: arXiv 2305.10427, with a window that slides instead of one that waits until all of it stands still, as in
 later comparisons. A guess that nothing was predicted for yet repeats the one before it.
@@ -13,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
-from mars_ray.baselines.answer import Answer
+from mars_ray.baselines.output import BaselineOutput
 from mars_ray.baselines.reader import Reader
 from mars_ray.baselines.verify import verified
 from mars_ray.errors import ConfigError
@@ -28,26 +27,26 @@ def decode_jacobi(
     max_tokens: int,
     stop_ids: frozenset[int],
     mask_id: int,
-) -> list[Answer]:
+) -> list[BaselineOutput]:
     """Decode each prompt, none of them empty, with `block` guesses behind the last token.
 
     A forward gives 1..block + 1 tokens.
     """
     if block < 1:
         raise ConfigError(f"block is {block}; it must be at least 1.")
-    answers = []
+    outputs = []
     for prompt in prompts:
-        answer, reader = Answer(max_tokens, stop_ids), Reader(network, mask_id)
+        output, reader = BaselineOutput(max_tokens, stop_ids), Reader(network, mask_id)
         guesses = [prompt[-1]] * block
-        while not answer.is_finished:
-            prefix = [*prompt, *answer.tokens]
-            asked = guesses[: answer.left - 1]
+        while not output.is_finished:
+            prefix = [*prompt, *output.tokens]
+            asked = guesses[: output.left - 1]
             says = reader.read([*prefix, *asked], last=len(asked) + 1).logits_MV.argmax(dim=-1).tolist()
             given = verified(asked, says)
-            answer.extend(given)
+            output.extend(given)
             reader.keep(len(prefix) + len(given) - 1)
             ahead = says[len(given) :]
             guesses = ahead + [says[-1]] * (block - len(ahead))
-        answer.forwards = reader.forwards
-        answers.append(answer)
-    return answers
+        output.forwards = reader.forwards
+        outputs.append(output)
+    return outputs

@@ -1,8 +1,6 @@
 """Medusa-1: heads on a frozen autoregressive network that guess the tokens behind its next one.
 
-In:    a network, packed rows to train the heads on; prompts.
-Out:   the heads; the tokens of autoregressive decoding, up to the rounding of the network.
-Never: changes the network.
+The network itself does not change, and the tokens are those of autoregressive decoding, up to its rounding.
 
 Letters: K heads, D hidden size, V vocabulary, M picked positions.
 
@@ -22,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from mars_ray.baselines.answer import Answer
+from mars_ray.baselines.output import BaselineOutput
 from mars_ray.baselines.reader import Reader
 from mars_ray.baselines.verify import verified
 from mars_ray.errors import ConfigError, DivergedError, ModelError
@@ -162,23 +160,23 @@ def decode_medusa(
     max_tokens: int,
     stop_ids: frozenset[int],
     mask_id: int,
-) -> list[Answer]:
+) -> list[BaselineOutput]:
     """Decode each prompt, none of them empty. A forward verifies the guesses of the one before: 1..K + 1 tokens."""
-    answers = []
+    outputs = []
     for prompt in prompts:
-        answer, reader = Answer(max_tokens, stop_ids), Reader(network, mask_id)
+        output, reader = BaselineOutput(max_tokens, stop_ids), Reader(network, mask_id)
         guesses: list[int] = []
-        while not answer.is_finished:
-            prefix = [*prompt, *answer.tokens]
-            asked = guesses[: answer.left - 1]
+        while not output.is_finished:
+            prefix = [*prompt, *output.tokens]
+            asked = guesses[: output.left - 1]
             reading = reader.read([*prefix, *asked], last=len(asked) + 1)
             given = verified(asked, reading.logits_MV.argmax(dim=-1).tolist())
-            answer.extend(given)
+            output.extend(given)
             reader.keep(len(prefix) + len(given) - 1)
             # The position that gave the last token: the heads look past it from there.
             logits_KV = heads(reading.hidden_MD[len(given) - 1, None])[:, 0]
             logits_KV[:, mask_id] = -torch.inf
             guesses = logits_KV.argmax(dim=-1).tolist()
-        answer.forwards = reader.forwards
-        answers.append(answer)
-    return answers
+        output.forwards = reader.forwards
+        outputs.append(output)
+    return outputs

@@ -1,8 +1,7 @@
 """A network that reads one sequence and keeps what it read in a cache, so that a forward computes new slots only.
 
-In:    the ids of the whole sequence, each time; the cache knows how many of them were read before.
-Out:   logits and hidden states of the last slots.
-Never: finds out by itself that a cached token was wrong; who guessed says how much to keep.
+The ids of the whole sequence are given each time; the cache knows how many of them were read before. It does not find
+out by itself that a cached token was wrong: who guessed says how much to keep.
 """
 
 from collections.abc import Sequence
@@ -14,12 +13,12 @@ from transformers import DynamicCache, PreTrainedModel
 
 
 class Reading(NamedTuple):
-    """What one forward says at the last M slots."""
+    """The outcome of one forward at the last M slots."""
 
     logits_MV: Tensor
-    """At least float32, and -inf for the mask token, which is never generated."""
+    """Logits, at least float32, and -inf for the mask token, which is never generated."""
     hidden_MD: Tensor
-    """What enters the output embedding."""
+    """The hidden states that enter the output embedding."""
 
 
 class Reader:

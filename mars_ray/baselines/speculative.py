@@ -1,9 +1,7 @@
 """Speculative decoding with greedy verification, its draft and its target either of them with masks.
 
-In:    a target, a draft network with the same token ids, prompts.
-Out:   the tokens of autoregressive decoding of the target, up to its rounding; with a window of the target, what
-       threshold decoding may give behind verified tokens.
-Never: samples.
+The tokens are those of autoregressive decoding of the target, up to its rounding; with a window of the target, behind
+verified tokens come those that threshold decoding may give. Nothing is sampled.
 
 Sources: arXiv 2211.17192; the masks: arXiv 2604.07023, section 4.6. A round: the draft proposes tokens, one forward of
 the target verifies them, and gives the token behind those that are right.
@@ -21,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mars_ray.baselines.answer import Answer
+from mars_ray.baselines.output import BaselineOutput
 from mars_ray.baselines.reader import Reader
 from mars_ray.baselines.verify import verified
 from mars_ray.errors import ConfigError
@@ -30,7 +28,7 @@ from mars_ray.method.metric import Metric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class MaskWindow:
     """How far a network's own masks are trusted. Raises `ConfigError` for values out of range."""
 
     block: int = 1
@@ -57,7 +55,7 @@ class Window:
         return tokens
 
 
-AUTOREGRESSIVE = Window()
+AUTOREGRESSIVE = MaskWindow()
 
 
 @torch.inference_mode()
@@ -70,40 +68,40 @@ def decode_speculative(
     max_tokens: int,
     stop_ids: frozenset[int],
     mask_id: int,
-    draft_window: Window = AUTOREGRESSIVE,
-    target_window: Window = AUTOREGRESSIVE,
-) -> list[Answer]:
+    draft_window: MaskWindow = AUTOREGRESSIVE,
+    target_window: MaskWindow = AUTOREGRESSIVE,
+) -> list[BaselineOutput]:
     """Decode each prompt, none of them empty, with `draft_length` drafts a round.
 
     A round gives 1..draft_length + target_window.block tokens.
     """
     if draft_length < 1:
         raise ConfigError(f"draft_length is {draft_length}; it must be at least 1.")
-    answers = []
+    outputs = []
     for prompt in prompts:
-        answer = Answer(max_tokens, stop_ids)
+        output = BaselineOutput(max_tokens, stop_ids)
         drafter = Drafter(Reader(draft, mask_id), draft_window, stop_ids, mask_id)
         verifier = Verifier(Reader(target, mask_id), target_window, mask_id)
-        while not answer.is_finished:
-            prefix = [*prompt, *answer.tokens]
-            drafts = drafter.propose(prefix, min(draft_length, answer.left - 1))
-            given, right = verifier.verify(prefix, drafts, answer.left)
+        while not output.is_finished:
+            prefix = [*prompt, *output.tokens]
+            drafts = drafter.propose(prefix, min(draft_length, output.left - 1))
+            given, right = verifier.verify(prefix, drafts, output.left)
             drafter.keep(len(prefix) + right)
-            answer.extend(given)
-        answer.forwards, answer.draft_forwards = verifier.forwards, drafter.forwards
-        answers.append(answer)
-    return answers
+            output.extend(given)
+        output.forwards, output.draft_forwards = verifier.forwards, drafter.forwards
+        outputs.append(output)
+    return outputs
 
 
 class Drafter:
-    """The draft network of one sequence."""
+    """Proposes tokens for one sequence with the draft network."""
 
-    def __init__(self, reader: Reader, window: Window, stop_ids: frozenset[int], mask_id: int) -> None:
+    def __init__(self, reader: Reader, window: MaskWindow, stop_ids: frozenset[int], mask_id: int) -> None:
         self._reader, self._window, self._stop_ids, self._mask_id = reader, window, stop_ids, mask_id
 
     @property
     def forwards(self) -> int:
-        """How many there were."""
+        """Forwards of the network so far."""
         return self._reader.forwards
 
     def keep(self, length: int) -> None:
@@ -123,14 +121,14 @@ class Drafter:
 
 
 class Verifier:
-    """The target network of one sequence."""
+    """Verifies the drafts of one sequence with the target network."""
 
-    def __init__(self, reader: Reader, window: Window, mask_id: int) -> None:
+    def __init__(self, reader: Reader, window: MaskWindow, mask_id: int) -> None:
         self._reader, self._window, self._mask_id = reader, window, mask_id
 
     @property
     def forwards(self) -> int:
-        """How many there were."""
+        """Forwards of the network so far."""
         return self._reader.forwards
 
     def verify(self, prefix: list[int], drafts: list[int], room: int) -> tuple[list[int], int]:

@@ -1,4 +1,4 @@
-"""Guesses and what the network says at each of them -> the tokens autoregressive decoding gives there."""
+"""Greedy verification: which guesses are the tokens that autoregressive decoding gives there."""
 
 from collections.abc import Sequence
 

@@ -133,9 +133,9 @@ def _tables(status: dict[str, Any]) -> list[Table]:
         point = next((point for point in state["profile"] if point["threshold"] <= least), None)
         replicas.add_row(
             each["replica"],
-            f"{sum(of['running'] for of in state['classes'])}/{state['rows']}",
+            f"{sum(of['running'] for of in state['classes'])}/{state['max_num_seqs']}",
             str(sum(of["waiting"] for of in state["classes"])),
-            f"{state['kv_use']:.0%}",
+            f"{state['kv_cache_usage']:.0%}",
             ", ".join(f"{of['threshold']:g}" for of in state["classes"]),
             _shown(point and point["tokens"][-1], ".2f"),
             _shown(point and point["agreement"], ".4f"),

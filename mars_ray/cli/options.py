@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mars_ray.model.dtype import AskedDtype
+from mars_ray.model.dtype import DtypeOrAuto
 
 Model = Annotated[str, typer.Option(help="'bundled' or a model folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="End with one machine-readable line.")]
@@ -20,7 +20,8 @@ Workers = Annotated[int, typer.Option(help="Engines, each in a process of its ow
 Cpus = Annotated[float | None, typer.Option(help="CPUs of each worker; by default they share what there is.")]
 Gpus = Annotated[float, typer.Option(help="GPUs of each worker.")]
 Dtype = Annotated[
-    AskedDtype, typer.Option(help="'auto': bfloat16 for large checkpoints of 16 bits, where the machine is fast at it.")
+    DtypeOrAuto,
+    typer.Option(help="'auto': bfloat16 for large checkpoints of 16 bits, where the machine is fast at it."),
 ]
 
 WITH_ERRORS = 3

@@ -130,7 +130,7 @@ def _speeds(callers: int, count: int, rows: Sequence[Mapping[str, Any]]) -> dict
         (tuple(encoder.prompt([{"role": "user", "content": row["prompt"]}])), SAMPLING) for row in chosen
     ]
     # To compile steps takes longer than all of this; whether they are ready must not differ between rounds.
-    engine = Engine(checkpoint, EngineOptions(rows=callers, compiled=False))
+    engine = Engine(checkpoint, EngineOptions(max_num_seqs=callers, compiled=False))
     try:
         candidates = {each.name: partial(answer_all, engine, prompts, each) for each in SETTINGS}
         with ProgressLine(f"measure, {callers} at a time", total=len(SETTINGS) * (ROUNDS + 1)) as progress:

@@ -52,7 +52,7 @@ def speed_of(states: Sequence[EngineState]) -> ReplicaSpeed | None:
     running = sum(state.running for state in known)
     kv_tokens = sum(state.kv_tokens for state in known)
     return ReplicaSpeed(
-        rows=round(_mean([state.rows for state in known])),
+        rows=round(_mean([state.max_num_seqs for state in known])),
         step_time=StepTime(
             **{name: _mean([getattr(each, name) for each in times]) for name in StepTime.__dataclass_fields__}
         ),
@@ -81,7 +81,7 @@ def _rates(speed: ReplicaSpeed, threshold: float) -> Array:
     tokens_B, positions_B = between([(each.threshold, each.lookahead) for each in speed.profile], threshold)
     rows_R1 = np.arange(1, speed.rows + 1)[:, None]
     times = speed.step_time
-    per_row_s_B = times.row_s + times.position_s * positions_B + times.kv_token_s * speed.kv_tokens_per_row
+    per_row_s_B = times.seq_s + times.position_s * positions_B + times.kv_token_s * speed.kv_tokens_per_row
     rates_R: Array = (rows_R1 * tokens_B / (times.fixed_s + rows_R1 * per_row_s_B)).max(axis=1)
     rates_R.flags.writeable = False
     return rates_R

@@ -14,7 +14,7 @@ from typing import Any
 from mars_ray.engine.stats.state import EngineState
 from mars_ray.errors import ReportError
 
-SHARES = frozenset({"threshold", "agreement", "kv_use"})
+SHARES = frozenset({"threshold", "agreement", "kv_cache_usage"})
 """Fields that are at most 1."""
 NAMES = frozenset({"replica", "name"})
 OPTIONAL = frozenset({"step_time", "agreement", "ttft_p95_s", "itl_p95_s"})
@@ -37,14 +37,14 @@ class ReplicaReport:
         state = self.state
         if not state.classes:
             raise ReportError("report.state.classes is empty; there is at least one class.")
-        if state.rows < 1:
-            raise ReportError(f"report.state.rows is {state.rows}; it must be at least 1.")
+        if state.max_num_seqs < 1:
+            raise ReportError(f"report.state.max_num_seqs is {state.max_num_seqs}; it must be at least 1.")
         if len({len(each) for point in state.profile for each in (point.tokens, point.positions)}) > 1:
             raise ReportError("report.state.profile has blocks of several lengths; each point has one for each block.")
         if any(min(each, default=0.0) < 1 for point in state.profile for each in (point.tokens, point.positions)):
             raise ReportError("report.state.profile has less than one token or position in a forward.")
         time = state.step_time
-        if time is not None and not time.fixed_s + time.row_s + time.position_s:
+        if time is not None and not time.fixed_s + time.seq_s + time.position_s:
             raise ReportError("report.state.step_time is 0 for a step without prompts; it takes some time.")
 
     def __reduce__(self) -> tuple[Callable[[], "ReplicaReport"], tuple[()]]:

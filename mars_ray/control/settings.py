@@ -11,6 +11,7 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from mars_ray.engine.mode import DEFAULT_THRESHOLD
 from mars_ray.engine.service_class import ServiceClass
 
 FLOOR = 0.9
@@ -66,7 +67,7 @@ class ControlPlan(_Settings):
     """All a controller needs to decide."""
 
     settings: ControlSettings = ControlSettings()
-    ceiling: float = Field(1.0, ge=0, le=1)
+    ceiling: float = Field(DEFAULT_THRESHOLD, ge=0, le=1)
     """The threshold of all classes while there is room; 1 is lossless."""
     classes: tuple[ServiceClass, ...] = (ServiceClass(),)
     agreement: tuple[tuple[float, float], ...] = ()

@@ -1,8 +1,6 @@
 """What the engine says about a sequence after a step: the tokens it gained, their text, and how it ended.
 
-In:    nothing.
-Out:   frozen records that may cross threads and processes.
-Never: changes after it left the engine.
+The records are frozen and may cross threads and processes.
 """
 
 from dataclasses import dataclass
@@ -32,20 +30,20 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a sequence ended and what it took."""
+    """How a sequence ended, and what it took."""
 
     reason: FinishReason
     prompt_tokens: int
     cached_tokens: int
     """Tokens of the prompt whose keys and values another sequence had left behind."""
     tokens: int
-    """Generated, the one that stopped it included."""
+    """Tokens generated, the one that stopped the sequence included."""
     forwards: int
-    """Runs of the network that gave at least one of them."""
+    """Runs of the network that gave at least one token."""
     queued_s: float
-    """Seconds until it first ran, or ended without."""
+    """Seconds until the sequence first ran, or ended without having run."""
     error: MarsRayError | None = None
-    """Set when the reason is "error"."""
+    """What went wrong, where the reason is "error"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +52,23 @@ class Chunk:
 
     request_id: str
     index: int
-    """Which of the n sequences of the request, from 0."""
+    """Which of the n sequences of the request this is, from 0."""
     tokens: tuple[int, ...]
     pieces: tuple[str, ...]
     """The text each token settled, and behind the last of a sequence that was cut short what was held back. Text may
     lag behind the tokens: half a character, or what may become a stop string, is kept until more is known."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One for each token, when asked for."""
+    """Log-probabilities of each token, when asked for."""
     threshold: float = 1.0
     """The threshold in force in this step."""
     masks: int = 0
     """Masks looked at in this step."""
     finished: Finished | None = None
     """Set in the last chunk of the sequence; every sequence has exactly one such chunk."""
-    gains: tuple[int, ...] = ()
-    """Of a chunk that is a whole sequence: how many of its tokens each step gave. Empty in the chunk of one step."""
+    accepted_lengths: tuple[int, ...] = ()
+    """Tokens each step gave, in the one chunk of a sequence that was not streamed; empty in the chunk of one step."""
 
     @property
     def text(self) -> str:
-        """New text."""
+        """The text that is new in this chunk."""
         return "".join(self.pieces)

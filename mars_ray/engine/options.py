@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from mars_ray.engine.mode import DEFAULT_THRESHOLD
 from mars_ray.engine.service_class import ServiceClass
 
 
@@ -9,20 +10,22 @@ from mars_ray.engine.service_class import ServiceClass
 class EngineOptions:
     """Sizes and defaults of one engine; None derives a value from the model and the free memory."""
 
-    rows: int | None = None
+    max_num_seqs: int | None = None
     """Sequences that run at a time."""
-    kv_tokens: int | None = None
-    """Positions the cache holds."""
-    queue: int = 1024
+    max_kv_tokens: int | None = None
+    """Tokens the KV cache holds."""
+    max_waiting_seqs: int = 1024
     """Sequences that may wait."""
-    request_tokens: int = 65536
+    max_request_tokens: int = 65536
     """Tokens one request may generate, all of its sequences together."""
-    prefill_tokens: int = 512
+    max_prefill_tokens: int = 512
     """Prompt tokens read per step."""
-    threshold: float = 1.0
-    """Of requests that name none; may be changed while running, for each class alone. 1 gives the answers of one token
-    at a time, sooner."""
+    threshold: float = DEFAULT_THRESHOLD
+    """Threshold of requests that name none; it may be changed while running, for each class alone."""
     classes: tuple[ServiceClass, ...] = (ServiceClass(),)
-    """Of service."""
+    """Classes of service that requests may name."""
     compiled: bool = True
     """Compile the decoding step in the background where a compiler is present."""
+
+
+DEFAULT_OPTIONS = EngineOptions()

@@ -1,8 +1,6 @@
-"""What a caller asks of the engine: a prompt, how to choose tokens, how far to look ahead, when to stop.
+"""A request to the engine: a prompt, how to choose tokens, how far to look ahead, when to stop.
 
-In:    values from anywhere.
-Out:   frozen requests whose every value is in range.
-Never: knows a model; what depends on one is checked by `limits`.
+Every value of a request is in range; what depends on the model is checked by `core/limits`.
 """
 
 from collections.abc import Mapping
@@ -12,7 +10,7 @@ from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.service_class import STANDARD
 from mars_ray.errors import RequestError
-from mars_ray.method.metric import Metric, drafts_nothing
+from mars_ray.method.metric import Metric, accepts_nothing
 
 DRAFT_THRESHOLD = 0.7
 """Confidence a draft needs that will be verified: it costs no quality, only positions."""
@@ -22,7 +20,7 @@ STOP_CHARACTERS_MAX = 256
 TOP_LOGPROBS_MAX = 20
 N_MAX = 64
 NATS_MAX = 1e6
-"""Far above the entropy of any vocabulary: such a threshold accepts everything."""
+"""Largest threshold on the entropy, far above the entropy of any vocabulary: it accepts everything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +33,11 @@ class SamplingParams:
     """No stop token is chosen, and no stop string looked for, before so many tokens. A grammar that allows nothing more
     ends the sequence all the same."""
     temperature: float = 0.0
-    """0 takes the most likely token."""
+    """At 0 the most likely token is taken."""
     top_p: float = 1.0
+    """The draw is among the most likely tokens that together have this probability."""
     top_k: int = 0
-    """0 keeps all."""
+    """The draw is among so many of the most likely tokens; 0 keeps all."""
     min_p: float = 0.0
     """Tokens less likely than this share of the most likely one are left out."""
     seed: int | None = None
@@ -54,6 +53,7 @@ class SamplingParams:
     logprobs: int | None = None
     """Log-probabilities of the chosen token and so many of the most likely ones; None for none at all."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Numbers added to the logits of tokens, by token id."""
     presence_penalty: float = 0.0
     """Subtracted once from the logit of every token generated before."""
     frequency_penalty: float = 0.0
@@ -61,20 +61,20 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     """Divides the positive, multiplies the negative logits of tokens in prompt or output (arXiv 1909.05858)."""
     grammar: GrammarSpec | None = None
-    """What the text must be; an answer that `max_tokens` or a stop string cuts short is only the beginning of it."""
+    """The grammar the text must follow; an answer cut short by `max_tokens` or a stop string is only its beginning."""
 
     def __post_init__(self) -> None:
-        _check_whole("max_tokens", self.max_tokens, 1)
-        _check_whole("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _check_int("max_tokens", self.max_tokens, 1)
+        _check_int("min_tokens", self.min_tokens, 0, self.max_tokens)
         _check_number("temperature", self.temperature, 0, 100)
         _check_number("top_p", self.top_p, 0, 1, above=True)
-        _check_whole("top_k", self.top_k, 0)
+        _check_int("top_k", self.top_k, 0)
         _check_number("min_p", self.min_p, 0, 1)
         if self.seed is not None:
-            _check_whole("seed", self.seed, 0, 2**63 - 1)
-        _check_whole("n", self.n, 1, N_MAX)
+            _check_int("seed", self.seed, 0, 2**63 - 1)
+        _check_int("n", self.n, 1, N_MAX)
         if self.logprobs is not None:
-            _check_whole("logprobs", self.logprobs, 0, TOP_LOGPROBS_MAX)
+            _check_int("logprobs", self.logprobs, 0, TOP_LOGPROBS_MAX)
         _check_number("presence_penalty", self.presence_penalty, -2, 2)
         _check_number("frequency_penalty", self.frequency_penalty, -2, 2)
         _check_number("repetition_penalty", self.repetition_penalty, 0.01, 100)
@@ -84,11 +84,11 @@ class SamplingParams:
         if not isinstance(self.stop_ids, frozenset):
             raise RequestError(f"stop_ids is {type(self.stop_ids).__name__}; it must be a frozenset of token ids.")
         for number in self.stop_ids:
-            _check_whole("a stop id", number, 0)
+            _check_int("a stop id", number, 0)
         if not isinstance(self.logit_bias, Mapping):
             raise RequestError(f"logit_bias is {self.logit_bias!r}; it must map token ids to numbers.")
         for token, bias in self.logit_bias.items():
-            _check_whole("a token of logit_bias", token, 0)
+            _check_int("a token of logit_bias", token, 0)
             _check_number(f"logit_bias of token {token}", bias, -100, 100)
         if self.grammar is not None and not isinstance(self.grammar, GrammarSpec):
             raise RequestError(f"grammar is {type(self.grammar).__name__}; it must be a GrammarSpec.")
@@ -96,26 +96,26 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """What the tokens at the masks of one forward need."""
+    """What the tokens at the masks of one forward need to be accepted."""
 
     threshold: float
     metric: Metric
-    verified: bool
-    """Whether the next forward has to agree with a token before it leaves the engine."""
+    verify: bool
+    """Whether the tokens are drafts that the next forward has to agree with before they leave the engine."""
 
     @property
     def quality(self) -> float:
-        """The threshold that answers are said to have: 1 where they are those of one token at a time."""
-        return 1.0 if self.verified else self.threshold
+        """The threshold that answers are reported with: 1 where they are those of one token at a time."""
+        return 1.0 if self.verify else self.threshold
 
 
-LOSSLESS = Acceptance(DRAFT_THRESHOLD, Metric.PROBABILITY, verified=True)
-"""What a threshold of 1 on the probability means."""
+LOSSLESS = Acceptance(DRAFT_THRESHOLD, Metric.PROBABILITY, verify=True)
+"""What tokens need at a threshold of 1 on the probability: drafts, all of them verified."""
 
 LOSSLESS_BY = {
     Metric.PROBABILITY: LOSSLESS,
-    Metric.ENTROPY: Acceptance(1.0, Metric.ENTROPY, verified=True),
-    Metric.MARGIN: Acceptance(0.5, Metric.MARGIN, verified=True),
+    Metric.ENTROPY: Acceptance(1.0, Metric.ENTROPY, verify=True),
+    Metric.MARGIN: Acceptance(0.5, Metric.MARGIN, verify=True),
 }
 """What drafts need, by metric, where the request's own threshold lets nothing pass."""
 
@@ -130,7 +130,7 @@ class DecodeParams:
     verified as in exact mode, so the answer is that of one token at a time. In exact mode it is what a draft needs.
     None follows the engine's own threshold, which may change between steps, and is `DRAFT_THRESHOLD` in exact mode."""
     floor: float | None = None
-    """Without a threshold of its own the request follows the engine's, but not below this."""
+    """A request without a threshold of its own follows the engine's, but not below this."""
     metric: Metric = Metric.PROBABILITY
     block: int | None = None
     """Tokens proposed per forward: the autoregressive one and block - 1 masks. None lets the engine choose for
@@ -150,7 +150,7 @@ class DecodeParams:
             if self.threshold is not None:
                 raise RequestError(f"threshold is {self.threshold} and floor {self.floor}; give one of them.")
         if self.block is not None:
-            _check_whole("block", self.block, 1, 64)
+            _check_int("block", self.block, 1, 64)
 
     def acceptance(self, engine_threshold: float) -> Acceptance | None:
         """Return what tokens at masks need, where the engine's own threshold is `engine_threshold`.
@@ -163,8 +163,8 @@ class DecodeParams:
         threshold = self.threshold
         if threshold is None:
             threshold = DRAFT_THRESHOLD if exact else max(engine_threshold, self.floor or 0.0)
-        if not drafts_nothing(threshold, self.metric):
-            return Acceptance(threshold, self.metric, verified=exact)
+        if not accepts_nothing(threshold, self.metric):
+            return Acceptance(threshold, self.metric, verify=exact)
         return LOSSLESS_BY[self.metric]
 
 
@@ -178,14 +178,14 @@ class Request:
     tenant: str = ""
     """Prefixes that lie in the cache are shared within a tenant only."""
     service_class: str = STANDARD
-    """Which of the engine's classes it is of."""
+    """The class of service; the engine says which there are."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     decode: DecodeParams = field(default_factory=DecodeParams)
 
 
-def _check_whole(name: str, value: object, low: int, high: int | None = None) -> None:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or value < low or (high is not None and value > high):  # type: ignore[operator]
+def _check_int(name: str, value: object, low: int, high: int | None = None) -> None:
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    if not is_int or value < low or (high is not None and value > high):  # type: ignore[operator]
         limits = f"at least {low}" if high is None else f"from {low} to {high}"
         raise RequestError(f"{name} is {value!r}; it must be a whole number, {limits}.")
 

@@ -1,9 +1,4 @@
-"""Classes of service: whose requests go first, how the engine is divided among them, how good answers must be.
-
-In:    settings of an operator.
-Out:   frozen classes whose every value is in range.
-Never: knows a request; requests name their class.
-"""
+"""Classes of service: whose requests go first, how the engine is divided among them, how good answers must be."""
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,7 +9,7 @@ STANDARD = "standard"
 
 
 class ServiceClass(BaseModel):
-    """One class."""
+    """One class of service."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -22,9 +17,9 @@ class ServiceClass(BaseModel):
     floor: float | None = Field(None, ge=0, le=1)
     """No controller lowers the threshold of its requests below this; None leaves it to the controller."""
     priority: int = 0
-    """Requests of a higher one get rows before those of a lower one, whatever their shares."""
+    """Requests of a higher priority get slots before those of a lower one, whatever their shares."""
     share: float = Field(1.0, gt=0)
-    """Of the rows, against that of other classes of its priority, while all of them want more than there are."""
+    """Share of the tokens against other classes of the same priority, while all of them want more than there are."""
 
 
 def check_classes(classes: tuple[ServiceClass, ...]) -> None:

@@ -1,8 +1,7 @@
 """A model of lm-evaluation-harness: its tasks, decoded by our engine in any of its modes.
 
-In:    nothing but the wish to use it; `register` makes it known to the harness.
-Out:   a model called "mars-ray".
-Never: imported by any other part: the harness is an extra that need not be installed.
+`register` makes the model "mars-ray" known to the harness. No other part imports this one: the harness is an extra that
+need not be installed.
 """
 
 from mars_ray.errors import ConfigError

@@ -1,9 +1,4 @@
-"""`python -m mars_ray.harness`: the command line of lm-evaluation-harness, which then knows our model.
-
-In:    the arguments of `lm-eval`.
-Out:   what `lm-eval` does with them.
-Never: changes or adds an argument.
-"""
+"""`python -m mars_ray.harness`: the command line of lm-evaluation-harness, `lm-eval`, which then knows our model."""
 
 from mars_ray.harness import register
 from mars_ray.program import run_program

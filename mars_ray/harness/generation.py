@@ -1,8 +1,6 @@
-"""What a task asks of a generation -> how the engine is to make the text, and where it is cut.
+"""Read the arguments of a `generate_until` request: how the engine makes the text, and where it is cut.
 
-In:    the arguments of `generate_until`.
-Out:   sampling parameters; a text as far as the task wants it.
-Never: leaves out an argument that would change the answer.
+An argument that would change the answer and that we do not have is an error.
 """
 
 from collections.abc import Mapping
@@ -15,18 +13,18 @@ from mars_ray.engine.seeds import seed_of
 from mars_ray.errors import ConfigError
 
 SAMPLED_ONLY = ("top_p", "top_k", "min_p")
-"""Without effect on what is decoded greedily, where tasks write values into them that mean nothing."""
+"""Arguments without effect on greedy decoding, where tasks write values into them that mean nothing."""
 
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 NEUTRAL = {"num_beams": 1, "num_return_sequences": 1}
-"""What transformers has and we do not, and the value that asks for nothing."""
+"""Arguments that transformers has and we do not, and the value of each that asks for nothing."""
 
 _HANDLED = ("until", "max_gen_toks", "do_sample", "temperature", "seed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class GenerationSettings:
     """How one text is to be made."""
 
     sampling: SamplingParams
@@ -39,7 +37,7 @@ class Wish:
         return cut
 
 
-def wish_of(arguments: Mapping[str, object], *, max_gen_toks: int, request: str) -> Wish:
+def parse_gen_kwargs(arguments: Mapping[str, object], *, max_gen_toks: int, request: str) -> GenerationSettings:
     """Read the arguments of a request, which draws by a seed of its own, made of `seed` and what `request` calls it.
 
     Without `seed` the engine asks Python's `random`, which the harness seeds. Raises `ConfigError` for an argument that
@@ -65,4 +63,4 @@ def wish_of(arguments: Mapping[str, object], *, max_gen_toks: int, request: str)
         seed=seed_of(f"{seed} {request}") if isinstance(seed, int) else seed,
         **{name: asked[name] for name in names if name in asked},
     )
-    return Wish(sampling=sampling, until=until)
+    return GenerationSettings(sampling=sampling, until=until)

@@ -1,8 +1,6 @@
 """How likely a model finds texts it is given, one token after another: plain forwards, no decoding.
 
-In:    a network, contexts with their continuations as token ids.
-Out:   for each the log-probability of the continuation, and whether greedy decoding would have chosen it.
-Never: gives the mask token any probability; like in the engine it is no token a text can have.
+The mask token gets no probability; like in the engine it is no token a text can have.
 """
 
 from collections.abc import Sequence
@@ -22,17 +20,17 @@ class Scored:
 
     tokens: tuple[int, ...]
     judged: int
-    """At least 1, and less than there are tokens: the first has nothing before it."""
+    """How many tokens at the end are judged: at least 1, and not the first, which has nothing before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Likelihood:
-    """Of the judged tokens of one text."""
+    """How likely the judged tokens of one text are."""
 
     logprob: float
-    """Natural logarithm, summed over the tokens."""
+    """Natural logarithm of their probability, summed over the tokens."""
     greedy: bool
-    """Each is the most likely one."""
+    """Whether each of them is the most likely one."""
 
 
 @torch.inference_mode()

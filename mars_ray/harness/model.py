@@ -1,8 +1,7 @@
 """The model class for lm-evaluation-harness: `--model mars-ray`.
 
-In:    `--model_args` (see `settings`), and the requests of tasks.
-Out:   texts that our engine decodes, log-probabilities that plain forwards give; all in the order of the requests.
-Never: batches by `--batch_size`: the engine has as many rows as it has room for.
+Texts are decoded by our engine, log-probabilities come from plain forwards, all in the order of the requests. There are
+no batches of `--batch_size`: the engine runs as many sequences as it has room for.
 
 Words are turned into tokens as the harness does it for models of transformers, so that results can be compared.
 """
@@ -19,11 +18,11 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.core.offline import decode_each
-from mars_ray.engine.mode import Mode
+from mars_ray.engine.mode import DEFAULT_THRESHOLD, Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DRAFT_THRESHOLD, Request
 from mars_ray.errors import BadRecordError, ConfigError, ModelError, RunError
-from mars_ray.harness.generation import Wish, wish_of
+from mars_ray.harness.generation import GenerationSettings, parse_gen_kwargs
 from mars_ray.harness.likelihood import Scored, likelihoods
 from mars_ray.harness.settings import parse_settings
 from mars_ray.model.checkpoint import load_checkpoint
@@ -34,13 +33,13 @@ from mars_ray.model.resolve import resolve_model
 from mars_ray.progress import ProgressLine
 
 LOG = logging.getLogger("lm_eval.mars_ray")
-"""Under the name of the harness, whose command line shows its own messages only."""
+"""A logger under the name of the harness, whose command line shows its own messages only."""
 
 CACHE_KEY = "answered by"
-"""In the file of `--use_cache`: whose the answers are, which are filed by prompt and arguments of the task alone."""
+"""The entry of the `--use_cache` file that says whose the answers are: they are filed by prompt and arguments alone."""
 
 GIVEN_ALWAYS = ("batch_size", "max_batch_size")
-"""What the harness gives to every model, asked or not, and which changes no answer."""
+"""Arguments the harness gives to every model, and which change no answer."""
 
 Pair = tuple[tuple[str, str] | None, list[int], list[int]]
 """Context and continuation as text, None for a part of a longer text; then both as tokens."""
@@ -65,20 +64,20 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                 f"{settings.model}: the tokenizer has no end-of-sequence token, which likelihoods begin at."
             )
         # Compiled steps begin when they are ready, and round differently: the answers would depend on the time.
-        options = EngineOptions(compiled=False, request_tokens=self.max_length)
+        options = EngineOptions(compiled=False, max_request_tokens=self.max_length)
         self._engine = Engine(self._checkpoint, options)
         self._decode = settings.decode(block=self._engine.block)
         LOG.info(
             f"decoding on {self._device}, {self._dtype.name} ({self._dtype.reason}), "
             f"in blocks of {self._decode.block} tokens"
         )
-        usual = DRAFT_THRESHOLD if settings.mode is Mode.EXACT else 1.0
+        usual = DRAFT_THRESHOLD if settings.mode is Mode.EXACT else DEFAULT_THRESHOLD
         self._threshold = usual if settings.threshold is None else settings.threshold
         self._tokens = self._forwards = 0
 
     @property
     def tokens_per_forward(self) -> float | None:
-        """Of all that was generated so far; None before that."""
+        """Tokens per forward of all that was generated so far; None before that."""
         return self._tokens / self._forwards if self._forwards else None
 
     @property
@@ -89,7 +88,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text that has no context."""
+        """The token that stands before a text without a context."""
         first: int | None = self.tokenizer.bos_token_id
         return self.eot_token_id if first is None else first
 
@@ -101,15 +100,15 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     @property
     def tokenizer_name(self) -> str:
-        """What the harness tells its caches of requests apart by."""
+        """The name by which the harness tells its caches of requests apart."""
         name: str = self.tokenizer.name_or_path
         return name.replace("/", "__")
 
     def get_model_info(self) -> dict[str, Any]:
         """Return what the harness writes into the `config` of its results."""
-        return self._how() | {"tokens_per_forward": self.tokens_per_forward}
+        return self._decoding() | {"tokens_per_forward": self.tokens_per_forward}
 
-    def _how(self) -> dict[str, Any]:
+    def _decoding(self) -> dict[str, Any]:
         settings = self._settings
         return {
             "mode": settings.mode.value,
@@ -122,19 +121,19 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
         """Take the file of `--use_cache`. Raises `ConfigError` where others answered in it: a model, or a setting."""
         super().set_cache_hook(cache_hook)
-        if (kept := cache_hook.dbdict) is None:
+        if (cache := cache_hook.dbdict) is None:
             return
-        own = self._how() | {
+        own = self._decoding() | {
             "model": folder_digest(resolve_model(self._settings.model)),
             "device": self._device.type,
             "max_gen_toks": self._settings.max_gen_toks,
         }
-        found = kept.get(CACHE_KEY, {} if len(kept) else own)
+        found = cache.get(CACHE_KEY, {} if len(cache) else own)
         if differs := [name for name in own if found.get(name) != own[name]]:
             raise ConfigError(
                 f"--use_cache: the answers kept there have another {', '.join(differs)}. Give each its own FILE."
             )
-        kept[CACHE_KEY] = own
+        cache[CACHE_KEY] = own
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Return the conversation as one text; without a generation prompt its last message is to be continued."""
@@ -166,13 +165,15 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         del disable_tqdm  # progress is one line, and goes where errors go
         contexts = [str(request.args[0]) for request in requests]
         asked: Counter[str] = Counter()
-        wishes = []
+        generations = []
         for context, request in zip(contexts, requests, strict=True):
             # Called by its place among all, what is left after a stop would draw otherwise.
             called = f"{asked[context]} {context}"
-            wishes.append(wish_of(request.args[1], max_gen_toks=self._settings.max_gen_toks, request=called))
+            generations.append(
+                parse_gen_kwargs(request.args[1], max_gen_toks=self._settings.max_gen_toks, request=called)
+            )
             asked[context] += 1
-        engine_requests = self._requests(contexts, wishes)
+        engine_requests = self._requests(contexts, generations)
         texts = [""] * len(requests)
         tokens = forwards = 0
         failed: list[str] = []
@@ -182,15 +183,15 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                 if decoded.error:
                     failed.append(f"a prompt that ends in {contexts[number][-80:]!r}: {decoded.error}")
                     continue
-                texts[number] = wishes[number].cut(decoded.text)
+                texts[number] = generations[number].cut(decoded.text)
                 tokens, forwards = tokens + len(decoded.tokens), forwards + decoded.forwards
                 progress.update(done, {})
-                if not wishes[number].sampling.temperature:  # repeats of a sampled one would all be the same
+                if not generations[number].sampling.temperature:  # repeats of a sampled one would all be the same
                     self.cache_hook.add_partial("generate_until", requests[number].args, texts[number])
         if failed:
             raise RunError(
-                f"{len(failed)} of {len(requests)} prompts have no whole answer, such as {failed[0]} With --use_cache "
-                "what the others answered greedily is kept, and the same command goes on."
+                f"{len(failed)} of {len(requests)} prompts have no complete answer, such as {failed[0]} With "
+                "--use_cache what the others answered greedily is kept, and the same command goes on."
             )
         self._tokens, self._forwards = self._tokens + tokens, self._forwards + forwards
         rate = tokens / forwards if forwards else 0.0
@@ -246,26 +247,27 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             LOG.warning(f"a context of {len(context)} tokens is too long for its continuation; {dropped} are left out")
         return Scored(tokens=(*context[dropped:], *continuation), judged=len(continuation))
 
-    def _requests(self, contexts: Sequence[str], wishes: Sequence[Wish]) -> list[Request]:
+    def _requests(self, contexts: Sequence[str], generations: Sequence[GenerationSettings]) -> list[Request]:
         """Return what the engine is to do; prompts that leave no room for the answer lose their beginning."""
         requests, longest = [], 0
-        for number, (context, wish) in enumerate(zip(contexts, wishes, strict=True)):
-            room = self._engine.limits.positions - wish.sampling.max_tokens
+        for number, (context, generation) in enumerate(zip(contexts, generations, strict=True)):
+            room = self._engine.limits.max_model_len - generation.sampling.max_tokens
             if room < 1:
                 raise ConfigError(
-                    f"max_gen_toks is {wish.sampling.max_tokens} and a sequence may have "
-                    f"{self._engine.limits.positions} tokens, its prompt included. Lower max_gen_toks in --gen_kwargs."
+                    f"max_gen_toks is {generation.sampling.max_tokens} and a sequence may have "
+                    f"{self._engine.limits.max_model_len} tokens, its prompt included. "
+                    "Lower max_gen_toks in --gen_kwargs."
                 )
             prompt = self.tok_encode(context) or [self.prefix_token_id]
             if len(prompt) > room:
                 longest = max(longest, len(prompt))
             requests.append(
-                Request(id=str(number), prompt=tuple(prompt[-room:]), sampling=wish.sampling, decode=self._decode)
+                Request(id=str(number), prompt=tuple(prompt[-room:]), sampling=generation.sampling, decode=self._decode)
             )
         if longest:
             LOG.warning(
                 f"some prompts, the longest of {longest} tokens, leave no room for an answer among the "
-                f"{self._engine.limits.positions} tokens of a sequence; they lose their beginning"
+                f"{self._engine.limits.max_model_len} tokens of a sequence; they lose their beginning"
             )
         return requests
 

@@ -1,8 +1,7 @@
-"""What `--model_args` may say of our model.
+"""The settings in `--model_args` of our model.
 
-In:    names and values, as the harness parsed them.
-Out:   frozen settings; unknown names and impossible values fail before a model is loaded.
-Never: holds what a task decides: temperature, stop strings and the like come with its requests.
+Unknown names and impossible values fail before a model is loaded. What a task decides, such as temperature and stop
+strings, comes with its requests.
 """
 
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams
 from mars_ray.errors import ConfigError, RequestError
 from mars_ray.method.metric import Metric
-from mars_ray.model.dtype import AskedDtype
+from mars_ray.model.dtype import DtypeOrAuto
 
 
 class HarnessSettings(BaseModel):
@@ -27,15 +26,16 @@ class HarnessSettings(BaseModel):
     """'bundled' or a model folder."""
     mode: Mode = Mode.THRESHOLD
     threshold: float | None = None
-    """None is 1: the answers of one token at a time. In mode exact it is what a draft needs, 0.7 by default."""
+    """The threshold; None is 1, the answers of one token at a time. In mode exact it is what a draft needs, 0.7 by
+    default."""
     metric: Metric = Metric.PROBABILITY
-    """What is compared with the threshold."""
+    """The confidence that is compared with the threshold."""
     block: int | None = None
     """Tokens proposed per forward; None takes what the model was trained with. The load never decides, since in
     threshold mode the answer depends on it."""
     max_gen_toks: int = Field(256, ge=1)
     """Tokens generated at most, where a task does not say."""
-    dtype: AskedDtype = "auto"
+    dtype: DtypeOrAuto = "auto"
     device: str | None = None
     """A device of torch. None takes a GPU where there is one, and where there is none a GPU stands for the CPU."""
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.mode import Mode
-from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.options import DEFAULT_OPTIONS, EngineOptions
 from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.engine.process.messages import EngineSpec
 from mars_ray.engine.request import Request, SamplingParams
@@ -22,12 +22,10 @@ from mars_ray.llm.requests import (
     encode_prompt,
     make_requests,
 )
-from mars_ray.model.dtype import AskedDtype
+from mars_ray.model.dtype import DtypeOrAuto
 from mars_ray.model.folder import check_folder
 from mars_ray.model.resolve import resolve_model
 from mars_ray.model.tokenizer import load_tokenizer
-
-DEFAULTS = EngineOptions()
 
 
 class AsyncLLM:
@@ -41,7 +39,7 @@ class AsyncLLM:
     tokenizer: PreTrainedTokenizerBase
 
     def __init__(
-        self, model: str = "bundled", *, dtype: AskedDtype = "auto", options: EngineOptions = DEFAULTS
+        self, model: str = "bundled", *, dtype: DtypeOrAuto = "auto", options: EngineOptions = DEFAULT_OPTIONS
     ) -> None:
         self._model, self._dtype, self._options = model, dtype, options
 
@@ -104,7 +102,7 @@ class AsyncLLM:
 
     async def _answer(self, request: Request) -> RequestOutput:
         collector = RequestCollector(request.prompt, request.sampling.n)
-        async for chunk in self.engine.generate(request, whole=True):
+        async for chunk in self.engine.generate(request, stream=False):
             collector.add(chunk)
         return collector.output()
 

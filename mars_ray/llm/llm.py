@@ -7,7 +7,7 @@ from typing import Self
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.core.load import load_engine
 from mars_ray.engine.mode import Mode
-from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.options import DEFAULT_OPTIONS, EngineOptions
 from mars_ray.engine.request import Request, SamplingParams
 from mars_ray.llm.outputs import RequestCollector, RequestOutput
 from mars_ray.llm.requests import (
@@ -20,11 +20,9 @@ from mars_ray.llm.requests import (
     encode_prompt,
     make_requests,
 )
-from mars_ray.model.dtype import AskedDtype
+from mars_ray.model.dtype import DtypeOrAuto
 from mars_ray.model.resolve import resolve_model
 from mars_ray.progress import ProgressLine
-
-DEFAULTS = EngineOptions()
 
 
 class LLM:
@@ -36,7 +34,7 @@ class LLM:
     """
 
     def __init__(
-        self, model: str = "bundled", *, dtype: AskedDtype = "auto", options: EngineOptions = DEFAULTS
+        self, model: str = "bundled", *, dtype: DtypeOrAuto = "auto", options: EngineOptions = DEFAULT_OPTIONS
     ) -> None:
         self.engine, checkpoint, self.dtype = load_engine(resolve_model(model), dtype, options)
         self.tokenizer = checkpoint.tokenizer
@@ -115,7 +113,7 @@ def answer_all(engine: Engine, requests: Sequence[Request], progress: ProgressLi
     finished = tokens = forwards = 0
     try:
         while waiting or engine.busy:
-            while waiting and engine.waiting < engine.limits.rows:
+            while waiting and engine.waiting < engine.limits.max_num_seqs:
                 engine.add(waiting.pop())
             for chunk in engine.step():
                 collector = collectors[chunk.request_id]

@@ -14,14 +14,14 @@ class CompletionOutput:
     """Which of the n answers to the prompt, from 0."""
     text: str
     token_ids: tuple[int, ...]
-    """With the stop token that ended the answer, which is not in the text."""
+    """The tokens, with the stop token that ended the answer, which is not in the text."""
     finish_reason: FinishReason
     forwards: int
     """Runs of the network that gave at least one of the tokens."""
     logprobs: tuple[TokenLogprobs, ...]
-    """One for each token, when asked for."""
+    """Log-probabilities of each token, when asked for."""
     error: MarsRayError | None
-    """Set where the finish reason is "error"; text and tokens are then what there was."""
+    """What went wrong, where the finish reason is "error"; text and tokens are then what there was."""
 
     @property
     def tokens_per_forward(self) -> float:
@@ -35,7 +35,7 @@ class RequestOutput:
 
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
-    """As many as `SamplingParams.n`, in the order of their index."""
+    """The answers, as many as `SamplingParams.n`, in the order of their index."""
 
     @property
     def text(self) -> str:

@@ -1,8 +1,6 @@
-"""What a caller of `LLM` or `AsyncLLM` gives, as requests to the engine.
+"""Turn what a caller of `LLM` or `AsyncLLM` gives into requests to the engine.
 
-In:    texts, token ids, conversations; sampling parameters; how to decode.
-Out:   requests whose values are in range; a `RequestError` that names the prompt it is about.
-Never: decodes.
+A value out of range is a `RequestError` that names it; nothing is decoded here.
 """
 
 import json

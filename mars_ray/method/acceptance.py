@@ -1,8 +1,4 @@
-"""Confidence -> how many of the tokens proposed in one forward are kept.
-
-In:    logits, a metric, a threshold per row.
-Out:   confidences and accepted lengths.
-Never: a sequence, a cache, a network.
+"""How many of the tokens proposed in one forward are accepted, by their confidence.
 
 Letters: R rows, W window (the autoregressive token and the masks behind it), V vocabulary.
 
@@ -31,10 +27,10 @@ def confidence(logits: Tensor, metric: Metric) -> Tensor:
 
 
 def accepted_lengths(confidence_RW: Tensor, threshold_R: Tensor, metric: Metric) -> Tensor:
-    """Return the tokens to keep per row, int64 [R], in 1..W.
+    """Return the tokens to accept per row, int64 [R], in 1..W.
 
-    Column 0 is the autoregressive token: always kept. A threshold that drafts nothing keeps only that one, however
-    confident the masks are; the first mask that does not pass ends the row.
+    Column 0 is the autoregressive token: always accepted. A threshold that accepts nothing leaves only that one,
+    however confident the masks are; the first mask that does not pass ends the row.
     """
     drafted_RW, threshold_R1 = confidence_RW[:, 1:], threshold_R[:, None]
     if metric is Metric.ENTROPY:

@@ -1,12 +1,9 @@
 """The batch decoder of the paper, with its block-level key-value cache: the peer the engine is measured against.
 
-In:    a static batch of prompts, decode options, the size of a cache block.
-Out:   finished sequences.
-Never: lets a row run ahead of the batch; that is the cost measured here.
-
-All rows fill one block of `cache_block` tokens together (arXiv 2604.07023, section 3.3). A step forwards the last
-token before the block, which predicts its first, and the block: what a row has filled, then masks. The cache is cropped
-back after it. A row whose block is full idles until the slowest row's is; a finished row idles to the end.
+All rows fill one block of `cache_block` tokens together (arXiv 2604.07023, section 3.3), and no row runs ahead of the
+batch: that is the cost measured here. A step forwards the last token before the block, which predicts its first, and
+the block: what a row has filled, then masks. The cache is cropped back after it. A row whose block is full idles until
+the slowest row's is; a finished row idles to the end.
 
 Two liberties, both in the paper's favour: masks behind the furthest window are not forwarded, for attention is
 causal and nobody reads there; and the prompt, or a full block, enters the cache with the first step of the next
@@ -24,7 +21,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from mars_ray.errors import ConfigError
 from mars_ray.method.acceptance import accepted_lengths, confidence
-from mars_ray.method.reference import Decoded, DecodeOptions
+from mars_ray.method.reference import DecodedSequence, DecodeOptions
 
 
 class Replay(Protocol):
@@ -43,7 +40,7 @@ def decode_block_cache(
     mask_id: int,
     cache_block: int,
     script: Sequence[Replay] | None = None,
-) -> list[Decoded]:
+) -> list[DecodedSequence]:
     """Decode a static batch greedily; a row's `forwards` are the steps it did not idle in.
 
     A row's window ends where its block ends, so with a threshold below 1 its tokens may differ from the reference's.
@@ -51,7 +48,7 @@ def decode_block_cache(
     """
     if cache_block < 1:
         raise ConfigError(f"cache_block is {cache_block}; it must be at least 1.")
-    results = [Decoded() for _ in prompts]
+    results = [DecodedSequence() for _ in prompts]
     if not prompts:
         return results
     batch = _StaticBatch(network, prompts, options.max_tokens, mask_id)
@@ -67,14 +64,14 @@ def decode_block_cache(
     return results
 
 
-def _can_grow(result: Decoded, full: int) -> bool:
+def _can_grow(result: DecodedSequence, full: int) -> bool:
     return result.finish_reason != "stop" and len(result.tokens) < full
 
 
 def _step(
     batch: "_StaticBatch",
     rows: list[int],
-    results: list[Decoded],
+    results: list[DecodedSequence],
     full: int,
     options: DecodeOptions,
     script: Sequence[Replay] | None,
@@ -89,19 +86,19 @@ def _step(
         token_RW = torch.tensor([tokens for tokens, _ in proposed])
         confidence_RW = torch.tensor([confidences for _, confidences in proposed])
     threshold_R = torch.full((len(rows),), options.threshold, device=confidence_RW.device)
-    kept_R = accepted_lengths(confidence_RW, threshold_R, options.metric)
-    for row, tokens, confidences, kept in zip(
-        rows, token_RW.tolist(), confidence_RW.tolist(), kept_R.tolist(), strict=True
+    accepted_R = accepted_lengths(confidence_RW, threshold_R, options.metric)
+    for row, tokens, confidences, accepted in zip(
+        rows, token_RW.tolist(), confidence_RW.tolist(), accepted_R.tolist(), strict=True
     ):
         result = results[row]
-        kept = min(kept, full - len(result.tokens))
-        stops = (count for count, token in enumerate(tokens[:kept], start=1) if token in options.stop_ids)
+        accepted = min(accepted, full - len(result.tokens))
+        stops = (count for count, token in enumerate(tokens[:accepted], start=1) if token in options.stop_ids)
         ends = next(stops, None)
         if ends is not None:
-            kept, result.finish_reason = ends, "stop"
-        batch.write(row, len(result.tokens), tokens[:kept])
-        result.tokens += tokens[:kept]
-        result.confidences += confidences[:kept]
+            accepted, result.finish_reason = ends, "stop"
+        batch.write(row, len(result.tokens), tokens[:accepted])
+        result.tokens += tokens[:accepted]
+        result.confidences += confidences[:accepted]
         result.forwards += 1
 
 

@@ -20,14 +20,14 @@ from mars_ray.method.visibility import dense_mask, flex_mask
 
 @dataclass(frozen=True, slots=True)
 class LabelWeights:
-    """What the labels of each stream weigh together: how many there are, where none weighs less than another."""
+    """The sum of the weights of the labels in each stream; their number, where all weigh 1."""
 
     mask: float
     ar: float
 
     @classmethod
     def of(cls, streams: Streams) -> "LabelWeights":
-        """Weigh the labels of `streams`."""
+        """Return the weights of the labels in `streams`."""
         weight_RS = streams.weight_RS * (streams.label_RS != IGNORE)
         mask = float(weight_RS[streams.noisy_RS].sum())
         return cls(mask=mask, ar=float(weight_RS.sum()) - mask)

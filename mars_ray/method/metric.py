@@ -1,5 +1,6 @@
-"""What is compared with the threshold, for one confidence at a time; apart from `acceptance`, so that a server that
-only passes requests on need not load torch.
+"""The metrics that are compared with the threshold, for one confidence at a time.
+
+Apart from `acceptance`, so that a server that only passes requests on need not load torch.
 
 Source: arXiv 2604.07023, section 3.3 and its comparison of metrics.
 """
@@ -8,7 +9,7 @@ from enum import StrEnum
 
 
 class Metric(StrEnum):
-    """What is compared with the threshold."""
+    """The confidence that is compared with the threshold."""
 
     PROBABILITY = "probability"
     """Probability of the most likely token, accepted when >= threshold."""
@@ -18,11 +19,11 @@ class Metric(StrEnum):
     """Probability of the most likely token less that of the second, accepted when >= threshold."""
 
 
-def drafts_nothing(threshold: float, metric: Metric) -> bool:
+def accepts_nothing(threshold: float, metric: Metric) -> bool:
     """Return whether nothing can pass the threshold, so that the answer is that of autoregressive decoding."""
     return threshold <= 0 if metric is Metric.ENTROPY else threshold >= 1
 
 
 def passes(certainty: float, threshold: float, metric: Metric) -> bool:
-    """Return whether one confidence passes a threshold that drafts at all."""
+    """Return whether one confidence passes a threshold that accepts anything at all."""
     return certainty <= threshold if metric is Metric.ENTROPY else certainty >= threshold

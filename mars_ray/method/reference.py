@@ -2,7 +2,7 @@
 
 Each forward runs over everything: the prompt, what was generated, and the masks behind it. Sliding window
 (arXiv 2604.07023, section 3.3): the last token gives the next one, as in autoregressive decoding, the mask k gives
-the token k+2 past it; they are kept left to right while the confidence passes the threshold.
+the token k+2 past it; they are accepted left to right while the confidence passes the threshold.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from mars_ray.errors import ConfigError
 from mars_ray.method.acceptance import accepted_lengths, confidence
 from mars_ray.method.logits import logits_at
-from mars_ray.method.metric import Metric, drafts_nothing
+from mars_ray.method.metric import Metric, accepts_nothing
 
 FinishReason = Literal["stop", "length"]
 
@@ -48,11 +48,11 @@ class DecodeOptions:
     @property
     def window(self) -> int:
         """Positions looked at per forward."""
-        return 1 if self.mode == "ar" or drafts_nothing(self.threshold, self.metric) else self.block
+        return 1 if self.mode == "ar" or accepts_nothing(self.threshold, self.metric) else self.block
 
 
 @dataclass(slots=True)
-class Decoded:
+class DecodedSequence:
     """One finished sequence, without its prompt."""
 
     tokens: list[int] = field(default_factory=list)
@@ -65,12 +65,12 @@ class Decoded:
 @torch.inference_mode()
 def decode(
     network: PreTrainedModel, prompts: Sequence[Sequence[int]], options: DecodeOptions, *, mask_id: int
-) -> list[Decoded]:
+) -> list[DecodedSequence]:
     """Decode every prompt greedily, all together, each at its own pace; a finished one leaves the batch.
 
     The mask token is never generated. Prompts must not be empty.
     """
-    results = [Decoded() for _ in prompts]
+    results = [DecodedSequence() for _ in prompts]
     running = list(range(len(prompts)))
     while running:
         prefixes = [[*prompts[row], *results[row].tokens] for row in running]
@@ -79,11 +79,11 @@ def decode(
         token_RW = logits_RWV.argmax(dim=-1)
         confidence_RW = confidence(logits_RWV, options.metric)
         threshold_R = torch.full((len(running),), options.threshold, device=token_RW.device)
-        kept_R = accepted_lengths(confidence_RW, threshold_R, options.metric)
-        for row, tokens, confidences, kept in zip(
-            running, token_RW.tolist(), confidence_RW.tolist(), kept_R.tolist(), strict=True
+        accepted_R = accepted_lengths(confidence_RW, threshold_R, options.metric)
+        for row, tokens, confidences, accepted in zip(
+            running, token_RW.tolist(), confidence_RW.tolist(), accepted_R.tolist(), strict=True
         ):
-            _extend(results[row], tokens[:kept], confidences[:kept], options)
+            _extend(results[row], tokens[:accepted], confidences[:accepted], options)
         running = [row for row in running if not _is_finished(results[row], options)]
     return results
 
@@ -102,7 +102,7 @@ def window_logits(network: PreTrainedModel, prefixes: list[list[int]], window: i
     return logits_RWV
 
 
-def _extend(result: Decoded, tokens: list[int], confidences: list[float], options: DecodeOptions) -> None:
+def _extend(result: DecodedSequence, tokens: list[int], confidences: list[float], options: DecodeOptions) -> None:
     """Append what one forward gave, up to the first stop token or the length limit."""
     result.forwards += 1
     for token, certainty in zip(tokens, confidences, strict=True):
@@ -114,5 +114,5 @@ def _extend(result: Decoded, tokens: list[int], confidences: list[float], option
             return
 
 
-def _is_finished(result: Decoded, options: DecodeOptions) -> bool:
+def _is_finished(result: DecodedSequence, options: DecodeOptions) -> bool:
     return result.finish_reason == "stop" or len(result.tokens) >= options.max_tokens

@@ -1,4 +1,4 @@
-"""From the text of a config.json to the configuration of a decoder transformers knows.
+"""Read a config.json as the configuration of a decoder that transformers knows.
 
 In:    the JSON object.
 Out:   a configuration that names no code, no weight file and no kernel of its own.

@@ -1,8 +1,6 @@
 """The card of a checkpoint, `mars.json`: how it was trained, and how fast and accurate it was at each threshold.
 
-In:    the fields below, or a folder that may hold a card.
-Out:   a frozen Card, or the file.
-Never: guesses; an unknown or missing field is an error, and a half-written card is never seen.
+Nothing is guessed: an unknown or missing field is an error. A half-written card is never seen.
 """
 
 import platform
@@ -39,22 +37,22 @@ class CalibrationPoint(_Frozen):
 
     threshold: float
     tokens_per_forward: float
-    """All tokens over all forwards."""
+    """All tokens divided by all forwards."""
     tokens_per_forward_std: float | None
     agreement: float
     """Share of the tokens that autoregressive decoding chooses too, given what stands before them."""
     agreement_std: float | None
     accuracy: float | None
-    """By the verifiers of the task families, the mean over them; null for data without."""
+    """Share of right answers by the verifiers of the task families, the mean over them; null for data without."""
     accuracy_std: float | None
     examples: Count
-    """In all samples together, as all counts."""
+    """Examples in all samples together; so are the other counts."""
     tokens: Count
     seeds: Annotated[int, Field(ge=1)]
-    """Samples: held-out examples by so many seeds, or so many parts of a file."""
+    """Number of samples: held-out examples by so many seeds, or so many parts of a file."""
     data: str
     by_family: dict[str, FamilyPoint]
-    """Each task family alone; empty for other data."""
+    """The results of each task family; empty for other data."""
 
 
 class Card(_Frozen):
@@ -112,7 +110,7 @@ def write_card(card: Card, folder: Path) -> None:
 
 
 def library_versions() -> dict[str, str]:
-    """Versions of what decides the numbers: torch, transformers, mars-ray and python."""
+    """Return the versions of what decides the numbers: torch, transformers, mars-ray and python."""
     return {name: _installed(name) for name in ("torch", "transformers", "mars-ray")} | {
         "python": platform.python_version()
     }

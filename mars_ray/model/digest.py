@@ -1,8 +1,6 @@
-"""One word for all that a model folder holds.
+"""A hash of all in a model folder that changes answers: weights, config, tokenizer, chat template.
 
-In:    a folder.
-Out:   a hash of what changes answers: weights, config, tokenizer, chat template.
-Never: takes the card into account: a calibration does not change an answer.
+The card does not count: a calibration does not change an answer.
 """
 
 import hashlib
@@ -14,8 +12,8 @@ DIGITS = 16
 
 def folder_digest(folder: Path) -> str:
     """Return 16 hexadecimal digits; reads every byte of the weights, about a gigabyte in a second."""
-    whole = hashlib.blake2b(digest_size=DIGITS // 2)
+    digest = hashlib.blake2b(digest_size=DIGITS // 2)
     for path in sorted({path for pattern in PATTERNS for path in folder.glob(pattern)}):
         with path.open("rb") as file:
-            whole.update(path.name.encode() + b"\0" + hashlib.file_digest(file, "blake2b").digest())
-    return whole.hexdigest()
+            digest.update(path.name.encode() + b"\0" + hashlib.file_digest(file, "blake2b").digest())
+    return digest.hexdigest()

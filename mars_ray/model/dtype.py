@@ -1,8 +1,6 @@
-"""Which dtype a model is run in.
+"""The dtype a model is run in: what was asked for, or what suits the checkpoint and the device.
 
-In:    what was asked for, a model folder, the kind of device.
-Out:   the dtype, and why.
-Never: reads a tensor; decides twice: whoever has an answer passes it on.
+No tensor is read. It is decided once: whoever has the answer passes it on.
 """
 
 from collections import Counter
@@ -16,27 +14,30 @@ from safetensors import safe_open
 from mars_ray.model.weights import weight_files
 
 Dtype = Literal["float32", "bfloat16"]
-AskedDtype = Literal["auto", "float32", "bfloat16"]
+"""A dtype that models are run in, by the name torch has for it."""
+DtypeOrAuto = Literal["auto", "float32", "bfloat16"]
+"""What a user may ask for; see `resolve_dtype`."""
 
 LARGE = 50_000_000
 """Parameters from which halving the bytes of a step gains more than rounding costs: from 100 million on bfloat16 was
 1.5 to 5 times as fast, at 3.4 million it was slower than float32."""
 HALF = frozenset({"BF16", "F16"})
+"""Dtypes of 16 bits, as safetensors names them."""
 CPU_INFO = Path("/proc/cpuinfo")
 FAST_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-"""Of processors that multiply in bfloat16; the last is ARM's."""
+"""Flags of processors that multiply in bfloat16; the last is ARM's."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedDtype:
-    """What a model is run in."""
+    """The dtype a model is run in, and why."""
 
     name: Dtype
     reason: str
 
 
-def resolve_dtype(asked: AskedDtype, folder: Path, device: str) -> ResolvedDtype:
-    """Return what was asked for; for 'auto' bfloat16 where the checkpoint, its size and the device speak for it.
+def resolve_dtype(asked: DtypeOrAuto, folder: Path, device: str) -> ResolvedDtype:
+    """Return the dtype asked for; for 'auto' bfloat16 where the checkpoint, its size and the device speak for it.
 
     The folder was checked before.
     """

@@ -24,7 +24,7 @@ class ModelFolder:
     path: Path
     config: PretrainedConfig
     tokenizer_is_custom: bool
-    """The tokenizer names code of its own; tokenizer.json is read instead."""
+    """Whether the tokenizer names code of its own; tokenizer.json is read instead."""
 
 
 def check_folder(path: Path) -> ModelFolder:

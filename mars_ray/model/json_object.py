@@ -1,7 +1,4 @@
-"""Read one JSON object from one file of a model folder.
-
-In: a path. Out: the object as a dict. Never: anything but a dict; whatever else is a `ModelError`.
-"""
+"""Read one JSON object from one file of a model folder."""
 
 import json
 from pathlib import Path

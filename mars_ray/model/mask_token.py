@@ -45,7 +45,7 @@ def _set_to_mean(network: PreTrainedModel, new_rows: list[int], known_rows: list
 
 
 def _tables(network: PreTrainedModel) -> list[torch.Tensor]:
-    """Tensors with one row per token: the input embedding, and the output's weight and bias where they are its own."""
+    """Return the tensors with a row per token: the input embedding, and the output's weight and bias if of its own."""
     inputs = network.get_input_embeddings().weight
     head = network.get_output_embeddings()
     tables = [inputs]

@@ -1,8 +1,7 @@
 """Turn what a user calls a model into a folder.
 
-In:    "bundled", or a path.
-Out:   a folder that exists ("bundled" is taken on trust: `check_folder` says what it lacks).
-Never: contacts a hub. A name like "Qwen/Qwen2.5-0.5B" is only a path here.
+No hub is contacted: a name like "Qwen/Qwen2.5-0.5B" is only a path here. Whether "bundled" is complete is for
+`check_folder` to say.
 """
 
 from difflib import get_close_matches

@@ -1,8 +1,7 @@
-"""Token ids -> the bytes each stands for, as APIs list them beside log-probabilities.
+"""The bytes each token id stands for, as APIs list them beside log-probabilities.
 
-In:    a tokenizer.
-Out:   for every id its UTF-8 bytes, which may be half a character.
-Never: decodes a sequence; bytes of single tokens joined need not be what the tokenizer's decoder makes of the whole.
+The bytes of a token may be half a character. Joined, the bytes of single tokens need not be what the tokenizer's
+decoder makes of the sequence.
 """
 
 import re

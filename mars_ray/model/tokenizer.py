@@ -28,7 +28,7 @@ _VOCABULARIES = ((TOKENIZER_FILE,), ("tokenizer.model",), ("vocab.json", "merges
 
 
 def check_tokenizer(folder: Path, config: PretrainedConfig) -> bool:
-    """Say whether the tokenizer in `folder` is custom; raise when there is none or only its own code can read it."""
+    """Return whether the tokenizer in `folder` is custom; raise when there is none or only its own code can read it."""
     settings_file = folder / TOKENIZER_CONFIG_FILE
     settings = read_json_object(settings_file) if settings_file.is_file() else {}
     class_name = settings.get("tokenizer_class") or getattr(config, "tokenizer_class", None)

@@ -112,12 +112,12 @@ def engine_requests(
 
 
 def _sampling(body: GenerateRequest, prompt_tokens: int, model: ModelInfo, limits: RequestLimits) -> SamplingParams:
-    longest = min(model.engine.positions - 1, limits.prompt_tokens or model.engine.positions)
+    longest = min(model.engine.max_model_len - 1, limits.prompt_tokens or model.engine.max_model_len)
     if prompt_tokens > longest:
         raise PromptTooLongError(
             f"the prompt has {prompt_tokens} tokens and may have {longest}; its answer needs room too. Shorten it."
         )
-    most = min(limits.output_tokens, model.engine.positions - prompt_tokens)
+    most = min(limits.output_tokens, model.engine.max_model_len - prompt_tokens)
     if isinstance(body, ChatCompletionRequest):
         asked, logprobs = body.max_completion_tokens or body.max_tokens or most, None
         if body.logprobs:

@@ -30,9 +30,9 @@ class Fleet:
     def __init__(
         self, machine: Machine, classes: Sequence[ServiceClass], replicas: int, threshold: float, watched: int = 0
     ) -> None:
-        self._machine, rows, by_class = machine, machine.rows, (replicas, len(classes))
+        self._machine, rows, by_class = machine, machine.max_num_seqs, (replicas, len(classes))
         self._times = machine.times()
-        self.queues = Queues(replicas, classes, machine.queue)
+        self.queues = Queues(replicas, classes, machine.max_waiting_seqs)
         self.held_NC: Ints = np.zeros(by_class, np.int64)
         """Rows in use."""
         self.in_flight_N: Ints = np.zeros(replicas, np.int64)
@@ -129,7 +129,7 @@ class Fleet:
         kv_s_N = times.kv_token_s * (self._length_N - self._left_NR @ self._ones_R)
         tokens_NB = rows_N[:, None] + np.einsum("nc,ncb->nb", rows_NC, self._curves.ahead_NCB)
         feeding_NB = times.position_s * np.einsum("nc,ncb->nb", rows_NC, self._curves.positions_NCB)
-        feeding_NB += (times.row_s * rows_N)[:, None]
+        feeding_NB += (times.seq_s * rows_N)[:, None]
         seconds_NB = feeding_NB + (times.fixed_s + kv_s_N)[:, None]
         best_N = (tokens_NB / seconds_NB).argmax(axis=1)
         self.block_N = best_N + 1
@@ -156,7 +156,7 @@ class Fleet:
         over_NR = (left_NR <= 0) & self._busy_NR
         over_NR &= self._clock_NR < end_s
         where = np.flatnonzero(over_NR)
-        rate = self._rate_NC[where // self._machine.rows, 0 if alone else self._class_NR.ravel()[where]]
+        rate = self._rate_NC[where // self._machine.max_num_seqs, 0 if alone else self._class_NR.ravel()[where]]
         ends_s = self._clock_NR.ravel()[where] + self._left_NR.ravel()[where] / rate
         np.maximum(left_NR, 0.0, out=left_NR)
         if alone:
@@ -173,7 +173,7 @@ class Fleet:
         """Let rows that were just filled gain what their clocks allow."""
         clock = self._clock_NR.ravel()[where]
         where, clock = where[clock < end_s], clock[clock < end_s]
-        replica, of_class = where // self._machine.rows, self._class_NR.ravel()[where]
+        replica, of_class = where // self._machine.max_num_seqs, self._class_NR.ravel()[where]
         rate, left = self._rate_NC[replica, of_class], self._left_NR.ravel()[where]
         gained = np.minimum(left, (end_s - clock) * rate)
         self._left_NR.ravel()[where] = left - gained
@@ -183,7 +183,7 @@ class Fleet:
         return self._end(where[over], clock[over] + left[over] / rate[over])
 
     def _end(self, where: Ints, ends_s: Floats) -> Ended:
-        replica, of_class = where // self._machine.rows, self._class_NR.ravel()[where]
+        replica, of_class = where // self._machine.max_num_seqs, self._class_NR.ravel()[where]
         total = self._total_NR.ravel()[where]
         self._free(where, replica, of_class, ends_s)
         ended_NC = self._by_class(replica, of_class)
@@ -205,14 +205,14 @@ class Fleet:
         waiting_NC, alone = self.queues.waiting, self.held_NC.shape[1] == 1
         waits = (waiting_NC[:, 0] if alone else waiting_NC.sum(axis=1)) > 0
         held_N = self.held_NC[:, 0] if alone else self.held_NC.sum(axis=1)
-        open_M = np.flatnonzero(waits & (held_N < self._machine.rows) & (self._prefill.until_N < end_s))
+        open_M = np.flatnonzero(waits & (held_N < self._machine.max_num_seqs) & (self._prefill.until_N < end_s))
         if not len(open_M):
             return open_M
         of_class = self.queues.next(open_M)
         request = self.queues.pop(open_M, of_class)
         free_s = np.where(self._busy_NR[open_M], np.inf, self._clock_NR[open_M])
         row = free_s.argmin(axis=1)
-        where: Ints = open_M * self._machine.rows + row
+        where: Ints = open_M * self._machine.max_num_seqs + row
         block = self.block_N[open_M]
         masks = (block - 1) * (self.thresholds_NC[open_M, of_class] < 1)
         read_s = self._prefill.read(

@@ -27,7 +27,7 @@ class StepSeconds(_Frozen):
     """The fields of a `StepTime`."""
 
     fixed_s: float = Field(gt=0)
-    row_s: Seconds = 0.0
+    seq_s: Seconds = 0.0
     position_s: Seconds = 0.0
     kv_token_s: Seconds = 0.0
     prompt_s: Seconds = 0.0
@@ -47,10 +47,10 @@ class ThresholdPoint(_Frozen):
 class Machine(_Frozen):
     """One replica."""
 
-    rows: int = Field(ge=1, le=4096)
-    queue: int = Field(ge=1, le=65536)
-    prefill_tokens: int = Field(512, ge=1)
-    positions: int = Field(ge=2)
+    max_num_seqs: int = Field(ge=1, le=4096)
+    max_waiting_seqs: int = Field(ge=1, le=65536)
+    max_prefill_tokens: int = Field(512, ge=1)
+    max_model_len: int = Field(ge=2)
     """Tokens of one sequence, prompt and output; longer ones are cut."""
     step_time: StepSeconds
     profile: tuple[ThresholdPoint, ...] = Field(min_length=2)

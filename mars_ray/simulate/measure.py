@@ -49,10 +49,10 @@ def measure(model: str, threads: int) -> Machine:
     calibrated = sorted(checkpoint.card.calibration, key=lambda point: -point.threshold)
     agreement = {point.threshold: point.agreement for point in calibrated}
     return Machine(
-        rows=engine.limits.rows,
-        queue=engine.limits.queue,
-        prefill_tokens=EngineOptions().prefill_tokens,
-        positions=engine.limits.positions,
+        max_num_seqs=engine.limits.max_num_seqs,
+        max_waiting_seqs=engine.limits.max_waiting_seqs,
+        max_prefill_tokens=EngineOptions().max_prefill_tokens,
+        max_model_len=engine.limits.max_model_len,
         step_time=StepSeconds(**asdict(times)),
         # The few tokens audited here say less of agreement than calibration does.
         profile=tuple(
@@ -75,7 +75,9 @@ def _times(checkpoint: Checkpoint, prompts: list[Conversation], clock: Callable[
     engine.wait_until_compiled()
     encoder, random_source = ChatEncoder(checkpoint.tokenizer), random.Random(0)
     texts = Texts(prompts, random_source)
-    kinds = [(rows, block) for rows in TIMED_ROWS if rows <= engine.limits.rows for block in TIMED_BLOCKS] * ROUNDS
+    kinds = [
+        (rows, block) for rows in TIMED_ROWS if rows <= engine.limits.max_num_seqs for block in TIMED_BLOCKS
+    ] * ROUNDS
     random_source.shuffle(kinds)
     for number, (rows, block) in enumerate(kinds):
         asked = []

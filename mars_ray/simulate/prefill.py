@@ -15,7 +15,7 @@ class Prefill:
     """Until when each replica reads prompts, and by how much that slows down those that decode beside them."""
 
     def __init__(self, machine: Machine, replicas: int) -> None:
-        self._budget, self._times = float(machine.prefill_tokens), machine.times()
+        self._budget, self._times = float(machine.max_prefill_tokens), machine.times()
         self.until_N = np.zeros(replicas)
         """The moment at which each replica will have read all prompts."""
         self.extra_N = np.zeros(replicas)

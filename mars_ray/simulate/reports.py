@@ -7,7 +7,7 @@ import numpy as np
 
 from mars_ray.control.report import ReplicaReport
 from mars_ray.engine.service_class import ServiceClass
-from mars_ray.engine.stats.latencies import VALUES, WINDOW_S
+from mars_ray.engine.stats.latency_window import MAX_VALUES, WINDOW_S
 from mars_ray.engine.stats.state import ClassState, EngineState
 from mars_ray.simulate.fleet import Fleet
 from mars_ray.simulate.machine import Machine
@@ -38,10 +38,10 @@ class Reports:
         fleet, machine = self._fleet, self._machine
         kv_tokens = max(0, round(fleet.kv_tokens(replica)))
         state = EngineState(
-            rows=machine.rows,
+            max_num_seqs=machine.max_num_seqs,
             classes=tuple(self._class(replica, place, each) for place, each in enumerate(self._classes)),
             tokens_running=0,  # for people who watch; nobody decides by it
-            kv_use=min(1.0, kv_tokens / (machine.rows * machine.positions)),
+            kv_cache_usage=min(1.0, kv_tokens / (machine.max_num_seqs * machine.max_model_len)),
             kv_tokens=kv_tokens,
             preemptions=0,
             threshold_changes=int(fleet.threshold_changes_N[replica]),
@@ -67,7 +67,7 @@ class Reports:
         )
 
     def _ttft_p95_s(self, replica: int) -> float | None:
-        values = np.concatenate(self._firsts[replica])[-VALUES:] if self._firsts[replica] else np.zeros(0)
+        values = np.concatenate(self._firsts[replica])[-MAX_VALUES:] if self._firsts[replica] else np.zeros(0)
         return float(np.percentile(values, 95)) if len(values) else None
 
     def _itl_p95_s(self, replica: int) -> float | None:

@@ -166,7 +166,7 @@ class _Cluster:
 
     def _arrive(self, at_s: Floats, prompt: Floats, output: Floats, of_class: Ints) -> None:
         """Route what reaches the engines in a tick."""
-        fits: NDArray[np.bool_] = prompt + output <= self._machine.positions
+        fits: NDArray[np.bool_] = prompt + output <= self._machine.max_model_len
         too_long = len(fits) - int(fits.sum())
         if too_long:
             at_s, prompt, output, of_class = at_s[fits], prompt[fits], output[fits], of_class[fits]

@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from mars_ray.errors import ConfigError
+from mars_ray.model.dtype import Dtype
 
 
 class _Section(BaseModel):
@@ -83,7 +84,7 @@ class ComputeSection(_Section):
     """Logical CPUs and torch threads of each worker."""
     gpu: bool = False
     """Whether each worker has a GPU."""
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Dtype = "float32"
     """bfloat16 is mixed precision: weights and optimizer stay float32."""
     sharding: Literal["ddp", "fsdp"] = "ddp"
     worker_restarts: int = Field(3, ge=0)

@@ -16,8 +16,8 @@ from torch import Tensor
 from mars_ray.data.packed import PackedData
 from mars_ray.errors import DivergedError
 from mars_ray.method.loss import StreamLoss
-from mars_ray.method.shown import shown_guesses, shown_tokens
 from mars_ray.method.streams import PADDING, PackedRows, Streams, clean_stream, mars_streams, random_phases
+from mars_ray.method.unmasking import unmask_with_data, unmask_with_guesses
 from mars_ray.model.card import Card, library_versions
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from mars_ray.model.resolve import resolve_model
@@ -160,18 +160,18 @@ class TrainingRun:
             block=block,
             mask_id=self._checkpoint.mask_id,
             phase_RT=phase_RT,
-            shown_RT=None if draw_RT is None else self._shown(rows, block, phase_RT, draw_RT),
+            unmasked_RT=None if draw_RT is None else self._unmasked(rows, block, phase_RT, draw_RT),
             decay=objective.decay,
             # Without the AR loss nothing else trains it.
             first=draw_RT is not None and objective.ar_weight == 0,
             multiple_of=FLEX_TILE if self._flex else 1,
         )
 
-    def _shown(self, rows: PackedRows, block: int, phase_RT: Tensor, draw_RT: Tensor) -> Tensor | None:
+    def _unmasked(self, rows: PackedRows, block: int, phase_RT: Tensor, draw_RT: Tensor) -> Tensor | None:
         objective, checkpoint = self._config.objective, self._checkpoint
         if objective.guesses:
             with self._accelerator.autocast():
-                return shown_guesses(
+                return unmask_with_guesses(
                     checkpoint.network,
                     rows,
                     block=block,
@@ -179,7 +179,7 @@ class TrainingRun:
                     phase_RT=phase_RT,
                     draw_RT=draw_RT,
                 )
-        return shown_tokens(rows, objective.mask_share, draw_RT) if objective.mask_share < 1 else None
+        return unmask_with_data(rows, objective.mask_share, draw_RT) if objective.mask_share < 1 else None
 
     def _look_ahead(self) -> HeldoutLookahead | None:
         """Measure the held-out rows; every worker does, since a sharded network needs them all for a forward."""

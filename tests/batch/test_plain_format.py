@@ -105,7 +105,7 @@ def test_a_column_by_another_name_holds_text_or_a_conversation(encoder: ChatEnco
 
 
 def test_a_trace_says_which_tokens_came_together(encoder: ChatEncoder) -> None:
-    answer = replace(ANSWER, gains=(1, 2))
+    answer = replace(ANSWER, accepted_lengths=(1, 2))
     for trace, kept in ((True, {"token_ids": [5, 6, 7], "accepted": [1, 2]}), (False, {})):
         row_format = PlainFormat(replace(SETTINGS, trace=trace), encoder)
         [record] = row_format.output_records(row_format.parse("a", raw(prompt="why?")), [answer])

@@ -43,8 +43,8 @@ class Mortal(AsyncEngine):
     deaths = 0
     """Engines that died since the test began."""
 
-    async def generate(self, request: Request, *, whole: bool = False) -> AsyncGenerator[Chunk, None]:
-        async with aclosing(super().generate(request, whole=whole)) as chunks:
+    async def generate(self, request: Request, *, stream: bool = True) -> AsyncGenerator[Chunk, None]:
+        async with aclosing(super().generate(request, stream=stream)) as chunks:
             first = asyncio.ensure_future(anext(chunks))
             if POISON in request.prompt:
                 await self.state()  # the request is in the engine now
@@ -59,7 +59,9 @@ class Mortal(AsyncEngine):
 def answered(folder: Path, raws: list[bytes], repeated: Sequence[int] = ()) -> list[RowResult]:
     async def run() -> list[RowResult]:
         Mortal.deaths = 0
-        spec = EngineSpec(folder=folder, dtype="float32", threads=1, options=EngineOptions(rows=4, compiled=False))
+        spec = EngineSpec(
+            folder=folder, dtype="float32", threads=1, options=EngineOptions(max_num_seqs=4, compiled=False)
+        )
 
         async def start() -> AsyncEngine:
             return (await Mortal.start(spec))[0]

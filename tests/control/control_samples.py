@@ -19,7 +19,7 @@ from mars_ray.engine.stats.profile import GRID, ProfilePoint
 from mars_ray.engine.stats.state import ClassState, EngineState
 from mars_ray.engine.stats.step_time import StepTime
 
-STEP_TIME = StepTime(fixed_s=0.02, row_s=0.0005, position_s=0.0002, prompt_s=0.002, prompt_token_s=0.0001)
+STEP_TIME = StepTime(fixed_s=0.02, seq_s=0.0005, position_s=0.0002, prompt_s=0.002, prompt_token_s=0.0001)
 
 
 def profile(masks: int = 3, audited: Mapping[float, tuple[float, float]] | None = None) -> tuple[ProfilePoint, ...]:
@@ -54,10 +54,10 @@ def class_state(name: str = "standard", **fields: float) -> ClassState:
 
 def engine_state(*classes: ClassState, **fields: object) -> EngineState:
     usual = {
-        "rows": 4,
+        "max_num_seqs": 4,
         "classes": classes or (class_state(),),
         "tokens_running": 0,
-        "kv_use": 0.0,
+        "kv_cache_usage": 0.0,
         "kv_tokens": 0,
         "preemptions": 0,
         "threshold_changes": 0,
@@ -145,7 +145,7 @@ class Plant:
                 )
                 for name, threshold in self.thresholds.items()
             ),
-            rows=self._speed.rows,
+            max_num_seqs=self._speed.rows,
             step_time=self._speed.step_time,
             ttft_p95_s=self._p95(self._firsts),
             itl_p95_s=self._p95(self._paces),

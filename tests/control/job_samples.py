@@ -124,7 +124,7 @@ class Worker:
     def _state(self) -> EngineState:
         counts = {"arrived": self.ended + self.running, "ended": self.ended, "tokens": round(self.tokens)}
         standard = class_state(threshold=self._threshold, running=self.running, **counts)
-        return engine_state(standard, rows=SPEED.rows, step_time=self._model.step_time)
+        return engine_state(standard, max_num_seqs=SPEED.rows, step_time=self._model.step_time)
 
 
 def slowed(speed: ReplicaSpeed, factor: float) -> ReplicaSpeed:

@@ -35,7 +35,7 @@ def heartbeat(state: EngineState) -> ReplicaReport:
 
 
 NUMBERS = {
-    "rows": "rows",
+    "max_num_seqs": "max_num_seqs",
     "kv_tokens": "kv_tokens",
     "ttft_p95_s": "ttft_p95_s",
     "classes.running": "classes[1].running",
@@ -44,7 +44,7 @@ NUMBERS = {
     "profile.audited": "profile[1].audited",
 }
 SHARES = {
-    "kv_use": "kv_use",
+    "kv_cache_usage": "kv_cache_usage",
     "classes.threshold": "classes[1].threshold",
     "profile.agreement": "profile[1].agreement",
 }
@@ -71,7 +71,7 @@ def test_numbers_that_are_no_shares_may_be_above_one(place: str, value: float) -
     assert heartbeat(spoiled(place, value)).state == spoiled(place, value)
 
 
-@pytest.mark.parametrize("field", ["kv_use", "classes", "profile", "itl_p95_s"])
+@pytest.mark.parametrize("field", ["kv_cache_usage", "classes", "profile", "itl_p95_s"])
 def test_a_report_of_a_version_without_a_field_is_refused_by_the_name_of_the_field(field: str) -> None:
     with pytest.raises(ReportError, match=f"^report.state.{field} is missing.$"):
         heartbeat(without(engine_state(), field))
@@ -91,8 +91,8 @@ def test_a_report_without_a_class_of_service_is_refused() -> None:
 
 @pytest.mark.parametrize("value", [True, [1.0], {"share": 1.0}, b"1"])
 def test_what_is_no_number_is_refused(value: object) -> None:
-    with pytest.raises(ReportError, match=r"kv_use is .*; it must be from 0 to 1"):
-        heartbeat(engine_state(kv_use=value))
+    with pytest.raises(ReportError, match=r"kv_cache_usage is .*; it must be from 0 to 1"):
+        heartbeat(engine_state(kv_cache_usage=value))
 
 
 @pytest.mark.parametrize("seconds", [-1.0, math.nan])
@@ -136,11 +136,11 @@ def test_no_directive_wants_less_than_no_replica() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"rows": "4"},
-        {"rows": 0},
+        {"max_num_seqs": "4"},
+        {"max_num_seqs": 0},
         {"kv_tokens": None},
         {"profile": (PROFILE[0], replace(PROFILE[1], tokens=(1.5,)))},
-        {"step_time": replace(STEP_TIME, fixed_s=0.0, row_s=0.0, position_s=0.0)},
+        {"step_time": replace(STEP_TIME, fixed_s=0.0, seq_s=0.0, position_s=0.0)},
     ],
 )
 def test_a_report_on_which_no_decision_can_be_made_is_refused(fields: dict[str, object]) -> None:

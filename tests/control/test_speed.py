@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mars_ray.control.cluster_load import DRAIN_S, sum_by_class
 from mars_ray.control.replica_speed import ReplicaSpeed, speed_of
 from mars_ray.engine.stats.profile import GRID
-from mars_ray.engine.stats.step_time import StepTime, Work
+from mars_ray.engine.stats.step_time import StepTime, StepWork
 from tests.control.control_samples import (
     PROFILE,
     SPEED,
@@ -38,7 +38,7 @@ def speeds(draw: st.DrawFn) -> ReplicaSpeed:
         points.append(point(threshold, least))
     parts = {
         name: draw(st.just(0.0) | st.floats(1e-6, 0.01))
-        for name in ("row_s", "position_s", "kv_token_s", "prompt_s", "prompt_token_s")
+        for name in ("seq_s", "position_s", "kv_token_s", "prompt_s", "prompt_token_s")
     }
     step_time = StepTime(fixed_s=draw(st.floats(1e-4, 0.1)), **parts)
     return ReplicaSpeed(draw(st.integers(1, 8)), step_time, tuple(points), draw(st.sampled_from([0.0, 50.0])))
@@ -69,7 +69,7 @@ def rates_by_hand(speed: ReplicaSpeed, threshold: float) -> list[float]:
     for rows in range(1, speed.rows + 1):
         found = []
         for tokens, positions in zip(*by_hand(speed, threshold), strict=True):
-            work = Work(rows=rows, positions=rows * positions, kv_tokens=rows * speed.kv_tokens_per_row)  # type: ignore[arg-type]
+            work = StepWork(num_seqs=rows, positions=rows * positions, kv_tokens=rows * speed.kv_tokens_per_row)  # type: ignore[arg-type]
             found.append(rows * tokens / speed.step_time.seconds(work))
         rates.append(max(found))
     return rates

@@ -4,6 +4,7 @@ import pytest
 
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.core.engine import Engine
+from mars_ray.engine.grammar.matcher import Grammars
 from mars_ray.engine.options import EngineOptions
 from mars_ray.evaluation.calibration.families import heldout_examples
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
@@ -35,3 +36,8 @@ def prompts(bundled: Checkpoint) -> Prompts:
     encoder = ChatEncoder(bundled.tokenizer)
     examples = heldout_examples(42, seed=11)
     return Prompts(tuple(encoder.prompt([{"role": "user", "content": each.prompt}])) for each in examples)
+
+
+@pytest.fixture(scope="session")
+def grammars(bundled: Checkpoint) -> Grammars:
+    return Grammars(bundled, bundled.network.config.vocab_size)

@@ -5,9 +5,9 @@ from functools import cache
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from mars_ray.engine.kv.slots import CacheOp, Copy, Resize, Swap
+from mars_ray.engine.kv.slot_allocator import CacheOp, Copy, Resize, Swap
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
-from mars_ray.engine.scheduling.detokenizer import TextStream
+from mars_ray.engine.scheduling.detokenizer import IncrementalDetokenizer
 from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.engine.service_class import STANDARD
 from mars_ray.model.resolve import resolve_model
@@ -25,8 +25,8 @@ def sequence_of(
     decode: DecodeParams | None = None,
     stop_ids: Iterable[int] = (),
     seed: int = 0,
-    cached: int = 0,
-    row: int | None = None,
+    computed: int = 0,
+    slot: int | None = None,
     drafts: Iterable[int] = (),
     limit: int | None = None,
     service_class: str = STANDARD,
@@ -45,38 +45,38 @@ def sequence_of(
         request=request,
         index=0,
         seed=seed if params.seed is None else params.seed,
-        limit=limit or params.max_tokens,
+        max_tokens=limit or params.max_tokens,
         stop_ids=frozenset(stop_ids) | params.stop_ids,
-        text=TextStream(bundled_tokenizer(), params.stop),
+        detokenizer=IncrementalDetokenizer(bundled_tokenizer(), params.stop),
         tokens=[*request.prompt, *output],
-        cached=cached,
-        row=row,
-        drafts=list(drafts),
+        num_computed_tokens=computed,
+        slot=slot,
+        draft_tokens=list(drafts),
     )
 
 
 class ShadowCache:
-    """What the tensors of the cache would hold: a token for each position of each row, None where nothing is."""
+    """What the tensors of the cache would hold: a token for each position of each slot, None where nothing is."""
 
     def __init__(self) -> None:
-        self.rows: list[list[int | None]] = []
+        self.slots: list[list[int | None]] = []
         self.width = 0
 
     def apply(self, operations: list[CacheOp]) -> None:
         for operation in operations:
             match operation:
                 case Copy(source, target, length):
-                    self.rows[target][:length] = self.rows[source][:length]
+                    self.slots[target][:length] = self.slots[source][:length]
                 case Swap(one, other, length):
-                    a, b = self.rows[one], self.rows[other]
+                    a, b = self.slots[one], self.slots[other]
                     a[:length], b[:length] = b[:length], a[:length]
-                case Resize(rows, width):
-                    kept = [row[:width] for row in self.rows[:rows]]
-                    self.rows = [row + [None] * (width - len(row)) for row in kept]
-                    self.rows += [[None] * width for _ in range(rows - len(kept))]
+                case Resize(slots, width):
+                    kept = [slot[:width] for slot in self.slots[:slots]]
+                    self.slots = [slot + [None] * (width - len(slot)) for slot in kept]
+                    self.slots += [[None] * width for _ in range(slots - len(kept))]
                     self.width = width
-        assert all(len(row) == self.width for row in self.rows), "an operation reaches past the end of a row"
+        assert all(len(slot) == self.width for slot in self.slots), "an operation reaches past the end of a slot"
 
-    def write(self, row: int, start: int, tokens: Iterable[int]) -> None:
+    def write(self, slot: int, start: int, tokens: Iterable[int]) -> None:
         for position, token in enumerate(tokens, start=start):
-            self.rows[row][position] = token
+            self.slots[slot][position] = token

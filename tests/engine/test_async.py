@@ -71,7 +71,7 @@ def test_many_readers_get_what_the_engine_alone_says(make_engine: MakeEngine, pr
     expected = run(make_engine(), requests)
 
     async def test() -> None:
-        async with serving(make_engine(rows=4)) as front:
+        async with serving(make_engine(max_num_seqs=4)) as front:
             streams = await asyncio.gather(*(read(front, each) for each in requests))
         for each, chunks in zip(requests, streams, strict=True):
             assert [token for chunk in chunks for token in chunk.tokens] == expected[each.id].tokens
@@ -94,7 +94,7 @@ def test_a_stream_of_n_sequences_ends_with_the_last_of_them(
 
 def test_a_reader_that_leaves_cancels_its_request(make_engine: MakeEngine, prompts: list[tuple[int, ...]]) -> None:
     async def test() -> None:
-        async with serving(make_engine(rows=1)) as front:
+        async with serving(make_engine(max_num_seqs=1)) as front:
             async with aclosing(front.generate(request("a", prompts[0], max_tokens=1500, ignore_eos=True))) as stream:
                 async for _ in stream:
                     break
@@ -139,7 +139,7 @@ def test_a_reader_that_stops_reading_is_cancelled_and_holds_no_one_up(
 
 def test_refusals_reach_the_caller_and_nobody_else(make_engine: MakeEngine, prompts: list[tuple[int, ...]]) -> None:
     async def test() -> None:
-        async with serving(make_engine(queue=1)) as front:
+        async with serving(make_engine(max_waiting_seqs=1)) as front:
             stream = front.generate(request("a", prompts[0], max_tokens=400, ignore_eos=True))
             await anext(stream)
             with pytest.raises(RequestError, match="already here"):
@@ -205,9 +205,9 @@ def test_a_process_says_what_the_engine_in_this_process_says(
     expected = run(make_engine(), requests)
 
     async def test() -> None:
-        engine, facts = await AsyncEngine.start(spec(rows=4))
+        engine, facts = await AsyncEngine.start(spec(max_num_seqs=4))
         try:
-            assert (facts.positions, facts.block) == (2048, 16)
+            assert (facts.max_model_len, facts.block) == (2048, 16)
             streams = await asyncio.gather(*(read(engine, each) for each in requests))
             for each, chunks in zip(requests, streams, strict=True):
                 assert "".join(chunk.text for chunk in chunks) == expected[each.id].text
@@ -241,7 +241,7 @@ def test_a_process_that_cannot_start_says_why(tmp_path: Path) -> None:
     async def test() -> None:
         with pytest.raises(ModelError, match="no config"):
             await AsyncEngine.start(EngineSpec(folder=tmp_path, dtype="float32", threads=1, options=EngineOptions()))
-        with pytest.raises(ConfigError, match="kv_tokens"):
-            await AsyncEngine.start(spec(kv_tokens=1))
+        with pytest.raises(ConfigError, match="max_kv_tokens"):
+            await AsyncEngine.start(spec(max_kv_tokens=1))
 
     in_loop(test)

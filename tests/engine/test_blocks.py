@@ -7,7 +7,7 @@ from mars_ray.engine.request import LOSSLESS, Acceptance, DecodeParams
 from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.engine.stats.block_choice import CHOOSE_EVERY, PLAIN_EVERY, PROBE_EVERY, PROBE_SHARE, BlockChoice
 from mars_ray.engine.stats.profile import CALIBRATED_FORWARDS, FOLD_FORWARDS, Profile
-from mars_ray.engine.stats.step_time import FIRST_FIT, StepTimeFit, Work
+from mars_ray.engine.stats.step_time import FIRST_FIT, StepTimeFit, StepWork
 from tests.engine.engine_parts import sequence_of
 from tests.engine_samples import MakeEngine, request
 
@@ -17,7 +17,7 @@ SURE, UNSURE = [0.99] * (BLOCK - 1), [0.0] * (BLOCK - 1)
 
 def learned(profile: Profile, confidences: list[float], forwards: int = 2 * FOLD_FORWARDS) -> Profile:
     for _ in range(forwards):
-        profile.observe(BLOCK - 1, confidences, sum(each > 0.7 for each in confidences))
+        profile.observe_masks(BLOCK - 1, confidences, sum(each > 0.7 for each in confidences))
     return profile
 
 
@@ -25,7 +25,7 @@ def timed(*, fixed_s: float, position_s: float) -> StepTimeFit:
     steps = StepTimeFit()
     for number in range(64):
         positions = 1 + number % 50
-        steps.observe(Work(rows=1, positions=positions, kv_tokens=1000), fixed_s + position_s * positions)
+        steps.observe(StepWork(num_seqs=1, positions=positions, kv_tokens=1000), fixed_s + position_s * positions)
     return steps
 
 
@@ -57,7 +57,7 @@ def test_large_and_small_blocks_take_turns_before_step_times_are_known() -> None
     assert [chosen(blocks, running(1)) for _ in range(6)] == [[3], [1], [6]] * 2
     for number in range(FIRST_FIT):
         positions = 1 + number % 5
-        times.observe(Work(rows=1, positions=positions, kv_tokens=1000), 1e-2)
+        times.observe(StepWork(num_seqs=1, positions=positions, kv_tokens=1000), 1e-2)
     assert chosen(blocks, running(1)) == [BLOCK], "positions are free"
 
 
@@ -119,7 +119,7 @@ def test_a_request_that_fixes_its_seed_gets_the_full_block_unless_drafts_are_ver
 def test_drafts_that_are_never_right_are_not_made_where_positions_cost() -> None:
     profile = learned(Profile(BLOCK), SURE)
     for _ in range(2 * FOLD_FORWARDS):
-        profile.verify(len(SURE), 0)
+        profile.observe_drafts(len(SURE), 0)
     profile.points()
     blocks = BlockChoice(profile, timed(fixed_s=1e-2, position_s=1e-3), BLOCK)
     assert chosen(blocks, running(), threshold=1.0) == [1] * 3
@@ -173,7 +173,7 @@ def test_a_request_that_fixes_its_block_keeps_it_in_every_step(make_engine: Make
     learned(engine.profile, [0.0] * (engine.block - 1))
     for number in range(64):
         positions = 1 + number % 50
-        engine.step_time.observe(Work(rows=1, positions=positions, kv_tokens=1000), 1e-3 * positions)
+        engine.step_time.observe(StepWork(num_seqs=1, positions=positions, kv_tokens=1000), 1e-3 * positions)
     engine.add(request("fixed", [20, 30, 40], DecodeParams(block=3), max_tokens=12, ignore_eos=True))
     engine.add(request("free", [20, 30, 41], max_tokens=12, ignore_eos=True))
     masks: dict[str, list[int]] = {"fixed": [], "free": []}

@@ -9,7 +9,7 @@ from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request
 from mars_ray.engine.service_class import ServiceClass
-from mars_ray.engine.stats.latencies import WINDOW_S
+from mars_ray.engine.stats.latency_window import WINDOW_S
 from mars_ray.engine.stats.state import ClassState
 from mars_ray.errors import ConfigError, QueueFullError, RequestError
 from mars_ray.model.checkpoint import Checkpoint
@@ -125,7 +125,7 @@ def test_a_class_does_not_wait_for_the_flood_of_another_and_neither_changes_what
     make_engine: MakeEngine, prompts: Prompts
 ) -> None:
     decode = DecodeParams(mode=Mode.AR)
-    engine = make_engine(classes=CLASSES, rows=2)
+    engine = make_engine(classes=CLASSES, max_num_seqs=2)
     flood = [asked(f"batch-{n}", prompts[n * 60], decode, max_tokens=24, ignore_eos=True) for n in range(4)]
     late = asked("gold", prompts[300], decode, max_tokens=24, ignore_eos=True)
 
@@ -143,7 +143,7 @@ def test_a_class_does_not_wait_for_the_flood_of_another_and_neither_changes_what
 
 
 def test_the_state_counts_what_came_and_ended_by_class(make_engine: MakeEngine, prompts: Prompts) -> None:
-    engine = make_engine(classes=CLASSES, rows=2, queue=8)
+    engine = make_engine(classes=CLASSES, max_num_seqs=2, max_waiting_seqs=8)
     requests = [asked(f"gold-{n}", prompts[n], max_tokens=5, ignore_eos=True) for n in range(2)]
     several = asked("batch", prompts[9], n=3, max_tokens=7, ignore_eos=True)
     for each in (*requests, several):
@@ -166,7 +166,7 @@ def test_the_state_counts_what_came_and_ended_by_class(make_engine: MakeEngine, 
 def test_who_is_refused_for_a_full_queue_has_arrived_and_who_leaves_before_it_ran_has_not_ended(
     make_engine: MakeEngine, prompts: Prompts
 ) -> None:
-    engine = make_engine(classes=CLASSES, queue=4)
+    engine = make_engine(classes=CLASSES, max_waiting_seqs=4)
     engine.add(asked("batch", prompts[0], n=2))
     with pytest.raises(QueueFullError):
         engine.add(asked("batch-more", prompts[1]))
@@ -214,6 +214,6 @@ def test_the_tokens_of_a_step_share_its_time(bundled: Checkpoint, prompts: Promp
 def test_a_request_that_could_never_fit_the_queue_of_its_class_is_told_so_and_not_to_try_again(
     make_engine: MakeEngine,
 ) -> None:
-    engine = make_engine(classes=CLASSES, queue=4)
+    engine = make_engine(classes=CLASSES, max_waiting_seqs=4)
     with pytest.raises(RequestError, match="n is 3"):
         engine.add(asked("batch", (5,), n=3))

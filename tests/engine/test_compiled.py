@@ -27,12 +27,12 @@ def test_compiled_steps_say_what_eager_ones_say_and_come_from_the_disk_the_secon
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     expected = {name: each.tokens for name, each in outputs_of(make_engine(), prompts[::8]).items()}
-    first = make_engine(compiled=True, rows=7)
+    first = make_engine(compiled=True, max_num_seqs=7)
     first.wait_until_compiled()
     assert len(first._runner._compiled._ready) == 4  # type: ignore[union-attr]
     assert {name: each.tokens for name, each in outputs_of(first, prompts[::8]).items()} == expected
     compiled = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.bin")}
-    second = make_engine(compiled=True, rows=3)
+    second = make_engine(compiled=True, max_num_seqs=3)
     second.wait_until_compiled()
     assert second._runner._compiled._child is None  # type: ignore[union-attr]
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.bin")} == compiled

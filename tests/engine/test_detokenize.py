@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import TokenizersBackend
 
-from mars_ray.engine.scheduling.detokenizer import TextStream
+from mars_ray.engine.scheduling.detokenizer import IncrementalDetokenizer
 from tests.engine.engine_parts import bundled_tokenizer
 
 TOKENIZER = bundled_tokenizer()
@@ -39,7 +39,7 @@ def settled(tokens: list[int]) -> str:
 
 def streamed(tokens: list[int], stop: tuple[str, ...] = ()) -> tuple[list[str], bool]:
     """The pieces up to the stop string or the end, and whether a stop string ended them."""
-    stream, pieces = TextStream(TOKENIZER, stop), []
+    stream, pieces = IncrementalDetokenizer(TOKENIZER, stop), []
     for token in tokens:
         pieces.append(stream.push(token))
         if stream.stopped:
@@ -105,7 +105,7 @@ def test_nothing_that_left_is_part_of_a_stop_string(given: tuple[list[int], tupl
 @given(tokens_and_stops())
 def test_where_nothing_may_stop_the_whole_text_leaves(given: tuple[list[int], tuple[str, ...]]) -> None:
     tokens, stops = given
-    stream = TextStream(TOKENIZER, stops)
+    stream = IncrementalDetokenizer(TOKENIZER, stops)
     pieces = [stream.push(token, may_stop=False) for token in tokens]
     assert "".join(pieces) + stream.finish() == decoded(tokens)
     assert not stream.stopped
@@ -140,7 +140,7 @@ def test_of_two_stop_strings_in_one_token_the_first_in_the_text_counts() -> None
 
 
 def test_a_stop_string_seen_too_early_does_not_stop_later() -> None:
-    stream = TextStream(TOKENIZER, ("ab",))
+    stream = IncrementalDetokenizer(TOKENIZER, ("ab",))
     pieces = [stream.push(token, may_stop=number >= 2) for number, token in enumerate(ids("abcab"))]
     assert stream.stopped
     assert "".join(pieces) == "abc"
@@ -162,6 +162,6 @@ def tokenizer_with_half_characters() -> TokenizersBackend:
 
 @pytest.mark.parametrize("stop", [".", "a."])
 def test_a_stop_string_before_half_a_character_ends_the_text_even_if_no_token_follows(stop: str) -> None:
-    stream = TextStream(tokenizer_with_half_characters(), (stop,))
+    stream = IncrementalDetokenizer(tokenizer_with_half_characters(), (stop,))
     text = stream.push(0) + stream.push(3) + stream.finish()
     assert stop not in text

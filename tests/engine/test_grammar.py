@@ -3,8 +3,6 @@
 import json
 import re
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
@@ -15,21 +13,20 @@ from scipy.stats import chisquare
 
 from mars_ray.engine.core import engine as engine_module
 from mars_ray.engine.core.engine import Engine
-from mars_ray.engine.grammar.library import check_grammar
-from mars_ray.engine.grammar.matcher import Grammars, Matcher
-from mars_ray.engine.grammar.spec import GRAMMAR_CHARACTERS_MAX, GrammarSpec
-from mars_ray.engine.kv import slots as kv_rows
+from mars_ray.engine.grammar.matcher import Grammars
+from mars_ray.engine.grammar.spec import GrammarSpec
+from mars_ray.engine.kv import slot_allocator
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams
-from mars_ray.errors import RequestError
 from mars_ray.method.metric import Metric
 from mars_ray.model.checkpoint import Checkpoint
+from tests.engine.grammar_samples import GRAMMARS, regex, schema
 from tests.engine_samples import MakeEngine, Output, request, run
 
 AR = DecodeParams(mode=Mode.AR)
 EXACT = DecodeParams(mode=Mode.EXACT, threshold=0.3, block=8)
 EAGER = DecodeParams(threshold=0.2, block=8)
-"""Accepts most masks, so that the grammar is met in mid-walk."""
+"""Accepts most masks, so that the grammar is met in the middle of a step."""
 
 PERSON = {
     "type": "object",
@@ -40,14 +37,6 @@ PERSON = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-
-
-def schema(value: object) -> GrammarSpec:
-    return GrammarSpec(kind="json_schema", text=json.dumps(value))
-
-
-def regex(text: str) -> GrammarSpec:
-    return GrammarSpec(kind="regex", text=text)
 
 
 def alone(engine: Engine, prompt: tuple[int, ...], decode: DecodeParams, **sampling: object) -> Output:
@@ -70,48 +59,6 @@ def assert_in_grammar(text: str, grammar: GrammarSpec) -> None:
             jsonschema.validate(json.loads(text), json.loads(grammar.text))
 
 
-LITERALS = st.text(alphabet="abcXYZ019 ,/é日\n", min_size=1, max_size=8).map(re.escape)
-CLASSES = st.sampled_from(["[a-c]", "[0-9]", "[^a]", r"\d", "(yes|no)", "[A-Za-z ]"])
-REGEXES = st.recursive(
-    LITERALS | CLASSES,
-    lambda inner: (
-        st.lists(inner, min_size=2, max_size=3).map("".join)
-        | st.lists(inner, min_size=2, max_size=3).map(lambda each: f"({'|'.join(each)})")
-        | st.tuples(inner, st.sampled_from(["+", "{1,3}", "{2}"])).map(lambda each: f"({each[0]}){each[1]}")
-    ),
-    max_leaves=6,
-)
-NAMES = st.text(alphabet='abcXYZ_ "é', min_size=1, max_size=8)
-PLAIN_SCHEMAS: st.SearchStrategy[Any] = st.one_of(
-    st.just({"type": "boolean"}),
-    st.just({"type": ["integer", "null"]}),
-    st.integers(0, 9).map(lambda length: {"type": "string", "maxLength": length}),
-    st.tuples(st.integers(-99, 99), st.integers(0, 99)).map(
-        lambda each: {"type": "integer", "minimum": each[0], "maximum": each[0] + each[1]}
-    ),
-    st.just({"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"}),
-    st.lists(NAMES | st.integers(0, 5), min_size=1, max_size=4, unique_by=str).map(lambda each: {"enum": each}),
-    NAMES.map(lambda each: {"const": each}),
-)
-SCHEMAS = st.recursive(
-    PLAIN_SCHEMAS,
-    lambda inner: (
-        st.tuples(inner, st.integers(0, 2)).map(
-            lambda each: {"type": "array", "items": each[0], "minItems": each[1], "maxItems": 3}
-        )
-        | st.dictionaries(NAMES, inner, min_size=1, max_size=3).map(
-            lambda each: {
-                "type": "object",
-                "properties": each,
-                "required": list(each)[:2],
-                "additionalProperties": False,
-            }
-        )
-        | st.tuples(inner, st.just({"type": "null"})).map(lambda each: {"anyOf": list(each)})
-    ),
-    max_leaves=4,
-)
-GRAMMARS = REGEXES.map(regex) | SCHEMAS.map(schema) | st.just(GrammarSpec(kind="json_object"))
 SAMPLINGS: list[dict[str, object]] = [
     {},
     {"temperature": 1.5, "seed": 5},
@@ -255,21 +202,21 @@ def test_neighbours_without_a_grammar_say_what_they_say_alone(
 ) -> None:
     free = [request(f"free-{n}", p, EAGER, max_tokens=40) for n, p in enumerate(prompts[::50])]
     bound = [request(n, p, EXACT, max_tokens=40, grammar=schema(PERSON)) for n, p in enumerate(prompts[7::50])]
-    alone_, together = run(make_engine(), free), run(make_engine(rows=8), [*bound, *free])
+    alone_, together = run(make_engine(), free), run(make_engine(max_num_seqs=8), [*bound, *free])
     assert {name: together[name].tokens for name in alone_} == {name: each.tokens for name, each in alone_.items()}
 
 
 def test_a_sequence_that_gives_its_row_back_keeps_its_place_in_the_grammar(
     make_engine: MakeEngine, prompts: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv_rows, "FIRST_WIDTH", 32)
+    monkeypatch.setattr(slot_allocator, "FIRST_WIDTH", 32)
     asked = [
         request(n, prompts[n * 40], decode, max_tokens=60, grammar=schema(PERSON))
         for n, decode in enumerate([AR, EXACT, EAGER] * 4)
     ]
-    roomy, narrow = make_engine(), make_engine(rows=4, kv_tokens=192)
+    roomy, narrow = make_engine(), make_engine(max_num_seqs=4, max_kv_tokens=192)
     expected, outputs = run(roomy, asked), run(narrow, asked)
-    assert narrow.preemptions > roomy.preemptions == 0
+    assert narrow.state().preemptions > roomy.state().preemptions == 0
     assert {name: each.tokens for name, each in outputs.items()} == {n: each.tokens for n, each in expected.items()}
 
 
@@ -300,101 +247,3 @@ def test_the_audit_does_not_take_a_grammar_for_the_model(
     assert all(point.audited == 0 for point in engine.profile.points())
     run(engine, [request(n, p, decode, max_tokens=40) for n, p in enumerate(prompts[::50])])
     assert any(point.audited > 0 for point in engine.profile.points())
-
-
-@pytest.mark.parametrize(
-    ("grammar", "reason"),
-    [
-        (GrammarSpec(kind="json_schema", text="{"), "json_schema cannot be used: EOF"),
-        (GrammarSpec(kind="json_schema", text="true"), "Expecting object schema"),
-        (schema({"type": "strin"}), "Invalid type: strin"),
-        (schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
-        (schema({"$ref": "https://example.org/schema"}), "example.org"),
-        (schema({"type": "integer", "minimum": 5, "maximum": 4}), "minimum"),
-        (regex("(a"), "regex cannot be used.*unclosed group"),
-        (regex("a(?=b)"), "look-around"),
-        (regex("\ud800"), "surrogates not allowed"),
-        (GrammarSpec(kind="json_schema", text="[" * 10_000), "recursion limit"),
-        (
-            schema(
-                {
-                    "type": "object",
-                    "allOf": [
-                        {"anyOf": [{"properties": {f"p{i}{j}": {"const": j}}} for j in range(4)]} for i in range(8)
-                    ],
-                }
-            ),
-            "too large",
-        ),
-    ],
-)
-def test_a_grammar_that_cannot_be_used_is_refused_with_the_reason_before_any_work(
-    make_engine: MakeEngine, grammar: GrammarSpec, reason: str
-) -> None:
-    engine = make_engine()
-    for refuse in (check_grammar, lambda spec: engine.add(request(1, [5], grammar=spec))):
-        with pytest.raises(RequestError, match=reason) as refused:
-            refuse(grammar)
-        assert len(str(refused.value)) < 400
-    assert not engine.busy
-
-
-@pytest.mark.parametrize("grammar", [regex(""), regex(r"[^\x00-\x{10FFFF}]")])
-def test_a_grammar_without_a_text_is_refused(make_engine: MakeEngine, grammar: GrammarSpec) -> None:
-    with pytest.raises(RequestError, match="regex cannot be used"):
-        make_engine().add(request(1, [5], grammar=grammar))
-
-
-def test_a_grammar_that_is_too_long_or_of_no_known_kind_is_refused() -> None:
-    regex("a" * GRAMMAR_CHARACTERS_MAX)
-    with pytest.raises(RequestError, match=f"{GRAMMAR_CHARACTERS_MAX + 1} characters"):
-        regex("a" * (GRAMMAR_CHARACTERS_MAX + 1))
-    with pytest.raises(RequestError, match="the kind of a grammar is 'lark'"):
-        GrammarSpec(kind="lark", text="start: x")  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match="grammar is str"):
-        request(1, [5], grammar="[0-9]")
-
-
-def allowed_by(matcher: Matcher) -> list[int]:
-    return [] if matcher.ended else [int(token) for token in matcher.allowed().nonzero()[0]]
-
-
-@given(grammar=GRAMMARS, data=st.data())
-@settings(max_examples=60)
-def test_a_state_depends_on_its_tokens_and_not_on_the_road_there(
-    bundled: Checkpoint, grammars: Grammars, grammar: GrammarSpec, data: st.DataObject
-) -> None:
-    stops = bundled.stop_ids
-    wandering, straight = grammars.matcher(grammar, stops), grammars.matcher(grammar, stops)
-    for _ in range(8):
-        tokens = list(wandering.ahead)
-        wandering.take_forced(data.draw(st.integers(0, 5)))
-        if choice := sorted(set(allowed_by(wandering)) - stops):
-            wandering.take(data.draw(st.sampled_from(choice)))
-        tokens = wandering.ahead[: data.draw(st.integers(0, len(wandering.ahead)))]
-        wandering.seek(tokens)
-        straight.seek([])
-        for token in tokens:
-            straight.forced()
-            assert straight.take(token)
-        assert (wandering.forced(), wandering.ended) == (straight.forced(), straight.ended)
-        assert allowed_by(wandering) == allowed_by(straight)
-
-
-@pytest.fixture(scope="module")
-def grammars(bundled: Checkpoint) -> Grammars:
-    return Grammars(bundled, bundled.network.config.vocab_size)
-
-
-def own_mib() -> float:
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("RssAnon:")[2].split()[0]) / 1024
-
-
-def test_a_grammar_that_is_large_on_purpose_takes_little_memory(bundled: Checkpoint) -> None:
-    grammars = Grammars(bundled, bundled.network.config.vocab_size)
-    grammars.matcher(regex("a"), frozenset())
-    before_mib = own_mib()
-    matchers = [grammars.matcher(regex(f"(a{{{1000 + number}}}){{1000}}"), frozenset()) for number in range(4)]
-    assert all(matcher.allowed().any() for matcher in matchers)
-    assert own_mib() - before_mib < 4 * 40

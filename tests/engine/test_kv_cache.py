@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from transformers import Qwen2Config
 
 from mars_ray.engine.kv.cache import SlotKVCache, kv_shape
-from mars_ray.engine.kv.slots import CacheOp, Copy, Resize, Swap
+from mars_ray.engine.kv.slot_allocator import CacheOp, Copy, Resize, Swap
 from tests.engine.engine_parts import ShadowCache
 
 CONFIG = Qwen2Config(
@@ -19,10 +19,10 @@ def empty_cache() -> SlotKVCache:
 
 
 @torch.inference_mode()
-def write(cache: SlotKVCache, row: int, position: int, token: int) -> None:
+def write(cache: SlotKVCache, slot: int, position: int, token: int) -> None:
     """Write another number into every layer, head and component, and into keys and values."""
     for number, part in enumerate(part for layer in cache.layers for part in layer):
-        part[row, :, position] = mark(number, token)
+        part[slot, :, position] = mark(number, token)
 
 
 def mark(number: int, token: int) -> torch.Tensor:
@@ -31,18 +31,18 @@ def mark(number: int, token: int) -> torch.Tensor:
 
 def agrees(cache: SlotKVCache, shadow: ShadowCache) -> bool:
     return all(
-        torch.equal(part[row, :, position], mark(number, token))
+        torch.equal(part[slot, :, position], mark(number, token))
         for number, part in enumerate(part for layer in cache.layers for part in layer)
-        for row, tokens in enumerate(shadow.rows)
+        for slot, tokens in enumerate(shadow.slots)
         for position, token in enumerate(tokens)
         if token is not None
     )
 
 
 @st.composite
-def operations_of(draw: st.DrawFn, rows: int, width: int) -> CacheOp:
-    row, length = st.integers(0, rows - 1), st.integers(0, width)
-    one, other = draw(row), draw(row)
+def operations_of(draw: st.DrawFn, slots: int, width: int) -> CacheOp:
+    slot, length = st.integers(0, slots - 1), st.integers(0, width)
+    one, other = draw(slot), draw(slot)
     if one == other or draw(st.integers(0, 3)) == 0:
         return Resize(draw(st.integers(1, 4)), draw(st.integers(1, 6)))
     return draw(st.sampled_from([Copy, Swap]))(one, other, draw(length))
@@ -57,12 +57,12 @@ def test_copies_swaps_and_sizes_move_what_was_written(data: st.DataObject) -> No
         cache.apply(batch)
         shadow.apply(batch)
         assert agrees(cache, shadow)
-        for row in range(len(shadow.rows)):
+        for slot in range(len(shadow.slots)):
             for position in range(data.draw(st.integers(0, shadow.width))):
                 token += 1
-                write(cache, row, position, token)
-                shadow.write(row, position, [token])
-        batch = [data.draw(operations_of(len(shadow.rows), shadow.width))]
+                write(cache, slot, position, token)
+                shadow.write(slot, position, [token])
+        batch = [data.draw(operations_of(len(shadow.slots), shadow.width))]
     cache.apply(batch)
     shadow.apply(batch)
     assert agrees(cache, shadow)
@@ -72,12 +72,12 @@ def test_copies_swaps_and_sizes_move_what_was_written(data: st.DataObject) -> No
 @settings(max_examples=30)
 def test_every_size_holds_numbers_and_at_least_what_was_asked_for(sizes: list[tuple[int, int]]) -> None:
     cache = empty_cache()
-    for rows, width in sizes:
-        cache.apply([Resize(rows, width)])
+    for slots, width in sizes:
+        cache.apply([Resize(slots, width)])
         layers, heads, size = kv_shape(CONFIG)
         assert len(cache.layers) == layers
         for part in (part for layer in cache.layers for part in layer):
-            assert part.shape[0] >= rows and part.shape[2] >= width
+            assert part.shape[0] >= slots and part.shape[2] >= width
             assert (part.shape[1], part.shape[3]) == (heads, size)
             assert part.isfinite().all()
 

@@ -8,18 +8,21 @@ import torch
 from transformers import Qwen2Config
 
 from mars_ray.engine.core.limits import (
+    MAX_NUM_SEQS_ON_CPU,
+    MAX_NUM_SEQS_ON_GPU,
     MEMORY_SHARE,
-    ROWS_ON_CPU,
-    ROWS_ON_GPU,
-    Limits,
+    EngineLimits,
     free_memory_bytes,
     resolve_limits,
 )
 from mars_ray.engine.kv.cache import bytes_per_token
+from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import Request, SamplingParams
 from mars_ray.errors import ConfigError, PromptTooLongError, RequestError
 
-LIMITS = Limits(positions=8, vocabulary=100, rows=2, kv_tokens=16, queue=4, request_tokens=512)
+LIMITS = EngineLimits(
+    max_model_len=8, vocab_size=100, max_num_seqs=2, max_kv_tokens=16, max_waiting_seqs=4, max_request_tokens=512
+)
 CPU = torch.device("cpu")
 
 
@@ -28,9 +31,9 @@ def config(**changes: int) -> Qwen2Config:
     return Qwen2Config(vocab_size=100, max_position_embeddings=64, **(sizes | changes))
 
 
-def resolved(of: Qwen2Config, **given: int | None) -> Limits:
-    sizes = {"rows": None, "kv_tokens": None, "queue": 4, "request_tokens": 512} | given
-    return resolve_limits(of, torch.float32, CPU, **sizes)  # type: ignore[arg-type]
+def resolved(of: Qwen2Config, **given: int | None) -> EngineLimits:
+    sizes = {"max_waiting_seqs": 4, "max_request_tokens": 512} | given
+    return resolve_limits(of, torch.float32, CPU, EngineOptions(**sizes))  # type: ignore[arg-type]
 
 
 def check(prompt: tuple[int, ...] = (1,), **sampling: object) -> None:
@@ -74,17 +77,17 @@ def test_a_request_of_more_sequences_than_may_wait_is_refused() -> None:
         check(n=5, max_tokens=1)
 
 
-def test_the_sizes_of_a_small_model_are_those_of_full_rows() -> None:
+def test_the_sizes_of_a_small_model_are_those_of_full_slots() -> None:
     limits = resolved(config())
-    assert limits.rows == ROWS_ON_CPU < ROWS_ON_GPU
-    assert limits.kv_tokens == ROWS_ON_CPU * 64
-    assert (limits.positions, limits.vocabulary) == (64, 100)
+    assert limits.max_num_seqs == MAX_NUM_SEQS_ON_CPU < MAX_NUM_SEQS_ON_GPU
+    assert limits.max_kv_tokens == MAX_NUM_SEQS_ON_CPU * 64
+    assert (limits.max_model_len, limits.vocab_size) == (64, 100)
 
 
 def test_the_cache_of_a_large_model_takes_its_share_of_the_memory() -> None:
     large = config(num_hidden_layers=100, hidden_size=2**15, num_attention_heads=256, num_key_value_heads=256)
     large.max_position_embeddings = 2**30
-    taken = resolved(large).kv_tokens * bytes_per_token(large, torch.float32)
+    taken = resolved(large).max_kv_tokens * bytes_per_token(large, torch.float32)
     assert 0 < taken <= MEMORY_SHARE * psutil.virtual_memory().total
 
 
@@ -95,15 +98,19 @@ def test_a_model_no_position_of_which_fits_is_refused() -> None:
 
 
 def test_what_the_operator_sets_is_kept_and_bounds_a_sequence() -> None:
-    limits = resolved(config(), rows=3, kv_tokens=40, queue=7, request_tokens=9)
-    wanted = Limits(positions=40, vocabulary=100, rows=3, kv_tokens=40, queue=7, request_tokens=9)
+    limits = resolved(config(), max_num_seqs=3, max_kv_tokens=40, max_waiting_seqs=7, max_request_tokens=9)
+    wanted = EngineLimits(
+        max_model_len=40, vocab_size=100, max_num_seqs=3, max_kv_tokens=40, max_waiting_seqs=7, max_request_tokens=9
+    )
     assert limits == wanted
-    assert resolved(config(), rows=3, kv_tokens=1000) == replace(
-        wanted, positions=64, kv_tokens=1000, queue=4, request_tokens=512
+    assert resolved(config(), max_num_seqs=3, max_kv_tokens=1000) == replace(
+        wanted, max_model_len=64, max_kv_tokens=1000, max_waiting_seqs=4, max_request_tokens=512
     )
 
 
-@pytest.mark.parametrize("name", ["rows", "kv_tokens", "queue", "request_tokens"])
+@pytest.mark.parametrize(
+    "name", ["max_num_seqs", "max_kv_tokens", "max_waiting_seqs", "max_request_tokens", "max_prefill_tokens"]
+)
 @pytest.mark.parametrize("value", [0, -1])
 def test_a_size_below_one_is_refused_by_name_and_value(name: str, value: int) -> None:
     with pytest.raises(ConfigError, match=f"{name} is {value}"):
@@ -111,9 +118,9 @@ def test_a_size_below_one_is_refused_by_name_and_value(name: str, value: int) ->
 
 
 def test_a_cache_of_one_position_is_refused() -> None:
-    with pytest.raises(ConfigError, match="kv_tokens is 1"):
-        resolved(config(), kv_tokens=1)
-    assert resolved(config(), kv_tokens=2).positions == 2
+    with pytest.raises(ConfigError, match="max_kv_tokens is 1"):
+        resolved(config(), max_kv_tokens=1)
+    assert resolved(config(), max_kv_tokens=2).max_model_len == 2
 
 
 def test_a_token_takes_what_the_documentation_says() -> None:

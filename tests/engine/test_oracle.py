@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from mars_ray.engine.core.engine import Engine
-from mars_ray.engine.kv import slots as kv_rows
+from mars_ray.engine.kv import slot_allocator
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams
 from mars_ray.method.acceptance import accepted_lengths, confidence
 from mars_ray.method.metric import Metric
-from mars_ray.method.reference import Decoded, DecodeOptions, decode, window_logits
+from mars_ray.method.reference import DecodedSequence, DecodeOptions, decode, window_logits
 from mars_ray.model.checkpoint import Checkpoint
 from tests.engine_samples import MakeEngine, Output, collect, request, run
 from tests.model.model_samples import tiny_network, tiny_tokenizer
@@ -59,7 +59,7 @@ class Oracle:
         self._checkpoint = checkpoint
         self.decode = cache(self._decode)
 
-    def _decode(self, prompt: tuple[int, ...], decoding: DecodeParams, max_tokens: int) -> Decoded:
+    def _decode(self, prompt: tuple[int, ...], decoding: DecodeParams, max_tokens: int) -> DecodedSequence:
         options = oracle_options(decoding, self._checkpoint.stop_ids, max_tokens)
         return decode(self._checkpoint.network, [prompt], options, mask_id=self._checkpoint.mask_id)[0]
 
@@ -69,11 +69,11 @@ def reference(oracle: Checkpoint) -> Oracle:
     return Oracle(oracle)
 
 
-def assert_as_the_oracle_says(output: Output, expected: Decoded, decoding: DecodeParams) -> None:
+def assert_as_the_oracle_says(output: Output, expected: DecodedSequence, decoding: DecodeParams) -> None:
     assert output.tokens == expected.tokens
     assert output.finished.reason == expected.finish_reason
     needs = decoding.acceptance(0.95)
-    if needs is None or not needs.verified:
+    if needs is None or not needs.verify:
         assert output.finished.forwards == expected.forwards
 
 
@@ -81,25 +81,25 @@ def assert_as_the_oracle_says(output: Output, expected: Decoded, decoding: Decod
     arrivals=st.lists(
         st.tuples(st.integers(0, 503), decodings(), st.integers(1, 16), st.integers(0, 12)), min_size=1, max_size=7
     ),
-    rows=st.integers(1, 5),
-    kv_tokens=st.sampled_from((128, 200, 320, 4096)),
-    prefill_tokens=st.sampled_from((5, 17, 64, 512)),
+    max_num_seqs=st.integers(1, 5),
+    max_kv_tokens=st.sampled_from((128, 200, 320, 4096)),
+    max_prefill_tokens=st.sampled_from((5, 17, 64, 512)),
     cancelled=st.sets(st.tuples(st.integers(0, 8), st.integers(0, 20)), max_size=2),
 )
 @settings(max_examples=60)
 def test_every_sequence_equals_the_oracles_whatever_its_neighbours(
     arrivals: list[tuple[int, DecodeParams, int, int]],
-    rows: int,
-    kv_tokens: int,
-    prefill_tokens: int,
+    max_num_seqs: int,
+    max_kv_tokens: int,
+    max_prefill_tokens: int,
     cancelled: set[tuple[int, int]],
     make_engine: MakeEngine,
     prompts: list[tuple[int, ...]],
     reference: Oracle,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kv_rows, "FIRST_WIDTH", 32)  # or nothing here would ever outgrow a row
-    engine = make_engine(rows=rows, kv_tokens=kv_tokens, prefill_tokens=prefill_tokens)
+    monkeypatch.setattr(slot_allocator, "FIRST_WIDTH", 32)  # or nothing here would ever outgrow a row
+    engine = make_engine(max_num_seqs=max_num_seqs, max_kv_tokens=max_kv_tokens, max_prefill_tokens=max_prefill_tokens)
     outputs: dict[tuple[str, int], Output] = {}
     step = 0
     while engine.busy or step <= 12:
@@ -124,11 +124,11 @@ def test_every_sequence_equals_the_oracles_whatever_its_neighbours(
 def test_preemption_happens_and_changes_nothing(
     make_engine: MakeEngine, prompts: list[tuple[int, ...]], reference: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv_rows, "FIRST_WIDTH", 32)
-    engine = make_engine(rows=4, kv_tokens=160)
+    monkeypatch.setattr(slot_allocator, "FIRST_WIDTH", 32)
+    engine = make_engine(max_num_seqs=4, max_kv_tokens=160)
     decoding = DecodeParams(threshold=0.9, block=4)
     outputs = run(engine, [request(n, prompts[n * 40], decoding, max_tokens=40) for n in range(12)])
-    assert engine.preemptions > 0
+    assert engine.state().preemptions > 0
     for number in range(12):
         expected = reference.decode(prompts[number * 40], decoding, 40)
         assert_as_the_oracle_says(outputs[str(number)], expected, decoding)
@@ -137,7 +137,7 @@ def test_preemption_happens_and_changes_nothing(
 def test_a_prefix_left_by_another_sequence_is_used_and_changes_nothing(
     make_engine: MakeEngine, prompts: list[tuple[int, ...]], reference: Oracle
 ) -> None:
-    engine = make_engine(rows=2)
+    engine = make_engine(max_num_seqs=2)
     decoding = DecodeParams(threshold=0.95, block=8)
     prompt = prompts[100]
     run(engine, [request("first", prompt, decoding, max_tokens=32)])
@@ -209,7 +209,7 @@ def replay(
 def test_a_threshold_that_changes_between_steps_counts_from_the_next_forward(
     make_engine: MakeEngine, prompts: list[tuple[int, ...]], oracle: Checkpoint
 ) -> None:
-    engine, draws = make_engine(rows=3), random.Random(5)
+    engine, draws = make_engine(max_num_seqs=3), random.Random(5)
 
     def change(_: int) -> None:
         engine.set_thresholds({"standard": draws.choice((0.999, 0.99, 0.9, 0.5, 0.0))})
@@ -226,7 +226,7 @@ def test_a_threshold_that_changes_between_steps_counts_from_the_next_forward(
 def test_a_threshold_that_goes_to_one_and_back_gives_tokens_of_one_at_a_time_while_it_is_one(
     make_engine: MakeEngine, prompts: list[tuple[int, ...]], oracle: Checkpoint
 ) -> None:
-    engine, draws, lossless = make_engine(rows=3), random.Random(7), 0
+    engine, draws, lossless = make_engine(max_num_seqs=3), random.Random(7), 0
 
     def change(_: int) -> None:
         engine.set_thresholds({"standard": draws.choice((1.0, 1.0, 0.3))})
@@ -250,7 +250,7 @@ def test_a_threshold_that_goes_to_one_and_back_gives_tokens_of_one_at_a_time_whi
 def test_a_block_that_adapts_changes_how_far_is_looked_and_nothing_else(
     make_engine: MakeEngine, prompts: list[tuple[int, ...]], oracle: Checkpoint
 ) -> None:
-    engine = make_engine(rows=8)
+    engine = make_engine(max_num_seqs=8)
     outputs = run(engine, [request(n, p, max_tokens=40) for n, p in enumerate(prompts[::5])])
     for number in range(0, len(outputs), 9):
         output = outputs[str(number)]

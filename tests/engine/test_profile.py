@@ -28,7 +28,7 @@ AUDITS = st.lists(
 def filled(forwards: list[tuple[int, list[float]]]) -> Profile:
     profile = Profile(BLOCK)
     for looked, confidences in forwards:
-        profile.observe(looked, list(confidences), 0)
+        profile.observe_masks(looked, list(confidences), 0)
     profile.points()  # folds
     return profile
 
@@ -89,8 +89,8 @@ def test_survival_never_grows_with_the_threshold_nor_from_mask_to_mask_of_full_l
 def test_at_a_threshold_of_one_tokens_count_that_were_right_when_verified() -> None:
     profile = Profile(BLOCK)
     for number in range(1000):
-        profile.observe(4, [1.0] * 4, 4)
-        profile.verify(4, 4 if number % 2 else 2)
+        profile.observe_masks(4, [1.0] * 4, 4)
+        profile.observe_drafts(4, 4 if number % 2 else 2)
     # Half of the forwards behind right tokens give 4 drafts that are right, half give 2 and one that is wrong, which
     # voids the masks of one forward.
     assert tokens_per_forward(profile, 1.0) == pytest.approx(1 + 3 / 1.5, rel=0.02)
@@ -100,8 +100,8 @@ def test_at_a_threshold_of_one_tokens_count_that_were_right_when_verified() -> N
 def test_an_end_in_sight_takes_one_more_forward_where_drafts_are_verified() -> None:
     profile = Profile(BLOCK)
     for _ in range(1000):
-        profile.observe(4, [0.9] * 2, 2, ended=True)
-        profile.verify(2, 2)
+        profile.observe_masks(4, [0.9] * 2, 2, ended=True)
+        profile.observe_drafts(2, 2)
     assert tokens_per_forward(profile, 1.0) == pytest.approx((1 + 2 + 1) / 2, rel=0.01)
     assert tokens_per_forward(profile, 0.9) == pytest.approx(3)
 
@@ -123,7 +123,7 @@ def test_a_sequence_that_would_have_ended_accepts_nothing_behind_its_end() -> No
 
 def test_a_profile_without_masks_or_without_forwards_gives_one_token() -> None:
     alone = Profile(1)
-    alone.observe(0, [], 0)
+    alone.observe_masks(0, [], 0)
     assert tokens_per_forward(alone, 0.5) == tokens_per_forward(Profile(BLOCK), 0.5) == 1
     assert {point.agreement for point in Profile(BLOCK).points()} == {None, 1.0}
 
@@ -135,7 +135,7 @@ def test_agreement_and_audited_tokens_are_what_loops_count(
 ) -> None:
     profile = filled(forwards)
     for confidences, right in audits:
-        profile.audit(0.0, confidences, right)
+        profile.observe_audit(0.0, confidences, right)
     judged = [pair for confidences, right in audits for pair in zip(confidences, right, strict=False)]
     for point in profile.points():
         accepted = [right for sure, right in judged if sure >= point.threshold]
@@ -151,7 +151,7 @@ def test_agreement_and_audited_tokens_are_what_loops_count(
 
 def test_what_was_accepted_at_one_threshold_says_nothing_of_lower_ones() -> None:
     profile = Profile(BLOCK)
-    profile.audit(0.9, [0.99, 0.95], [True, True])
+    profile.observe_audit(0.9, [0.99, 0.95], [True, True])
     audited = {point.threshold: point.audited for point in profile.points()}
     assert (audited[0.99], audited[0.95], audited[0.9], audited[0.85], audited[0.5]) == (1, 2, 2, 0, 0)
 
@@ -159,7 +159,7 @@ def test_what_was_accepted_at_one_threshold_says_nothing_of_lower_ones() -> None
 @pytest.mark.parametrize(("confidences", "right"), [([], []), ([0.9], []), ([], [True])])
 def test_an_audit_of_nothing_counts_nothing(confidences: list[float], right: list[bool]) -> None:
     profile = Profile(BLOCK)
-    profile.audit(0.0, confidences, right)
+    profile.observe_audit(0.0, confidences, right)
     assert {point.audited for point in profile.points()} == {0.0}
 
 
@@ -170,7 +170,7 @@ def test_it_does_not_matter_when_observations_are_folded(
 ) -> None:
     often = Profile(BLOCK)
     for number, (looked, confidences) in enumerate(forwards):
-        often.observe(looked, list(confidences), 0)
+        often.observe_masks(looked, list(confidences), 0)
         if number in folds:
             tokens_per_forward(often, 0.5)
     at_once = filled(forwards)
@@ -185,7 +185,7 @@ def test_observations_are_folded_by_themselves_after_a_while() -> None:
     profile = Profile(BLOCK)
     for _ in range(FOLD_FORWARDS):
         assert profile.forwards == 0
-        profile.observe(4, [0.9] * 4, 4)
+        profile.observe_masks(4, [0.9] * 4, 4)
     assert profile.forwards == FOLD_FORWARDS
 
 
@@ -193,7 +193,7 @@ def test_old_observations_fade_by_half_in_a_half_life() -> None:
     profile = Profile(BLOCK)
     for confidence in (0.0, 0.9):
         for _ in range(HALF_LIFE):
-            profile.observe(1, [confidence], 0)
+            profile.observe_masks(1, [confidence], 0)
     assert survival(profile, 0.5)[0] == pytest.approx(2 / 3, abs=0.01)
 
 
@@ -209,5 +209,5 @@ def test_before_anything_is_observed_calibration_says_what_thresholds_give() -> 
     assert 1 + 4.1 * right**7 < found[1.0].tokens_per_forward < 1 + 4.1 * right
     assert found[0.9].agreement is None
     for _ in range(40 * FOLD_FORWARDS):
-        profile.observe(7, [0.95, 0.1] + [0.0] * 5, 1)
+        profile.observe_masks(7, [0.95, 0.1] + [0.0] * 5, 1)
     assert tokens_per_forward(profile, 0.9) == pytest.approx(2.0, abs=0.05), "what is observed outweighs it"

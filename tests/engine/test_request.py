@@ -112,24 +112,10 @@ def test_a_metric_other_than_the_probability_needs_a_threshold_of_its_own(metric
         DecodeParams(metric=metric)
 
 
-@pytest.mark.parametrize(
-    ("given", "member"),
-    [
-        ({"mode": "ar"}, {"mode": Mode.AR}),
-        ({"mode": "exact"}, {"mode": Mode.EXACT}),
-        ({"metric": "entropy", "threshold": 0.0}, {"metric": Metric.ENTROPY, "threshold": 0.0}),
-    ],
-)
-def test_the_name_of_a_mode_or_metric_means_its_member_or_is_refused(
-    given: dict[str, object], member: dict[str, object]
-) -> None:
-    meant = DecodeParams(**member)  # type: ignore[arg-type]
-    try:
-        named = DecodeParams(**given)  # type: ignore[arg-type]
-    except RequestError:
-        return
-    assert named.drafts(0.9) == meant.drafts(0.9)
-    assert named.threshold_now(0.9) == meant.threshold_now(0.9)
+@pytest.mark.parametrize("given", [{"mode": "ar"}, {"mode": "exact"}, {"metric": "entropy", "threshold": 0.0}])
+def test_the_name_of_a_mode_or_metric_is_no_member_of_it(given: dict[str, object]) -> None:
+    with pytest.raises(RequestError, match="choose one of"):
+        DecodeParams(**given)  # type: ignore[arg-type]
 
 
 def test_the_edges_of_every_range_are_inside() -> None:
@@ -146,7 +132,7 @@ def test_the_defaults_are_a_greedy_request_that_follows_the_engine() -> None:
     request = Request(id="a", prompt=(1, 2))
     assert request.sampling == SamplingParams()
     assert request.sampling.temperature == 0
-    assert request.decode.acceptance(0.42) == Acceptance(0.42, Metric.PROBABILITY, verified=False)
+    assert request.decode.acceptance(0.42) == Acceptance(0.42, Metric.PROBABILITY, verify=False)
 
 
 def test_a_request_survives_pickling() -> None:
@@ -158,18 +144,18 @@ def test_a_request_survives_pickling() -> None:
 @pytest.mark.parametrize(
     ("decode", "acceptance"),
     [
-        (DecodeParams(), Acceptance(0.9, Metric.PROBABILITY, verified=False)),
-        (DecodeParams(threshold=0.5), Acceptance(0.5, Metric.PROBABILITY, verified=False)),
+        (DecodeParams(), Acceptance(0.9, Metric.PROBABILITY, verify=False)),
+        (DecodeParams(threshold=0.5), Acceptance(0.5, Metric.PROBABILITY, verify=False)),
         (DecodeParams(threshold=1), LOSSLESS),
         (DecodeParams(mode=Mode.AR), None),
         (DecodeParams(mode=Mode.AR, threshold=0.5), None),
         (DecodeParams(mode=Mode.EXACT), LOSSLESS),
-        (DecodeParams(mode=Mode.EXACT, threshold=0.3), Acceptance(0.3, Metric.PROBABILITY, verified=True)),
+        (DecodeParams(mode=Mode.EXACT, threshold=0.3), Acceptance(0.3, Metric.PROBABILITY, verify=True)),
         (DecodeParams(mode=Mode.EXACT, threshold=1), LOSSLESS),
-        (DecodeParams(metric=Metric.ENTROPY, threshold=0), Acceptance(1.0, Metric.ENTROPY, verified=True)),
-        (DecodeParams(metric=Metric.ENTROPY, threshold=2.5), Acceptance(2.5, Metric.ENTROPY, verified=False)),
-        (DecodeParams(metric=Metric.MARGIN, threshold=0.4), Acceptance(0.4, Metric.MARGIN, verified=False)),
-        (DecodeParams(metric=Metric.MARGIN, threshold=1), Acceptance(0.5, Metric.MARGIN, verified=True)),
+        (DecodeParams(metric=Metric.ENTROPY, threshold=0), Acceptance(1.0, Metric.ENTROPY, verify=True)),
+        (DecodeParams(metric=Metric.ENTROPY, threshold=2.5), Acceptance(2.5, Metric.ENTROPY, verify=False)),
+        (DecodeParams(metric=Metric.MARGIN, threshold=0.4), Acceptance(0.4, Metric.MARGIN, verify=False)),
+        (DecodeParams(metric=Metric.MARGIN, threshold=1), Acceptance(0.5, Metric.MARGIN, verify=True)),
     ],
 )
 def test_a_threshold_that_nothing_passes_has_drafts_verified(

@@ -14,7 +14,7 @@ from mars_ray.engine.stats.step_time import (
     STEPS_KEPT,
     StepTime,
     StepTimeFit,
-    Work,
+    StepWork,
     block_rates,
     fit,
 )
@@ -23,20 +23,20 @@ PARTS = st.tuples(st.floats(1e-4, 1e-1), st.floats(1e-6, 1e-3), st.floats(1e-9, 
 MODELS = st.builds(
     StepTime,
     fixed_s=st.floats(1e-3, 1e-1),
-    row_s=st.floats(1e-5, 1e-3),
+    seq_s=st.floats(1e-5, 1e-3),
     position_s=st.floats(1e-6, 1e-4),
     kv_token_s=st.floats(1e-8, 1e-6),
     prompt_s=st.floats(1e-3, 1e-1),
     prompt_token_s=st.floats(1e-6, 1e-4),
 )
-USUAL = StepTime(fixed_s=5e-3, row_s=1e-4, position_s=2e-5, kv_token_s=1e-8, prompt_s=2e-3, prompt_token_s=1e-5)
+USUAL = StepTime(fixed_s=5e-3, seq_s=1e-4, position_s=2e-5, kv_token_s=1e-8, prompt_s=2e-3, prompt_token_s=1e-5)
 
 
 def decode_only(fixed_s: float, position_s: float, kv_token_s: float) -> StepTime:
     return StepTime(fixed_s=fixed_s, position_s=position_s, kv_token_s=kv_token_s)
 
 
-def steps_of(seed: int, count: int = 128) -> list[Work]:
+def steps_of(seed: int, count: int = 128) -> list[StepWork]:
     """Steps in which everything varies by itself; in every other one prompts are read."""
     random = np.random.default_rng(seed)
     rows = random.integers(1, 64, count)
@@ -44,10 +44,10 @@ def steps_of(seed: int, count: int = 128) -> list[Work]:
     kv_tokens, prompt_tokens = random.integers(10, 50_000, count), random.integers(17, 513, count)
     prompt_tokens[::2] = 0
     columns = (rows, positions, kv_tokens, prompt_tokens)
-    return [Work(*each) for each in zip(*(column.tolist() for column in columns), strict=True)]
+    return [StepWork(*each) for each in zip(*(column.tolist() for column in columns), strict=True)]
 
 
-def seconds_of(model: StepTime, steps: list[Work]) -> np.ndarray:
+def seconds_of(model: StepTime, steps: list[StepWork]) -> np.ndarray:
     return np.array([model.seconds(work) for work in steps])
 
 
@@ -62,8 +62,8 @@ def test_all_parts_of_synthetic_steps_are_recovered(model: StepTime, seed: int) 
     st.lists(
         st.tuples(
             st.builds(
-                Work,
-                rows=st.integers(0, 500),
+                StepWork,
+                num_seqs=st.integers(0, 500),
                 positions=st.integers(0, 5000),
                 kv_tokens=st.integers(0, 10**6),
                 prompt_tokens=st.integers(0, 10**4),
@@ -75,7 +75,7 @@ def test_all_parts_of_synthetic_steps_are_recovered(model: StepTime, seed: int) 
     )
 )
 @settings(max_examples=80)
-def test_no_part_is_ever_negative_or_no_number(steps: list[tuple[Work, float]]) -> None:
+def test_no_part_is_ever_negative_or_no_number(steps: list[tuple[StepWork, float]]) -> None:
     found = fit([work for work, _ in steps], np.array([seconds for _, seconds in steps]))
     assert all(0 <= part < np.inf for part in astuple(found))
 
@@ -93,36 +93,40 @@ def test_pauses_of_the_machine_leave_no_trace(model: StepTime, seed: int, times:
 def test_noise_changes_the_time_of_a_usual_step_but_little(seed: int) -> None:
     steps, noise = steps_of(seed, count=256), np.random.default_rng(seed).uniform(0.9, 1.1, 256)
     model = fit(steps, seconds_of(USUAL, steps) * noise)
-    for work in (Work(rows=8, positions=8, kv_tokens=10_000), Work(8, 64, 10_000), Work(8, 64, 10_000, 256)):
+    for work in (
+        StepWork(num_seqs=8, positions=8, kv_tokens=10_000),
+        StepWork(8, 64, 10_000),
+        StepWork(8, 64, 10_000, 256),
+    ):
         assert model.seconds(work) == pytest.approx(USUAL.seconds(work), rel=0.05)
 
 
 def test_steps_that_took_no_measurable_time_are_no_reason_to_fail() -> None:
-    steps, seconds = [Work(rows=1, positions=4, kv_tokens=100)] * 20, np.zeros(20)
+    steps, seconds = [StepWork(num_seqs=1, positions=4, kv_tokens=100)] * 20, np.zeros(20)
     assert all(0 <= part < np.inf for part in astuple(fit(steps, seconds)))
     seconds[::2] = 1e-3
     assert all(0 <= part < np.inf for part in astuple(fit(steps, seconds)))
 
 
 def test_steps_that_feed_no_decoding_sequence_are_no_reason_to_fail() -> None:
-    model = fit([Work(rows=0, positions=0, kv_tokens=0, prompt_tokens=100)] * 20, np.full(20, 1e-3))
-    assert model.seconds(Work(rows=0, positions=0, kv_tokens=0, prompt_tokens=100)) == pytest.approx(1e-3)
+    model = fit([StepWork(num_seqs=0, positions=0, kv_tokens=0, prompt_tokens=100)] * 20, np.full(20, 1e-3))
+    assert model.seconds(StepWork(num_seqs=0, positions=0, kv_tokens=0, prompt_tokens=100)) == pytest.approx(1e-3)
 
 
 def test_a_model_is_there_after_the_first_steps_and_then_follows_the_recent_ones() -> None:
-    steps, usual = StepTimeFit(), Work(rows=1, positions=4, kv_tokens=100)
+    steps, usual = StepTimeFit(), StepWork(num_seqs=1, positions=4, kv_tokens=100)
     for number in range(FIRST_FIT):
         assert steps.model is None
-        steps.observe(Work(rows=1, positions=1 + number, kv_tokens=100), 1e-3)
+        steps.observe(StepWork(num_seqs=1, positions=1 + number, kv_tokens=100), 1e-3)
     assert steps.model is not None and steps.model.seconds(usual) == pytest.approx(1e-3)
     for number in range(STEPS_KEPT + FIT_EVERY):
-        steps.observe(Work(rows=1, positions=1 + number % 9, kv_tokens=100), 2e-3)
+        steps.observe(StepWork(num_seqs=1, positions=1 + number % 9, kv_tokens=100), 2e-3)
     assert steps.model.seconds(usual) == pytest.approx(2e-3)
 
 
-def at_block(block: int, number: int) -> Work:
+def at_block(block: int, number: int) -> StepWork:
     rows = 1 + number % 16
-    return Work(rows=rows, positions=rows * block, kv_tokens=1000 + number % 300)
+    return StepWork(num_seqs=rows, positions=rows * block, kv_tokens=1000 + number % 300)
 
 
 def test_block_1_is_still_predicted_after_thousands_of_steps_at_block_8() -> None:
@@ -171,26 +175,26 @@ def test_the_block_rates_is_that_of_trying_all(
     drafting = data.draw(st.integers(1, rows))
     gained = sorted((drafting * share for share in survival), reverse=True)
     model = decode_only(*parts)
-    found = block_rates(model, *together(np.array(gained), rows, drafting), rows=rows, kv_tokens=kv_tokens)
+    found = block_rates(model, *together(np.array(gained), rows, drafting), num_seqs=rows, kv_tokens=kv_tokens)
     rates = best_by_hand(model, gained, rows, drafting, kv_tokens)
     assert found.tolist() == pytest.approx(rates)
 
 
 @pytest.mark.parametrize("parts", [(0, 1e-3, 0), (1e-3, 1e-3, 0), (1e-3, 0, 1e-6)])
 def test_masks_that_gain_nothing_are_not_fed(parts: tuple[float, float, float]) -> None:
-    assert block_rates(decode_only(*parts), *together(np.zeros(7), 4, 4), rows=4, kv_tokens=100).argmax() == 0
+    assert block_rates(decode_only(*parts), *together(np.zeros(7), 4, 4), num_seqs=4, kv_tokens=100).argmax() == 0
 
 
 def test_masks_that_cost_nothing_are_all_fed() -> None:
     gained = np.array([0.5, 0.25, 0.125, 1e-3])
-    assert block_rates(decode_only(1e-3, 0, 1e-6), *together(gained, 1, 1), rows=1, kv_tokens=100).argmax() == 4
+    assert block_rates(decode_only(1e-3, 0, 1e-6), *together(gained, 1, 1), num_seqs=1, kv_tokens=100).argmax() == 4
 
 
 def test_a_larger_batch_never_feeds_more_masks() -> None:
     survival = 0.8 ** np.arange(1, 8)
     model = decode_only(5e-3, 1e-4, 0)
     blocks = [
-        1 + int(block_rates(model, *together(n * survival, n, n), rows=n, kv_tokens=0).argmax())
+        1 + int(block_rates(model, *together(n * survival, n, n), num_seqs=n, kv_tokens=0).argmax())
         for n in (1, 4, 16, 64, 256)
     ]
     assert blocks == sorted(blocks, reverse=True)

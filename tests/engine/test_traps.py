@@ -72,8 +72,8 @@ def test_a_stop_string_is_found_across_a_character_of_several_tokens(
         sequence = next(iter(engine._scheduler.waiting))
         for token in said:
             tokens.append(token)
-            text += sequence.text.push(token)
-            if sequence.text.stopped:
+            text += sequence.detokenizer.push(token)
+            if sequence.detokenizer.stopped:
                 break
         assert text == kept
         assert bundled.tokenizer.decode(tokens) == kept + stop
@@ -102,7 +102,7 @@ def test_max_tokens_ends_in_mid_chunk_at_exactly_so_many(
 
 
 def test_a_sequence_ends_with_the_context_of_the_model(make_engine: MakeEngine, prompts: list[tuple[int, ...]]) -> None:
-    engine = make_engine(kv_tokens=80)
+    engine = make_engine(max_kv_tokens=80)
     prompt = (prompts[0] * 3)[:60]
     output = alone(engine, prompt, max_tokens=500, ignore_eos=True)
     assert len(output.tokens) == 20
@@ -181,7 +181,8 @@ def test_the_same_seed_gives_the_same_output_whatever_else_is_in_the_batch(
     by_itself = alone(make_engine(), prompts[200], decode, **asked)
     others = [request(n, p, MODES[n % 4], temperature=0.7, max_tokens=20) for n, p in enumerate(prompts[::30])]
     together = run(
-        make_engine(rows=6, prefill_tokens=48), [*others[:9], request("it", prompts[200], decode, **asked), *others[9:]]
+        make_engine(max_num_seqs=6, max_prefill_tokens=48),
+        [*others[:9], request("it", prompts[200], decode, **asked), *others[9:]],
     )
     assert together["it"].tokens == by_itself.tokens
 
@@ -271,7 +272,7 @@ def test_audited_agreement_is_what_a_full_recompute_finds(
 
 
 def test_bad_requests_are_refused_before_any_work(make_engine: MakeEngine) -> None:
-    engine = make_engine(queue=4)
+    engine = make_engine(max_waiting_seqs=4)
     wrong = [
         (PromptTooLongError, "2048 tokens", request(1, [5] * 2048)),
         (RequestError, "empty", request(2, [])),
@@ -322,7 +323,7 @@ def test_a_request_that_makes_the_network_fail_fails_alone(
 def test_memory_that_ends_when_the_cache_grows_fails_what_runs_and_serves_what_waits(
     make_engine: MakeEngine, prompts: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = make_engine(rows=1)
+    engine = make_engine(max_num_seqs=1)
     resize, failures = engine._cache.resize, iter([True])
 
     def no_memory(rows: int, width: int) -> None:
@@ -337,7 +338,7 @@ def test_memory_that_ends_when_the_cache_grows_fails_what_runs_and_serves_what_w
 
 
 def test_cancelling_frees_the_row_at_once(make_engine: MakeEngine, prompts: list[tuple[int, ...]]) -> None:
-    engine = make_engine(rows=1)
+    engine = make_engine(max_num_seqs=1)
     for name in ("a", "b"):
         engine.add(request(name, prompts[0], max_tokens=64, ignore_eos=True))
     engine.step()

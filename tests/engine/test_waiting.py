@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.engine.scheduling.sequence import Sequence
-from mars_ray.engine.scheduling.waiting_queue import Waiting
+from mars_ray.engine.scheduling.waiting_queue import WaitingQueue
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import QueueFullError, RequestError
 from tests.engine.engine_parts import sequence_of
@@ -27,7 +27,7 @@ def arrival(name: str) -> Sequence:
     return sequence
 
 
-def queued(waiting: Waiting, *names: str) -> list[Sequence]:
+def queued(waiting: WaitingQueue, *names: str) -> list[Sequence]:
     """One sequence each, in order of arrival."""
     new = [arrival(name) for name in names]
     for sequence in new:
@@ -37,7 +37,7 @@ def queued(waiting: Waiting, *names: str) -> list[Sequence]:
 
 @given(st.lists(st.sampled_from("ab"), min_size=1, max_size=20), st.data())
 def test_within_a_class_who_came_first_is_served_first(names: list[str], data: st.DataObject) -> None:
-    waiting = Waiting([ServiceClass(name="a"), ServiceClass(name="b", share=2)], 100)
+    waiting = WaitingQueue([ServiceClass(name="a"), ServiceClass(name="b", share=2)], 100)
     arrived, order = queued(waiting, *names), []
     while waiting:
         order.append(waiting.take())
@@ -50,7 +50,7 @@ def test_within_a_class_who_came_first_is_served_first(names: list[str], data: s
 
 
 def test_of_classes_that_were_served_alike_who_came_first_goes_first() -> None:
-    waiting = Waiting(classes_of([1, 1]), 100)
+    waiting = WaitingQueue(classes_of([1, 1]), 100)
     first, _ = queued(waiting, "c1", "c0")
     assert waiting.next() is first
 
@@ -58,7 +58,7 @@ def test_of_classes_that_were_served_alike_who_came_first_goes_first() -> None:
 @given(st.lists(st.sampled_from(["low", "middle", "high"]), min_size=1, max_size=20), st.integers(0, 5))
 def test_a_higher_priority_goes_first_whatever_the_shares_and_what_it_was_served(names: list[str], tokens: int) -> None:
     ranks = {"low": -1, "middle": 0, "high": 7}
-    waiting = Waiting(
+    waiting = WaitingQueue(
         [ServiceClass(name=name, priority=rank, share=5 - rank / 2) for name, rank in ranks.items()], 1000
     )
     waiting.served("high", tokens)
@@ -73,7 +73,7 @@ def test_a_higher_priority_goes_first_whatever_the_shares_and_what_it_was_served
 def test_with_every_class_backlogged_each_is_served_its_share_of_the_tokens(
     shares: list[float], lengths: list[int]
 ) -> None:
-    waiting = Waiting(classes_of(shares), 10**6)
+    waiting = WaitingQueue(classes_of(shares), 10**6)
     for number in range(len(shares)):
         queued(waiting, f"c{number}", f"c{number}")
     served: Counter[int] = Counter()
@@ -88,7 +88,7 @@ def test_with_every_class_backlogged_each_is_served_its_share_of_the_tokens(
 
 
 def test_who_was_not_there_does_not_make_up_for_it() -> None:
-    waiting = Waiting(classes_of([1, 1]), 100)
+    waiting = WaitingQueue(classes_of([1, 1]), 100)
     queued(waiting, *["c0"] * 40)
     for _ in range(20):
         waiting.served(waiting.take().service_class, 10)
@@ -101,18 +101,18 @@ def test_who_was_not_there_does_not_make_up_for_it() -> None:
 
 
 def test_a_full_queue_of_one_class_refuses_only_that_class() -> None:
-    waiting = Waiting([ServiceClass(name="gold", share=3), ServiceClass(name="batch")], 8)
+    waiting = WaitingQueue([ServiceClass(name="gold", share=3), ServiceClass(name="batch")], 8)
     queued(waiting, "batch", "batch")
     with pytest.raises(QueueFullError, match="2 sequences wait and 2 may"):
         waiting.add([arrival("batch")])
     queued(waiting, *["gold"] * 6)
     with pytest.raises(QueueFullError, match=r"6 sequences wait and 6 may.* 2 more"):
         waiting.add([arrival("gold"), arrival("gold")])
-    assert (waiting.of("batch"), waiting.of("gold"), len(waiting)) == (2, 6, 8)
+    assert (waiting.count("batch"), waiting.count("gold"), len(waiting)) == (2, 6, 8)
 
 
 def test_a_class_with_the_smallest_share_has_one_place_in_the_queue() -> None:
-    waiting = Waiting([ServiceClass(name="gold", share=1000), ServiceClass(name="batch")], 8)
+    waiting = WaitingQueue([ServiceClass(name="gold", share=1000), ServiceClass(name="batch")], 8)
     [only] = queued(waiting, "batch")
     assert list(waiting) == [only]
     with pytest.raises(QueueFullError):
@@ -120,13 +120,13 @@ def test_a_class_with_the_smallest_share_has_one_place_in_the_queue() -> None:
 
 
 def test_a_request_with_more_sequences_than_may_ever_wait_is_not_told_to_come_again() -> None:
-    waiting = Waiting(classes_of([1]), 4)
+    waiting = WaitingQueue(classes_of([1]), 4)
     with pytest.raises(RequestError, match="n is 5; at most 4"):
         waiting.add([arrival("c0") for _ in range(5)])
 
 
 def test_who_is_put_back_goes_before_all_others_of_its_class_even_where_the_queue_is_full() -> None:
-    waiting = Waiting(classes_of([1, 1]), 4)
+    waiting = WaitingQueue(classes_of([1, 1]), 4)
     ran = arrival("c0")
     rest = queued(waiting, "c0", "c0", "c1")
     waiting.put_back(ran)

@@ -30,7 +30,12 @@ def task_of(name: str, per_seed: Sequence[int]) -> Task:
 
 def answer(right: bool = True, tokens: int = 4, forwards: int = 2, agreed: int = 4, key: bytes = b"k") -> ScoredAnswer:
     return ScoredAnswer(
-        right=right, tokens=tokens, forwards=forwards, agreed=agreed, key=key.ljust(16, b"."), gains=(tokens,)
+        right=right,
+        tokens=tokens,
+        forwards=forwards,
+        agreed=agreed,
+        key=key.ljust(16, b"."),
+        accepted_lengths=(tokens,),
     )
 
 

@@ -12,12 +12,14 @@ BYTES = [bytes([number]) for number in range(256)]
 @given(st.text(st.characters(codec="utf-8"), min_size=1), st.data())
 def test_the_pieces_of_an_answer_are_its_text_cut_by_forwards(text: str, data: st.DataObject) -> None:
     tokens = list(text.encode())
-    gains: list[int] = []
-    while sum(gains) < len(tokens):
-        gains.append(data.draw(st.integers(1, len(tokens) - sum(gains))))
-    found = list(tokens_shown(tokens, gains, tokens, BYTES))
+    accepted_lengths: list[int] = []
+    while sum(accepted_lengths) < len(tokens):
+        accepted_lengths.append(data.draw(st.integers(1, len(tokens) - sum(accepted_lengths))))
+    found = list(tokens_shown(tokens, accepted_lengths, tokens, BYTES))
     assert "".join(piece.text for piece in found) == text
-    assert [[piece.forward for piece in found].count(forward) for forward in range(len(gains))] == gains
+    assert [
+        [piece.forward for piece in found].count(forward) for forward in range(len(accepted_lengths))
+    ] == accepted_lengths
     assert all(piece.same for piece in found)
 
 

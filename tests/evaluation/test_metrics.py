@@ -100,6 +100,6 @@ def test_nothing_is_compared_with_itself_and_a_sampled_answer_agrees_with_nothin
 
 def test_a_forward_that_ended_an_answer_says_nothing_about_where_acceptance_stops() -> None:
     found = scores_of(TASKS)
-    given = ScoredAnswer(right=True, tokens=8, forwards=4, agreed=8, key=b"k" * 16, gains=(1, 4, 1, 2))
+    given = ScoredAnswer(right=True, tokens=8, forwards=4, agreed=8, key=b"k" * 16, accepted_lengths=(1, 4, 1, 2))
     found.add(QUESTIONS[0], "ar", given)
     assert stops_of(found, "ar") == (2, 0, 0, 1)

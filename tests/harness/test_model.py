@@ -156,7 +156,7 @@ def test_a_request_that_fails_is_an_error_once_the_others_are_answered_and_kept(
     bad = model.tokenizer.decode([poison]) + contexts[0]
     hook = model._checkpoint.network.register_forward_pre_hook(check, with_kwargs=True)
     try:
-        with pytest.raises(RunError, match=r"1 of 4 prompts have no whole answer, such as .*it tastes bad"):
+        with pytest.raises(RunError, match=r"1 of 4 prompts have no complete answer, such as .*it tastes bad"):
             cached.generate_until(generations([contexts[0], bad, *contexts[1:]], **SPEECH))
         # Those that were answered are found again: the network, which would fail now, is not asked.
         poison = model.tok_encode(contexts[0])[0]

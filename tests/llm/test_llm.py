@@ -16,7 +16,7 @@ SHORT = SamplingParams(max_tokens=48)
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM("bundled", options=EngineOptions(rows=4, compiled=False)) as opened:
+    with LLM("bundled", options=EngineOptions(max_num_seqs=4, compiled=False)) as opened:
         yield opened
 
 
@@ -106,7 +106,7 @@ def test_an_unknown_model_is_named() -> None:
 
 def test_async_answers_are_those_of_llm_and_streams_add_up_to_them(llm: LLM) -> None:
     async def answers() -> tuple[str, str, str]:
-        async with AsyncLLM("bundled", options=EngineOptions(rows=4, compiled=False)) as other:
+        async with AsyncLLM("bundled", options=EngineOptions(max_num_seqs=4, compiled=False)) as other:
             streamed = "".join([chunk.text async for chunk in other.stream(LIST, SHORT)])
             first, second = await asyncio.gather(other.chat(LIST, SHORT), other.chat(JSON, SHORT))
             return streamed, first.text, second.text

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.method.acceptance import accepted_lengths, confidence
-from mars_ray.method.metric import Metric, drafts_nothing
+from mars_ray.method.metric import Metric, accepts_nothing
 
 confidences = st.lists(st.floats(0, 1), min_size=1, max_size=8)
 
 
 def accepted_by_hand(row: list[float], threshold: float, metric: Metric) -> int:
     length = 1
-    if drafts_nothing(threshold, metric):
+    if accepts_nothing(threshold, metric):
         return length
     for value in row[1:]:
         if (value > threshold) if metric is Metric.ENTROPY else (value < threshold):

@@ -11,14 +11,14 @@ from transformers import PreTrainedModel
 from mars_ray.errors import ConfigError
 from mars_ray.method.block_cache import decode_block_cache
 from mars_ray.method.metric import Metric
-from mars_ray.method.reference import Decoded, DecodeOptions, decode
+from mars_ray.method.reference import DecodedSequence, DecodeOptions, decode
 from tests.samples import MASK_ID
 
 prompt = st.lists(st.integers(0, MASK_ID - 1), min_size=1, max_size=9)
 stops = st.frozensets(st.integers(0, MASK_ID - 1), max_size=12)
 
 
-def same(decoded: Decoded, expected: Decoded) -> bool:
+def same(decoded: DecodedSequence, expected: DecodedSequence) -> bool:
     assert decoded.confidences == pytest.approx(expected.confidences, abs=1e-4)
     return (decoded.tokens, decoded.forwards, decoded.finish_reason) == (
         expected.tokens,

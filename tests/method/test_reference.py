@@ -9,7 +9,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel
 from mars_ray.errors import ConfigError
 from mars_ray.method.logits import logits_at
 from mars_ray.method.metric import Metric
-from mars_ray.method.reference import Decoded, DecodeOptions, decode
+from mars_ray.method.reference import DecodedSequence, DecodeOptions, decode
 from tests.samples import MASK_ID
 
 prompts = st.lists(st.lists(st.integers(0, MASK_ID - 1), min_size=1, max_size=9), min_size=1, max_size=4)
@@ -24,9 +24,9 @@ options = st.builds(
 )
 
 
-def decode_plainly(network: PreTrainedModel, prompt: list[int], asked: DecodeOptions) -> Decoded:
+def decode_plainly(network: PreTrainedModel, prompt: list[int], asked: DecodeOptions) -> DecodedSequence:
     """One sequence, one token at a time, the whole of the network's output."""
-    done = Decoded()
+    done = DecodedSequence()
     autoregressive = asked.mode == "ar" or asked.threshold == (0 if asked.metric is Metric.ENTROPY else 1)
     while True:
         done.forwards += 1

@@ -31,7 +31,9 @@ LONG = {"model": "bundled", "prompt": "x", "max_tokens": 1900, "ignore_eos": Tru
 def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """An engine of eight rows behind one of the proxies."""
     folder = tmp_path_factory.mktemp("serve")
-    config = deploy_file(folder / "serve.yaml", {"engine": {"rows": 8, "queue": 32, "compiled": False}})
+    config = deploy_file(
+        folder / "serve.yaml", {"engine": {"max_num_seqs": 8, "max_waiting_seqs": 32, "compiled": False}}
+    )
     with cluster("--config", str(config), environment=PROXIES[request.param]) as started:
         yield started
 

@@ -59,7 +59,7 @@ def full() -> Fields:
         "route_prefix": "/",
         "import_path": "mars_ray.serve.ray.app:build",
         "logging_config": {"encoding": "JSON"},
-        "args": {"model": "bundled", "engine": {"rows": 2}, "limits": {"n": 2}},
+        "args": {"model": "bundled", "engine": {"max_num_seqs": 2}, "limits": {"n": 2}},
         "deployments": [
             {
                 "name": "Engine",
@@ -131,7 +131,7 @@ def test_the_autoscaled_file_scales_engines_and_asks_for_keys() -> None:
     assert (gateway["name"], gateway["num_replicas"], engine["name"]) == ("Gateway", 2, "Engine")
     scaling, config = engine["autoscaling_config"], parse_config(application["args"])
     assert (scaling["min_replicas"], scaling["max_replicas"]) == (1, 4)
-    assert config.engine.rows and scaling["target_ongoing_requests"] < config.engine.rows
+    assert config.engine.max_num_seqs and scaling["target_ongoing_requests"] < config.engine.max_num_seqs
     assert config.keys and "*" not in config.allowed_hosts
     assert scaling["policy"] == {"policy_function": f"{by_capacity.__module__}:{by_capacity.__name__}"}
     assert [each.name for each in config.classes] == ["interactive", "batch"]
@@ -231,7 +231,7 @@ ENGINE: list[str | int] = ["applications", 0, "deployments", 0]
         (["applications", 0], "applications[0]", "import_path"),
         (["applications", 0, "logging_config"], "applications[0].logging_config", "log_level"),
         (["applications", 0, "args"], "applications[0].args", ", ".join(ServeConfig.model_fields)),
-        (["applications", 0, "args", "engine"], "applications[0].args.engine", "kv_tokens"),
+        (["applications", 0, "args", "engine"], "applications[0].args.engine", "max_kv_tokens"),
         (["applications", 0, "args", "limits"], "applications[0].args.limits", ", ".join(RequestLimits.model_fields)),
         (ENGINE, "applications[0].deployments[0]", "num_replicas"),
         ([*ENGINE, "autoscaling_config"], "applications[0].deployments[0].autoscaling_config", "upscale_delay_s"),

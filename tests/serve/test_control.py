@@ -133,7 +133,11 @@ def test_the_flood_of_one_tenant_lowers_no_threshold_of_another(file: Path, keys
     """The attack: as many requests as one key may have, so that everybody else gets worse answers."""
     classes = [{"name": "gold", "floor": 0.5}, {"name": "batch", "floor": 0.5}]
     config = config_of(
-        keys=str(file), classes=classes, threshold=0.99, engine={"rows": 4, "queue": 256}, control={"policy": "load"}
+        keys=str(file),
+        classes=classes,
+        threshold=0.99,
+        engine={"max_num_seqs": 4, "max_waiting_seqs": 256},
+        control={"policy": "load"},
     )
 
     def attack(number: int) -> set[int]:

@@ -36,7 +36,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             "threshold": CEILING,
             "classes": CLASSES,
             "control": {"policy": "fixed"} | SOON,
-            "engine": {"rows": 4, "queue": 64, "compiled": False},
+            "engine": {"max_num_seqs": 4, "max_waiting_seqs": 64, "compiled": False},
         },
         num_replicas=2,
     )
@@ -131,7 +131,7 @@ def test_under_lasting_load_engines_come_although_thresholds_fell_and_then_thres
             "threshold": CEILING,
             "classes": CLASSES,
             "control": {"policy": "capacity"} | SOON,
-            "engine": {"rows": 4, "queue": 64, "compiled": False},
+            "engine": {"max_num_seqs": 4, "max_waiting_seqs": 64, "compiled": False},
         },
         autoscaling_config={
             "min_replicas": 1,

@@ -176,13 +176,13 @@ def class_state(name: str, *, threshold: float, running: int, waiting: int) -> C
 
 
 STATE = EngineState(
-    rows=4,
+    max_num_seqs=4,
     classes=(
         class_state("gold", threshold=0.95, running=1, waiting=0),
         class_state("batch", threshold=0.8, running=0, waiting=2),
     ),
     tokens_running=7,
-    kv_use=0.5,
+    kv_cache_usage=0.5,
     kv_tokens=100,
     preemptions=3,
     threshold_changes=4,

@@ -35,7 +35,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two engines of four rows each."""
     config = deploy_file(
         tmp_path_factory.mktemp("serve") / "serve.yaml",
-        {"limits": LIMITS, "engine": {"rows": 4, "queue": 64, "compiled": False}},
+        {"limits": LIMITS, "engine": {"max_num_seqs": 4, "max_waiting_seqs": 64, "compiled": False}},
         num_replicas=2,
     )
     with cluster("--config", str(config)) as started:

@@ -16,12 +16,12 @@ FIXED = ControlPlan.model_validate({"ceiling": 0.95, "settings": {"policy": "fix
 
 def machine(**fields: object) -> Machine:
     usual: dict[str, object] = {
-        "rows": 4,
-        "queue": 64,
-        "positions": 4096,
+        "max_num_seqs": 4,
+        "max_waiting_seqs": 64,
+        "max_model_len": 4096,
         "step_time": {
             "fixed_s": 0.01,
-            "row_s": 0.001,
+            "seq_s": 0.001,
             "position_s": 0.0002,
             "prompt_s": 0.002,
             "prompt_token_s": 0.00005,

@@ -38,7 +38,9 @@ arrivals = st.lists(st.tuples(st.floats(0, 20), st.integers(1, 900), st.integers
 def test_every_request_ends_or_is_refused_and_every_token_of_it_is_written(
     arrivals: list[Arrival], replicas: int, rows: int, queue: int, ticks: int, plan: ControlPlan
 ) -> None:
-    found = run(arrivals, plan, machine(rows=rows, queue=queue), replicas=replicas, ticks_per_s=ticks).metrics
+    found = run(
+        arrivals, plan, machine(max_num_seqs=rows, max_waiting_seqs=queue), replicas=replicas, ticks_per_s=ticks
+    ).metrics
     assert found.requests == len(arrivals)
     assert found.ended + found.refused == len(arrivals)
     assert found.in_flight == found.too_long == 0
@@ -47,7 +49,7 @@ def test_every_request_ends_or_is_refused_and_every_token_of_it_is_written(
 
 
 def test_what_runs_when_time_is_up_is_in_flight() -> None:
-    found = run([Arrival(0.0, 10, 1_000_000)], on=machine(positions=2_000_000), ticks_per_s=2).metrics
+    found = run([Arrival(0.0, 10, 1_000_000)], on=machine(max_model_len=2_000_000), ticks_per_s=2).metrics
     assert (found.requests, found.ended, found.in_flight) == (1, 0, 1)
 
 
@@ -82,7 +84,7 @@ def test_the_front_adds_its_time_on_both_sides() -> None:
 
 def test_waiting_follows_the_law_of_a_queue_with_one_server() -> None:
     """One row, equal requests, Poisson arrivals: M/D/1, where the mean wait is u s / 2 (1 - u)."""
-    one = machine(rows=1, queue=10_000)
+    one = machine(max_num_seqs=1, max_waiting_seqs=10_000)
     alone = run([Arrival(0.0, 10, 20)], on=one).metrics.e2e_ms
     assert alone is not None
     service_s, load = alone.mean / 1000, 0.7
@@ -146,7 +148,7 @@ def test_quality_is_that_of_the_thresholds_in_force() -> None:
 def test_replicas_come_after_delay_and_start_and_go_when_they_are_empty() -> None:
     many = poisson(20, 100) + [Arrival(100 + each.arrival_s, *each[1:]) for each in poisson(0.2, 200)]
     scaling = Scaling(min_replicas=1, max_replicas=4, upscale_delay_s=10, downscale_delay_s=60, startup_s=5)
-    found = run(many, CAPACITY, machine(queue=2000), scaling=scaling)
+    found = run(many, CAPACITY, machine(max_waiting_seqs=2000), scaling=scaling)
     up = [each.replicas for each in found.seconds]
     assert set(up[:14]) == {1}
     assert max(up[20:100]) > 1

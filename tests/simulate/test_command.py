@@ -88,7 +88,7 @@ def test_a_plot_of_no_known_kind_is_refused_before_any_work(trace: str, tmp_path
 @pytest.mark.parametrize(
     ("change", "place"),
     [
-        ({"rows": 0}, "rows"),
+        ({"max_num_seqs": 0}, "max_num_seqs"),
         ({"step_time": {"fixed_s": 0.0}}, "step_time.fixed_s"),
         ({"profile": [{"threshold": 1.0, "tokens": [1.0], "positions": [1.0]}] * 2}, "must fall"),
         ({"rwos": 4}, "rwos"),
@@ -103,7 +103,7 @@ def test_a_machine_file_that_cannot_be_is_named(tmp_path: Path, change: dict[str
 
 def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bad.json"
-    path.write_text("rows: 4")
+    path.write_text("max_num_seqs: 4")
     with pytest.raises(ConfigError, match="no machine file"):
         read_machine(path)
 

@@ -13,7 +13,7 @@ from mars_ray.data.prompt_file import read_prompts
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import Request, SamplingParams
-from mars_ray.engine.stats.step_time import StepTime, Work
+from mars_ray.engine.stats.step_time import StepTime, StepWork
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import resolve_model
 from mars_ray.simulate.arrivals import Arrival
@@ -22,7 +22,7 @@ from tests.simulate.simulation_samples import run
 
 THRESHOLD, ROWS = 0.9, 6
 TIMES = StepTime(
-    fixed_s=0.0015, row_s=0.0001, position_s=0.00004, kv_token_s=1e-7, prompt_s=0.001, prompt_token_s=0.00004
+    fixed_s=0.0015, seq_s=0.0001, position_s=0.00004, kv_token_s=1e-7, prompt_s=0.001, prompt_token_s=0.00004
 )
 
 
@@ -31,32 +31,32 @@ class Clocked(Engine):
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.now_s = 0.0
-        options = EngineOptions(rows=ROWS, threshold=THRESHOLD, compiled=False)
+        options = EngineOptions(max_num_seqs=ROWS, threshold=THRESHOLD, compiled=False)
         super().__init__(checkpoint, options, clock=lambda: self.now_s, new_seed=lambda: 0)
         self.step_time.model = TIMES
         self.step_time.observe = lambda work, seconds: None  # type: ignore[method-assign]
         run_forward = self._runner.run
 
         def run_and_wait(packed):  # type: ignore[no-untyped-def]
-            decoding = [feed for feed in self.feeds if feed.short]
+            decoding = [scheduled for scheduled in self.batch if scheduled.is_decode]
             self.now_s += TIMES.seconds(
-                Work(
-                    rows=len(decoding),
-                    positions=sum(feed.length for feed in decoding),
+                StepWork(
+                    num_seqs=len(decoding),
+                    positions=sum(scheduled.num_positions for scheduled in decoding),
                     kv_tokens=packed.kv_tokens,
-                    prompt_tokens=sum(feed.length for feed in self.feeds if not feed.short),
+                    prompt_tokens=sum(scheduled.num_positions for scheduled in self.batch if not scheduled.is_decode),
                 )
             )
             return run_forward(packed)
 
-        plan = self._scheduler.plan
+        schedule = self._scheduler.schedule
 
-        def plan_and_note(masks_for):  # type: ignore[no-untyped-def]
-            self.feeds = plan(masks_for)
-            return self.feeds
+        def schedule_and_note(masks_for):  # type: ignore[no-untyped-def]
+            self.batch = schedule(masks_for)
+            return self.batch
 
         self._runner.run = run_and_wait  # type: ignore[method-assign]
-        self._scheduler.plan = plan_and_note  # type: ignore[method-assign]
+        self._scheduler.schedule = schedule_and_note  # type: ignore[method-assign]
 
 
 def load(rate: float, requests: int) -> list[Arrival]:
@@ -97,9 +97,9 @@ def test_tokens_and_times_are_those_of_the_real_engine(rate: float, requests: in
                 end_s[number] = engine.now_s
     machine = Machine.model_validate(
         {
-            "rows": ROWS,
-            "queue": 1024,
-            "positions": engine.limits.positions,
+            "max_num_seqs": ROWS,
+            "max_waiting_seqs": 1024,
+            "max_model_len": engine.limits.max_model_len,
             "step_time": asdict(TIMES),
             "profile": [asdict(point) for point in engine.profile.points()],
             "accuracy": [(1.0, 1.0)],

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.engine.scheduling.waiting_queue import Waiting
+from mars_ray.engine.scheduling.waiting_queue import WaitingQueue
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import QueueFullError
 from mars_ray.serve.replicas import prefix_routing as routing
@@ -26,9 +26,11 @@ some_classes = st.sampled_from([(SILVER,), (SILVER, BATCH), (GOLD, SILVER, BATCH
 numbers = np.array([0])
 
 
-def both(classes: tuple[ServiceClass, ...], queued: list[int], queue_max: int = 100) -> tuple[Queues, Waiting]:
+def both(
+    classes: tuple[ServiceClass, ...], queued: list[int], max_waiting_seqs: int = 100
+) -> tuple[Queues, WaitingQueue]:
     """The simulation's queues and the engine's, in which the same wait: one a second, of these classes."""
-    queues, waiting = Queues(1, classes, queue_max), Waiting(classes, queue_max)
+    queues, waiting = Queues(1, classes, max_waiting_seqs), WaitingQueue(classes, max_waiting_seqs)
     for second, number in enumerate(queued):
         request = np.zeros((1, len(FIELDS)))
         request[0, 0] = second
@@ -70,22 +72,22 @@ def test_the_next_is_that_of_the_engine_whatever_was_served(
         queues.served(np.eye(len(classes))[of][None, :] * tokens)
 
 
-@given(classes=some_classes, data=st.data(), queue_max=st.integers(1, 12))
+@given(classes=some_classes, data=st.data(), max_waiting_seqs=st.integers(1, 12))
 def test_a_class_has_the_places_it_has_in_the_engine(
-    classes: tuple[ServiceClass, ...], data: st.DataObject, queue_max: int
+    classes: tuple[ServiceClass, ...], data: st.DataObject, max_waiting_seqs: int
 ) -> None:
-    both(classes, data.draw(st.lists(st.integers(0, len(classes) - 1), max_size=30)), queue_max)
+    both(classes, data.draw(st.lists(st.integers(0, len(classes) - 1), max_size=30)), max_waiting_seqs)
 
 
 @given(st.lists(st.integers(0, 2), max_size=40), st.integers(1, 50))
-def test_a_queue_gives_back_in_the_order_it_took(added: list[int], queue_max: int) -> None:
-    queues = Queues(3, (SILVER,), queue_max)
+def test_a_queue_gives_back_in_the_order_it_took(added: list[int], max_waiting_seqs: int) -> None:
+    queues = Queues(3, (SILVER,), max_waiting_seqs)
     replica = np.array(added, dtype=np.int64)
     requests = np.zeros((len(added), len(FIELDS)))
     requests[:, 0] = np.arange(len(added))
     placed = queues.add(replica, np.zeros_like(replica), requests)
     for number in range(3):
-        expected = [place for place, at in enumerate(added) if at == number][:queue_max]
+        expected = [place for place, at in enumerate(added) if at == number][:max_waiting_seqs]
         assert np.flatnonzero(placed & (replica == number)).tolist() == expected
         taken = [queues.pop(np.array([number]), numbers)[0, 0] for _ in expected]
         assert taken == expected
@@ -93,15 +95,15 @@ def test_a_queue_gives_back_in_the_order_it_took(added: list[int], queue_max: in
 
 def test_requests_start_in_the_order_they_came() -> None:
     """With one row, whoever comes first ends first, though it is longest."""
-    found = run([Arrival(0.0, 10, 300), Arrival(0.1, 10, 5), Arrival(0.2, 10, 5)], on=machine(rows=1))
+    found = run([Arrival(0.0, 10, 300), Arrival(0.1, 10, 5), Arrival(0.2, 10, 5)], on=machine(max_num_seqs=1))
     ends = [each.second for each in found.seconds for _ in range(each.ended)]
-    alone = run([Arrival(0.0, 10, 300)], on=machine(rows=1)).metrics.duration_s
+    alone = run([Arrival(0.0, 10, 300)], on=machine(max_num_seqs=1)).metrics.duration_s
     assert len(ends) == 3 and min(ends) > alone
 
 
 def fleet_with(classes: tuple[ServiceClass, ...], rows: int, came: list[tuple[float, int]]) -> Fleet:
     """One engine in whose queues these requests wait: arrival and class of each."""
-    fleet = Fleet(machine(rows=rows, queue=1000), classes, 1, 0.95)
+    fleet = Fleet(machine(max_num_seqs=rows, max_waiting_seqs=1000), classes, 1, 0.95)
     fleet.in_flight_N[:] = count = len(came)
     arrival, of_class = (np.array(column) for column in zip(*came, strict=True))
     fleet.add(np.zeros(count, np.int64), of_class, arrival * 1.0, np.full(count, 10.0), np.full(count, 60.0))

@@ -12,7 +12,7 @@ class Answer:
     text: str
     tokens: tuple[int, ...]
     """The tokens, the one that stopped it included."""
-    gains: tuple[int, ...] = ()
+    accepted_lengths: tuple[int, ...] = ()
     """Number of tokens that each forward gave."""
     logprobs: tuple[TokenLogprobs, ...]
     """Logprobs of each token, when asked for."""
@@ -21,14 +21,14 @@ class Answer:
     finished: Finished
 
 
-def answer_of(whole: Chunk) -> Answer:
-    """Return what a chunk says that holds a whole sequence."""
-    assert whole.finished is not None
+def answer_of(chunk: Chunk) -> Answer:
+    """Return what the one chunk of a sequence says that was not streamed."""
+    assert chunk.finished is not None
     return Answer(
-        text=whole.text,
-        tokens=whole.tokens,
-        gains=whole.gains,
-        logprobs=whole.logprobs,
-        threshold=whole.threshold,
-        finished=whole.finished,
+        text=chunk.text,
+        tokens=chunk.tokens,
+        accepted_lengths=chunk.accepted_lengths,
+        logprobs=chunk.logprobs,
+        threshold=chunk.threshold,
+        finished=chunk.finished,
     )

@@ -90,7 +90,7 @@ class OpenAIBatchFormat:
         self._limits = RequestLimits(output_tokens=positions, n=N_MAX, prompts=1)
         # What is asked for is checked against the positions, and answers are spelt with the bytes; nothing else counts.
         engine = EngineFacts(
-            positions=positions, vocabulary=len(tokenizer), block=1, token_bytes=token_bytes(tokenizer)
+            max_model_len=positions, vocab_size=len(tokenizer), block=1, token_bytes=token_bytes(tokenizer)
         )
         self._model = ModelInfo(name=settings.model, created=0, engine=engine)
 

@@ -78,7 +78,11 @@ class PlainFormat:
             {"id": row.id, "sample": sample, "prompt": row.prompt_text}
             | _outcome(answer)
             | ({"logprobs": _logprobs(answer)} if logprobs else {})
-            | ({"token_ids": list(answer.tokens), "accepted": list(answer.gains)} if self._settings.trace else {})
+            | (
+                {"token_ids": list(answer.tokens), "accepted": list(answer.accepted_lengths)}
+                if self._settings.trace
+                else {}
+            )
             | own
             for sample, answer in enumerate(answers)
         ]

@@ -19,7 +19,7 @@ from mars_ray.control.settings import ControlPlan
 from mars_ray.data.record_file import check_source, read_records
 from mars_ray.data.sources import find_sources
 from mars_ray.engine.grammar.library import check_grammar
-from mars_ray.engine.mode import Mode
+from mars_ray.engine.mode import DEFAULT_THRESHOLD, Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.process.messages import EngineSpec
 from mars_ray.engine.request import DecodeParams
@@ -70,8 +70,8 @@ class JobPlan:
             threads=workers.threads,
             # Whoever asks for many tokens pays for them; the queue never refuses what a worker adds.
             options=EngineOptions(
-                queue=QUEUE,
-                request_tokens=QUEUE * self.options.sampling.max_tokens,
+                max_waiting_seqs=QUEUE,
+                max_request_tokens=QUEUE * self.options.sampling.max_tokens,
                 threshold=self.control.ceiling,
                 classes=self.control.classes,
                 compiled=workers.compiled,
@@ -163,7 +163,7 @@ def _control(options: GenerateOptions, model: Path) -> tuple[ControlPlan, Decode
     Only a job with a deadline leaves the threshold to the controller.
     """
     decode = options.decode
-    ceiling = 1.0 if decode.threshold is None else decode.threshold
+    ceiling = DEFAULT_THRESHOLD if decode.threshold is None else decode.threshold
     plan = batch_plan(
         model, threshold=ceiling, deadline_s=options.deadline_s, max_quality_loss=options.max_quality_loss
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from mars_ray.batch.output.folder import FileFormat
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import ConfigError
-from mars_ray.model.dtype import AskedDtype
+from mars_ray.model.dtype import DtypeOrAuto
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class WorkerOptions:
     """CPUs of each worker; None shares what there is. From 2 on, a step uses as many threads."""
     gpus: float = 0.0
     """GPUs of each worker."""
-    dtype: AskedDtype = "auto"
+    dtype: DtypeOrAuto = "auto"
     """Number format of the weights. A job that goes on keeps what `auto` was when it began."""
     compiled: bool = True
     """Compile the decoding step in the background where a compiler is present."""

@@ -53,7 +53,7 @@ class Worker:
     async def start(self) -> None:
         """Start the engine. Raises what starting it raises."""
         engine = await self._engine_now()
-        self._places = asyncio.Semaphore((await engine.state()).rows + LOOK_AHEAD)
+        self._places = asyncio.Semaphore((await engine.state()).max_num_seqs + LOOK_AHEAD)
         self._ready_s = time.monotonic()
 
     async def answer(self, row_ids: Sequence[RowId], raws: Sequence[bytes]) -> list[RowResult]:
@@ -127,7 +127,7 @@ class Worker:
                 try:
                     # A batch that Ray hands out twice may be here twice.
                     request = replace(row.request, id=str(next(self._numbers)))
-                    async with aclosing(engine.generate(request, whole=True)) as sequences:
+                    async with aclosing(engine.generate(request, stream=False)) as sequences:
                         return sorted([each async for each in sequences], key=_index)
                 except ReplicaLostError:
                     log.warning("the engine died while row %s was in it", row.id)

@@ -20,7 +20,7 @@ from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import ConfigError
 from mars_ray.method.block_cache import decode_block_cache
-from mars_ray.method.reference import Decoded, DecodeOptions, decode
+from mars_ray.method.reference import DecodedSequence, DecodeOptions, decode
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import resolve_model
 
@@ -100,7 +100,7 @@ def contenders(on: Subject, batch: int) -> tuple[dict[str, Contender], dict[str,
 def engine_contender(on: Subject, batch: int, decoding: DecodeParams, compiled: bool = True) -> Contender:
     """Return our engine with at most `batch` requests at once, its steps compiled where they can be."""
     own = replace(on.checkpoint, network=deepcopy(on.checkpoint.network))
-    options = EngineOptions(rows=batch, compiled=compiled)
+    options = EngineOptions(max_num_seqs=batch, compiled=compiled)
     engine = ReplayEngine(own, options, on.scripts) if on.scripts else Engine(own, options)
     engine.wait_until_compiled()
 
@@ -149,7 +149,7 @@ def _static(on: Subject, batch: int, cache_block: int | None) -> Sample:
     """The paper's decoders: a static batch, its rows bound to each other, with a cache by blocks or none."""
     card, mask_id = on.checkpoint.card, on.checkpoint.mask_id
     block = (card and card.block) or BLOCK_WITHOUT_CARD
-    decoded: list[Decoded] = []
+    decoded: list[DecodedSequence] = []
     started_s = time.perf_counter()
     for start in range(0, len(on.workload.prompts), batch):
         rows = slice(start, start + batch)

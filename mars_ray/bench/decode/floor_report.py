@@ -38,7 +38,7 @@ def bench_floor(name: str, batches: Sequence[int], dtype: str) -> dict[str, Any]
         for batch in batches
         for block in (1, BLOCK)
     }
-    engine = Engine(replace(on.checkpoint), EngineOptions(rows=max(batches)))
+    engine = Engine(replace(on.checkpoint), EngineOptions(max_num_seqs=max(batches)))
     engine.wait_until_compiled()
     rows = []
     table = Table(

@@ -5,9 +5,9 @@ from typing import cast
 
 from mars_ray.bench.decode.script import Script
 from mars_ray.engine.core.engine import Engine
-from mars_ray.engine.execution.model_runner import Runner, Window
-from mars_ray.engine.execution.packer import Packed
-from mars_ray.engine.kv.slots import KVRows
+from mars_ray.engine.execution.input_packer import ForwardBatch
+from mars_ray.engine.execution.model_runner import ForwardOutput, ModelRunner
+from mars_ray.engine.kv.slot_allocator import SlotAllocator
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.model.checkpoint import Checkpoint
@@ -18,28 +18,28 @@ class ReplayEngine(Engine):
 
     def __init__(self, checkpoint: Checkpoint, options: EngineOptions, scripts: list[Script]) -> None:
         super().__init__(checkpoint, options)
-        self._runner = cast(Runner, _Replay(self._runner, self._rows, scripts))
+        self._runner = cast(ModelRunner, _Replay(self._runner, self._slots, scripts))
 
 
 class _Replay:
     """A model runner that runs another one, and returns what the scripts say."""
 
-    def __init__(self, runner: Runner, rows: KVRows, scripts: list[Script]) -> None:
-        self._runner, self._rows, self._scripts = runner, rows, scripts
+    def __init__(self, runner: ModelRunner, slots: SlotAllocator, scripts: list[Script]) -> None:
+        self._runner, self._slots, self._scripts = runner, slots, scripts
         self.wait_until_compiled, self.close = runner.wait_until_compiled, runner.close
 
-    def run(self, packed: Packed) -> Window:
-        window = self._runner.run(packed)
+    def run(self, batch: ForwardBatch) -> ForwardOutput:
+        output = self._runner.run(batch)
         tokens, confidences = [], []
-        picks = packed.pick_M
-        for row, position in zip(packed.row_N[picks].tolist(), packed.position_N[picks].tolist(), strict=True):
-            sequence = cast(Sequence, self._rows.owner(row))
-            last = len(sequence.tokens) + len(sequence.drafts) - 1
+        picks = batch.pick_M
+        for slot, position in zip(batch.slot_N[picks].tolist(), batch.position_N[picks].tolist(), strict=True):
+            sequence = cast(Sequence, self._slots.owner(slot))
+            last = len(sequence.tokens) + len(sequence.draft_tokens) - 1
             script = self._scripts[int(sequence.request.id)]
-            place = min(position, last) + 1 - sequence.prompt_length
+            place = min(position, last) + 1 - sequence.num_prompt_tokens
             said, sure = script.tokens_SW, script.confidences_SW
             column = max(0, position - last)
             place = min(max(0, place), len(said) - 1)
             tokens.append(int(said[place, column]))
             confidences.append(float(sure[place, column]))
-        return replace(window, tokens=tokens, confidences=confidences)
+        return replace(output, tokens=tokens, confidences=confidences)

@@ -89,7 +89,7 @@ def _load(meters: list[DemandMeter]) -> ClusterLoad:
         replicas=len(meters),
         classes=sum_by_class([demand for meter in meters for demand in meter.demand()]),
         speed=speed_of(states),
-        rows=sum(state.rows for state in states),
+        rows=sum(state.max_num_seqs for state in states),
         ttft_p95_s=max(ttfts_s, default=None),
         itl_p95_s=max(itls_s, default=None),
     )

@@ -1,1 +1,1 @@
-"""The engine that steps: plan, run, verify, commit."""
+"""The engine that steps: schedule, run, verify, commit."""

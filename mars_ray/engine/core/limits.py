@@ -1,8 +1,6 @@
-"""What one engine takes: derived from the model and the memory of the machine, checked before any work.
+"""The sizes of one engine, derived from the model and the memory of the machine, and requests checked against them.
 
-In:    a network, a device, and what the operator set.
-Out:   limits; a typed error for a request beyond them.
-Never: shortens a prompt.
+A request beyond a limit is an error; no prompt is ever shortened.
 """
 
 from dataclasses import dataclass
@@ -12,30 +10,32 @@ import torch
 from transformers import PretrainedConfig
 
 from mars_ray.engine.kv.cache import bytes_per_token
+from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import Request
 from mars_ray.errors import ConfigError, PromptTooLongError, RequestError
 
 MEMORY_SHARE = 0.5
-"""Of the memory that is free once the model is loaded, so much goes to the KV cache at most."""
+"""Share of the memory that is free once the model is loaded that the KV cache may take."""
 
-ROWS_ON_CPU, ROWS_ON_GPU = 32, 256
+MAX_NUM_SEQS_ON_CPU, MAX_NUM_SEQS_ON_GPU = 32, 256
 """Sequences decoded together where the operator sets no number: beyond them a step costs as much as it gains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class EngineLimits:
     """The sizes of one engine."""
 
-    positions: int
+    max_model_len: int
     """Tokens of one sequence, prompt and output."""
-    vocabulary: int
-    rows: int
+    vocab_size: int
+    """Token ids go from 0 to one less than this."""
+    max_num_seqs: int
     """Sequences that run at a time."""
-    kv_tokens: int
-    """Positions the cache holds."""
-    queue: int
+    max_kv_tokens: int
+    """Tokens the KV cache holds."""
+    max_waiting_seqs: int
     """Sequences that may wait."""
-    request_tokens: int
+    max_request_tokens: int
     """Tokens one request may generate, all of its n sequences together."""
 
     def check(self, request: Request) -> None:
@@ -43,62 +43,58 @@ class Limits:
         sampling, prompt = request.sampling, request.prompt
         if not prompt:
             raise RequestError("the prompt is empty; give at least one token.")
-        if len(prompt) >= self.positions:
+        if len(prompt) >= self.max_model_len:
             raise PromptTooLongError(
-                f"the prompt has {len(prompt)} tokens and a sequence may have {self.positions}, its answer included. "
-                "Shorten the prompt."
+                f"the prompt has {len(prompt)} tokens and a sequence may have {self.max_model_len}, "
+                "its answer included. Shorten the prompt."
             )
         self._check_tokens("the prompt", prompt)
         self._check_tokens("logit_bias", tuple(sampling.logit_bias))
         self._check_tokens("stop_ids", tuple(sampling.stop_ids))
-        if sampling.n * sampling.max_tokens > self.request_tokens:
+        if sampling.n * sampling.max_tokens > self.max_request_tokens:
             raise RequestError(
                 f"n x max_tokens is {sampling.n} x {sampling.max_tokens} = {sampling.n * sampling.max_tokens}; a "
-                f"request may generate {self.request_tokens} tokens. Lower n or max_tokens."
+                f"request may generate {self.max_request_tokens} tokens. Lower n or max_tokens."
             )
-        if sampling.n > self.queue:
-            raise RequestError(f"n is {sampling.n} and {self.queue} sequences may wait. Lower n.")
+        if sampling.n > self.max_waiting_seqs:
+            raise RequestError(f"n is {sampling.n} and {self.max_waiting_seqs} sequences may wait. Lower n.")
 
     def _check_tokens(self, name: str, tokens: tuple[int, ...]) -> None:
         strange = [token for token in tokens if type(token) is not int]
         if strange:
             raise RequestError(f"{name} holds {strange[0]!r}; token ids are whole numbers.")
-        if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocabulary:
-            wrong = next(token for token in tokens if not 0 <= token < self.vocabulary)
-            raise RequestError(f"{name} holds token {wrong}; the vocabulary has ids from 0 to {self.vocabulary - 1}.")
+        if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
+            wrong = next(token for token in tokens if not 0 <= token < self.vocab_size)
+            raise RequestError(f"{name} holds token {wrong}; the vocabulary has ids from 0 to {self.vocab_size - 1}.")
 
 
 def resolve_limits(
-    config: PretrainedConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    rows: int | None,
-    kv_tokens: int | None,
-    queue: int,
-    request_tokens: int,
-) -> Limits:
+    config: PretrainedConfig, dtype: torch.dtype, device: torch.device, options: EngineOptions
+) -> EngineLimits:
     """Fill in what the operator left open. Raises `ConfigError` for sizes that cannot serve one sequence."""
-    for name, value in (("rows", rows), ("kv_tokens", kv_tokens), ("queue", queue), ("request_tokens", request_tokens)):
+    for name in ("max_num_seqs", "max_kv_tokens", "max_waiting_seqs", "max_request_tokens", "max_prefill_tokens"):
+        value = getattr(options, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name} is {value}; it must be at least 1.")
     text = config.get_text_config()
-    rows = rows or (ROWS_ON_GPU if device.type == "cuda" else ROWS_ON_CPU)
-    if kv_tokens is None:
+    max_num_seqs = options.max_num_seqs or (MAX_NUM_SEQS_ON_GPU if device.type == "cuda" else MAX_NUM_SEQS_ON_CPU)
+    max_kv_tokens = options.max_kv_tokens
+    if max_kv_tokens is None:
         fitting = int(MEMORY_SHARE * free_memory_bytes(device)) // bytes_per_token(config, dtype)
-        kv_tokens = max(1, min(fitting, rows * text.max_position_embeddings))
-    positions = min(text.max_position_embeddings, kv_tokens)
-    if positions < 2:
+        max_kv_tokens = max(1, min(fitting, max_num_seqs * text.max_position_embeddings))
+    max_model_len = min(text.max_position_embeddings, max_kv_tokens)
+    if max_model_len < 2:
         raise ConfigError(
-            f"kv_tokens is {kv_tokens}; one prompt token and its answer need 2 positions. Free memory or set kv_tokens."
+            f"max_kv_tokens is {max_kv_tokens}; one prompt token and its answer need 2 positions. Free memory or raise "
+            "max_kv_tokens."
         )
-    return Limits(
-        positions=positions,
-        vocabulary=text.vocab_size,
-        rows=rows,
-        kv_tokens=kv_tokens,
-        queue=queue,
-        request_tokens=request_tokens,
+    return EngineLimits(
+        max_model_len=max_model_len,
+        vocab_size=text.vocab_size,
+        max_num_seqs=max_num_seqs,
+        max_kv_tokens=max_kv_tokens,
+        max_waiting_seqs=options.max_waiting_seqs,
+        max_request_tokens=options.max_request_tokens,
     )
 
 

@@ -1,4 +1,4 @@
-"""A model folder -> an engine, on the best device of this machine."""
+"""Load a model folder into an engine, on the best device of this machine."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ import torch
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.options import EngineOptions
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
-from mars_ray.model.dtype import AskedDtype, ResolvedDtype, resolve_dtype
+from mars_ray.model.dtype import DtypeOrAuto, ResolvedDtype, resolve_dtype
 from mars_ray.model.folder import check_folder
 
 
-def load_engine(folder: Path, dtype: AskedDtype, options: EngineOptions) -> tuple[Engine, Checkpoint, ResolvedDtype]:
+def load_engine(folder: Path, dtype: DtypeOrAuto, options: EngineOptions) -> tuple[Engine, Checkpoint, ResolvedDtype]:
     """Return an engine, the checkpoint it decodes with, and what it is run in and why.
 
     Raises `ModelError` for a folder that cannot be loaded, and `ConfigError` for sizes the engine cannot have.

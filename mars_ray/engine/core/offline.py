@@ -1,8 +1,6 @@
-"""Requests -> an engine that always has enough to do, in the process that steps it.
+"""Decode many requests, in the process that steps the engine.
 
-In:    an engine, requests as they come, each for one sequence.
-Out:   what it answered to each.
-Never: fills the queue of the engine: requests wait where they come from.
+Requests wait where they come from, not in the queue of the engine, which always has enough to do.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,40 +12,40 @@ from mars_ray.errors import MarsRayError
 
 
 @dataclass(slots=True)
-class Decoded:
-    """What came of one request."""
+class OfflineResult:
+    """What came of one request, which must be for one sequence."""
 
     request: Request
     text: str = ""
     tokens: list[int] = field(default_factory=list)
-    """The one that stopped it included."""
+    """Tokens generated, the one that stopped the sequence included."""
     forwards: int = 0
     error: MarsRayError | None = None
-    """What ended it before its time; the rest is then what there was."""
+    """What ended the request early, if something did; text and tokens are then what there was."""
 
 
-def decode_all(engine: Engine, requests: Iterable[Request]) -> Iterator[Decoded]:
-    """Yield each request when it has ended. Raises what `Engine.add` raises, and what ends one before its time."""
-    for decoded in decode_each(engine, requests):
-        if decoded.error:
-            raise decoded.error
-        yield decoded
+def decode_all(engine: Engine, requests: Iterable[Request]) -> Iterator[OfflineResult]:
+    """Yield each request when it has ended. Raises what `Engine.add` raises, and an error that ends a request early."""
+    for result in decode_each(engine, requests):
+        if result.error:
+            raise result.error
+        yield result
 
 
-def decode_each(engine: Engine, requests: Iterable[Request]) -> Iterator[Decoded]:
-    """As `decode_all`, but one that ends before its time ends no other: its error is with it."""
+def decode_each(engine: Engine, requests: Iterable[Request]) -> Iterator[OfflineResult]:
+    """Yield each request when it has ended, one that ended early with its error. Raises what `Engine.add` raises."""
     coming = iter(requests)
-    running: dict[str, Decoded] = {}
+    running: dict[str, OfflineResult] = {}
     while True:
-        while engine.waiting < engine.limits.rows and (request := next(coming, None)):
+        while engine.waiting < engine.limits.max_num_seqs and (request := next(coming, None)):
             engine.add(request)
-            running[request.id] = Decoded(request)
+            running[request.id] = OfflineResult(request)
         if not engine.busy:
             return
         for chunk in engine.step():
-            decoded = running[chunk.request_id]
-            decoded.text += chunk.text
-            decoded.tokens += chunk.tokens
+            result = running[chunk.request_id]
+            result.text += chunk.text
+            result.tokens += chunk.tokens
             if ended := chunk.finished:
-                decoded.forwards, decoded.error = ended.forwards, ended.error
+                result.forwards, result.error = ended.forwards, ended.error
                 yield running.pop(chunk.request_id)

@@ -1,11 +1,10 @@
-"""The decoding step through torch.compile: from the disk, or warmed by a child process while eager steps go on.
+"""The decoding step through torch.compile: loaded from disk, or compiled by a child process while eager steps go on.
 
-In:    the network, whose weights do not matter, and its forward as a function of tensors.
-Out:   a compiled forward for the sizes at hand, once it is ready; before that, and without a compiler, none.
-Never: compiles in this process: tracing holds the interpreter, and steps beside it would crawl.
+Until a variant is ready, and where there is no compiler, `get` returns None. This process never compiles: tracing holds
+the interpreter, and steps beside it would crawl.
 
-Sizes are dynamic, so the number of variants does not grow with rows, positions or lengths. The compiler treats a size
-of 1 apart, which leaves four: one row or several, one position or several. They are kept in the user's cache folder,
+Sizes are dynamic, so the number of variants does not grow with slots, positions or lengths. The compiler treats a size
+of 1 apart, which leaves four: one slot or several, one position or several. They are kept in the user's cache folder,
 by model shape, versions and threads; engines that start together compile each once.
 """
 
@@ -37,13 +36,13 @@ from mars_ray.engine.kv.cache import SlotKVCache
 log = logging.getLogger(__name__)
 
 CACHE = Path(".cache/mars-ray/compiled")
-"""Below the home of the user. What is in it is run: it must be no one else's."""
+"""Folder of compiled steps below the home of the user. What is in it is run: it must be no one else's."""
 
 COMPILE_AFTER_STEPS = 500
 """Compiling takes minutes of processor time: an engine that lives for less than so many steps is better without."""
 
 VARIANTS = ((1, 1), (1, 6), (5, 6), (5, 1))
-"""Rows and positions of the examples, in the order in which they are most missed."""
+"""Slots and positions of the examples, in the order in which they are most missed."""
 
 
 class CompiledSteps:
@@ -60,7 +59,7 @@ class CompiledSteps:
         self._thread.start()
 
     def get(self, where_RP: Tensor) -> Forward | None:
-        """Return the variant for these rows and positions, if it is ready. Called once a step."""
+        """Return the variant for these slots and positions if it is ready, else None. Called once a step."""
         self._steps += 1
         if self._steps == COMPILE_AFTER_STEPS:
             self._wanted.set()
@@ -170,13 +169,13 @@ def example(network: PreTrainedModel, rows: int, positions: int) -> tuple[Any, .
     where_RP = number_N.view(rows, positions)
     pick_M = number_N[-max(2, count - 2) :].clone()
     column_C = torch.arange(columns, device=network.device)
-    row_N, position_N, back_N = number_N // positions, number_N % positions + columns - positions, number_N.clone()
+    slot_N, position_N, back_N = number_N // positions, number_N % positions + columns - positions, number_N.clone()
     dynamic = [(part, size) for layer in cache.layers for part in layer for size in (0, 2)]
-    dynamic += [(tensor, 0) for tensor in (number_N, row_N, position_N, back_N, pick_M)] if count > 1 else []
+    dynamic += [(tensor, 0) for tensor in (number_N, slot_N, position_N, back_N, pick_M)] if count > 1 else []
     dynamic += [(where_RP, size) for size in (0, 1) if where_RP.shape[size] > 1] + [(column_C, 0)]
     for tensor, size in dynamic:
         torch._dynamo.mark_dynamic(tensor, size)
-    return cache.layers, number_N, row_N, position_N, back_N, where_RP, pick_M, column_C
+    return cache.layers, number_N, slot_N, position_N, back_N, where_RP, pick_M, column_C
 
 
 def _key(network: PreTrainedModel, mask_id: int) -> str:

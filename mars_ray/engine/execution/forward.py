@@ -1,8 +1,7 @@
 """One forward of an unmodified HF decoder over the cache, as a function of tensors.
 
-In:    a network; then ids and indices, letters as in `attention` and `packer`.
-Out:   at each picked position the most likely token, its probability, and the logits.
-Never: knows a sequence, or whether it is compiled.
+It gives, at each picked position, the most likely token, its probability, and the logits. Letters are those of
+`attention` and `input_packer`.
 """
 
 from collections.abc import Callable
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mars_ray.engine.kv.attention import Layers, Prompts, rectangle
+from mars_ray.engine.kv.attention import Layers, PrefillBatch, rectangle
 from mars_ray.engine.kv.cache import kv_shape
 
 Forward = Callable[..., tuple[Tensor, Tensor, Tensor]]
@@ -26,13 +25,13 @@ def forward_of(network: PreTrainedModel, mask_id: int) -> Forward:
     def forward(
         layers: Layers,
         id_N: Tensor,
-        row_N: Tensor,
+        slot_N: Tensor,
         position_N: Tensor,
         back_N: Tensor,
         where_RP: Tensor,
         pick_M: Tensor,
         column_C: Tensor,
-        prompts: Prompts | None = None,
+        prefill: PrefillBatch | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         logits: Tensor = network(
             input_ids=id_N[None],
@@ -40,12 +39,12 @@ def forward_of(network: PreTrainedModel, mask_id: int) -> Forward:
             use_cache=False,
             logits_to_keep=pick_M,
             layers=layers,
-            row_N=row_N,
+            slot_N=slot_N,
             position_N=position_N,
             back_N=back_N,
             decoding=rectangle(where_RP, position_N, column_C, groups, network.dtype),
-            prompts=prompts and rectangle(prompts.where_LQ, position_N, prompts.column_C, groups, network.dtype),
-            prompt_row_L=prompts and prompts.row_L,
+            prefill=prefill and rectangle(prefill.where_LQ, position_N, prefill.column_C, groups, network.dtype),
+            prefill_slot_L=prefill and prefill.slot_L,
         ).logits
         logits_MV = logits[0].float()
         mask_V = torch.arange(logits_MV.shape[-1], device=logits_MV.device) == mask_id

@@ -1,9 +1,4 @@
-"""One forward of an unmodified HF decoder over the cache, compiled where a compiler is present.
-
-In:    packed indices, the cache.
-Out:   at each picked position the most likely token, its probability, and the logits.
-Never: knows a sequence.
-"""
+"""One forward of an unmodified HF decoder over the cache, compiled where a compiler is present."""
 
 from dataclasses import dataclass
 
@@ -13,26 +8,26 @@ from transformers import PreTrainedModel
 
 from mars_ray.engine.execution.compiled import CompiledSteps
 from mars_ray.engine.execution.forward import forward_of
-from mars_ray.engine.execution.packer import Packed
+from mars_ray.engine.execution.input_packer import ForwardBatch
 from mars_ray.engine.kv.attention import ATTENTION
 from mars_ray.engine.kv.cache import SlotKVCache
 from mars_ray.errors import ModelError
 
 
 @dataclass(slots=True)
-class Window:
-    """What a forward gave at the M picked positions. The mask token has no chance at any."""
+class ForwardOutput:
+    """What a forward gave at the M picked positions. The mask token has probability 0 at each."""
 
     tokens: list[int]
-    """The most likely one."""
+    """The most likely token at each position."""
     confidences: list[float]
-    """Its probability."""
+    """The probability of that token."""
     logits_MV: Tensor
-    """float32."""
+    """Logits in float32."""
 
 
-class Runner:
-    """Runs `network`, whose attention it replaces."""
+class ModelRunner:
+    """Runs the network, whose attention it replaces, on one batch after the other."""
 
     def __init__(self, network: PreTrainedModel, cache: SlotKVCache, *, mask_id: int, compiled: bool) -> None:
         capped = getattr(network.config.get_text_config(), "attn_logit_softcapping", None)
@@ -44,16 +39,16 @@ class Runner:
         self._compiled = CompiledSteps(network, mask_id) if compiled else None
 
     @torch.inference_mode()
-    def run(self, packed: Packed) -> Window:
+    def run(self, batch: ForwardBatch) -> ForwardOutput:
         """Run one forward; the keys and values of all its positions are in the cache afterwards."""
-        decoding = (packed.id_N, packed.row_N, packed.position_N, packed.back_N, packed.where_RP, packed.pick_M)
-        given = (self._cache.layers, *decoding, packed.column_C)
-        if packed.prompts is not None:
-            token_M, confidence_M, logits_MV = self._forward(*given, packed.prompts)
+        inputs = (batch.id_N, batch.slot_N, batch.position_N, batch.back_N, batch.where_RP, batch.pick_M)
+        given = (self._cache.layers, *inputs, batch.column_C)
+        if batch.prefill is not None:
+            token_M, confidence_M, logits_MV = self._forward(*given, batch.prefill)
         else:
-            forward = (self._compiled and self._compiled.get(packed.where_RP)) or self._forward
+            forward = (self._compiled and self._compiled.get(batch.where_RP)) or self._forward
             token_M, confidence_M, logits_MV = forward(*given)
-        return Window(token_M.tolist(), confidence_M.tolist(), logits_MV)
+        return ForwardOutput(token_M.tolist(), confidence_M.tolist(), logits_MV)
 
     def wait_until_compiled(self) -> None:
         """Wait until the steps that can be compiled are; return at once without a compiler."""

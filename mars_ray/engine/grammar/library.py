@@ -1,8 +1,6 @@
-"""A grammar as a caller gives it -> as llguidance reads it.
+"""Grammars in the form that llguidance reads, and their check.
 
-In:    a grammar.
-Out:   the library's own form, or a `RequestError` with the library's reason.
-Never: loads torch or a tokenizer, so that who only passes requests on can check them.
+Neither torch nor a tokenizer is loaded, so that a server that only passes requests on can check them.
 
 Of JSON one layout is allowed, that of Python's `json.dumps`: between two values there is nothing left to choose, and a
 model cannot lose itself in white space.
@@ -24,8 +22,8 @@ LAYOUT: "JsonCompileOptions" = {"whitespace_flexible": False, "item_separator": 
 LIMITS = LLParserLimits(
     max_grammar_size=20_000, max_lexer_states=20_000, initial_lexer_fuel=100_000, verbose_errors=False
 )
-"""Below the library's own: a grammar that is large and slow on purpose holds 30 MB and takes a tenth of a second, not
-200 MB and three seconds, and its errors do not quote it at length."""
+"""Limits below the library's own: a grammar that is large and slow on purpose holds 30 MB and takes a tenth of a
+second, not 200 MB and three seconds, and its errors do not quote it at length."""
 
 REASON_CHARACTERS = 300
 

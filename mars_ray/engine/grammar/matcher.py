@@ -1,10 +1,7 @@
-"""Which tokens may follow: grammars made ready for one tokenizer, and where in one a sequence is.
+"""Which tokens a grammar allows next: grammars made ready for one tokenizer, and where in its grammar a sequence is.
 
-In:    a grammar, the tokens of an answer one after the other.
-Out:   whether a token may come next, the tokens that must, whether the answer is complete.
-Never: looks at a logit, or lets a stop token into the grammar: one may come wherever the answer may end.
-
-What a state says depends on the tokens before it alone and not on the road there, so that all modes say the same.
+No logit is looked at. A stop token never enters the grammar: one may come wherever the answer may end. What a
+state says depends on the tokens before it alone and not on how they were reached, so that all modes say the same.
 """
 
 from functools import lru_cache
@@ -21,7 +18,7 @@ from mars_ray.errors import StepError
 from mars_ray.model.checkpoint import Checkpoint
 
 KEPT = 16
-"""Grammars of earlier requests that are kept ready: half a gigabyte at most, and a few MB as a rule."""
+"""Grammars of earlier requests that are kept ready; they hold half a gigabyte at most, and a few MB as a rule."""
 
 
 class Grammars:
@@ -56,14 +53,14 @@ class Grammars:
 
 
 class Matcher:
-    """Where one sequence is in its grammar: behind the settled tokens, and those taken ahead of them."""
+    """Where one sequence is in its grammar: behind its settled tokens and the tokens taken ahead of them."""
 
     def __init__(self, library: LLMatcher, stop_ids: frozenset[int], no_text: frozenset[int], vocabulary: int) -> None:
         self._library, self._stop_ids, self._no_text, self._vocabulary = library, stop_ids, no_text, vocabulary
         self.ahead: list[int] = []
-        """Taken and not settled."""
+        """Tokens taken and not settled."""
         self._plans: list[tuple[list[int], int]] = [([], 0)]
-        """Before each of them and behind the last: a run of forced tokens, and how many of it were taken."""
+        """Before each token ahead and behind the last: a run of forced tokens, and how many of them were taken."""
 
     @property
     def ended(self) -> bool:
@@ -79,7 +76,7 @@ class Matcher:
         return run[taken] if run and run[taken] not in self._no_text else None
 
     def take(self, token: int) -> bool:
-        """Go one token ahead, if it is allowed. A stop token may be, and leads nowhere."""
+        """Go one token ahead and return whether it is allowed. A stop token may be allowed, and leads nowhere."""
         if token in self._stop_ids:
             return self._library.is_accepting()
         if token in self._no_text or not self._library.try_consume_tokens([token]):

@@ -1,8 +1,6 @@
-"""What the text of an answer must be: JSON of a schema, any JSON object, or what a regular expression matches.
+"""A grammar as a caller gives it: JSON of a schema, any JSON object, or what a regular expression matches.
 
-In:    text from anywhere.
-Out:   a frozen value that may cross processes.
-Never: loads the library that reads it (see `grammar_library`), or knows a tokenizer.
+Apart from the library that reads it (see `library`), so that requests can be made without loading that.
 """
 
 from dataclasses import dataclass

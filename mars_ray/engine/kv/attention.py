@@ -1,13 +1,12 @@
 """Attention of one engine step over the cache, for any unmodified HF decoder.
 
-In:    queries, keys and values of N packed positions; where each belongs.
-Out:   the attention output of each; its key and value are in the cache.
-Never: reads what it has not written, for no position looks to its right.
+N packed positions bring their queries, keys and values; keys and values are written into the cache, and attention is
+over the cache alone. No position looks to its right, so nothing is read that was not written.
 
 Registered with transformers under `ATTENTION`; the model is called with `use_cache=False` and our tensors as keyword
 arguments, which it hands down to this function.
 
-Letters: N packed positions, R active rows, P positions of the widest decoding row, L rows that read a prompt,
+Letters: N packed positions, R active slots, P positions of the widest decoding one, L slots that read a prompt,
 Q positions of the longest part of a prompt, C columns of the cache, G query heads per key head, H heads, D their size.
 """
 
@@ -21,12 +20,12 @@ from transformers import AttentionInterface
 ATTENTION = "mars_slots"
 
 Layers = list[tuple[Tensor, Tensor]]
-"""Keys and values of each layer, [rows, key heads, width, D]."""
+"""Keys and values of each layer, [slots, key heads, width, D]."""
 
 
 @dataclass(slots=True)
 class Rectangle:
-    """Some of the packed positions, laid out by row for one attention call."""
+    """Some of the packed positions, laid out for one attention call, a row for each slot."""
 
     where_RP: Tensor
     """Which of the N positions stands here; fillers name any."""
@@ -44,11 +43,11 @@ def rectangle(where_RP: Tensor, position_N: Tensor, column_C: Tensor, groups: in
 
 
 @dataclass(slots=True)
-class Prompts:
-    """The rows that read a prompt, in a rectangle of their own."""
+class PrefillBatch:
+    """The slots that read a prompt, in a rectangle of their own."""
 
     where_LQ: Tensor
-    row_L: Tensor
+    slot_L: Tensor
     column_C: Tensor
 
 
@@ -61,39 +60,39 @@ def attend(
     *,
     scaling: float,
     layers: Layers,
-    row_N: Tensor,
+    slot_N: Tensor,
     position_N: Tensor,
     back_N: Tensor,
     decoding: Rectangle,
-    prompts: Rectangle | None = None,
-    prompt_row_L: Tensor | None = None,
+    prefill: Rectangle | None = None,
+    prefill_slot_L: Tensor | None = None,
     sliding_window: int | None = None,
     **_unused: Any,
 ) -> tuple[Tensor, None]:
     """Write keys and values, attend, and return [1, N, H, D].
 
-    `decoding` covers all active rows, which are the first of the cache; `prompts` the rows `prompt_row_L`, copied.
+    `decoding` covers all active slots, which are the first of the cache; `prefill` the slots `prefill_slot_L`, copied.
     """
     keys, values = layers[module.layer_idx]  # type: ignore[index]
-    # Compiled, an index_copy_ into one row would copy the whole layer; this writes in place.
-    keys[row_N, :, position_N] = key_1KND[0].transpose(0, 1)
-    values[row_N, :, position_N] = value_1KND[0].transpose(0, 1)
-    if decoding.where_RP.shape[0] == 1 and prompts is None:
+    # Compiled, an index_copy_ into one slot would copy the whole layer; this writes in place.
+    keys[slot_N, :, position_N] = key_1KND[0].transpose(0, 1)
+    values[slot_N, :, position_N] = value_1KND[0].transpose(0, 1)
+    if decoding.where_RP.shape[0] == 1 and prefill is None:
         return _attend_alone(query_1HND, keys[:1], values[:1], decoding, scaling, sliding_window), None
     query_NHD = query_1HND[0].transpose(0, 1)
     rows = decoding.where_RP.shape[0]
     out_NHD = _attend(query_NHD, keys[:rows], values[:rows], decoding, scaling, sliding_window)
-    if prompts is not None:
-        columns = prompts.column_C.shape[0]
-        read = (keys[prompt_row_L, :, :columns], values[prompt_row_L, :, :columns])
-        out_NHD = torch.cat([out_NHD, _attend(query_NHD, *read, prompts, scaling, sliding_window)])
+    if prefill is not None:
+        columns = prefill.column_C.shape[0]
+        read = (keys[prefill_slot_L, :, :columns], values[prefill_slot_L, :, :columns])
+        out_NHD = torch.cat([out_NHD, _attend(query_NHD, *read, prefill, scaling, sliding_window)])
     return out_NHD[back_N][None], None
 
 
 def _attend_alone(
     query_1HND: Tensor, keys: Tensor, values: Tensor, within: Rectangle, scaling: float, sliding_window: int | None
 ) -> Tensor:
-    """Attend in the only row, which is laid out as it is packed: [1, N, H, D]."""
+    """Attend in the only slot, which is laid out as it is packed: [1, N, H, D]."""
     _, heads, positions, size = query_1HND.shape
     query = query_1HND.reshape(1, keys.shape[1], -1, size)
     out = _scores_and_values(query, keys, values, within, scaling, sliding_window)

@@ -1,8 +1,7 @@
-"""An engine behind asyncio: it decodes in a process of its own, any number of coroutines read.
+"""An engine behind asyncio: it decodes in a process of its own, and any number of coroutines read.
 
-In:    requests from the event loop.
-Out:   for each an asynchronous stream of chunks; leaving a stream early cancels its request.
-Never: lets a slow reader hold the others up, or buffers without bound for one.
+Each request gives an asynchronous stream of chunks; leaving the stream early cancels the request. A slow reader does
+not hold the others up, and what is buffered for one is bounded.
 
 A process and not a thread: a step holds the interpreter for most of its time, and so does a server.
 """
@@ -37,10 +36,10 @@ from mars_ray.errors import MarsRayError, ReplicaLostError, RequestError, SlowRe
 log = logging.getLogger(__name__)
 
 BUFFERED_TOKENS = 2048
-"""A stream whose reader is further behind than this is cancelled: its row serves someone who reads."""
+"""A stream whose reader is further behind than this is cancelled: its slot serves someone who reads."""
 
-WHOLE = sys.maxsize
-"""Who waits for whole answers takes them in one piece, however long."""
+UNLIMITED = sys.maxsize
+"""Tokens that may be buffered for a request that is not streamed: its sequences come in one piece, however long."""
 
 LOST = "the engine stopped before the request ended."
 
@@ -84,10 +83,10 @@ class AsyncEngine:
         """Begin to read, where the engine at the other end runs already."""
         self._reading = asyncio.create_task(self._read(await self._connect()))
 
-    async def generate(self, request: Request, *, whole: bool = False) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, request: Request, *, stream: bool = True) -> AsyncGenerator[Chunk, None]:
         """Yield the chunks of all n sequences as they come; the last of each says how it ended.
 
-        With `whole`, each sequence is one chunk, which comes when it ended.
+        Without `stream`, each sequence is one chunk, which comes when it has ended.
 
         Raises `RequestError` or `QueueFullError` before any work, `ReplicaLostError` when the engine died, and
         `SlowReaderError` when the stream was cancelled because its chunks were not taken. Leave it early only with
@@ -95,13 +94,13 @@ class AsyncEngine:
         """
         if request.id in self._streams:
             raise RequestError(f"a request with the id {request.id!r} is already here; ids must differ.")
-        stream = self._streams[request.id] = _Stream(request, WHOLE if whole else self._buffered_tokens)
+        chunks = self._streams[request.id] = _Stream(request, self._buffered_tokens if stream else UNLIMITED)
         try:
-            self._order(Add(request, whole))
-            async for chunk in stream:
+            self._order(Add(request, stream))
+            async for chunk in chunks:
                 yield chunk
         finally:
-            if self._streams.get(request.id) is stream:
+            if self._streams.get(request.id) is chunks:
                 del self._streams[request.id]
                 self._cancel(request.id)
 

@@ -1,8 +1,7 @@
-"""Answers that nobody reads before they are whole.
+"""One chunk for each sequence of the requests that are not streamed.
 
-In:    the chunks of a step.
-Out:   what of them goes on: of a sequence that is wanted whole one chunk, when it ended.
-Never: changes what a chunk says, but that a whole one has the least threshold and the most masks of all its steps.
+The fewer chunks leave the engine's process, the less both ends have to do. The joined chunk says what the chunks of the
+steps said, with the least threshold and the most masks of all of them.
 """
 
 from collections import defaultdict
@@ -11,37 +10,37 @@ from collections.abc import Sequence
 from mars_ray.engine.chunk import Chunk
 
 
-class Gatherer:
-    """Keeps the chunks of the requests it was told of."""
+class ChunkCollector:
+    """Keeps the chunks of requests that are not streamed until their sequences have ended."""
 
     def __init__(self) -> None:
-        self._wanted: set[str] = set()
-        self._kept: defaultdict[tuple[str, int], list[Chunk]] = defaultdict(list)
+        self._collected: set[str] = set()
+        self._chunks: defaultdict[tuple[str, int], list[Chunk]] = defaultdict(list)
 
-    def want(self, request_id: str) -> None:
-        """Hold the chunks of a request back until its sequences have ended."""
-        self._wanted.add(request_id)
+    def collect(self, request_id: str) -> None:
+        """Hold the chunks of a request back from now on, until its sequences have ended."""
+        self._collected.add(request_id)
 
     def forget(self, request_id: str) -> None:
-        """Note that no sequence of a request will say anything more."""
-        self._wanted.discard(request_id)
-        for place in [place for place in self._kept if place[0] == request_id]:
-            del self._kept[place]
+        """Drop what is kept of a request: none of its sequences will give another chunk."""
+        self._collected.discard(request_id)
+        for place in [place for place in self._chunks if place[0] == request_id]:
+            del self._chunks[place]
 
-    def gather(self, chunks: Sequence[Chunk]) -> list[Chunk]:
-        """Return the chunks that go on."""
-        if not self._wanted:
+    def add(self, chunks: Sequence[Chunk]) -> list[Chunk]:
+        """Take the chunks of a step and return those to send now."""
+        if not self._collected:
             return list(chunks)
-        leaving = []
+        ready = []
         for chunk in chunks:
-            if chunk.request_id not in self._wanted:
-                leaving.append(chunk)
+            if chunk.request_id not in self._collected:
+                ready.append(chunk)
                 continue
             place = (chunk.request_id, chunk.index)
-            self._kept[place].append(chunk)
+            self._chunks[place].append(chunk)
             if chunk.finished:
-                leaving.append(_joined(self._kept.pop(place)))
-        return leaving
+                ready.append(_joined(self._chunks.pop(place)))
+        return ready
 
 
 def _joined(chunks: Sequence[Chunk]) -> Chunk:
@@ -55,5 +54,5 @@ def _joined(chunks: Sequence[Chunk]) -> Chunk:
         threshold=min(chunk.threshold for chunk in chunks),
         masks=max(chunk.masks for chunk in chunks),
         finished=last.finished,
-        gains=tuple(len(chunk.tokens) for chunk in chunks if chunk.tokens),
+        accepted_lengths=tuple(len(chunk.tokens) for chunk in chunks if chunk.tokens),
     )

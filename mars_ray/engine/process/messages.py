@@ -1,8 +1,7 @@
-"""What passes between an engine in a process of its own and the one that asks.
+"""The messages between an engine in a process of its own and the process that uses it.
 
-In:    objects.
-Out:   frames on a stream socket: the length in four bytes, then a pickle.
-Never: leaves the machine: both ends are a pair of sockets that a parent and its child hold, and nobody else can open.
+A frame on the socket is the length in four bytes, then a pickle. It never leaves the machine: both ends are a pair of
+sockets that a parent and its child hold, and nobody else can open.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import Request
 from mars_ray.engine.stats.state import EngineState
 from mars_ray.errors import MarsRayError
-from mars_ray.model.dtype import AskedDtype
+from mars_ray.model.dtype import DtypeOrAuto
 
 LENGTH = struct.Struct("!I")
 
@@ -29,7 +28,7 @@ class EngineSpec:
     """An engine to start."""
 
     folder: Path
-    dtype: AskedDtype
+    dtype: DtypeOrAuto
     threads: int
     """Threads of a step on a CPU."""
     options: EngineOptions
@@ -37,11 +36,11 @@ class EngineSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """What is fixed of an engine that runs."""
+    """What does not change of an engine that runs."""
 
-    positions: int
+    max_model_len: int
     """Tokens of a sequence, prompt and output."""
-    vocabulary: int
+    vocab_size: int
     block: int
     """Tokens proposed per forward at most."""
     token_bytes: tuple[bytes, ...]
@@ -53,8 +52,8 @@ class Add:
     """Queue a request."""
 
     request: Request
-    whole: bool
-    """Each sequence leaves as one chunk, once it ended: the fewer chunks, the less both ends have to do."""
+    stream: bool
+    """Send a chunk after every step; else each sequence is one chunk, sent when it has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class AskState:
-    """Say how the engine is; answered in order."""
+    """Ask for the state of the engine; the answers come in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class SetThresholds:
-    """From the next step on, of requests that name none."""
+    """Set the thresholds of requests that name none, from the next step on."""
 
     by_class: Mapping[str, float]
 
@@ -112,13 +111,13 @@ async def read_event(reader: asyncio.StreamReader) -> Event | None:
 
 
 class OrderSocket:
-    """The engine's end, for a thread that may wait."""
+    """The engine's end of the socket, for a thread that may wait."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
 
     def send(self, event: Event) -> None:
-        """Send, and wait for room: who asks always reads."""
+        """Send an event, and wait for room: the other end always reads."""
         self._socket.sendall(frame(event))
 
     def waiting(self) -> bool:

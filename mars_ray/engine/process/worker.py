@@ -1,8 +1,7 @@
-"""The process that decodes: takes orders from a socket between steps, and steps while there is work.
+"""The process that decodes: it takes orders from a socket between steps, and steps while there is work.
 
-In:    an engine, a socket (see `messages`).
-Out:   chunks, and answers to orders.
-Never: ends because of one request, or outlives the process that started it.
+It does not end because of one request, and it does not outlive the process that started it. What goes over the socket
+is in `messages`.
 """
 
 import ctypes
@@ -13,7 +12,7 @@ import socket
 import sys
 
 from mars_ray.engine.core.engine import Engine
-from mars_ray.engine.process.collector import Gatherer
+from mars_ray.engine.process.collector import ChunkCollector
 from mars_ray.engine.process.messages import (
     Add,
     AskState,
@@ -40,28 +39,28 @@ def serve_engine(engine: Engine, orders: OrderSocket) -> None:
     """Work until the other end is gone."""
     alive: dict[str, int] = {}
     """Sequences of each request that have not ended."""
-    gatherer = Gatherer()
+    collector = ChunkCollector()
     try:
         while True:
             while orders.waiting() or not engine.busy:
                 order = orders.receive()
                 if order is None:
                     return
-                _obey(order, engine, orders, alive, gatherer)
-            _step(engine, orders, alive, gatherer)
+                _obey(order, engine, orders, alive, collector)
+            _step(engine, orders, alive, collector)
     except ConnectionError:
         return
     finally:
         engine.close()
 
 
-def _obey(order: Order, engine: Engine, orders: OrderSocket, alive: dict[str, int], gatherer: Gatherer) -> None:
+def _obey(order: Order, engine: Engine, orders: OrderSocket, alive: dict[str, int], collector: ChunkCollector) -> None:
     match order:
-        case Add(request, whole):
+        case Add(request, stream):
             try:
                 engine.add(request)
-                if whole:
-                    gatherer.want(request.id)
+                if not stream:
+                    collector.collect(request.id)
                 alive[request.id] = request.sampling.n
             except MarsRayError as error:
                 orders.send(Refused(request.id, error))
@@ -76,25 +75,25 @@ def _obey(order: Order, engine: Engine, orders: OrderSocket, alive: dict[str, in
                 log.error("thresholds stay as they were: %s", error)
 
 
-def _step(engine: Engine, orders: OrderSocket, alive: dict[str, int], gatherer: Gatherer) -> None:
+def _step(engine: Engine, orders: OrderSocket, alive: dict[str, int], collector: ChunkCollector) -> None:
     try:
         chunks = engine.step()
     except Exception as error:  # a bug of ours; those who wait must hear of it all the same
-        log.exception("a step failed as a whole")
+        log.exception("a step failed")
         for request_id in alive:
             engine.cancel(request_id)
-            gatherer.forget(request_id)
+            collector.forget(request_id)
             orders.send(Refused(request_id, StepError(f"decoding failed: {error!r}.")))
         alive.clear()
         return
-    if leaving := gatherer.gather(chunks):
-        orders.send(leaving)
+    if ready := collector.add(chunks):
+        orders.send(ready)
     for chunk in chunks:
         if chunk.finished and chunk.request_id in alive:
             alive[chunk.request_id] -= 1
             if not alive[chunk.request_id]:
                 del alive[chunk.request_id]
-                gatherer.forget(chunk.request_id)
+                collector.forget(chunk.request_id)
 
 
 def main(descriptor: int) -> None:
@@ -126,8 +125,8 @@ def _start(spec: EngineSpec) -> tuple[Engine, EngineFacts]:
     where = checkpoint.network.device.type
     print(f"engine on {where}, {dtype.name}: {dtype.reason}", file=sys.stderr)  # into the log of its parent
     return engine, EngineFacts(
-        positions=engine.limits.positions,
-        vocabulary=engine.limits.vocabulary,
+        max_model_len=engine.limits.max_model_len,
+        vocab_size=engine.limits.vocab_size,
         block=engine.block,
         token_bytes=token_bytes(checkpoint.tokenizer),
     )

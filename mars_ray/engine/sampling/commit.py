@@ -1,18 +1,16 @@
-"""What a walk gave -> the state of the sequence, the text that leaves, the figures of the profile.
+"""Commit what a step gave a sequence: advance its state, settle its text, and tell the profile what was learned.
 
-In:    a feed, its walk.
-Out:   an advanced sequence and what it emits; nothing of it is ever taken back.
-Never: chooses a token.
+No token is chosen here, and none that left the engine is ever taken back.
 """
 
 from dataclasses import dataclass
 
 from mars_ray.engine.chunk import FinishReason
-from mars_ray.engine.execution.model_runner import Window
+from mars_ray.engine.execution.model_runner import ForwardOutput
 from mars_ray.engine.grammar.matcher import Matcher
 from mars_ray.engine.request import DRAFT_THRESHOLD, LOSSLESS, Acceptance
-from mars_ray.engine.sampling.verify import Walk
-from mars_ray.engine.scheduling.scheduler import Feed
+from mars_ray.engine.sampling.verify import Verification
+from mars_ray.engine.scheduling.scheduler import ScheduledSequence
 from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.engine.stats.profile import Profile
 from mars_ray.method.metric import Metric
@@ -20,7 +18,7 @@ from mars_ray.method.metric import Metric
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """What a sequence says after a step: text, tokens and reason end at the same token."""
+    """What a sequence gives out after a step: text, tokens and reason end at the same token."""
 
     tokens: tuple[int, ...]
     pieces: tuple[str, ...]
@@ -31,45 +29,54 @@ class Emitted:
     """Where log-probabilities are asked for, for each token the character its text begins at (see `TokenLogprobs`)."""
 
 
-def picks_of(feed: Feed, where: slice) -> slice:
-    """Return the picks behind the last token, the drafts and the masks; those before them are audited ones."""
-    return slice(where.stop - feed.drafts - feed.masks - 1, where.stop) if feed.complete else where
+def picks_of(scheduled: ScheduledSequence, picks: slice) -> slice:
+    """Return which of a sequence's picked positions choose tokens: the last token, the drafts and the masks.
+
+    The positions before them are read for an audit only.
+    """
+    if not scheduled.has_logits:
+        return picks
+    return slice(picks.stop - scheduled.num_drafts - scheduled.num_masks - 1, picks.stop)
 
 
-def advance(sequence: Sequence, walked: Walk, *, verified: bool) -> Emitted:
-    """Commit a walk, and end the sequence where it ends. `verified`: what was drafted waits for the next forward."""
-    if verified:
-        gained, sequence.drafts = walked.kept, walked.drafted
+def advance(sequence: Sequence, found: Verification, *, verify: bool) -> Emitted:
+    """Commit the outcome of a step, and end the sequence where it ends.
+
+    With `verify` what was drafted waits for the next forward; else it leaves at once.
+    """
+    if verify:
+        gained, sequence.draft_tokens = found.verified, found.drafted
     else:
-        gained, sequence.drafts = walked.kept + walked.drafted, []
-    sequence.looked_ahead = walked.confidences
+        gained, sequence.draft_tokens = found.verified + found.drafted, []
+    sequence.accepted_confidences = found.confidences
     ended = False
     if sequence.matcher is not None and gained[-1] not in sequence.stop_ids:
-        gained, ended = _follow(sequence, sequence.matcher, gained)
-    # Everything fed is cached now, and of the drafts those that were right; masks and wrong drafts are written over.
-    sequence.cached = len(sequence.tokens) + walked.agreed
+        gained, ended = _follow_grammar(sequence, sequence.matcher, gained)
+    # The tokens that were fed are in the cache now, and of the drafts the right ones; what masks and wrong drafts left
+    # there is written over.
+    sequence.num_computed_tokens = len(sequence.tokens) + found.num_accepted_drafts
     sequence.forwards += 1
     emitted = _emit(sequence, gained, ended)
     sequence.tokens += emitted.tokens
-    sequence.cached = min(sequence.cached, len(sequence.tokens))
+    sequence.num_computed_tokens = min(sequence.num_computed_tokens, len(sequence.tokens))
     return emitted
 
 
-def _follow(sequence: Sequence, matcher: Matcher, gained: list[int]) -> tuple[list[int], bool]:
+def _follow_grammar(sequence: Sequence, matcher: Matcher, gained: list[int]) -> tuple[list[int], bool]:
     """Settle `gained` in the grammar; return it with what the grammar forces behind it, and whether that is the end.
 
     Log-probabilities need logits: where they are asked for, what is forced is fed as drafts instead.
     """
     sampling = sequence.request.sampling
     matcher.seek(gained)
-    forced = matcher.take_forced(sequence.limit - sequence.generated - len(gained))
+    forced = matcher.take_forced(sequence.max_tokens - sequence.num_output_tokens - len(gained))
     if sampling.logprobs is None:
         gained = gained + forced
-        sequence.drafts = sequence.drafts[len(forced) :]
+        sequence.draft_tokens = sequence.draft_tokens[len(forced) :]
     else:
         matcher.seek(gained)
-        sequence.drafts = max(sequence.drafts, forced, key=len)  # the one begins with the other
-    sequence.looked_ahead = []  # an audit would take what the grammar says for what the model says
+        sequence.draft_tokens = max(sequence.draft_tokens, forced, key=len)  # the one begins with the other
+    sequence.accepted_confidences = []  # an audit would take what the grammar says for what the model says
     matcher.settle()
     return gained, matcher.ended
 
@@ -77,9 +84,9 @@ def _follow(sequence: Sequence, matcher: Matcher, gained: list[int]) -> tuple[li
 def _emit(sequence: Sequence, gained: list[int], ended: bool) -> Emitted:
     """Find where `gained` ends, at a stop token, a stop string or the limit, and the text up to there.
 
-    `ended` says that nothing can follow it.
+    `ended` tells that nothing can follow it.
     """
-    sampling, number, text = sequence.request.sampling, sequence.generated, sequence.text
+    sampling, number, text = sequence.request.sampling, sequence.num_output_tokens, sequence.detokenizer
     pieces, starts = list[str](), list[int | None]()
     reason: FinishReason | None = None
     for count, token in enumerate(gained, start=1):
@@ -89,7 +96,7 @@ def _emit(sequence: Sequence, gained: list[int], ended: bool) -> Emitted:
         pieces.append("" if stop else text.push(token, may_stop=number + count > sampling.min_tokens))
         if stop or text.stopped or (ended and count == len(gained)):
             reason = "stop"
-        elif number + count == sequence.limit:
+        elif number + count == sequence.max_tokens:
             reason = "length"
         if reason is not None:
             pieces[-1] += text.finish()  # nothing, if it was a stop string
@@ -98,35 +105,69 @@ def _emit(sequence: Sequence, gained: list[int], ended: bool) -> Emitted:
 
 
 def record(
-    profile: Profile, feed: Feed, where: slice, walked: Walk, window: Window, acceptance: Acceptance | None
+    profile: Profile,
+    scheduled: ScheduledSequence,
+    picks: slice,
+    found: Verification,
+    output: ForwardOutput,
+    acceptance: Acceptance | None,
 ) -> None:
-    """Tell the profile what the masks would have given at every threshold, and which looks ahead were right.
+    """Tell the profile what the masks would have given at every threshold, and which tokens ahead were right.
 
     Called before the sequence advances.
     """
-    sequence, picks = feed.sequence, picks_of(feed, where)
     if acceptance is None or acceptance.metric is not Metric.PROBABILITY:
         return
-    if feed.masks and walked.agreed == feed.drafts:  # or what stands at the masks is void
-        sure = window.confidences[picks.stop - feed.masks : picks.stop]
-        tokens = window.tokens[picks.start + feed.drafts : picks.stop]
-        # The first of these is autoregressive, so up to a stop token there are as many masks as tokens before it.
-        reached = next((number for number, token in enumerate(tokens) if token in sequence.stop_ids), len(tokens))
-        if acceptance == LOSSLESS and sequence.matcher is None:  # a grammar's own tokens are no drafts of the model
-            drafted = len(walked.drafted)
-        else:
-            drafted = next((number for number, each in enumerate(sure) if each < DRAFT_THRESHOLD), feed.masks)
-        # A stop token that was drafted counts as the autoregressive one of the forward that verifies it, the last.
-        profile.observe(feed.masks, sure[:reached], min(drafted, max(reached - 1, 0)), ended=drafted >= reached > 0)
-    ahead = sequence.looked_ahead
-    if feed.drafts:
-        if ahead:
-            judged = len(ahead) - (sequence.drafts[-1] in sequence.stop_ids)
-            right = min(walked.agreed, judged)
-            profile.audit(acceptance.threshold, ahead[:judged], [True] * right + [False])
-            if acceptance == LOSSLESS:
-                profile.verify(judged, right)
-    elif ahead and sequence.request.sampling.temperature == 0 and picks.start - where.start >= len(ahead):
-        said = window.tokens[picks.start - len(ahead) : picks.start]
-        agrees = [now == then for now, then in zip(said, sequence.tokens[-len(ahead) :], strict=True)]
-        profile.audit(acceptance.threshold, ahead, agrees)
+    if scheduled.num_masks and found.num_accepted_drafts == scheduled.num_drafts:  # else what is at the masks is void
+        _record_masks(profile, scheduled, picks_of(scheduled, picks), found, output, acceptance)
+    if scheduled.num_drafts:
+        _record_drafts(profile, scheduled.sequence, found, acceptance)
+    else:
+        _audit(profile, scheduled, picks, output, acceptance)
+
+
+def _record_masks(
+    profile: Profile,
+    scheduled: ScheduledSequence,
+    picks: slice,
+    found: Verification,
+    output: ForwardOutput,
+    acceptance: Acceptance,
+) -> None:
+    """Tell the profile how sure the model was at each mask, up to where a stop token would end the sequence."""
+    sequence = scheduled.sequence
+    confidences = output.confidences[picks.stop - scheduled.num_masks : picks.stop]
+    tokens = output.tokens[picks.start + scheduled.num_drafts : picks.stop]
+    # The first of these is autoregressive, so up to a stop token there are as many masks as tokens before it.
+    reached = next((number for number, token in enumerate(tokens) if token in sequence.stop_ids), len(tokens))
+    if acceptance == LOSSLESS and sequence.matcher is None:  # a grammar's own tokens are no drafts of the model
+        drafted = len(found.drafted)
+    else:
+        unsure = (number for number, each in enumerate(confidences) if each < DRAFT_THRESHOLD)
+        drafted = next(unsure, scheduled.num_masks)
+    # A stop token that was drafted counts as the autoregressive one of the forward that verifies it, the last.
+    profile.observe_masks(
+        scheduled.num_masks, confidences[:reached], min(drafted, max(reached - 1, 0)), ended=drafted >= reached > 0
+    )
+
+
+def _record_drafts(profile: Profile, sequence: Sequence, found: Verification, acceptance: Acceptance) -> None:
+    """Tell the profile which drafts were right."""
+    if ahead := sequence.accepted_confidences:
+        judged = len(ahead) - (sequence.draft_tokens[-1] in sequence.stop_ids)
+        right = min(found.num_accepted_drafts, judged)
+        profile.observe_audit(acceptance.threshold, ahead[:judged], [True] * right + [False])
+        if acceptance == LOSSLESS:
+            profile.observe_drafts(judged, right)
+
+
+def _audit(
+    profile: Profile, scheduled: ScheduledSequence, picks: slice, output: ForwardOutput, acceptance: Acceptance
+) -> None:
+    """Tell the profile whether the model still agrees with tokens accepted at masks, where their logits are read."""
+    sequence = scheduled.sequence
+    ahead, first = sequence.accepted_confidences, picks_of(scheduled, picks).start
+    if ahead and sequence.request.sampling.temperature == 0 and first - picks.start >= len(ahead):
+        now = output.tokens[first - len(ahead) : first]
+        right = [one == other for one, other in zip(now, sequence.tokens[-len(ahead) :], strict=True)]
+        profile.observe_audit(acceptance.threshold, ahead, right)

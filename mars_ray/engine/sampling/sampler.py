@@ -1,8 +1,6 @@
-"""Logits -> the chosen token: bans, bias, penalties, truncation of the distribution, the draw.
+"""Choose tokens from logits: bans, bias, penalties, truncation of the distribution, the draw.
 
-In:    logits of one position or of several, and what the request asked for.
-Out:   tokens and confidences.
-Never: keeps a state between calls: the draw at a position depends on seed and position alone.
+No state is kept between calls: the draw at a position depends on seed and position alone.
 
 A grammar leaves alone a choice that it allows, with its confidence: only a forbidden one is made again, among what is
 allowed and with a second number, which for a plain temperature is a draw from the allowed tokens. So the grammar's mask
@@ -16,7 +14,7 @@ accept slightly more drafts, and give other samples with each block, batch and l
 """
 
 import struct
-from collections.abc import Sequence as List
+from collections import abc
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -32,23 +30,23 @@ from mars_ray.errors import StepError
 from mars_ray.method.acceptance import confidence
 from mars_ray.method.metric import Metric
 
-SECOND = 2**63
+SECOND_DRAW = 2**63
 """Added to the number of a position whose token is drawn a second time."""
 
 
-def is_plain(sequence: Sequence) -> bool:
-    """Return whether the most likely token and its probability are all the next step needs of the logits."""
+def is_greedy(sequence: Sequence) -> bool:
+    """Return whether the most likely token and its probability are all that is needed of the logits."""
     sampling = sequence.request.sampling
     return (
         sampling.temperature == 0
         and sequence.request.decode.metric is Metric.PROBABILITY
         and not sampling.logit_bias
-        and not is_sequential(sampling)
-        and sequence.generated >= sampling.min_tokens
+        and not has_penalties(sampling)
+        and sequence.num_output_tokens >= sampling.min_tokens
     )
 
 
-def is_sequential(sampling: SamplingParams) -> bool:
+def has_penalties(sampling: SamplingParams) -> bool:
     """Return whether a choice depends on the tokens chosen before it in the same step."""
     return bool(
         sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1
@@ -56,8 +54,8 @@ def is_sequential(sampling: SamplingParams) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
-    """One position to choose a token at."""
+class SamplingPosition:
+    """What the choice of a token at one position depends on besides the logits."""
 
     sampling: SamplingParams
     metric: Metric
@@ -71,31 +69,35 @@ def uniform(seed: int, number: int) -> float:
     return int(int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
-def positions_of(sequence: Sequence, count: int) -> list[Position]:
+def positions_of(sequence: Sequence, count: int) -> list[SamplingPosition]:
     """Return the next `count` positions of a sequence."""
     sampling, metric = sequence.request.sampling, sequence.request.decode.metric
-    first = sequence.generated
+    first = sequence.num_output_tokens
     draws = sampling.temperature > 0
     return [
-        Position(sampling, metric, uniform(sequence.seed, first + ahead) if draws else 0.0) for ahead in range(count)
+        SamplingPosition(sampling, metric, uniform(sequence.seed, first + ahead) if draws else 0.0)
+        for ahead in range(count)
     ]
 
 
-def constrain(logits_WV: Tensor, sequence: Sequence, ahead: int, accepted: List[int] = ()) -> None:
-    """Change the logits of the positions from `ahead` on in place, `accepted` being what the step has kept so far."""
+def process_logits(logits_WV: Tensor, sequence: Sequence, ahead: int, taken: abc.Sequence[int] = ()) -> None:
+    """Apply penalties, bias and the ban of stop tokens in place, to positions that begin `ahead` tokens further on.
+
+    `taken` are the tokens the step has taken so far.
+    """
     sampling = sequence.request.sampling
-    if is_sequential(sampling):
-        _penalise(logits_WV, sampling, [*sequence.tokens, *accepted], sequence.prompt_length)
+    if has_penalties(sampling):
+        _apply_penalties(logits_WV, sampling, [*sequence.tokens, *taken], sequence.num_prompt_tokens)
     if sampling.logit_bias:
         ids = torch.tensor(list(sampling.logit_bias), device=logits_WV.device)
         logits_WV[:, ids] += torch.tensor(list(sampling.logit_bias.values()), device=logits_WV.device)
-    early = sampling.min_tokens - sequence.generated - ahead - 1
+    early = sampling.min_tokens - sequence.num_output_tokens - ahead - 1
     if early >= 0 and sequence.stop_ids:
         logits_WV[: early + 1, torch.tensor(list(sequence.stop_ids), device=logits_WV.device)] = -torch.inf
 
 
-def propose(logits_WV: Tensor, best_W: List[int], positions: List[Position]) -> list[Proposal]:
-    """Choose at every position; `best_W` is what the model itself finds most likely."""
+def sample(logits_WV: Tensor, best_W: abc.Sequence[int], positions: abc.Sequence[SamplingPosition]) -> list[Proposal]:
+    """Choose a token at every position; `best_W` are the tokens the model itself finds most likely."""
     tokens = draw(logits_WV, [at.sampling for at in positions], [at.uniform for at in positions]).tolist()
     certainty = [0.0] * len(positions)
     for metric in {at.metric for at in positions}:
@@ -105,20 +107,20 @@ def propose(logits_WV: Tensor, best_W: List[int], positions: List[Position]) -> 
     return [Proposal(token, sure, token == best) for token, sure, best in zip(tokens, certainty, best_W, strict=True)]
 
 
-def choose_allowed(
-    logits_1V: Tensor, best: int, sequence: Sequence, accepted: List[int], allowed_V: NDArray[np.bool_]
+def sample_allowed(
+    logits_1V: Tensor, best: int, sequence: Sequence, taken: abc.Sequence[int], allowed_V: NDArray[np.bool_]
 ) -> Proposal:
-    """Choose among the tokens that are allowed behind `accepted`; the logits are changed in place."""
-    constrain(logits_1V, sequence, len(accepted), accepted)
+    """Choose among the tokens that are allowed behind `taken`; the logits are changed in place."""
+    process_logits(logits_1V, sequence, len(taken), taken)
     logits_1V.masked_fill_(torch.from_numpy(~allowed_V).to(logits_1V.device), -torch.inf)
     if logits_1V.amax() == -torch.inf:
         raise StepError("the grammar and what else was asked for leave no token to choose.")
-    request, number = sequence.request, sequence.generated + len(accepted)
-    again = Position(request.sampling, request.decode.metric, uniform(sequence.seed, SECOND + number))
-    return propose(logits_1V, [best], [again])[0]
+    request, number = sequence.request, sequence.num_output_tokens + len(taken)
+    again = SamplingPosition(request.sampling, request.decode.metric, uniform(sequence.seed, SECOND_DRAW + number))
+    return sample(logits_1V, [best], [again])[0]
 
 
-def draw(logits_MV: Tensor, sampling_M: List[SamplingParams], uniform_M: List[float]) -> Tensor:
+def draw(logits_MV: Tensor, sampling_M: abc.Sequence[SamplingParams], uniform_M: abc.Sequence[float]) -> Tensor:
     """Return the chosen tokens [M]: the most likely where the temperature is 0, drawn elsewhere."""
     token_M = logits_MV.argmax(dim=-1)
     drawn = [number for number, sampling in enumerate(sampling_M) if sampling.temperature > 0]
@@ -130,7 +132,7 @@ def draw(logits_MV: Tensor, sampling_M: List[SamplingParams], uniform_M: List[fl
     return token_M
 
 
-def probabilities(logits_DV: Tensor, sampling_D: List[SamplingParams]) -> Tensor:
+def probabilities(logits_DV: Tensor, sampling_D: abc.Sequence[SamplingParams]) -> Tensor:
     """Return the distributions drawn from, float64, not normalised: temperature, then top-k, top-p and min-p."""
     # In float32 the smallest temperatures and shares that a request may ask for are 0.
     logits_DV = logits_DV.double()
@@ -174,7 +176,9 @@ def _invert(p_DV: Tensor, u_D: Tensor) -> Tensor:
     return torch.where((point_D1 < p_best_D1) | (sum_DV[:, -1:] == 0), best_D1, other_D1).squeeze(1)
 
 
-def _penalise(logits_WV: Tensor, sampling: SamplingParams, tokens: List[int], prompt_length: int) -> None:
+def _apply_penalties(
+    logits_WV: Tensor, sampling: SamplingParams, tokens: abc.Sequence[int], prompt_length: int
+) -> None:
     vocabulary, device = logits_WV.shape[-1], logits_WV.device
     if sampling.repetition_penalty != 1:
         seen = torch.tensor(sorted(set(tokens)), device=device)

@@ -1,1 +1,1 @@
-"""Who is fed what in the next step: sequences, the waiting queue, the scheduler."""
+"""Scheduling: sequences, the waiting queue, the scheduler, detokenization."""

@@ -1,15 +1,14 @@
-"""Tokens -> text as they come, and where a stop string ends it.
+"""Turn tokens into text as they come, and find where a stop string ends it.
 
-In:    generated tokens, one at a time.
-Out:   the text that is settled: no half characters, nothing that may yet become part of a stop string.
-Never: takes text back.
+Only settled text is given out: no half characters, nothing that may yet become part of a stop string. None of it is
+taken back.
 """
 
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerBase
 
 
-class TextStream:
+class IncrementalDetokenizer:
     """The text of one sequence. All that `push` and `finish` return, joined, is what the tokenizer decodes.
 
     A stop string ends the text before it, wherever it lies: in one token, across several, or across two steps.
@@ -21,9 +20,9 @@ class TextStream:
         self._decoder = DecodeStream(skip_special_tokens=True)
         self._tokens: list[int] = []
         self._settled = 0
-        """Characters the decoder has given."""
+        """Number of characters the decoder has given."""
         self._held = ""
-        """The end of them, as far as it may become a stop string."""
+        """The last characters the decoder gave, as far as they may become a stop string."""
         self._may_stop = True
         self._special: frozenset[int] | None = None
         self.stopped = False
@@ -45,9 +44,9 @@ class TextStream:
         """Return what was held back: nothing more will come that could complete it."""
         if self.stopped:
             return ""
-        # Bytes that never became a character are decoded as the replacement character, as for the whole at once.
-        whole: str = self._tokenizer.decode(self._tokens, skip_special_tokens=True)
-        text = self._settle(whole[self._settled :], may_stop=self._may_stop)
+        # Bytes that never became a character are decoded as the replacement character, as in one call for all tokens.
+        decoded: str = self._tokenizer.decode(self._tokens, skip_special_tokens=True)
+        text = self._settle(decoded[self._settled :], may_stop=self._may_stop)
         text, self._held = text + self._held, ""
         return text
 

@@ -1,76 +1,78 @@
-"""Plan one engine step: who is fed what.
+"""Schedule one engine step: how many tokens, drafts and masks of which sequences go through the network.
 
-In:    waiting and running sequences, the rows of the cache, how many masks each wants.
-Out:   a feed for every sequence that takes part in the step.
-Never: touches a tensor, reads a logit.
+Classes of service share the slots of the cache (see `waiting_queue`); within one, first come, first served. Sequences
+that decode take part in every step; prompts share `max_prefill_tokens` a step, oldest first, so a long prompt cannot
+hold the others up (chunked prefill). When the cache is too small for all to grow, the youngest gives its slot back and
+waits at the head of its queue, to be computed again.
 
-Classes of service share the rows (see `waiting`); within one, first come, first served. Sequences that decode are fed
-in every step; prompts share `prefill_tokens` a step, oldest first, so a long prompt cannot hold the others up. When the
-cache is too small for all to grow, the youngest gives its row back and waits at the head of its queue, to be computed
-again.
+The scheduler touches no tensor and reads no logit.
 """
 
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as List
+from collections import abc
 from dataclasses import dataclass, field
 from functools import cache
 
-from mars_ray.engine.kv.slots import KVRows
+from mars_ray.engine.kv.slot_allocator import SlotAllocator
 from mars_ray.engine.scheduling.sequence import Sequence
-from mars_ray.engine.scheduling.waiting_queue import Waiting
+from mars_ray.engine.scheduling.waiting_queue import WaitingQueue
 from mars_ray.engine.service_class import ServiceClass
 
 DECODE_TOKENS = 16
-"""A sequence with no more tokens to feed than this is decoding; one with more is reading its prompt."""
+"""A sequence with no more pending tokens than this is decoding; one with more is reading its prompt."""
 
 WORTH_WAITING_TOKENS = 32
 """A prompt waits for a neighbour that is just now computing at least so many more tokens of its prefix."""
 
+MasksFor = abc.Callable[[Sequence], int]
+"""How many masks a sequence wants behind its last token in the next step."""
+
 
 @dataclass(slots=True)
-class Feed:
-    """What one sequence feeds: `count` of its tokens from `cached` on, then its drafts, then masks."""
+class ScheduledSequence:
+    """The part of one sequence in a step: `num_tokens` of its pending tokens, then its drafts, then masks."""
 
     sequence: Sequence
-    count: int
-    drafts: int = 0
-    masks: int = 0
-    complete: bool = field(init=False)
-    """Whether the last token is among them, so that there are logits to read."""
+    num_tokens: int
+    num_drafts: int = 0
+    num_masks: int = 0
+    has_logits: bool = field(init=False)
+    """Whether the last token takes part, so that there are logits to choose the next token from; False for a part of a
+    prompt that does not reach its end."""
 
     def __post_init__(self) -> None:
-        # Of this feed for good: the sequence is ahead of it as soon as what the forward gave is committed.
-        self.complete = self.count == self.sequence.pending
+        # Computed once: the sequence is ahead of this as soon as what the forward gave is committed.
+        self.has_logits = self.num_tokens == self.sequence.num_pending_tokens
 
     @property
-    def length(self) -> int:
-        """Positions fed."""
-        return self.count + self.drafts + self.masks
+    def num_positions(self) -> int:
+        """Positions that go through the network."""
+        return self.num_tokens + self.num_drafts + self.num_masks
 
     @property
-    def short(self) -> bool:
-        """Whether it is no longer than the feeds of decoding sequences are."""
-        return self.count <= DECODE_TOKENS
+    def is_decode(self) -> bool:
+        """Whether this is as short as the part of a decoding sequence, and no prefill."""
+        return self.num_tokens <= DECODE_TOKENS
 
 
 class Scheduler:
-    """Owns the queue and the running set. `masks_for(sequence)` says how many masks it wants in the next step."""
+    """The waiting queue and the running sequences."""
 
     def __init__(
         self,
-        rows: KVRows,
+        slots: SlotAllocator,
         *,
-        classes: List[ServiceClass],
-        queue_max: int,
-        prefill_tokens: int,
-        clock: Callable[[], float] = time.perf_counter,
+        classes: abc.Sequence[ServiceClass],
+        max_waiting_seqs: int,
+        max_prefill_tokens: int,
+        clock: abc.Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._rows, self._prefill_tokens, self._clock = rows, prefill_tokens, clock
-        self.waiting = Waiting(classes, queue_max)
+        self._slots, self._max_prefill_tokens, self._clock = slots, max_prefill_tokens, clock
+        self.waiting = WaitingQueue(classes, max_waiting_seqs)
         self.running: list[Sequence] = []
         """In order of admission."""
         self.preemptions = 0
+        """How often a running sequence had to give its slot back."""
 
     def add(self, sequences: list[Sequence]) -> None:
         """Queue the sequences of a request. Raises `QueueFullError` when there is no place for all of them."""
@@ -79,77 +81,78 @@ class Scheduler:
         self.waiting.add(sequences)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence that ended; its row is free at once."""
-        if sequence.row is None:
+        """Forget a sequence that ended; its slot is free at once."""
+        if sequence.slot is None:
             self.waiting.remove(sequence)
         else:
             self.running.remove(sequence)
-            self._rows.release(sequence)
+            self._slots.free(sequence)
 
-    def plan(self, masks_for: Callable[[Sequence], int]) -> list[Feed]:
-        """Return the feeds of the next step, short ones first; empty when there is nothing to do."""
+    def schedule(self, masks_for: MasksFor) -> list[ScheduledSequence]:
+        """Return the batch of the next step, decoding sequences first; empty when there is nothing to do."""
         masks_for = cache(masks_for)  # each admission asks for all that run
-        self._reserve(masks_for)
-        budget = self._prefill_tokens
-        feeds: list[Feed] = []
+        self._make_room(masks_for)
+        budget = self._max_prefill_tokens
+        batch: list[ScheduledSequence] = []
         for sequence in self.running:
-            if sequence.pending <= DECODE_TOKENS:
-                feeds.append(_feed(sequence, sequence.pending, masks_for))
+            if sequence.num_pending_tokens <= DECODE_TOKENS:
+                batch.append(_scheduled(sequence, sequence.num_pending_tokens, masks_for))
             elif budget > 0:
-                feeds.append(_feed(sequence, min(sequence.pending, budget), masks_for))
-                budget -= feeds[-1].count
+                batch.append(_scheduled(sequence, min(sequence.num_pending_tokens, budget), masks_for))
+                budget -= batch[-1].num_tokens
         while budget > 0 and self._admit(masks_for):
             sequence = self.running[-1]
-            feeds.append(_feed(sequence, min(sequence.pending, budget), masks_for))
-            budget -= feeds[-1].count
-        for feed in feeds:
-            self.waiting.served(feed.sequence.service_class, feed.count)
-        return sorted(feeds, key=lambda feed: not feed.short)
+            batch.append(_scheduled(sequence, min(sequence.num_pending_tokens, budget), masks_for))
+            budget -= batch[-1].num_tokens
+        for scheduled in batch:
+            self.waiting.served(scheduled.sequence.service_class, scheduled.num_tokens)
+        return sorted(batch, key=lambda scheduled: not scheduled.is_decode)
 
-    def _reserve(self, masks_for: Callable[[Sequence], int]) -> None:
-        """Make the rows wide enough for this step, and preempt the youngest while there are too few such rows."""
+    def _make_room(self, masks_for: MasksFor) -> None:
+        """Make the slots wide enough for this step, and preempt the youngest while there are too few such slots."""
         while self.running:
             length = max(_reach(sequence, masks_for) for sequence in self.running)
-            if length <= self._rows.width or len(self.running) <= self._rows.rows_at(length):
-                self._rows.widen(length)
+            if length <= self._slots.width or len(self.running) <= self._slots.slots_at(length):
+                self._slots.widen(length)
                 return
             self._preempt(self.running[-1])
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self._rows.release(sequence)
-        # Its row may serve others before it runs again; whatever is left of it then is found as a shared prefix.
-        sequence.cached = 0
+        self._slots.free(sequence)
+        # Its slot may serve others before it runs again; whatever is left of it then is found as a shared prefix.
+        sequence.num_computed_tokens = 0
         self.waiting.put_back(sequence)
         self.preemptions += 1
 
-    def _admit(self, masks_for: Callable[[Sequence], int]) -> bool:
-        """Start the waiting sequence whose turn it is, if there is a row for it."""
+    def _admit(self, masks_for: MasksFor) -> bool:
+        """Start the waiting sequence whose turn it is, and return whether there was a slot for it."""
         head = self.waiting.next()
         if head is None:
             return False
         length = max(_reach(sequence, masks_for) for sequence in (*self.running, head))
-        if len(self.running) >= self._rows.rows_at(length):
+        if len(self.running) >= self._slots.slots_at(length):
             return False
-        if len(self.running) == self._rows.rows:
-            self._rows.narrow(length)
-        self._rows.widen(length)
-        held, soon = self._rows.shared(head)
+        if len(self.running) == self._slots.num_slots:
+            self._slots.narrow(length)
+        self._slots.widen(length)
+        held, soon = self._slots.shared_prefix(head)
         if soon - held >= WORTH_WAITING_TOKENS:
             return False
-        self._rows.acquire(self.waiting.take())
+        self._slots.allocate(self.waiting.take())
         if head.started_s is None:
             head.started_s = self._clock()
-        head.prefix_hit = max(head.prefix_hit, min(head.cached, head.prompt_length))
+        head.num_cached_tokens = max(head.num_cached_tokens, min(head.num_computed_tokens, head.num_prompt_tokens))
         self.running.append(head)
         return True
 
 
-def _reach(sequence: Sequence, masks_for: Callable[[Sequence], int]) -> int:
-    return len(sequence.tokens) + len(sequence.drafts) + masks_for(sequence)
+def _reach(sequence: Sequence, masks_for: MasksFor) -> int:
+    """Return the positions a sequence needs in its slot."""
+    return len(sequence.tokens) + len(sequence.draft_tokens) + masks_for(sequence)
 
 
-def _feed(sequence: Sequence, count: int, masks_for: Callable[[Sequence], int]) -> Feed:
-    if count < sequence.pending:
-        return Feed(sequence, count)
-    return Feed(sequence, count, len(sequence.drafts), masks_for(sequence))
+def _scheduled(sequence: Sequence, num_tokens: int, masks_for: MasksFor) -> ScheduledSequence:
+    if num_tokens < sequence.num_pending_tokens:
+        return ScheduledSequence(sequence, num_tokens)
+    return ScheduledSequence(sequence, num_tokens, len(sequence.draft_tokens), masks_for(sequence))

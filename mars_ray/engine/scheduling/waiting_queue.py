@@ -1,48 +1,43 @@
-"""Sequences that wait for a row, by class of service.
+"""Sequences that wait for a slot of the cache, by class of service.
 
-In:    sequences with a class; the tokens each class was served.
-Out:   who is next.
-Never: lets a class of lower priority go before one of higher, or one that came late make up for when it was not there.
-
-Within a class: first come, first served. Among classes of one priority the next is of the one that was served fewest
-tokens for its share (the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models",
-arXiv 2401.00588), so over time each has its share of the tokens, and none starves, however long the answers of others.
+Within a class: first come, first served. A class of higher priority goes before one of lower. Among classes of one
+priority the next is of the one that was served fewest tokens for its share (the virtual token counter of Sheng et al.,
+"Fairness in Serving Large Language Models", arXiv 2401.00588), so over time each has its share of the tokens, and none
+starves, however long the answers of others. A class that comes late does not make up for when it was not there.
 """
 
-from collections import deque
-from collections.abc import Iterator
-from collections.abc import Sequence as List
+from collections import abc, deque
 
 from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import QueueFullError, RequestError
 
 
-class Waiting:
-    """Queues that hold `queue_max` sequences together; each class has places according to its share of all shares."""
+class WaitingQueue:
+    """Queues that hold `max_waiting_seqs` sequences together; each class has places according to its share."""
 
-    def __init__(self, classes: List[ServiceClass], queue_max: int) -> None:
+    def __init__(self, classes: abc.Sequence[ServiceClass], max_waiting_seqs: int) -> None:
         self._classes = {each.name: each for each in classes}
         self._queues: dict[str, deque[Sequence]] = {each.name: deque() for each in classes}
         self._served = dict.fromkeys(self._classes, 0.0)
-        """Tokens of each class for its share."""
+        """Tokens each class was served, divided by its share."""
         self._level = 0.0
-        """What the class that was next last had been served then."""
+        """`_served` of the class that was next last, as it was then."""
         shares = sum(each.share for each in classes)
-        self._places = {each.name: max(1, int(queue_max * each.share / shares)) for each in classes}
+        self._places = {each.name: max(1, int(max_waiting_seqs * each.share / shares)) for each in classes}
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> abc.Iterator[Sequence]:
         for queue in self._queues.values():
             yield from queue
 
-    def of(self, name: str) -> int:
-        """Return how many of a class wait."""
+    def count(self, name: str) -> int:
+        """Return how many sequences of a class wait."""
         return len(self._queues[name])
 
-    def add(self, sequences: List[Sequence]) -> None:
+    def add(self, sequences: abc.Sequence[Sequence]) -> None:
         """Queue the sequences of a request.
 
         Raises `QueueFullError` when there is no place for all of them, and `RequestError` when there never is.
@@ -61,7 +56,7 @@ class Waiting:
         queue.extend(sequences)
 
     def put_back(self, sequence: Sequence) -> None:
-        """Queue a sequence that ran before all others of its class."""
+        """Queue a preempted sequence before all others of its class."""
         self._queues[sequence.service_class].appendleft(sequence)
 
     def remove(self, sequence: Sequence) -> None:
@@ -69,19 +64,19 @@ class Waiting:
         self._queues[sequence.service_class].remove(sequence)
 
     def next(self) -> Sequence | None:
-        """Return who gets the next row; None when nobody waits."""
+        """Return the sequence that gets the next slot; None when none waits."""
         heads = [queue[0] for queue in self._queues.values() if queue]
         return min(heads, key=self._order, default=None)
 
     def take(self) -> Sequence:
-        """Remove and return who is next. Somebody must wait."""
+        """Remove and return the next sequence. There must be one."""
         head = self.next()
         assert head is not None
         self._level = self._served[head.service_class]
         return self._queues[head.service_class].popleft()
 
     def served(self, name: str, tokens: int) -> None:
-        """Note that a class was served tokens, of a prompt or an answer."""
+        """Record that a class was served tokens, of a prompt or an answer."""
         self._served[name] += tokens / self._classes[name].share
 
     def _order(self, head: Sequence) -> tuple[int, float, float]:

@@ -1,15 +1,14 @@
 """How many masks are worth their positions in the next step.
 
-In:    the live profile, the step-time model, the running sequences.
-Out:   a block for each sequence.
-Never: touches a request that fixes its block, or its seed while tokens ahead are trusted: what comes out depends on
-       the block then.
-
 A small batch leaves the processor idle while weights are read, so masks are nearly free; a large one pays for each
-position. The block with the most expected tokens per second lies between 1, which is autoregressive decoding, and the
-block the model was trained for. Before step times are known, large and small blocks take turns, to tell what a mask
-costs from what a step does. Where few masks are fed, one sequence now and then gets all, so that profile and step time
-go on learning, at a small part of the time; where many are, one step now and then has none.
+position. The block with the most expected tokens per second, by the live profile and the step-time model, lies between
+1, which is autoregressive decoding, and the block the model was trained for. Before step times are known, large and
+small blocks take turns, to tell what a mask costs from what a step does. Where few masks are fed, one sequence now and
+then gets all, so that profile and step time go on learning, at a small part of the time; where many are, one step now
+and then has none.
+
+A request that fixes its block is left alone, and so is one that fixes its seed while tokens ahead are trusted: what
+comes out depends on the block then.
 """
 
 import math
@@ -21,7 +20,7 @@ import numpy as np
 from mars_ray.engine.request import Acceptance
 from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.engine.stats.profile import CALIBRATED_FORWARDS, Profile
-from mars_ray.engine.stats.step_time import CLOCK_S, StepTime, StepTimeFit, Work, block_rates
+from mars_ray.engine.stats.step_time import CLOCK_S, StepTime, StepTimeFit, StepWork, block_rates
 from mars_ray.method.metric import Metric
 
 CHOOSE_EVERY = 16
@@ -77,6 +76,14 @@ class BlockChoice:
             return self._full
         return 1 if self._plain else self._chosen
 
+    def masks_for(self, sequence: Sequence, acceptance: Acceptance) -> int:
+        """Return how many masks go behind the last token and the drafts of a sequence."""
+        drafts = sequence.draft_tokens
+        if drafts and drafts[-1] in sequence.stop_ids:
+            return 0  # the end is in sight
+        block = sequence.request.decode.block or self.block(sequence, acceptance)
+        return max(0, min(block, sequence.max_tokens - sequence.num_output_tokens - len(drafts)) - 1)
+
     def _choose(self, model: StepTime, running: list[Sequence], acceptance_of: AcceptanceOf, kv_tokens: int) -> None:
         if self._profile.forwards < CALIBRATED_FORWARDS:
             self._chosen = self._full  # what is accepted is not known either
@@ -90,10 +97,10 @@ class BlockChoice:
             found = self._profile.lookahead(quality)
             tokens_B += count * found.tokens_B
             positions_B += count * found.positions_B
-        rates_B = block_rates(model, tokens_B, positions_B, rows=len(running), kv_tokens=kv_tokens)
+        rates_B = block_rates(model, tokens_B, positions_B, num_seqs=len(running), kv_tokens=kv_tokens)
         self._chosen = 1 + int(rates_B.argmax())
         self._plain_every = PROBE_EVERY if rates_B[0] > NEARLY * rates_B.max() else PLAIN_EVERY
-        usual_s = model.seconds(Work(len(running), round(float(positions_B[self._chosen - 1])), kv_tokens))
+        usual_s = model.seconds(StepWork(len(running), round(float(positions_B[self._chosen - 1])), kv_tokens))
         probe_s = model.position_s * (self._full - self._chosen)
         self._probe_every = max(PROBE_EVERY, math.ceil(probe_s / (PROBE_SHARE * max(usual_s, CLOCK_S))))
 
@@ -103,4 +110,4 @@ def _adapts(sequence: Sequence, acceptance: Acceptance) -> bool:
     request = sequence.request
     if request.decode.block is not None:
         return False
-    return acceptance.verified or (request.sampling.seed is None and acceptance.metric is Metric.PROBABILITY)
+    return acceptance.verify or (request.sampling.seed is None and acceptance.metric is Metric.PROBABILITY)

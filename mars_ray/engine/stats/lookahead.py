@@ -1,10 +1,7 @@
-"""What looking ahead gives and costs in one forward, for each block.
+"""What looking ahead gives and costs in a mean forward of one sequence, for each block.
 
-In:    how often the token at each mask is accepted, or drafted and later found right.
-Out:   tokens a sequence gains, and positions it feeds, in a mean forward with blocks of 1, 2, ... B.
-Never: knows step times or sequences.
-
-A block of b feeds b - 1 masks. Letters: `K` masks, `B` blocks, which are K + 1.
+It follows from how often the token at each mask is accepted, or drafted and later found right. A block of b has b - 1
+masks. Letters: `K` masks, `B` blocks, which are K + 1.
 """
 
 from collections.abc import Sequence
@@ -20,13 +17,13 @@ class Lookahead(NamedTuple):
     """A mean forward of one sequence, by block."""
 
     tokens_B: Floats
-    """Tokens gained, at least 1."""
+    """Tokens gained, at least 1, with blocks of 1, 2, ... B."""
     positions_B: Floats
-    """Positions fed: tokens, drafts and masks."""
+    """Positions that go through the network: tokens, drafts and masks."""
 
 
 def autoregressive(blocks: int) -> Lookahead:
-    """Return what masks give whose tokens are never accepted, [blocks]."""
+    """Return what masks give whose tokens are never accepted."""
     return trusted(np.zeros(blocks - 1))
 
 

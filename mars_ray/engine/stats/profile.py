@@ -1,9 +1,8 @@
 """What every threshold would have given, and how often looking ahead agrees with autoregressive decoding.
 
-In:    the confidences at the masks of each forward; which drafts were right; for audited tokens, whether the model
-       still agrees once it has seen what stands before them.
-Out:   tokens and positions per forward, and agreement, for each threshold of a fixed grid, as running means.
-Never: costs a forward, or more than appending a list to a list in the step itself.
+Learned from the confidences at the masks of each forward, from which drafts were right, and from audits: whether the
+model still agrees with accepted tokens once it has seen what stands before them. It costs no forward, and in the step
+itself no more than appending a list to a list.
 """
 
 from collections.abc import Mapping
@@ -17,19 +16,20 @@ from mars_ray.engine.request import DRAFT_THRESHOLD
 from mars_ray.engine.stats.lookahead import Lookahead, between, trusted, verified
 
 GRID = (1.0, 0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
-"""Thresholds on the probability, falling. At the first drafts are verified."""
+"""Thresholds on the probability, falling from 1, at which drafts are verified."""
 
 HALF_LIFE = 4096
-"""After so many forwards of a sequence an observation counts half."""
+"""Forwards after which an observation counts half."""
 
 CALIBRATED_FORWARDS = 32
 """Before anything is observed calibration says what thresholds give; a few real observations outweigh it."""
 
 FOLD_FORWARDS = 128
-"""Observations are folded into the means in batches of so many: per step they are only kept."""
+"""Observations are folded into the means in batches of so many; in a step they are only appended."""
 
 COMMON_DRAFTS = 4.0
-"""How often drafts of one mask are right is taken from all masks, as if from so many drafts: the last masks see few."""
+"""How often drafts of one mask are right starts from the mean of all masks, as if from so many drafts: the last masks
+see few."""
 
 Counts = NDArray[np.float64]
 
@@ -40,9 +40,9 @@ class ProfilePoint:
 
     threshold: float
     tokens: tuple[float, ...]
-    """Gained by a sequence in a mean forward with blocks of 1, 2, ... up to the full one."""
+    """Tokens a sequence gains in a mean forward with blocks of 1, 2, ... up to the full one."""
     positions: tuple[float, ...]
-    """Fed by it in that forward."""
+    """Positions of the sequence in that forward."""
     agreement: float | None
     """Share of the tokens that autoregressive decoding would have chosen too, given what stands before them; None
     before any audit at this threshold."""
@@ -51,7 +51,7 @@ class ProfilePoint:
 
     @property
     def tokens_per_forward(self) -> float:
-        """At the full block."""
+        """Tokens a forward gives at the full block."""
         return self.tokens[-1]
 
     @property
@@ -61,7 +61,7 @@ class ProfilePoint:
 
 
 class Profile:
-    """Running means over forwards at `block` proposed tokens or fewer."""
+    """Running means over forwards that propose `block` tokens or fewer."""
 
     def __init__(self, block: int, calibration: Mapping[float, tuple[float, float]] | None = None) -> None:
         """`calibration`: tokens per forward and agreement by threshold, as if from `CALIBRATED_FORWARDS` forwards."""
@@ -73,10 +73,11 @@ class Profile:
         self._looked_K: Counts = np.zeros(masks)
         self._accepted_GK: Counts = np.zeros((len(GRID), masks))
         self._verifying_K: Counts = np.zeros(masks)
-        """Forwards if drafts are verified, which takes one more at the end; of them `_drafted_K` give a draft."""
+        """Forwards there would be if drafts were verified, which takes one more at the end; `_drafted_K` of them give a
+        draft."""
         self._drafted_K: Counts = np.zeros(masks)
         self._judged_K: Counts = np.zeros(masks)
-        """Drafts behind right ones; of them `_right_K` were right themselves."""
+        """Drafts behind right ones; `_right_K` of them were right themselves."""
         self._right_K: Counts = np.zeros(masks)
         self._audited_G: Counts = np.zeros(len(GRID))
         self._agreed_G: Counts = np.zeros(len(GRID))
@@ -104,7 +105,7 @@ class Profile:
         """Forwards in the means, old ones counting less."""
         return float(self._looked_K.max(initial=0))
 
-    def observe(self, looked: int, confidences: list[float], drafted: int, *, ended: bool = False) -> None:
+    def observe_masks(self, looked: int, confidences: list[float], drafted: int, *, ended: bool = False) -> None:
         """Record one forward of one sequence: the confidences at its `looked` masks, in order.
 
         Where they are fewer, the sequence would have ended there at a stop token, whatever the threshold. `drafted` of
@@ -115,11 +116,11 @@ class Profile:
         if len(self._looks) >= FOLD_FORWARDS:
             self._fold()
 
-    def verify(self, drafts: int, right: int) -> None:
+    def observe_drafts(self, drafts: int, right: int) -> None:
         """Record drafts made as at a threshold of 1, of which the first `right` were right when verified."""
         self._verified.append((drafts, right))
 
-    def audit(self, threshold: float, confidences: list[float], right: list[bool]) -> None:
+    def observe_audit(self, threshold: float, confidences: list[float], right: list[bool]) -> None:
         """Record which tokens accepted at masks are what the model says now; behind a wrong draft none is judged.
 
         `confidences` are the least ones in the draft up to each. They say nothing of thresholds below the one at which

@@ -1,8 +1,4 @@
-"""How long a step takes, learned while running, and the block for which it gives most tokens per second.
-
-In:    what each step was given to do, and its seconds.
-Out:   seconds of any other step; the best block for given sequences.
-Never: knows a sequence.
+"""How long a step takes, learned while running, and how fast each block is by that.
 
 Steps of many kinds are kept, and not just the last ones: who looks ahead by 8 for an hour and then asks what 1 would
 take needs what was measured at 1 before.
@@ -17,53 +13,55 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 STEPS_PER_KIND = 12
+"""Steps kept of each kind, the last ones."""
 STEPS_KEPT = 16384
-"""What is older counts no more: other work on the machine comes and goes."""
+"""Older steps count no more: other work on the machine comes and goes."""
 FIT_EVERY = 64
+"""Steps between two fits."""
 FIRST_FIT, FIRST_STEPS = 16, 256
-"""In the first steps, so often: each tells much then."""
+"""The first 256 steps are fitted every 16: each tells much then."""
 PAUSE = 20
-"""Times as long as usual: so long nothing but a pause of the machine takes, which is no property of a step."""
+"""A step that takes so many times as long as usual was a pause of the machine, which is no property of a step."""
 CLOCK_S = 1e-7
-"""No step is shorter, however coarse the clock."""
+"""Seconds a step takes at least, however coarse the clock."""
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StepWork:
     """What a step is given to do."""
 
-    rows: int
+    num_seqs: int
     """Sequences that decode."""
     positions: int
-    """Fed by them: tokens, drafts and masks."""
+    """Their positions: tokens, drafts and masks."""
     kv_tokens: int
-    """In the cache, attended to by all sequences."""
+    """Tokens in the cache that the sequences attend to."""
     prompt_tokens: int = 0
-    """Fed by sequences that read their prompts."""
+    """Tokens of sequences that read their prompts."""
 
     @property
     def kind(self) -> tuple[int, int, int]:
-        """Steps of one kind differ by less than a factor of two."""
-        return self.rows.bit_length(), self.positions.bit_length(), self.prompt_tokens.bit_length()
+        """The kind of the step; steps of one kind differ by less than a factor of two."""
+        return self.num_seqs.bit_length(), self.positions.bit_length(), self.prompt_tokens.bit_length()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Seconds of a step: a fixed part and a part per row, per position, and so on."""
+    """Seconds of a step: a fixed part, and parts for each sequence, position, and token."""
 
     fixed_s: float
-    row_s: float = 0.0
+    seq_s: float = 0.0
     position_s: float = 0.0
     kv_token_s: float = 0.0
     prompt_s: float = 0.0
-    """Of a step in which prompts are read, whatever their length."""
+    """Added where prompts are read, whatever their length."""
     prompt_token_s: float = 0.0
 
-    def seconds(self, work: Work) -> float:
+    def seconds(self, work: StepWork) -> float:
         """Return how long a step takes."""
         return (
             self.fixed_s
-            + self.row_s * work.rows
+            + self.seq_s * work.num_seqs
             + self.position_s * work.positions
             + self.kv_token_s * work.kv_tokens
             + self.prompt_s * (work.prompt_tokens > 0)
@@ -75,13 +73,13 @@ class StepTimeFit:
     """Least squares over steps of all kinds; `model` is None before there are enough of them."""
 
     def __init__(self) -> None:
-        self._kinds: dict[tuple[int, int, int], deque[tuple[int, Work, float]]] = defaultdict(
+        self._kinds: dict[tuple[int, int, int], deque[tuple[int, StepWork, float]]] = defaultdict(
             lambda: deque(maxlen=STEPS_PER_KIND)
         )
         self._steps = 0
         self.model: StepTime | None = None
 
-    def observe(self, work: Work, seconds: float) -> None:
+    def observe(self, work: StepWork, seconds: float) -> None:
         """Record one step."""
         self._kinds[work.kind].append((self._steps, work, seconds))
         self._steps += 1
@@ -89,12 +87,12 @@ class StepTimeFit:
             kept = [step for kind in self._kinds.values() for step in kind if step[0] >= self._steps - STEPS_KEPT]
             with suppress(RuntimeError):  # the solver gave up; the former fit serves on
                 found = fit([work for _, work, _ in kept], np.array([seconds for _, _, seconds in kept]))
-                if found.fixed_s + found.row_s + found.position_s > 0:  # else nothing but prompts was read so far
+                if found.fixed_s + found.seq_s + found.position_s > 0:  # else nothing but prompts was read so far
                     self.model = found
 
 
-def fit(steps: list[Work], seconds_S: NDArray[np.float64]) -> StepTime:
-    """Fit the parts. None comes out negative: more work never takes less time."""
+def fit(steps: list[StepWork], seconds_S: NDArray[np.float64]) -> StepTime:
+    """Fit the parts of a step time; none is negative, for more work never takes less time."""
     work_S4 = np.array([astuple(work) for work in steps], dtype=float)
     prompt_S = work_S4[:, 3]
     work_S6 = np.column_stack([np.ones(len(steps)), work_S4[:, :3], prompt_S > 0, prompt_S])
@@ -108,10 +106,10 @@ def fit(steps: list[Work], seconds_S: NDArray[np.float64]) -> StepTime:
     kept_S = seconds_S <= PAUSE * usual_S
     scaled_S6, target_S = work_S6[kept_S] / usual_S[kept_S, None], seconds_S[kept_S] / usual_S[kept_S]
     found_6, _ = nnls(scaled_S6, target_S)
-    fixed, row, position, kv_token, prompt, prompt_token = (found_6 / scale_6).tolist()
+    fixed, seq, position, kv_token, prompt, prompt_token = (found_6 / scale_6).tolist()
     return StepTime(
         fixed_s=fixed,
-        row_s=row,
+        seq_s=seq,
         position_s=position,
         kv_token_s=kv_token,
         prompt_s=prompt,
@@ -120,12 +118,12 @@ def fit(steps: list[Work], seconds_S: NDArray[np.float64]) -> StepTime:
 
 
 def block_rates(
-    model: StepTime, tokens_B: NDArray[np.float64], positions_B: NDArray[np.float64], *, rows: int, kv_tokens: int
+    model: StepTime, tokens_B: NDArray[np.float64], positions_B: NDArray[np.float64], *, num_seqs: int, kv_tokens: int
 ) -> NDArray[np.float64]:
     """Return the expected tokens per second with blocks of 1, 2, ... B, [B].
 
-    `tokens_B` and `positions_B` are what all `rows` sequences together gain and feed in a step, by block.
+    `tokens_B` and `positions_B` are what all `num_seqs` sequences gain in a step, and their positions, by block.
     """
-    seconds_B = model.fixed_s + model.row_s * rows + model.position_s * positions_B + model.kv_token_s * kv_tokens
+    seconds_B = model.fixed_s + model.seq_s * num_seqs + model.position_s * positions_B + model.kv_token_s * kv_tokens
     rates_B: NDArray[np.float64] = tokens_B / seconds_B
     return rates_B

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.core.engine import Engine
-from mars_ray.engine.core.offline import Decoded, decode_all
+from mars_ray.engine.core.offline import OfflineResult, decode_all
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import BadRecordError, DataError, RequestError
@@ -23,16 +23,16 @@ def answer_all(
     decodes: Sequence[DecodeParams],
     sampling: SamplingParams,
     progress: ProgressLine,
-) -> list[list[Decoded]]:
+) -> list[list[OfflineResult]]:
     """Answer every prompt in every way of decoding; where one does not say how far to look, the card does.
 
     Raises `DataError` for a prompt the chat template refuses, or the model has no room for, before any is answered.
     """
-    engine = Engine(checkpoint, EngineOptions(compiled=False, request_tokens=sampling.max_tokens))
+    engine = Engine(checkpoint, EngineOptions(compiled=False, max_request_tokens=sampling.max_tokens))
     encoder = ChatEncoder(checkpoint.tokenizer)
     decodes = [replace(decode, block=decode.block or engine.block) for decode in decodes]
     encoded = [_encoded(prompt, encoder, engine, sampling) for prompt in prompts]
-    found: dict[str, Decoded] = {}
+    found: dict[str, OfflineResult] = {}
     for decoded in decode_all(engine, _requests(encoded, sampling, decodes)):
         found[decoded.request.id] = decoded
         progress.update(len(found), {})

@@ -43,7 +43,7 @@ def measure_speed(
     Raises `DataError` when the model takes none.
     """
     limit = max(task.max_tokens for task in tasks)
-    engine = Engine(checkpoint, EngineOptions(compiled=compiled, request_tokens=limit))
+    engine = Engine(checkpoint, EngineOptions(compiled=compiled, max_request_tokens=limit))
     try:
         prompts = _prompts(engine, ChatEncoder(checkpoint.tokenizer), tasks, sampling)
         if compiled:
@@ -57,7 +57,7 @@ def measure_speed(
     return SpeedMeasurement(
         prompts=len(prompts),
         machine=machine(),
-        rows=engine.limits.rows,
+        rows=engine.limits.max_num_seqs,
         device=checkpoint.network.device.type,
         threads=torch.get_num_threads(),
         settings={

@@ -104,11 +104,11 @@ def _shown(
 
 
 def tokens_shown(
-    tokens: Sequence[int], gains: Sequence[int], ar_tokens: Sequence[int], token_bytes: Sequence[bytes]
+    tokens: Sequence[int], accepted_lengths: Sequence[int], ar_tokens: Sequence[int], token_bytes: Sequence[bytes]
 ) -> Iterator[ShownToken]:
     """Yield the tokens as text; a character that several share stands where the last of them does."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    forwards = [forward for forward, gain in enumerate(gains) for _ in range(gain)]
+    forwards = [forward for forward, gain in enumerate(accepted_lengths) for _ in range(gain)]
     for place, (token, forward) in enumerate(zip(tokens, forwards, strict=True)):
         spelled = token_bytes[token] if token < len(token_bytes) else b""
         text = decoder.decode(spelled, final=place + 1 == len(tokens))

@@ -73,7 +73,7 @@ class Scorer:
             forwards=row["forwards"],
             agreed=agreed,
             key=bytes.fromhex(cache_key(row["token_ids"]))[:KEY_BYTES],
-            gains=row["accepted"],
+            accepted_lengths=row["accepted"],
         )
 
     def _right(self, question: Question, text: str) -> bool:

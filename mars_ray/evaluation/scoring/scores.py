@@ -26,7 +26,7 @@ class ScoredAnswer:
     """Tokens that autoregressive decoding chooses too."""
     key: bytes
     """Hash of its tokens, `KEY_BYTES` long: two answers are the same when these are."""
-    gains: Sequence[int]
+    accepted_lengths: Sequence[int]
     """Tokens that each forward gave."""
 
 
@@ -76,4 +76,4 @@ class Scores:
         column.agreed[place] = answer.agreed
         column.key[place] = np.void(answer.key)
         # The last forward was cut where the answer ends, not where confidence did.
-        self.stops[setting].update(min(gain, self.block) for gain in answer.gains[:-1])
+        self.stops[setting].update(min(gain, self.block) for gain in answer.accepted_lengths[:-1])

@@ -11,12 +11,13 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from mars_ray.control.settings import ControlPlan, ControlSettings
+from mars_ray.engine.mode import DEFAULT_THRESHOLD
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.process.messages import EngineSpec
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import ConfigError
 from mars_ray.model.card import read_card
-from mars_ray.model.dtype import AskedDtype
+from mars_ray.model.dtype import DtypeOrAuto
 from mars_ray.openai_api.limits import RequestLimits
 from mars_ray.serve.deploy.field_names import check_names
 
@@ -30,17 +31,17 @@ class _Settings(BaseModel):
 class EngineConfig(_Settings):
     """The engine of each replica; what is left out is derived from the model and the free memory."""
 
-    rows: int | None = Field(None, ge=1)
+    max_num_seqs: int | None = Field(None, ge=1)
     """Sequences decoded together."""
-    kv_tokens: int | None = Field(None, ge=1)
+    max_kv_tokens: int | None = Field(None, ge=1)
     """Positions the KV cache holds."""
-    queue: int = Field(64, ge=1)
+    max_waiting_seqs: int = Field(64, ge=1)
     """Sequences that may wait in a replica."""
-    prefill_tokens: int = Field(512, ge=1)
+    max_prefill_tokens: int = Field(512, ge=1)
     """Prompt tokens read per step."""
     threads: int = Field(1, ge=1)
     """Threads a step of the network uses on a CPU. More than one pays for large models only."""
-    dtype: AskedDtype = "auto"
+    dtype: DtypeOrAuto = "auto"
     """`auto` takes bfloat16 for large checkpoints of 16 bits where the machine is fast at it, else float32."""
     compiled: bool = True
     """Compile the decoding step in the background where a compiler is present."""
@@ -55,7 +56,7 @@ class ServeConfig(_Settings):
     """What callers call the model; None takes the name of the folder."""
     mode: Literal["ar", "threshold", "exact"] = "threshold"
     """The mode of requests that name none. 'exact' gives the answers of one token at a time, sooner."""
-    threshold: float = Field(1.0, ge=0, le=1)
+    threshold: float = Field(DEFAULT_THRESHOLD, ge=0, le=1)
     """The threshold of requests that name none, while there is room: the controller goes no higher. At 1 tokens ahead
     are verified, and answers are those of one token at a time."""
     classes: tuple[ServiceClass, ...] = (ServiceClass(),)
@@ -99,11 +100,11 @@ class ServeConfig(_Settings):
             dtype=engine.dtype,
             threads=engine.threads,
             options=EngineOptions(
-                rows=engine.rows,
-                kv_tokens=engine.kv_tokens,
-                queue=engine.queue,
-                request_tokens=limits.n * limits.output_tokens,
-                prefill_tokens=engine.prefill_tokens,
+                max_num_seqs=engine.max_num_seqs,
+                max_kv_tokens=engine.max_kv_tokens,
+                max_waiting_seqs=engine.max_waiting_seqs,
+                max_request_tokens=limits.n * limits.output_tokens,
+                max_prefill_tokens=engine.max_prefill_tokens,
                 threshold=self.threshold,
                 compiled=engine.compiled,
                 classes=self.classes,

@@ -147,15 +147,15 @@ class Endpoint:
             tokens = await self.tokenizer.apply_chat_template(template_messages(body.messages))
         else:
             [tokens] = await self.tokenizer.encode([body.prompt or ""])
-        return TokenizeResponse(count=len(tokens), max_model_len=model.engine.positions, tokens=tokens)
+        return TokenizeResponse(count=len(tokens), max_model_len=model.engine.max_model_len, tokens=tokens)
 
     async def detokenize(self, body: DetokenizeRequest) -> DetokenizeResponse:
         """Return the text of token ids."""
         model = await self.check_model(body.model)
-        unknown = [token for token in body.tokens if not 0 <= token < model.engine.vocabulary]
+        unknown = [token for token in body.tokens if not 0 <= token < model.engine.vocab_size]
         if unknown:
             raise ApiError.bad_request(
-                f"{unknown[0]} is no token; ids go from 0 to {model.engine.vocabulary - 1}.", "tokens"
+                f"{unknown[0]} is no token; ids go from 0 to {model.engine.vocab_size - 1}.", "tokens"
             )
         return DetokenizeResponse(prompt=await self.tokenizer.decode(body.tokens))
 

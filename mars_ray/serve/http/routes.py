@@ -174,6 +174,6 @@ def _model(model: ModelInfo) -> Model:
         created=model.created,
         object="model",
         owned_by="mars-ray",
-        max_model_len=model.engine.positions,
+        max_model_len=model.engine.max_model_len,
         block=model.engine.block,
     )

@@ -23,7 +23,7 @@ HEALTH_SECONDS = 1
 HEALTH_TIMEOUT_SECONDS = 30
 """No step takes so long, be it a prefill on a slow CPU; three times in a row, and the replica is replaced."""
 
-ROWS = 256
+MAX_NUM_SEQS = 256
 """More than any engine takes where the operator sets no number."""
 
 
@@ -33,8 +33,8 @@ def build(args: dict[str, Any]) -> Application:
     resolve_model(config.model)
     engines = serve.deployment(EngineReplica).options(
         name="Engine",
-        # Beyond its rows and its queue the engine refuses; this much may be on its way.
-        max_ongoing_requests=config.engine.queue + (config.engine.rows or ROWS),
+        # Beyond what may run and wait the engine refuses; so many calls may be on their way.
+        max_ongoing_requests=config.engine.max_waiting_seqs + (config.engine.max_num_seqs or MAX_NUM_SEQS),
         request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
         graceful_shutdown_timeout_s=DRAIN_SECONDS,
         health_check_period_s=HEALTH_SECONDS,

@@ -46,7 +46,7 @@ def bench_policy(options: PolicyOptions) -> dict[str, Any]:
         raise ConfigError("slo is empty; give the SLO, such as ttft:1000,tpot:30.")
     if not options.traces:
         raise ConfigError("there is no trace; give one or more Azure trace files.")
-    machine = read_machine(options.machine).model_copy(update={"rows": options.rows, "queue": 256})
+    machine = read_machine(options.machine).model_copy(update={"max_num_seqs": options.rows, "max_waiting_seqs": 256})
     setup = ComparisonSetup(machine=machine, slo=SloSeconds.of(slo), replicas=options.replicas, seed=options.seed)
     found: dict[str, Any] = {}
     with (
@@ -76,5 +76,5 @@ def _arrivals(path: Path, options: PolicyOptions, machine: Machine) -> Iterator[
     for row in read_trace(path):
         prompt = max(1, math.floor(row.context_tokens * options.prompt_scale + 0.5))
         output = max(1, math.floor(row.generated_tokens * options.output_scale + 0.5))
-        output = min(output, machine.positions - 1)
-        yield Arrival(row.arrival_s, min(prompt, machine.positions - output), output)
+        output = min(output, machine.max_model_len - 1)
+        yield Arrival(row.arrival_s, min(prompt, machine.max_model_len - output), output)

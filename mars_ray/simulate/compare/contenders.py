@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mars_ray.control.policies.policy import Policy
+from mars_ray.engine.mode import DEFAULT_THRESHOLD
 from mars_ray.simulate.compare.alternative_policies import BATCH_TABLE, EMA_HYSTERESIS
 from mars_ray.simulate.compare.tables import OURS
 
@@ -12,7 +13,7 @@ from mars_ray.simulate.compare.tables import OURS
 class Contender:
     """Somebody who sets thresholds."""
 
-    ceiling: float = 1.0
+    ceiling: float = DEFAULT_THRESHOLD
     alternative: Policy[Any] | None = None
     """Takes the place of the controller's own policy."""
     recover_s: float | None = None

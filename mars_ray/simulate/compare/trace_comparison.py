@@ -116,8 +116,8 @@ def _largest_speeds(pool: SimulationPool, arrivals: tuple[Arrival, ...]) -> dict
 
 def estimate_full_speed(setup: ComparisonSetup, arrivals: tuple[Arrival, ...]) -> float:
     """Return the speed at which all rows would be busy at threshold 1."""
-    times, rows = setup.machine.step_time, setup.machine.rows
-    token_s = (times.fixed_s + rows * (times.row_s + times.position_s)) / rows
+    times, rows = setup.machine.step_time, setup.machine.max_num_seqs
+    token_s = (times.fixed_s + rows * (times.seq_s + times.position_s)) / rows
     each_s = [
         times.prompt_s + each.prompt_tokens * times.prompt_token_s + each.output_tokens * token_s for each in arrivals
     ]

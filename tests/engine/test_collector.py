@@ -1,10 +1,10 @@
-"""Chunks that wait until their sequence is whole."""
+"""Chunks that wait until their sequence is joined."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.engine.chunk import Chunk, Finished
-from mars_ray.engine.process.collector import Gatherer
+from mars_ray.engine.process.collector import ChunkCollector
 
 
 def finished(tokens: int) -> Finished:
@@ -29,32 +29,34 @@ steps = st.lists(
 
 
 @given(steps)
-def test_a_whole_sequence_says_what_its_chunks_said_and_others_pass(given: list[list[tuple[str, int, int]]]) -> None:
-    gatherer = Gatherer()
-    gatherer.want("a")
+def test_a_joined_chunk_says_what_the_chunks_of_the_steps_said_and_others_pass(
+    given: list[list[tuple[str, int, int]]],
+) -> None:
+    collector = ChunkCollector()
+    collector.collect("a")
     said: dict[tuple[str, int], list[Chunk]] = {}
     left: list[Chunk] = []
     for step in given:
         chunks = [chunk(request, index, token, last=False) for request, index, token in step]
         for each in chunks:
             said.setdefault((each.request_id, each.index), []).append(each)
-        left += gatherer.gather(chunks)
+        left += collector.add(chunks)
     assert left == [chunk(*place, last=False) for step in given for place in step if place[0] == "b"]
     for index in (0, 1):
         parts = [*said.get(("a", index), []), chunk("a", index, 5, last=True)]
-        [whole] = gatherer.gather([parts[-1]])
-        assert whole.tokens == tuple(token for each in parts for token in each.tokens)
-        assert whole.text == "".join(each.text for each in parts)
-        assert whole.threshold == min(each.threshold for each in parts)
-        assert whole.finished == finished(5)
-        assert whole.gains == tuple(len(each.tokens) for each in parts if each.tokens)
+        [joined] = collector.add([parts[-1]])
+        assert joined.tokens == tuple(token for each in parts for token in each.tokens)
+        assert joined.text == "".join(each.text for each in parts)
+        assert joined.threshold == min(each.threshold for each in parts)
+        assert joined.finished == finished(5)
+        assert joined.accepted_lengths == tuple(len(each.tokens) for each in parts if each.tokens)
 
 
 def test_what_was_kept_of_a_forgotten_request_is_dropped() -> None:
-    gatherer = Gatherer()
-    gatherer.want("a")
-    assert gatherer.gather([chunk("a", 0, 1, last=False)]) == []
-    gatherer.forget("a")
-    assert gatherer.gather([chunk("a", 0, 2, last=True)]) == [chunk("a", 0, 2, last=True)]
-    gatherer.want("a")
-    assert gatherer.gather([chunk("a", 0, 3, last=True)]) == [chunk("a", 0, 3, last=True)]
+    collector = ChunkCollector()
+    collector.collect("a")
+    assert collector.add([chunk("a", 0, 1, last=False)]) == []
+    collector.forget("a")
+    assert collector.add([chunk("a", 0, 2, last=True)]) == [chunk("a", 0, 2, last=True)]
+    collector.collect("a")
+    assert collector.add([chunk("a", 0, 3, last=True)]) == [chunk("a", 0, 3, last=True)]

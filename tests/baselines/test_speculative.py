@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from mars_ray.baselines.answer import Answer
-from mars_ray.baselines.speculative import MaskGroups, Window, decode_speculative
+from mars_ray.baselines.output import BaselineOutput
+from mars_ray.baselines.speculative import MaskGroups, MaskWindow, decode_speculative
 from mars_ray.errors import ConfigError
 from mars_ray.method.acceptance import confidence
 from mars_ray.method.metric import Metric
@@ -19,11 +19,11 @@ from tests.samples import MASK_ID
 
 prompt = st.lists(st.integers(0, MASK_ID - 1), min_size=1, max_size=9)
 stops = st.frozensets(st.integers(0, MASK_ID - 1), max_size=6)
-windows = st.builds(Window, block=st.integers(1, 5), threshold=st.sampled_from([0.0, 0.1, 0.3, 1.0]))
+windows = st.builds(MaskWindow, block=st.integers(1, 5), threshold=st.sampled_from([0.0, 0.1, 0.3, 1.0]))
 drafts = pytest.mark.parametrize("draft", ["exact_network", "similar_network", "other_network"])
 
 
-def window_of(network: PreTrainedModel, prefix: list[int], window: Window, room: int) -> list[int]:
+def window_of(network: PreTrainedModel, prefix: list[int], window: MaskWindow, room: int) -> list[int]:
     """What threshold decoding takes behind `prefix`, at most `room` tokens."""
     logits_WV = window_logits(network, [prefix], min(window.block, room), MASK_ID)[0]
     certain = confidence(logits_WV, Metric.PROBABILITY).tolist()
@@ -39,11 +39,11 @@ def slow_twin(
     target: PreTrainedModel,
     draft: PreTrainedModel,
     prompt: list[int],
-    answer: Answer,
+    answer: BaselineOutput,
     draft_length: int,
-    draft_window: Window,
-    target_window: Window,
-) -> Answer:
+    draft_window: MaskWindow,
+    target_window: MaskWindow,
+) -> BaselineOutput:
     while not answer.is_finished:
         prefix = [*prompt, *answer.tokens]
         length = min(draft_length, answer.left - 1)
@@ -53,7 +53,7 @@ def slow_twin(
             answer.draft_forwards += 1
         right: list[int] = []
         for guess in guesses:
-            if [guess] != window_of(target, prefix + right, Window(), 1):
+            if [guess] != window_of(target, prefix + right, MaskWindow(), 1):
                 break
             right.append(guess)
         answer.forwards += 1
@@ -79,7 +79,7 @@ def test_a_target_that_trusts_no_mask_gives_the_tokens_of_autoregressive_decodin
     draft_length: int,
     max_tokens: int,
     stop_ids: frozenset[int],
-    draft_window: Window,
+    draft_window: MaskWindow,
     block: int,
 ) -> None:
     answers = decode_speculative(
@@ -91,7 +91,7 @@ def test_a_target_that_trusts_no_mask_gives_the_tokens_of_autoregressive_decodin
         stop_ids=stop_ids,
         mask_id=MASK_ID,
         draft_window=draft_window,
-        target_window=Window(block=block, threshold=1.0),
+        target_window=MaskWindow(block=block, threshold=1.0),
     )
     options = DecodeOptions(mode="ar", max_tokens=max_tokens, stop_ids=stop_ids)
     expected = decode(exact_network, prompts, options, mask_id=MASK_ID)
@@ -116,8 +116,8 @@ def test_tokens_and_forwards_are_those_of_the_slow_twin(
     draft_length: int,
     max_tokens: int,
     stop_ids: frozenset[int],
-    draft_window: Window,
-    target_window: Window,
+    draft_window: MaskWindow,
+    target_window: MaskWindow,
 ) -> None:
     """So behind verified drafts stands only what threshold decoding gives there, and masks never stay in a cache."""
     draft_network = request.getfixturevalue(draft)
@@ -132,7 +132,7 @@ def test_tokens_and_forwards_are_those_of_the_slow_twin(
         draft_window=draft_window,
         target_window=target_window,
     )
-    empty = Answer(max_tokens, stop_ids)
+    empty = BaselineOutput(max_tokens, stop_ids)
     assert answer == slow_twin(exact_network, draft_network, alone, empty, draft_length, draft_window, target_window)
 
 
@@ -150,7 +150,7 @@ def test_a_draft_that_is_always_right_gives_its_length_and_one_token_a_forward(e
 
 
 def test_a_mask_that_is_always_trusted_fills_the_draft_and_goes_on_behind_it(exact_network: PreTrainedModel) -> None:
-    all_masks = Window(block=4, threshold=0.0)
+    all_masks = MaskWindow(block=4, threshold=0.0)
     (answer,) = decode_speculative(
         exact_network,
         exact_network,
@@ -192,7 +192,7 @@ def test_the_bundled_model_drafts_with_its_masks_what_it_would_say(
 ) -> None:
     how = {"max_tokens": 32, "stop_ids": bundled.stop_ids}
     expected = decode(bundled.network, bundled_prompts, DecodeOptions(mode="ar", **how), mask_id=bundled.mask_id)
-    network, trusting = bundled.network, Window(block=4, threshold=0.95)
+    network, trusting = bundled.network, MaskWindow(block=4, threshold=0.95)
     plain, drafting, both = (
         decode_speculative(network, network, bundled_prompts, draft_length=4, mask_id=bundled.mask_id, **how, **windows)
         for windows in ({}, {"draft_window": trusting}, {"draft_window": trusting, "target_window": trusting})
@@ -210,6 +210,6 @@ def test_values_out_of_range_are_refused(exact_network: PreTrainedModel) -> None
             exact_network, exact_network, [], draft_length=0, max_tokens=4, stop_ids=frozenset(), mask_id=MASK_ID
         )
     with pytest.raises(ConfigError, match="block is 0"):
-        Window(block=0)
+        MaskWindow(block=0)
     with pytest.raises(ConfigError, match=r"threshold is 1\.5"):
-        Window(threshold=1.5)
+        MaskWindow(threshold=1.5)

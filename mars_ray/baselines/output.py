@@ -1,9 +1,4 @@
-"""What a rival decoder returns: tokens, why they ended, and how many forwards they took.
-
-In:    tokens as they are decided, several at a time.
-Out:   no token behind the first stop token or beyond the limit.
-Never: decides a token.
-"""
+"""The output of a baseline decoder: tokens, why they ended, and how many forwards they took."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +8,7 @@ from mars_ray.method.reference import FinishReason
 
 
 @dataclass(slots=True)
-class Answer:
+class BaselineOutput:
     """One sequence, without its prompt. Raises `ConfigError` when there is no room for a token."""
 
     max_tokens: int

@@ -1,4 +1,4 @@
-"""One token at a time with the reader of the rivals, against the reference decoder."""
+"""One token at a time with the reader of the baselines, against the reference decoder."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

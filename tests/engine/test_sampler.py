@@ -17,14 +17,14 @@ from transformers import (
 
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.engine.sampling.sampler import (
-    Position,
-    constrain,
+    SamplingPosition,
     draw,
-    is_plain,
-    is_sequential,
+    has_penalties,
+    is_greedy,
     positions_of,
     probabilities,
-    propose,
+    process_logits,
+    sample,
     uniform,
 )
 from mars_ray.method.acceptance import confidence
@@ -197,7 +197,7 @@ def test_penalties_and_bias_are_those_of_transformers_and_of_loops_with_what_the
     said = sequence_of(prompt, output, **asked)
     logits = random_logits(seed)
     wanted = penalised_by_hand(logits, prompt, output + accepted, said.request.sampling)
-    constrain(logits, said, len(accepted), accepted)
+    process_logits(logits, said, len(accepted), accepted)
     torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=1e-5)
 
 
@@ -208,21 +208,23 @@ def test_a_token_kept_in_this_step_counts_like_one_kept_before(
 ) -> None:
     asked = asked | {"min_tokens": min_tokens, "stop_ids": frozenset({4, 5})}
     now, before = random_logits(seed), random_logits(seed)
-    constrain(now, sequence_of([1, 2], output, **asked), len(accepted), accepted if is_sequential_of(asked) else ())
-    constrain(before, sequence_of([1, 2], output + accepted, **asked), 0)
+    process_logits(
+        now, sequence_of([1, 2], output, **asked), len(accepted), accepted if is_sequential_of(asked) else ()
+    )
+    process_logits(before, sequence_of([1, 2], output + accepted, **asked), 0)
     assert torch.equal(now, before)
 
 
 @pytest.mark.parametrize("by", [0.01, 100.0])
 def test_the_extremes_of_the_repetition_penalty_leave_every_logit_a_number(by: float) -> None:
     logits = torch.tensor([[-torch.inf, -5.0, 0.0, 5.0]])
-    constrain(logits, sequence_of([0, 1, 2, 3], repetition_penalty=by), 0)
+    process_logits(logits, sequence_of([0, 1, 2, 3], repetition_penalty=by), 0)
     assert not logits.isnan().any()
     assert logits.amax().isfinite()
 
 
 def is_sequential_of(asked: dict[str, object]) -> bool:
-    return is_sequential(SamplingParams(**asked))  # type: ignore[arg-type]
+    return has_penalties(SamplingParams(**asked))  # type: ignore[arg-type]
 
 
 @given(st.integers(0, 6), st.integers(0, 6), st.integers(0, 4), st.integers(1, 6))
@@ -232,14 +234,14 @@ def test_stop_tokens_are_banned_at_exactly_the_first_min_tokens_outputs(
 ) -> None:
     sequence = sequence_of([1], [9] * said, min_tokens=min_tokens, stop_ids=[4, 6])
     logits = torch.zeros(count, VOCABULARY)
-    constrain(logits, sequence, ahead)
+    process_logits(logits, sequence, ahead)
     banned = [(logits[number] == -torch.inf).nonzero().flatten().tolist() for number in range(count)]
     assert banned == [[4, 6] if said + ahead + number < min_tokens else [] for number in range(count)]
 
 
 def test_a_banned_stop_token_stays_banned_under_any_bias() -> None:
     logits = torch.zeros(1, VOCABULARY)
-    constrain(logits, sequence_of([1], min_tokens=1, stop_ids=[4], logit_bias={4: 100.0}), 0)
+    process_logits(logits, sequence_of([1], min_tokens=1, stop_ids=[4], logit_bias={4: 100.0}), 0)
     assert logits[0, 4] == -torch.inf
 
 
@@ -260,7 +262,7 @@ def test_a_banned_stop_token_stays_banned_under_any_bias() -> None:
 def test_a_request_is_plain_when_the_most_likely_token_and_its_probability_suffice(
     asked: dict[str, object], output: list[int], plain: bool
 ) -> None:
-    assert is_plain(sequence_of([1], output, **asked)) is plain
+    assert is_greedy(sequence_of([1], output, **asked)) is plain
 
 
 @given(SEEDS, st.lists(st.sampled_from(Metric), min_size=1, max_size=5))
@@ -270,9 +272,9 @@ def test_a_proposal_has_the_confidence_of_its_own_metric_and_knows_whether_the_m
 ) -> None:
     logits = random_logits(seed, rows=len(metrics))
     sampling = SamplingParams(temperature=1.0)
-    positions = [Position(sampling, metric, 0.8) for metric in metrics]
+    positions = [SamplingPosition(sampling, metric, 0.8) for metric in metrics]
     best = logits.argmax(dim=-1).tolist()
-    proposals = propose(logits, best, positions)
+    proposals = sample(logits, best, positions)
     for number, (proposal, metric) in enumerate(zip(proposals, metrics, strict=True)):
         assert proposal.confidence == pytest.approx(confidence(logits[number], metric).item(), abs=1e-6)
-        assert proposal.foreseen == (proposal.token == best[number])
+        assert proposal.is_argmax == (proposal.token == best[number])

@@ -1,11 +1,9 @@
-"""Which response tokens stand in the noisy stream as they are, and which the network has guessed itself.
+"""What stands in the noisy stream in place of some of its masks: tokens of the data, or guesses of the network itself.
 
-In:    packed rows, blocks, a network for guesses.
-Out:   ids to show in place of masks, as `mars_streams` takes them.
-Never: changes a label.
+The functions return token ids for `mars_streams`, `IGNORE` where a mask stays; labels do not change.
 
-Beyond the paper, which masks every response token. Tokens of the data are shown as masked language models do; guesses
-are shown as a decoder meets them that keeps what it could not accept yet (Jacobi forcing, arXiv 2512.14681).
+Beyond the paper, which masks every response token. Tokens of the data are left as masked language models do; guesses
+are what a decoder meets that keeps what it could not accept yet (Jacobi forcing, arXiv 2512.14681).
 """
 
 import torch
@@ -16,8 +14,8 @@ from mars_ray.method.loss import training_logits
 from mars_ray.method.streams import IGNORE, PackedRows, mars_streams, masks_before
 
 
-def shown_tokens(rows: PackedRows, mask_share: float, draw_RT: Tensor) -> Tensor:
-    """Show each token of the data with the probability 1 - `mask_share`: int64 [R, T], `IGNORE` where a mask stands.
+def unmask_with_data(rows: PackedRows, mask_share: float, draw_RT: Tensor) -> Tensor:
+    """Leave each token of the data with the probability 1 - `mask_share`: int64 [R, T], `IGNORE` where a mask stays.
 
     `draw_RT` holds draws from [0, 1).
     """
@@ -25,10 +23,10 @@ def shown_tokens(rows: PackedRows, mask_share: float, draw_RT: Tensor) -> Tensor
 
 
 @torch.no_grad()
-def shown_guesses(
+def unmask_with_guesses(
     network: PreTrainedModel, rows: PackedRows, *, block: int, mask_id: int, phase_RT: Tensor, draw_RT: Tensor
 ) -> Tensor:
-    """Show the network's guesses at the first tokens of each block: int64 [R, T], `IGNORE` where a mask stands.
+    """Put the network's guesses at the first tokens of each block: int64 [R, T], `IGNORE` where a mask stays.
 
     The draw from [0, 1) at its first mask says how many, from none to all but one. Takes a forward of its own.
     """

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from mars_ray.baselines.answer import Answer
 from mars_ray.baselines.block_diffusion import decode_block_diffusion, diffusion_loss
 from mars_ray.baselines.diffusion_streams import DiffusionStreams, diffusion_mask, diffusion_streams
+from mars_ray.baselines.output import BaselineOutput
 from mars_ray.errors import ConfigError
 from mars_ray.method.logits import logits_at
 from mars_ray.method.streams import IGNORE, PADDING, PackedRows
@@ -175,7 +175,9 @@ def test_the_loss_is_the_weighted_mean_at_the_masks(
     assert float(loss) == pytest.approx(total / max(1, int(streams.response_RS.sum())), rel=1e-4)
 
 
-def slow_twin(network: PreTrainedModel, prompt: list[int], block: int, threshold: float, answer: Answer) -> Answer:
+def slow_twin(
+    network: PreTrainedModel, prompt: list[int], block: int, threshold: float, answer: BaselineOutput
+) -> BaselineOutput:
     """Without a cache, block after block to its end; the answer is cut out when all is done."""
     ids = list(prompt)
     forwards_at = []
@@ -221,7 +223,9 @@ def test_decoding_with_a_cache_is_decoding_without(
         stop_ids=stop_ids,
         mask_id=MASK_ID,
     )
-    expected = [slow_twin(exact_network, each, block, threshold, Answer(max_tokens, stop_ids)) for each in prompts]
+    expected = [
+        slow_twin(exact_network, each, block, threshold, BaselineOutput(max_tokens, stop_ids)) for each in prompts
+    ]
     assert answers == expected
 
 

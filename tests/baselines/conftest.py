@@ -1,4 +1,4 @@
-"""Networks the rivals decode with: random ones in float64, where ties do not happen, and the bundled model."""
+"""Networks the baselines decode with: random ones in float64, where ties do not happen, and the bundled model."""
 
 from copy import deepcopy
 
