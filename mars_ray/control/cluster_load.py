@@ -16,23 +16,23 @@ from mars_ray.control.demand import ClassDemand
 from mars_ray.control.replica_speed import ReplicaSpeed
 
 DRAIN_S = 2.0
-"""A queue is demand too: it should be gone in so long."""
+"""Seconds in which a queue should be worked off: it is demand too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterLoad:
-    """One replica, or several."""
+    """The load on one replica, or on several together."""
 
     replicas: int
     classes: tuple[ClassDemand, ...]
     speed: ReplicaSpeed | None
-    """Of a typical one; None before it is known."""
+    """The speed of a typical replica; None before it is known."""
     rows: int
-    """Of all replicas together."""
+    """Rows of all replicas together."""
     ttft_p95_s: float | None
     itl_p95_s: float | None
     job: BatchJobState | None = None
-    """Of a batch job; None where callers make the load, and before the driver told of the job."""
+    """The batch job they work on; None where callers make the load, and before the driver told of the job."""
 
     def arriving_share(self, name: str, threshold: float) -> float:
         """Return the share of one replica's time that the arrivals of a class take, 1.0 for all of it."""

@@ -1,4 +1,4 @@
-"""What callers want of a replica, from its reports.
+"""The demand on a replica, measured from its reports.
 
 In:    reports in any order, some twice.
 Out:   requests a second and their sizes, by class of service; tokens a second.
@@ -13,19 +13,20 @@ from mars_ray.control.report import ReplicaReport
 from mars_ray.engine.stats.state import ClassState
 
 RATE_S = 8.0
-"""Arrivals are counted over so long: what is shorter is noise."""
+"""Seconds over which arrivals are counted: what is shorter is noise."""
 JUMP_S = 2.0
 JUMP_SIGMAS = 2.0
-"""Over so short a time they count as far as chance, of this many standard deviations, does not explain them."""
+"""Arrivals of the last `JUMP_S` seconds count too, as far as they are more than chance, of so many standard deviations,
+explains."""
 SIZES_S = 60.0
-"""Sizes of requests are means over so long."""
+"""Seconds over which the sizes of requests are averaged."""
 TOKENS_AT_FIRST = 128.0
-"""Length of an answer before any ended."""
+"""Tokens an answer is taken to have before any has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassDemand:
-    """One class of service on one replica, or on all together."""
+    """The demand of one class of service on one replica, or on all together."""
 
     name: str
     requests_s: float

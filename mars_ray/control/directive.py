@@ -18,19 +18,19 @@ class Directive:
 
     replica: str
     answers: int
-    """Number of the report it answers."""
+    """Number of the report that this answers."""
     epoch: int
-    """Which decision of the controller it comes from."""
+    """Number of the decision of the controller that this comes from."""
     thresholds: Mapping[str, float]
-    """By class of service, of requests that name none."""
+    """Threshold of each class of service, for requests that name none."""
     reasons: Mapping[str, str]
-    """Why, by class."""
+    """Why the threshold of each class is what it is."""
     lease_s: float
-    """So long after the report was made it holds."""
+    """Seconds for which this holds after the report was made."""
     desired_replicas: int
-    """What demand needs at full quality; for the autoscaler."""
+    """Replicas that demand needs at full quality, for the autoscaler."""
     paused: bool
-    """A worker of a batch job takes no new rows; replicas that serve callers are never paused."""
+    """Whether a worker of a batch job takes no new rows; replicas that serve callers are never paused."""
 
     def __post_init__(self) -> None:
         for name, value in self.thresholds.items():

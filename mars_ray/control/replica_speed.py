@@ -22,12 +22,12 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpeed:
-    """A replica, or the mean of several."""
+    """How fast a replica decodes, or a typical one of several."""
 
     rows: int
     step_time: StepTime
     profile: tuple[ProfilePoint, ...]
-    """What thresholds give, falling from 1."""
+    """What each threshold gives and costs in a forward, falling from 1."""
     kv_tokens_per_row: float
 
     def rates(self, threshold: float) -> Array:
@@ -39,7 +39,7 @@ class ReplicaSpeed:
         return float(self.rates(threshold)[-1])
 
     def prompt_seconds(self, tokens: float) -> float:
-        """Return how long reading a prompt keeps the others waiting."""
+        """Return the seconds for which reading a prompt keeps the other rows waiting."""
         return self.step_time.prompt_s + self.step_time.prompt_token_s * tokens
 
 

@@ -1,7 +1,7 @@
 """What a replica tells the controller once a second.
 
 In:    the state of an engine.
-Out:   a frozen report whose every number is one: finite, not negative, shares at most 1.
+Out:   a frozen report whose every number is finite and not negative, and shares at most 1.
 Never: trusts the sender: a report may come late, twice, or from a version that lacks a field.
 """
 
@@ -15,10 +15,10 @@ from mars_ray.engine.stats.state import EngineState
 from mars_ray.errors import ReportError
 
 SHARES = frozenset({"threshold", "agreement", "kv_cache_usage"})
-"""Fields that are at most 1."""
+"""Fields that are shares, and so at most 1."""
 NAMES = frozenset({"replica", "name"})
 OPTIONAL = frozenset({"step_time", "agreement", "ttft_p95_s", "itl_p95_s"})
-"""None before anything was measured."""
+"""Fields that are None before anything was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +27,9 @@ class ReplicaReport:
 
     replica: str
     number: int
-    """Which heartbeat of this replica; rises."""
+    """Number of the heartbeat; it rises."""
     seconds: float
-    """By the clock of the replica, which is compared with itself only."""
+    """Seconds on the clock of the replica, which is compared with itself only."""
     state: EngineState
 
     def __post_init__(self) -> None:

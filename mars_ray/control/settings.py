@@ -1,4 +1,4 @@
-"""What an operator sets of the controller.
+"""What an operator may set of the controller.
 
 In:    fields of a config file.
 Out:   frozen settings; unknown names and impossible values fail when they are read.
@@ -15,7 +15,8 @@ from mars_ray.engine.mode import DEFAULT_THRESHOLD
 from mars_ray.engine.service_class import ServiceClass
 
 FLOOR = 0.9
-"""Of classes that name none: below it a token per forward costs several times the quality (arXiv 2604.07023, GSM8K)."""
+"""The floor of classes that name none. Below it a token per forward costs several times the quality (arXiv 2604.07023,
+GSM8K)."""
 
 PolicyName = Literal["fixed", "load", "slo", "capacity", "deadline"]
 
@@ -28,9 +29,9 @@ class SloSettings(_Settings):
     """What callers were promised."""
 
     ttft_ms: float | None = Field(None, gt=0)
-    """From arrival to first token, for 95 of 100."""
+    """Milliseconds from arrival to first token, kept for 95 of 100 requests."""
     tpot_ms: float | None = Field(None, gt=0)
-    """Per token after the first, for 95 of 100."""
+    """Milliseconds for each token after the first, kept for 95 of 100."""
 
 
 class ControlSettings(_Settings):
@@ -40,18 +41,20 @@ class ControlSettings(_Settings):
     """'fixed' never lowers them; 'load' follows how many requests there are, 'slo' the latency that is measured,
     'capacity' what demand takes by the measured speed, 'deadline' what is left of a batch job."""
     slo: SloSettings = SloSettings()
-    """For 'slo' and 'capacity'."""
+    """Latency that callers were promised, for 'slo' and 'capacity'."""
     headroom: float = Field(0.02, ge=0, lt=1)
     """Share of the replicas' time, or of the time of a batch job, that thresholds keep free."""
     recover_s: float = Field(40.0, ge=0)
-    """A threshold rises no further than load allowed for so long."""
+    """Seconds for which load must have allowed a higher threshold before it rises."""
     min_agreement: float = Field(0.95, ge=0, le=1)
-    """No threshold at which fewer of the tokens are those of autoregressive decoding, by calibration or live audit."""
+    """Least share of tokens that are those of autoregressive decoding, by calibration or live audit; a threshold with
+    less is never used."""
     max_accuracy_loss: float = Field(0.01, ge=0, le=1)
-    """No threshold at which calibration found more right answers lost than this, against threshold 1. By default what
-    MLPerf Inference allows a system that is to count as the same model: 99 % of the reference's accuracy."""
+    """Most right answers that a threshold may lose against threshold 1, by calibration; one that loses more is never
+    used. The default is what MLPerf Inference allows a system that is to count as the same model: 99 % of the
+    reference's accuracy."""
     lease_s: float = Field(5.0, gt=0)
-    """So long a replica follows a controller it hears no more from."""
+    """Seconds for which a replica follows a controller that it no longer hears from."""
 
 
 def interpolate_quality(points: Sequence[tuple[float, float]], threshold: float) -> float:
@@ -71,9 +74,9 @@ class ControlPlan(_Settings):
     """The threshold of all classes while there is room; 1 is lossless."""
     classes: tuple[ServiceClass, ...] = (ServiceClass(),)
     agreement: tuple[tuple[float, float], ...] = ()
-    """Calibrated: threshold, share of tokens that are those of autoregressive decoding."""
+    """Pairs from calibration: a threshold, and the share of tokens that are those of autoregressive decoding."""
     accuracy: tuple[tuple[float, float], ...] = ()
-    """Calibrated: threshold, share of right answers; empty where nothing could be verified."""
+    """Pairs from calibration: a threshold, and the share of right answers; empty where nothing could be verified."""
 
     @model_validator(mode="after")
     def _floors_below_the_ceiling(self) -> Self:

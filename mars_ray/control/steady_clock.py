@@ -1,8 +1,8 @@
-"""A clock that never goes back, on top of one that may.
+"""A clock that never goes back, made from one that may.
 
 In:    a clock in seconds.
 Out:   seconds since it was made, as far as the clock went forward.
-Never: trusts a step back: what was to end in five seconds would then end in an hour and five seconds.
+Never: trusts a step back: a clock set back by an hour would prolong a lease of five seconds by an hour.
 """
 
 import time

@@ -20,7 +20,7 @@ def settled(endpoint: Served) -> None:
     """Wait until nothing is in flight and every exchange was observed."""
     until_s = time.monotonic() + PATIENCE_S
     while (left := endpoint.in_flight()) != (0, 0, 0):
-        assert time.monotonic() < until_s, f"{left} running, waiting and in the front are left"
+        assert time.monotonic() < until_s, f"{left} running, waiting and in the gateway are left"
     endpoint.run(asyncio.sleep(0))
 
 

@@ -1,4 +1,4 @@
-"""A real endpoint without Ray: the front behind uvicorn on a port of its own, the engine in its process."""
+"""A real endpoint without Ray: the gateway behind uvicorn on a port of its own, the engine in its process."""
 
 import asyncio
 import gc
@@ -64,7 +64,7 @@ class Served:
 
     url: str
     engine: AsyncEngine
-    front: AccessMiddleware
+    gateway: AccessMiddleware
     lease: Lease
     control: LocalControl
     loop: asyncio.AbstractEventLoop
@@ -79,9 +79,9 @@ class Served:
         self.run(send_heartbeat(self.engine, self.lease, self.control.handle_report, within_s=60))
 
     def in_flight(self) -> tuple[int, int, int]:
-        """Sequences running and waiting in the engine, requests in the front."""
+        """Sequences running and waiting in the engine, requests in the gateway."""
         state = self.run(self.engine.state())
-        return state.running, state.waiting, sum(self.front.admission.in_flight.values())
+        return state.running, state.waiting, sum(self.gateway.admission.in_flight.values())
 
 
 def config_of(**fields: Any) -> ServeConfig:
@@ -94,7 +94,7 @@ def config_of(**fields: Any) -> ServeConfig:
 def served(
     config: ServeConfig, wrap: Callable[[EngineClient], EngineClient] = lambda client: client
 ) -> Iterator[Served]:
-    """Run an endpoint until the block ends; `wrap` puts something between the front and the engine."""
+    """Run an endpoint until the block ends; `wrap` puts something between the gateway and the engine."""
     found: list[tuple[Served, uvicorn.Server] | BaseException] = []
     up = threading.Event()
 
@@ -106,15 +106,15 @@ def served(
             plan = config.plan(FOLDER)
             control = LocalControl(plan)
             lease = Lease("test", plan, control.clock)
-            front = make_gateway_app(wrap(client), control, config, FOLDER, name="test")
-            options = uvicorn.Config(front, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=2)
+            gateway = make_gateway_app(wrap(client), control, config, FOLDER, name="test")
+            options = uvicorn.Config(gateway, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=2)
             server = uvicorn.Server(options)
             serving = asyncio.create_task(server.serve())
             while not server.started:
                 await asyncio.sleep(0.01)
             port = server.servers[0].sockets[0].getsockname()[1]
             loop = asyncio.get_running_loop()
-            found.append((Served(f"http://127.0.0.1:{port}", engine, front, lease, control, loop), server))
+            found.append((Served(f"http://127.0.0.1:{port}", engine, gateway, lease, control, loop), server))
         except BaseException as error:
             found.append(error)
             raise
@@ -130,7 +130,7 @@ def served(
     if isinstance(found[0], BaseException):
         raise found[0]
     running, server = found[0]
-    gc.freeze()  # as the front on Ray does, or it would pay for looking through all that the tests have made
+    gc.freeze()  # as the gateway on Ray does, or it would pay for looking through all that the tests have made
     try:
         with watched(lambda seconds, callback: stalled.append(f"{seconds:.3f} s: {callback}"), thread.ident):
             yield running

@@ -101,7 +101,7 @@ def test_without_a_key_only_open_paths_reach_the_app(keys: KnownKeys, path: str,
 
 
 def routed(reached: list[str]) -> Starlette:
-    """A real router: a path the guard takes for another than the router does would show."""
+    """A real router: a path the middleware takes for another than the router does would show."""
 
     async def endpoint(request: Request) -> PlainTextResponse:
         reached.append(request.scope["route"].path)

@@ -172,7 +172,7 @@ def test_the_pods_run_the_ray_that_is_installed_here() -> None:
 
 
 def test_every_pod_asks_for_the_token_and_runs_the_fast_mode() -> None:
-    """As `mars-ray serve` does; how long a front drains is left to Ray, for here balancers elsewhere must notice."""
+    """As `mars-ray serve` does; how long a gateway drains is left to Ray, for here balancers elsewhere must notice."""
     cluster = kuberay()[0]["spec"]["rayClusterConfig"]
     assert cluster["authOptions"] == {"mode": "token"}
     wanted = {

@@ -24,8 +24,8 @@ BODY = b'{"prompt": "x"}'
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(BODY)
 
 
-def written_by_ray(folder: Path, port: int, front: int | None) -> Path:
-    """The configuration as Ray writes it, for one application or, without a front, for none."""
+def written_by_ray(folder: Path, port: int, gateway: int | None) -> Path:
+    """The configuration as Ray writes it, for one application or, without a gateway, for none."""
     stats, metrics, fallback = islice(free_ports(), 3)
     path = folder / "haproxy.cfg"
     config = HAProxyConfig(
@@ -41,10 +41,10 @@ def written_by_ray(folder: Path, port: int, front: int | None) -> Path:
         name="http-mars",
         path_prefix="/",
         app_name="mars",
-        servers=[ServerConfig("front", "127.0.0.1", front or 0)],
+        servers=[ServerConfig("gateway", "127.0.0.1", gateway or 0)],
         fallback_server=ServerConfig("fallback", "127.0.0.1", fallback),
     )
-    HAProxyApi(config, {"mars": backend} if front else {}, str(path))._generate_config_file_internal()
+    HAProxyApi(config, {"mars": backend} if gateway else {}, str(path))._generate_config_file_internal()
     return path
 
 
@@ -81,7 +81,7 @@ async def connected(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyn
             await writer.wait_closed()
 
 
-class Front:
+class Backend:
     """Answers the checks of HAProxy, and requests only when told to."""
 
     def __init__(self) -> None:
@@ -112,13 +112,13 @@ class Front:
 
 
 @asynccontextmanager
-async def fronted(folder: Path) -> AsyncIterator[tuple[int, Front]]:
-    """HAProxy in front of a `Front`."""
-    front, port = Front(), next(free_ports())
-    server = await asyncio.start_server(front.take, "127.0.0.1", 0)
+async def proxied(folder: Path) -> AsyncIterator[tuple[int, Backend]]:
+    """HAProxy in front of a `Backend`."""
+    backend, port = Backend(), next(free_ports())
+    server = await asyncio.start_server(backend.take, "127.0.0.1", 0)
     try:
         with running(written_by_ray(folder, port, server.sockets[0].getsockname()[1]), *PROGRAM):
-            yield port, front
+            yield port, backend
     finally:
         server.close()
 
@@ -141,7 +141,7 @@ async def error_of(reader: asyncio.StreamReader) -> tuple[bytes, dict[str, Any]]
 @pytest.mark.parametrize("apart", [False, True], ids=["in one piece", "head and body apart"])
 def test_the_front_hears_of_clients_that_left_while_they_waited_for_an_answer(tmp_path: Path, apart: bool) -> None:
     async def test() -> None:
-        async with fronted(tmp_path) as (port, front):
+        async with proxied(tmp_path) as (port, backend):
             async with AsyncExitStack() as clients:
                 for _ in range(8):
                     _, writer = await clients.enter_async_context(connected(port))
@@ -149,8 +149,8 @@ def test_the_front_hears_of_clients_that_left_while_they_waited_for_an_answer(tm
                     if apart:
                         await asyncio.sleep(0.01)  # or the kernel puts the two together
                     writer.write(BODY)
-                await front.until(8)
-            await front.until(0)
+                await backend.until(8)
+            await backend.until(0)
 
     within(test())
 
@@ -191,10 +191,10 @@ def test_without_a_front_callers_are_told_to_come_back_later(tmp_path: Path, con
 
 def test_the_client_of_a_front_that_died_is_told_to_send_its_request_again(tmp_path: Path) -> None:
     async def test() -> None:
-        async with fronted(tmp_path) as (port, front), connected(port) as (reader, writer):
+        async with proxied(tmp_path) as (port, backend), connected(port) as (reader, writer):
             writer.write(HEAD + BODY)
-            await front.until(1)
-            for each in front.waiting:
+            await backend.until(1)
+            for each in backend.waiting:
                 each.transport.abort()
             head, error = await error_of(reader)
         assert head.startswith(b"http/1.1 503 ")

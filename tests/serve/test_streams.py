@@ -113,7 +113,7 @@ def test_an_engine_that_is_killed_ends_every_answer_with_an_error(mortal: Served
         assert plain.get("/healthz").status_code == 200, "the process itself is well"
         check_error(plain.post("/v1/completions", json={"model": MODEL, "prompt": "a"}), 503, code="replica_lost")
         until_s = time.monotonic() + PATIENCE_S
-        while mortal.front.admission.in_flight:
+        while mortal.gateway.admission.in_flight:
             assert time.monotonic() < until_s, "places are given back"
 
 

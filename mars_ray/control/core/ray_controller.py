@@ -1,8 +1,8 @@
 """The controller as one named, detached Ray actor, and those who ask it (shell around `Controller`).
 
-An actor of its own and not a deployment of Serve: killed, it is back in two seconds instead of ten, behind the same
-handle. Its name holds its plan: with other settings it is another controller, so replicas of two versions, side by
-side while one replaces the other, do not quarrel.
+It is an actor of its own and not a deployment of Serve: when it is killed it is back in two seconds instead of ten,
+behind the same handle. Its name contains a digest of its plan: with other settings it is another controller, so that
+replicas of two versions, side by side while one replaces the other, do not share one.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ from mars_ray.errors import MarsRayError, UnavailableError
 from mars_ray.ray_private import NAMESPACE, kv_get, kv_put
 
 BATCH = "generate-"
-"""Applications whose names begin so are batch jobs."""
+"""How the names of applications that are batch jobs begin."""
 IDLE_SECONDS = 60.0
-"""A controller nobody asks for so long ends itself: what it controlled is gone."""
+"""Seconds after which a controller that nobody asks ends itself: what it controlled is gone."""
 ASK_SECONDS = 5.0
 _KIND = "controller:"
 
@@ -161,7 +161,7 @@ async def online_statuses() -> list[ClusterStatus]:
 
 
 def _named(prefix: str) -> list[str]:
-    """Return the names of the controllers that begin so."""
+    """Return the names of the controllers that begin with `prefix`."""
     actors = list_named_actors(all_namespaces=True)
     return [each["name"] for each in actors if each["namespace"] == NAMESPACE and each["name"].startswith(prefix)]
 

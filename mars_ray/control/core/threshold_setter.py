@@ -1,4 +1,4 @@
-"""From what a policy decided to the thresholds that take force: smoothed, within bounds, unless an operator set them.
+"""Turn the decisions of a policy into the thresholds that take force: smoothed, within bounds, or set by an operator.
 
 In:    decisions of a policy; bounds; overrides.
 Out:   the decision that takes force, for the whole cluster or for one replica.
@@ -21,7 +21,7 @@ class ThresholdSetter:
     def __init__(self, recover_s: float, overrides: Overrides, replicas: ReplicaRegistry) -> None:
         self._recover_s, self._overrides, self._replicas = recover_s, overrides, replicas
         self._smoothers: dict[tuple[str | None, str], Smoother] = {}
-        """By replica and class; those of the whole cluster are under None."""
+        """Smoothers by replica and class; those of the whole cluster are under None."""
 
     def apply(
         self, replica: str | None, decisions: Mapping[str, Decision], bounds: Mapping[str, Bounds], now_s: float

@@ -15,7 +15,8 @@ from mars_ray.engine.stats.profile import GRID, ProfilePoint
 SURE_TOKENS = 200.0
 """Audited tokens before an audit says anything."""
 SIGMAS = 3.0
-"""So far below the limit an audit must be: with thousands of decisions a day, two would cry wolf."""
+"""Standard deviations that an audit must be below the limit: with thousands of decisions a day, two would raise false
+alarms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Bounds:
     floor: float
     ceiling: float
     asked: float
-    """The floor that was set."""
+    """The floor that the operator set."""
     floor_reason: str = ""
     """Why the floor is above the one that was set; empty when it is not."""
     levels: tuple[float, ...] = ()

@@ -1,6 +1,6 @@
-"""From decisions to thresholds that do not flutter: fast down, slow up.
+"""Smooth a threshold: fast down, slowly up.
 
-In:    an decision each second.
+In:    a decision each second.
 Out:   the threshold.
 Never: follows one decision alone down, or any up before `recover_s` allowed it.
 """
@@ -18,7 +18,7 @@ class Smoother:
         self._recover_s = recover_s
         self._last_aim = in_force
         self._allowed: deque[tuple[float, float]] = deque([(now_s, in_force)])
-        """What each second allowed, rising: who is followed by less can never be the least again."""
+        """What each second allowed, rising: a value that is followed by a lower one can never be the least again."""
 
     def follow(self, decision: float, now_s: float) -> float:
         """Return the threshold for `decision`."""

@@ -1,4 +1,4 @@
-"""Keep an engine and its controller in touch.
+"""Send the heartbeats of a replica: report the state of its engine, and follow the directive that answers.
 
 In:    an engine, a lease, a way to send reports.
 Out:   thresholds set in the engine, every second.
@@ -23,7 +23,7 @@ Send = Callable[[ReplicaReport], Awaitable[Directive]]
 
 
 async def run_heartbeats(engine: AsyncEngine, lease: Lease, send: Send, every_s: float = EVERY_S) -> None:
-    """Beat until cancelled, or until the engine is gone: then a `ReplicaLostError` is raised."""
+    """Send heartbeats until cancelled. Raises `ReplicaLostError` when the engine is gone."""
     while True:
         next_s = asyncio.get_running_loop().time() + every_s
         await send_heartbeat(engine, lease, send, every_s)

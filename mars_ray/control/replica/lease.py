@@ -20,11 +20,11 @@ from mars_ray.engine.stats.state import EngineState
 log = logging.getLogger(__name__)
 
 REPORTS_KEPT = 64
-"""Answers to older ones are of no use."""
+"""Reports whose times are kept; answers to older ones are of no use."""
 
 
 class Lease:
-    """Of one replica."""
+    """The lease of one replica: which directive it follows, and until when."""
 
     def __init__(self, replica: str, plan: ControlPlan, clock: Callable[[], float] = time.monotonic) -> None:
         self._replica, self._plan, self._now_s = replica, plan, SteadyClock(clock)
@@ -66,11 +66,11 @@ class Lease:
 
     @property
     def directive(self) -> Directive | None:
-        """What holds; None once its lease ended."""
+        """The directive that holds; None once its lease ended."""
         return self._directive if self._directive is not None and self._now_s() < self._ends_s else None
 
     def in_force(self, report: ReplicaReport) -> Directive:
-        """Return what holds: the directive, or what this replica decides alone by its newest report."""
+        """Return what holds: the directive, or what this replica decides for itself by its newest report."""
         if held := self.directive:
             self._alone = None
             return held

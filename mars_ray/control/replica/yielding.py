@@ -1,4 +1,4 @@
-"""When batch work makes way for online classes on the same cluster.
+"""Decide when batch work makes way for online classes on the same cluster.
 
 In:    the states of the online controllers, a clock.
 Out:   whether batch workers take no new rows.

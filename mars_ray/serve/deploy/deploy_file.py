@@ -2,7 +2,7 @@
 
 In:    a path, or none; what the command line says besides.
 Out:   the fields of Ray Serve's schema, with one application. What stands under `args` is checked here; the names and
-       values that are Ray Serve's own are checked by `ray_schema`, which has them from Ray.
+       values that are Ray Serve's own are checked by `serve.ray.schema`, which has them from Ray.
 Never: opens the model or the keys: the nodes must have them, this machine need not.
 
 Paths in the file start from the working directory, as those on the command line and in every other file do, and are
@@ -21,7 +21,7 @@ from mars_ray.serve.deploy.config import ServeConfig, check_exposure, parse_conf
 APPLICATION = {"name": "mars", "route_prefix": "/", "import_path": "mars_ray.serve.ray.app:build"}
 
 DEPLOYMENTS = ("Gateway", "Engine")
-"""What `ray_app` builds: the HTTP front, and the engine behind it."""
+"""The deployments that `serve.ray.app` builds: the HTTP gateway, and the engine behind it."""
 
 
 def read_deploy_file(

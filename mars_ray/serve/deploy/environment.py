@@ -20,7 +20,7 @@ SETTINGS = {
     # HAProxy in front and gRPC between replicas: half of the default's cost per request.
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-    # How long a front lives on without requests, so that balancers elsewhere notice; ours is on this machine.
+    # How long a gateway lives on without requests, so that balancers elsewhere notice; ours is on this machine.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     # HAProxy is looked after by an actor of Ray's, which is replaced after three failed checks in a row.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.25",

@@ -1,7 +1,7 @@
 """Routes of operators: what the controller decided, and thresholds set by hand.
 
 In:    a `ControlClient`.
-Out:   routes; the door lets keys of the role `operate` alone come here.
+Out:   routes; the access middleware lets only keys of the role `operate` come here.
 Never: applies a value the controller refuses.
 """
 

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 Role = Literal["use", "operate"]
 
 CHECK_SECONDS = 1.0
-"""A file is looked at no more often; so long may a revoked key live on."""
+"""Seconds between two looks at the file, and so the longest that a revoked key lives on."""
 
 _SHOWN_CHARS = 8
 
@@ -42,11 +42,11 @@ class Key(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    """Stands in logs and metrics."""
+    """Name of the key in logs and metrics."""
     role: Role
     """`use` calls the model; `operate` may do that too, and whatever else the endpoint offers."""
     service_class: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    """Of its requests; None is the first class of the endpoint."""
+    """Class of service of its requests; None is the first class of the endpoint."""
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", repr=False)
     created: date
 

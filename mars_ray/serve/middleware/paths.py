@@ -10,10 +10,10 @@ from starlette.types import Scope
 from mars_ray.serve.middleware.keys import Role
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/health", "/ping"})
-"""Kubernetes' names, and those by which clients of vLLM and SGLang ask whether an engine is up."""
+"""Paths without a key: Kubernetes' names, and those by which clients of vLLM and SGLang ask whether an engine is up."""
 
 USE_PATHS = frozenset({"/tokenize", "/detokenize", "/openapi.json", "/version"})
-"""Beside those below /v1/."""
+"""Paths beside those below /v1/ that need the role `use` only."""
 
 
 def routed_path(scope: Scope) -> str:

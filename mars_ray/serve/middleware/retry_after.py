@@ -8,7 +8,7 @@ Never: sends all refused callers away for longer than `LONGEST_S`.
 import math
 
 SMOOTHING = 0.05
-"""Weight of the newest request: the last twenty or so count."""
+"""Weight of the newest request in the mean: the last twenty or so count."""
 
 LONGEST_S = 60
 

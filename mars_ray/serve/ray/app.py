@@ -1,4 +1,4 @@
-"""The endpoint as a Serve application: fronts that take HTTP, engines behind them (shell).
+"""The endpoint as a Serve application: gateways that take HTTP, engines behind them (shell).
 
 `serve deploy` and `mars-ray serve` build it from the `args` of a config file; what stands under `deployments` there
 takes the place of what is set here.
@@ -17,14 +17,14 @@ from mars_ray.serve.ray.gateway import Gateway
 from mars_ray.serve.ray.router import PrefixRouter
 
 DRAIN_SECONDS = 120
-"""What runs when a replica is to go may take so long to its end."""
+"""Seconds that running requests get to end when a replica is to stop."""
 
 HEALTH_SECONDS = 1
 HEALTH_TIMEOUT_SECONDS = 30
-"""No step takes so long, be it a prefill on a slow CPU; three times in a row, and the replica is replaced."""
+"""Seconds for a health check; no step takes so long. After three failures in a row the replica is replaced."""
 
 MAX_NUM_SEQS = 256
-"""More than any engine takes where the operator sets no number."""
+"""Sequences that an engine decodes together at most where the operator sets no number."""
 
 
 def build(args: dict[str, Any]) -> Application:
@@ -41,13 +41,13 @@ def build(args: dict[str, Any]) -> Application:
         health_check_timeout_s=HEALTH_TIMEOUT_SECONDS,
         ray_actor_options={"num_cpus": 1},
     )
-    front = serve.deployment(serve.ingress()(Gateway)).options(
+    gateway = serve.deployment(serve.ingress()(Gateway)).options(
         name="Gateway",
-        # The front refuses by itself, in words a client understands, long before Serve would.
+        # The gateway refuses by itself, in words a client understands, long before Serve would.
         max_ongoing_requests=16 * config.limits.requests,
         graceful_shutdown_timeout_s=DRAIN_SECONDS,
         health_check_period_s=HEALTH_SECONDS,
         ray_actor_options={"num_cpus": 0},
     )
-    app: Application = front.bind(engines.bind(config), config)
+    app: Application = gateway.bind(engines.bind(config), config)
     return app

@@ -13,7 +13,7 @@ DESIRED = "mars_desired_replicas"
 
 
 def by_capacity(ctx: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-    """Return the number of replicas the controller asks for; by requests while none is known to."""
+    """Return the number of replicas that the controller asks for; while none answers, the number by requests."""
     wanted = (ctx.aggregated_metrics or {}).get(DESIRED) or {}
     if not wanted:
         by_requests: tuple[float, dict[str, Any]] = replica_queue_length_autoscaling_policy(ctx)

@@ -23,7 +23,7 @@ from mars_ray.serve.replicas.local_engine_client import LocalEngineClient
 
 
 class EngineReplica:
-    """Errors travel as values: what an exception becomes on the way depends on Ray's transport."""
+    """One engine. Its methods return errors as values: what becomes of an exception depends on Ray's transport."""
 
     async def __init__(self, config: ServeConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         folder = resolve_model(config.model)
@@ -67,11 +67,11 @@ class EngineReplica:
         return "".join(await self._client.metrics())
 
     async def alive(self) -> bool:
-        """Return True: that is all a front wants to know."""
+        """Return True: a gateway asks only whether this replica answers."""
         return True
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return what `ray_autoscaling` goes by; nothing while no controller answers."""
+        """Return what `serve.ray.autoscaling` goes by; nothing while no controller answers."""
         held = self._lease.directive
         return {DESIRED: float(held.desired_replicas)} if held and held.desired_replicas else {}
 

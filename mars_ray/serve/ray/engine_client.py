@@ -1,4 +1,4 @@
-"""The engines of a cluster as a `EngineClient` (shell): calls go through Serve's router to one of the replicas."""
+"""The engines of a cluster as an `EngineClient` (shell): calls go through Serve's router to one of the replicas."""
 
 import asyncio
 import time
@@ -17,7 +17,8 @@ from mars_ray.ray_private import fresh_request_id
 
 WATCH_SECONDS = 1.0
 OUTAGE_SECONDS = 30.0
-"""Serve holds calls until a replica is there, for ever if need be. A replica that died is back sooner than this."""
+"""Seconds without any engine after which waiting calls end: Serve itself would hold them for ever. A replica that died
+is back sooner than this."""
 
 LOST = "the replica that answered died. Send the request again."
 NONE_UP = "no engine is up. Try again later."
@@ -26,7 +27,7 @@ T = TypeVar("T")
 
 
 class RayEngineClient:
-    """Use it within one running event loop, and keep `watch` running there."""
+    """The engines of a cluster. Use it within one running event loop, and keep `watch` running there."""
 
     def __init__(self, engines: DeploymentHandle) -> None:
         # Plain pickle: what is sent are dataclasses, and Ray's default is made for functions.
@@ -34,7 +35,7 @@ class RayEngineClient:
         self._streams = self._engines.options(stream=True)
         self._up, self._up_s = False, time.monotonic()
         self._outage: asyncio.Future[None] | None = None
-        """Done once no engine was up for too long; calls that wait for one end with it."""
+        """A future that is done once no engine was up for too long; calls that wait for an engine end with it."""
 
     async def watch(self) -> None:
         """Look after the engines until cancelled, so that no call waits for one that does not come."""
@@ -49,7 +50,7 @@ class RayEngineClient:
     async def ready(self) -> bool:
         """Return whether a replica answered when they were last asked, `WATCH_SECONDS` ago or so.
 
-        Who asks for this needs no key, so it must cost nothing.
+        Callers need no key to ask for this, so it must cost nothing.
         """
         return self._up
 
@@ -129,7 +130,7 @@ async def _awaited(response: Any) -> Any:
 
 
 async def _sent(call: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a call, its errors as ours."""
+    """Return the result of a call; errors of Ray become ours."""
     try:
         return await call
     except RayActorError as error:

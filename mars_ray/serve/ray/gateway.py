@@ -1,4 +1,4 @@
-"""The HTTP front on Ray Serve (shell around `front`): its replicas are what the load balancer sends requests to."""
+"""The HTTP gateway on Ray Serve (shell around `gateway_app`); the load balancer sends requests to its replicas."""
 
 import gc
 
@@ -26,7 +26,7 @@ class Gateway:
         name = serve.get_replica_context().replica_id.unique_id
         folder = resolve_model(self._config.model)
         control = RayController(serve.get_replica_context().app_name, self._config.plan(folder))
-        front = make_gateway_app(RayEngineClient(self._engines), control, self._config, folder, name=name)
+        gateway = make_gateway_app(RayEngineClient(self._engines), control, self._config, folder, name=name)
 
         # Serve puts x-request-id on every answer, and a client would see both.
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -36,7 +36,7 @@ class Gateway:
                     message = {**message, "headers": kept}
                 await send(message)
 
-            await front(scope, receive, send_on)
+            await gateway(scope, receive, send_on)
 
         # What is there by now, stays: to look through all of it for garbage takes 0.14 s, in which all callers wait.
         gc.collect()

@@ -1,4 +1,4 @@
-"""Route requests from a front to the engines by load and shared prefix (shell around `routing`)."""
+"""Route requests from a gateway to the engines by load and shared prefix (shell around `prefix_routing`)."""
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
@@ -7,7 +7,7 @@ from mars_ray.serve.replicas.prefix_routing import prefix_key, ranked
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
-    """Looks at the engine request a call carries; calls without one go to the least loaded replica."""
+    """Routes by the engine request that a call carries; calls without one go to the least loaded replica."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

@@ -1,4 +1,4 @@
-"""The fields of a Serve config file -> Ray Serve's schema (shell).
+"""Turn the fields of a Serve config file into Ray Serve's schema (shell).
 
 In:    fields as `deploy_file` returns them, and what they came from.
 Out:   the schema, or a `ConfigError` that says where the file is wrong.

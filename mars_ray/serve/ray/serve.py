@@ -50,7 +50,7 @@ def run(schema: ServeDeploySchema) -> None:
                 proxy_location=schema.proxy_location,
                 global_logging_config=schema.logging_config,
             )
-            _say("starting the front, loading the model", started_s)
+            _say("starting the gateway, loading the model", started_s)
             client.deploy_apps(schema)
             if _wait_until_up(name, signals):
                 client.wait_for_proxies_serving(wait_for_applications_running=True)

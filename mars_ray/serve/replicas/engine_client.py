@@ -1,4 +1,4 @@
-"""What the HTTP front needs of the engines behind it, be they in this process or on a cluster.
+"""What the HTTP gateway needs of the engines behind it, be they in this process or on a cluster.
 
 In:    engine requests.
 Out:   chunks; what is known of the model; metrics.
@@ -14,10 +14,10 @@ from mars_ray.openai_api.model_info import ModelInfo
 
 
 class EngineClient(Protocol):
-    """Engines that serve one model. Every method may raise a `MarsRayError`."""
+    """A client of the engines that serve one model. Every method may raise a `MarsRayError`."""
 
     async def watch(self) -> None:
-        """Look after the engines until cancelled; runs as long as the front does."""
+        """Look after the engines until cancelled; runs as long as the gateway does."""
 
     def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         """Yield the chunks of a request as they come; closing the generator cancels it."""

@@ -1,4 +1,4 @@
-"""What one engine tells Prometheus, under the names that dashboards of vLLM know, with `mars:` before them.
+"""The Prometheus metrics of one engine, under the names that dashboards of vLLM know, with `mars:` before them.
 
 In:    requests, their chunks as they leave the engine, the state of the engine.
 Out:   Prometheus text.
@@ -28,7 +28,7 @@ TOKENS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
 
 
 class EngineMetrics:
-    """The figures of one engine. `clock` gives seconds."""
+    """The metrics of one engine. `clock` gives seconds."""
 
     def __init__(self, *, model: str, replica: str, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
@@ -104,13 +104,13 @@ class EngineMetrics:
 
 
 class RequestObserver:
-    """One request on its way through the engine."""
+    """Observes one request on its way through the engine."""
 
     def __init__(self, metrics: EngineMetrics, request: Request) -> None:
         self._metrics, self._prompt_tokens = metrics, len(request.prompt)
         self._arrived_s = metrics.clock()
         self._last_s: dict[int, float] = {}
-        """When each sequence last said something."""
+        """When the last chunk of each sequence came."""
 
     def observe(self, chunk: Chunk) -> None:
         """Count a chunk that just left the engine."""

@@ -1,4 +1,4 @@
-"""One engine as a `EngineClient`: what a replica is made of, and what a test serves from.
+"""An engine of this process as an `EngineClient`: what a replica is made of, and what a test serves from.
 
 In:    engine requests.
 Out:   chunks; what is known of the model; the engine's metrics.
@@ -17,13 +17,13 @@ from mars_ray.serve.replicas.engine_metrics import EngineMetrics
 
 
 class LocalEngineClient:
-    """Owns `engine` until `close`."""
+    """A client of one engine, which it owns until `close`."""
 
     def __init__(self, engine: AsyncEngine, model: ModelInfo, metrics: EngineMetrics) -> None:
         self._engine, self._model, self._metrics = engine, model, metrics
 
     async def watch(self) -> None:
-        """Do nothing: this engine is where its front is."""
+        """Do nothing: this engine ends together with its client."""
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         """Yield the chunks of a request as they come; closing the generator cancels it."""

@@ -1,7 +1,7 @@
 """How long event loops of this process are held up by a single callback.
 
 What is counted is the time of the processor that the thread used, so a busy machine makes nothing longer, less what it
-spent on looking for garbage: in the process of the tests that is theirs, and a front freezes what it starts with.
+spent on looking for garbage: in the process of the tests that is theirs, and a gateway freezes what it starts with.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 LONGEST_S = 0.1
-"""While a front does anything for longer, all its callers wait."""
+"""While a gateway does anything for longer, all its callers wait."""
 
 
 @contextmanager
