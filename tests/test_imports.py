@@ -153,7 +153,3 @@ def test_nothing_imports_the_command_line() -> None:
     assert importing == ["mars_ray.__main__"]
 
 
-def test_no_folder_is_crowded() -> None:
-    folders = {path.parent for path in MODULES}
-    crowded = {str(f.relative_to(ROOT)): n for f in folders if (n := len([*f.glob("[a-z]*.py")])) > 16}
-    assert crowded == {}
