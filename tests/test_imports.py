@@ -153,3 +153,21 @@ def test_nothing_imports_the_command_line() -> None:
     assert importing == ["mars_ray.__main__"]
 
 
+ARCHITECTURE = (ROOT.parent / "ARCHITECTURE.md").read_text()
+
+
+def test_the_table_of_the_architecture_is_this_one() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \|[^|]*\| ([^|]*)\|$", ARCHITECTURE, re.MULTILINE))
+    told = {
+        part: set(re.findall(r"`(\w+)`", allowed)) | (SHARED if "shared" in allowed else set())
+        for part, allowed in rows.items()
+        if part != "cli"
+    }
+    assert told == BELOW
+
+
+def test_the_architecture_names_files_that_are_there() -> None:
+    named = {name for name in re.findall(r"`([a-z_]+(?:/[a-z_]+)+)`", ARCHITECTURE) if name.split("/")[0] in BELOW}
+    assert sorted(name for name in named if not ((ROOT / name).is_dir() or (ROOT / f"{name}.py").exists())) == []
+    tests = set(re.findall(r"`(tests/[\w/.]+)", ARCHITECTURE))
+    assert sorted(name for name in tests if not (ROOT.parent / name).exists()) == []
