@@ -84,7 +84,7 @@ def decode_block_diffusion(
             ids += [mask_id] * (start + block - len(ids))
             while mask_id in ids[start:] and not output.is_finished:
                 _fill(ids, *_proposals(reader, ids, start, block), threshold, mask_id)
-                reader.keep(max(0, start - 1))
+                reader.crop(max(0, start - 1))
                 output.extend(_filled(ids, len(prompt) + len(output.tokens), mask_id))
         output.forwards = reader.forwards
         outputs.append(output)

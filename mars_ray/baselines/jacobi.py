@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from mars_ray.baselines.output import BaselineOutput
 from mars_ray.baselines.reader import Reader
-from mars_ray.baselines.verify import verified
+from mars_ray.baselines.verify import verify_greedily
 from mars_ray.errors import ConfigError
 
 
@@ -40,13 +40,13 @@ def decode_jacobi(
         guesses = [prompt[-1]] * block
         while not output.is_finished:
             prefix = [*prompt, *output.tokens]
-            asked = guesses[: output.left - 1]
-            says = reader.read([*prefix, *asked], last=len(asked) + 1).logits_MV.argmax(dim=-1).tolist()
-            given = verified(asked, says)
-            output.extend(given)
-            reader.keep(len(prefix) + len(given) - 1)
-            ahead = says[len(given) :]
-            guesses = ahead + [says[-1]] * (block - len(ahead))
+            guessed = guesses[: output.left - 1]
+            predicted = reader.read([*prefix, *guessed], last=len(guessed) + 1).logits_MV.argmax(dim=-1).tolist()
+            accepted = verify_greedily(guessed, predicted)
+            output.extend(accepted)
+            reader.crop(len(prefix) + len(accepted) - 1)
+            ahead = predicted[len(accepted) :]
+            guesses = ahead + [predicted[-1]] * (block - len(ahead))
         output.forwards = reader.forwards
         outputs.append(output)
     return outputs

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from mars_ray.baselines.output import BaselineOutput
 from mars_ray.baselines.reader import Reader
-from mars_ray.baselines.verify import verified
+from mars_ray.baselines.verify import verify_greedily
 from mars_ray.errors import ConfigError, DivergedError, ModelError
 from mars_ray.method.streams import IGNORE, PackedRows, clean_stream
 from mars_ray.method.visibility import dense_mask
@@ -168,13 +168,13 @@ def decode_medusa(
         guesses: list[int] = []
         while not output.is_finished:
             prefix = [*prompt, *output.tokens]
-            asked = guesses[: output.left - 1]
-            reading = reader.read([*prefix, *asked], last=len(asked) + 1)
-            given = verified(asked, reading.logits_MV.argmax(dim=-1).tolist())
-            output.extend(given)
-            reader.keep(len(prefix) + len(given) - 1)
+            guessed = guesses[: output.left - 1]
+            reading = reader.read([*prefix, *guessed], last=len(guessed) + 1)
+            accepted = verify_greedily(guessed, reading.logits_MV.argmax(dim=-1).tolist())
+            output.extend(accepted)
+            reader.crop(len(prefix) + len(accepted) - 1)
             # The position that gave the last token: the heads look past it from there.
-            logits_KV = heads(reading.hidden_MD[len(given) - 1, None])[:, 0]
+            logits_KV = heads(reading.hidden_MD[len(accepted) - 1, None])[:, 0]
             logits_KV[:, mask_id] = -torch.inf
             guesses = logits_KV.argmax(dim=-1).tolist()
         output.forwards = reader.forwards

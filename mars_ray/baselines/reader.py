@@ -35,7 +35,7 @@ class Reader:
         length: int = self._cache.get_seq_length()
         return length
 
-    def keep(self, length: int) -> None:
+    def crop(self, length: int) -> None:
         """Keep no more than the first `length` slots."""
         self._cache.crop(min(0, length - self.length))
 

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from mars_ray.baselines.output import BaselineOutput
 from mars_ray.baselines.reader import Reader
-from mars_ray.baselines.verify import verified
+from mars_ray.baselines.verify import verify_greedily
 from mars_ray.errors import ConfigError
 from mars_ray.method.acceptance import accepted_lengths, confidence
 from mars_ray.method.metric import Metric
@@ -85,9 +85,9 @@ def decode_speculative(
         while not output.is_finished:
             prefix = [*prompt, *output.tokens]
             drafts = drafter.propose(prefix, min(draft_length, output.left - 1))
-            given, right = verifier.verify(prefix, drafts, output.left)
-            drafter.keep(len(prefix) + right)
-            output.extend(given)
+            accepted, right = verifier.verify(prefix, drafts, output.left)
+            drafter.crop(len(prefix) + right)
+            output.extend(accepted)
         output.forwards, output.draft_forwards = verifier.forwards, drafter.forwards
         outputs.append(output)
     return outputs
@@ -104,9 +104,9 @@ class Drafter:
         """Forwards of the network so far."""
         return self._reader.forwards
 
-    def keep(self, length: int) -> None:
+    def crop(self, length: int) -> None:
         """Forget what was read behind the first `length` tokens: the drafts there were wrong."""
-        self._reader.keep(length)
+        self._reader.crop(length)
 
     def propose(self, prefix: list[int], length: int) -> list[int]:
         """Return `length` tokens to follow `prefix`, fewer behind which the answer would end."""
@@ -115,7 +115,7 @@ class Drafter:
             ids = [*prefix, *drafts]
             masks = self._window.masks(length - len(drafts))
             logits_WV = self._reader.read(ids + [self._mask_id] * masks, last=1 + masks).logits_MV
-            self._reader.keep(len(ids))
+            self._reader.crop(len(ids))
             drafts += self._window.accept(logits_WV)
         return drafts
 
@@ -146,15 +146,15 @@ class Verifier:
             ).logits_MV
         else:
             logits_MV = self._reader.read(tokens, last=outcomes).logits_MV
-        given = verified(drafts, logits_MV[:outcomes].argmax(dim=-1).tolist())
-        right = len(given) - 1
+        accepted = verify_greedily(drafts, logits_MV[:outcomes].argmax(dim=-1).tolist())
+        right = len(accepted) - 1
         # Wrong drafts and all masks stand behind the right drafts.
-        self._reader.keep(len(prefix) + right)
+        self._reader.crop(len(prefix) + right)
         if masks:
             group = outcomes + right * masks
             window_WV = torch.cat([logits_MV[right : right + 1], logits_MV[group : group + masks]])
-            given[right:] = self._window.accept(window_WV)
-        return given, right
+            accepted[right:] = self._window.accept(window_WV)
+        return accepted, right
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,8 +102,8 @@ class LLM:
             progress = sys.stderr.isatty()
         if not progress:
             return answer_all(self.engine, requests, None)
-        with ProgressLine("answers", total=len(requests)) as shown:
-            return answer_all(self.engine, requests, shown)
+        with ProgressLine("answers", total=len(requests)) as line:
+            return answer_all(self.engine, requests, line)
 
 
 def answer_all(engine: Engine, requests: Sequence[Request], progress: ProgressLine | None) -> list[RequestOutput]:

@@ -98,7 +98,7 @@ def test_a_reader_that_leaves_cancels_its_request(make_engine: MakeEngine, promp
             async with aclosing(front.generate(request("a", prompts[0], max_tokens=1500, ignore_eos=True))) as stream:
                 async for _ in stream:
                     break
-            # The only row is free again long before 1500 tokens are made.
+            # The only slot is free again long before 1500 tokens are made.
             chunks = await read(front, request("b", prompts[1], max_tokens=4))
             assert chunks[-1].finished
             assert (await front.state()).running == 0

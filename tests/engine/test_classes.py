@@ -1,4 +1,4 @@
-"""Classes of service in a whole engine: thresholds, rows, figures."""
+"""Classes of service in an engine: thresholds, slots, figures."""
 
 from collections.abc import Callable
 

@@ -206,7 +206,7 @@ def test_neighbours_without_a_grammar_say_what_they_say_alone(
     assert {name: together[name].tokens for name in alone_} == {name: each.tokens for name, each in alone_.items()}
 
 
-def test_a_sequence_that_gives_its_row_back_keeps_its_place_in_the_grammar(
+def test_a_sequence_that_gives_its_slot_back_keeps_its_place_in_the_grammar(
     make_engine: MakeEngine, prompts: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slot_allocator, "FIRST_WIDTH", 32)

@@ -98,7 +98,7 @@ def test_every_sequence_equals_the_oracles_whatever_its_neighbours(
     reference: Oracle,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(slot_allocator, "FIRST_WIDTH", 32)  # or nothing here would ever outgrow a row
+    monkeypatch.setattr(slot_allocator, "FIRST_WIDTH", 32)  # or nothing here would ever outgrow a slot
     engine = make_engine(max_num_seqs=max_num_seqs, max_kv_tokens=max_kv_tokens, max_prefill_tokens=max_prefill_tokens)
     outputs: dict[tuple[str, int], Output] = {}
     step = 0

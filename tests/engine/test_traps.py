@@ -326,10 +326,10 @@ def test_memory_that_ends_when_the_cache_grows_fails_what_runs_and_serves_what_w
     engine = make_engine(max_num_seqs=1)
     resize, failures = engine._cache.resize, iter([True])
 
-    def no_memory(rows: int, width: int) -> None:
+    def no_memory(slots: int, width: int) -> None:
         if width > 256 and next(failures, False):
             raise MemoryError("no memory")
-        resize(rows, width)
+        resize(slots, width)
 
     monkeypatch.setattr(engine._cache, "resize", no_memory)
     outputs = run(engine, [request("long", [20] * 300, max_tokens=4), request("next", prompts[0], max_tokens=4)])
@@ -337,7 +337,7 @@ def test_memory_that_ends_when_the_cache_grows_fails_what_runs_and_serves_what_w
     assert outputs["next"].finished.reason in ("stop", "length")
 
 
-def test_cancelling_frees_the_row_at_once(make_engine: MakeEngine, prompts: list[tuple[int, ...]]) -> None:
+def test_cancelling_frees_the_slot_at_once(make_engine: MakeEngine, prompts: list[tuple[int, ...]]) -> None:
     engine = make_engine(max_num_seqs=1)
     for name in ("a", "b"):
         engine.add(request(name, prompts[0], max_tokens=64, ignore_eos=True))

@@ -1,4 +1,4 @@
-"""Who gets the next row, by class of service."""
+"""Who gets the next slot, by class of service."""
 
 from collections import Counter
 from itertools import count
