@@ -76,7 +76,7 @@ def test_headers_and_errors_pass_the_proxy_as_they_are(client: OpenAI) -> None:
 
 def test_the_client_of_the_readme_works(running: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    [block] = re.findall(r"```py\n(.*?)```", readme, re.DOTALL)
+    [block] = [each for each in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "OpenAI(" in each]
     exec(block.replace("http://127.0.0.1:8000", running.url), {})
     text, tokens_per_forward = capsys.readouterr().out.rsplit(maxsplit=1)
     assert '"name"' in text
