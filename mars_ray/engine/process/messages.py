@@ -2,6 +2,8 @@
 
 A frame on the socket is the length in four bytes, then a pickle. It never leaves the machine: both ends are a pair of
 sockets that a parent and its child hold, and nobody else can open.
+
+Ours and not `multiprocessing.connection`: the parent reads on its event loop, and a `Connection` can only block.
 """
 
 import asyncio
