@@ -320,6 +320,24 @@ def test_a_request_that_makes_the_network_fail_fails_alone(
         hook.remove()
 
 
+def test_scheduling_that_never_works_ends_every_request_with_the_reason(
+    make_engine: MakeEngine, prompts: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("no plan")
+
+    monkeypatch.setattr(engine._scheduler, "schedule", broken)
+    for number, prompt in enumerate(prompts[:3]):
+        engine.add(request(str(number), prompt))
+    chunks = engine.step()
+    assert [chunk.finished and str(chunk.finished.error) for chunk in chunks] == [
+        "decoding failed: RuntimeError: no plan. The engine serves other requests."
+    ] * 3
+    assert not engine.busy
+
+
 def test_memory_that_ends_when_the_cache_grows_fails_what_runs_and_serves_what_waits(
     make_engine: MakeEngine, prompts: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -271,8 +271,12 @@ class Engine:
         self._ended.clear()
 
     def _start_over(self, error: Exception) -> list[Chunk]:
-        """Fail what is running and begin with an empty cache; what waits is served from there."""
-        chunks = [self._fail(sequence, error) for sequence in self._scheduler.running]
+        """Fail what is running and begin with an empty cache; what waits is served from there.
+
+        Where nothing runs, what waits is what it fails for, and would again.
+        """
+        waiting = [sequence for siblings in self._requests.values() for sequence in siblings]
+        chunks = [self._fail(sequence, error) for sequence in list(self._scheduler.running) or waiting]
         self._free_ended()
         self.clear_cache()
         self._cache.resize(0, 0)
