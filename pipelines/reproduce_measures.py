@@ -82,11 +82,11 @@ def _rows(checkpoint: Checkpoint, decodes: Mapping[str, DecodeParams], asked: Se
     counts = count_answers(checkpoint, asked, list(decodes.values()), SAMPLING)
     rows = {}
     for name, of_way in zip(decodes, counts, strict=True):
-        whole = total_of(of_way)
+        total = total_of(of_way)
         rows[name] = figures(asked, [bool(each.right) for each in of_way]) | {
-            "tokens": whole.tokens,
-            "tokens_per_forward": whole.tokens_per_forward,
-            "agreement": whole.agreement,
+            "tokens": total.tokens,
+            "tokens_per_forward": total.tokens_per_forward,
+            "agreement": total.agreement,
         }
     return rows
 

@@ -129,7 +129,7 @@ def bench_policy(
     rows: Annotated[int, typer.Option(help="Sequences each of them decodes together.")] = 16,
     prompt_scale: Annotated[float, typer.Option(help="Times the trace's prompts.")] = 1 / 8,
     output_scale: OutputScale = 1.0,
-    slo: Annotated[str, typer.Option(help="What callers are promised, in ms.")] = "ttft:1000,tpot:30",
+    slo: Annotated[str, typer.Option(help="The SLO of a request, in ms.")] = "ttft:1000,tpot:30",
     seed: Annotated[int, typer.Option(help="Of routing and of made arrivals.")] = 0,
     json_file: JsonFile = None,
 ) -> None:

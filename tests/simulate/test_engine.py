@@ -69,10 +69,10 @@ def load(rate: float, requests: int) -> list[Arrival]:
 
 def requests_for(checkpoint: Checkpoint, arrivals: list[Arrival]) -> Iterator[Request]:
     texts = Texts(read_prompts(bundled_prompts()), Random(2))
-    for number, wish in enumerate(arrivals):
-        prompt = checkpoint.tokenizer(texts.of(int(wish.prompt_tokens))).input_ids[: int(wish.prompt_tokens)]
-        assert len(prompt) == wish.prompt_tokens
-        sampling = SamplingParams(max_tokens=int(wish.output_tokens), temperature=0.0, ignore_eos=True)
+    for number, arrival in enumerate(arrivals):
+        prompt = checkpoint.tokenizer(texts.of(int(arrival.prompt_tokens))).input_ids[: int(arrival.prompt_tokens)]
+        assert len(prompt) == arrival.prompt_tokens
+        sampling = SamplingParams(max_tokens=int(arrival.output_tokens), temperature=0.0, ignore_eos=True)
         yield Request(id=str(number), prompt=tuple(prompt), sampling=sampling, tenant=str(number))
 
 
@@ -111,6 +111,6 @@ def test_tokens_and_times_are_those_of_the_real_engine(rate: float, requests: in
     # A simulated request looks as far ahead as all do on average. Of real ones some do not, and end last and alone.
     assert found.tokens_per_s == pytest.approx(tokens / max(end_s.values()), rel=0.03)
     assert found.ttft_ms is not None and found.e2e_ms is not None
-    arrived = dict(enumerate(wish.arrival_s for wish in arrivals))
+    arrived = dict(enumerate(arrival.arrival_s for arrival in arrivals))
     assert found.e2e_ms.mean / 1000 == pytest.approx(mean(end_s[at] - arrived[at] for at in arrived), rel=0.1)
     assert found.ttft_ms.mean / 1000 == pytest.approx(mean(first_s[at] - arrived[at] for at in arrived), rel=0.1)

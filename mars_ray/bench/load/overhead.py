@@ -32,8 +32,8 @@ from mars_ray.model.resolve import resolve_model
 from mars_ray.progress import ProgressLine
 
 MAX_TOKENS = 128
-WHOLE, STREAMED, ALONE = "served, whole", "served, streamed", "engine alone"
-ASKED = {WHOLE: 0.8}
+UNSTREAMED, STREAMED, ALONE = "served, not streamed", "served, streamed", "engine alone"
+ASKED = {UNSTREAMED: 0.8}
 """Share of the engine's own tokens per second that an endpoint should give; nothing was asked of streams."""
 
 
@@ -60,9 +60,9 @@ def bench_overhead(
 
     with ProgressLine("runs", total=3 * (rounds + 1)) as progress:
         samples = interleaved(
-            {WHOLE: lambda: through(False), STREAMED: lambda: through(True), ALONE: engine.run}, rounds, progress
+            {UNSTREAMED: lambda: through(False), STREAMED: lambda: through(True), ALONE: engine.run}, rounds, progress
         )
-    ratios = {name: speedup(samples[name], samples[ALONE]) for name in (WHOLE, STREAMED)}
+    ratios = {name: speedup(samples[name], samples[ALONE]) for name in (UNSTREAMED, STREAMED)}
     _show(f"{model}, {clients} clients, {requests} requests, {rounds} rounds", samples, ratios)
     return {
         "command": f"mars-ray bench overhead --model {model} --clients {clients} --requests {requests}"

@@ -40,8 +40,8 @@ def _samples(prompts: Sequence[Prompt], counts: Sequence[CalibrationCounts]) -> 
 
 def _point(threshold: float, samples: Sequence[_ByFamily], data: str) -> CalibrationPoint:
     families = [name for name in FAMILIES if any(name in sample for sample in samples)]
-    whole = {name: total_of(sample[name] for sample in samples if name in sample) for name in families or [""]}
-    total = total_of(whole.values())
+    by_family = {name: total_of(sample[name] for sample in samples if name in sample) for name in families or [""]}
+    total = total_of(by_family.values())
 
     def spread(figure: Callable[[_ByFamily], float]) -> float | None:
         return stdev(map(figure, samples)) if len(samples) > 1 else None
@@ -52,7 +52,7 @@ def _point(threshold: float, samples: Sequence[_ByFamily], data: str) -> Calibra
         tokens_per_forward_std=spread(lambda sample: total_of(sample.values()).tokens_per_forward),
         agreement=total.agreement,
         agreement_std=spread(lambda sample: total_of(sample.values()).agreement),
-        accuracy=_accuracy(whole) if families else None,
+        accuracy=_accuracy(by_family) if families else None,
         accuracy_std=spread(_accuracy) if families else None,
         examples=total.examples,
         tokens=total.tokens,
@@ -60,9 +60,9 @@ def _point(threshold: float, samples: Sequence[_ByFamily], data: str) -> Calibra
         data=data,
         by_family={
             name: FamilyPoint(
-                examples=whole[name].examples,
-                tokens_per_forward=whole[name].tokens_per_forward,
-                accuracy=whole[name].accuracy,
+                examples=by_family[name].examples,
+                tokens_per_forward=by_family[name].tokens_per_forward,
+                accuracy=by_family[name].accuracy,
             )
             for name in families
         },
