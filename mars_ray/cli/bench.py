@@ -40,7 +40,7 @@ PromptScale = Annotated[
 @bench_app.command("decode")
 def bench_decode(
     model: Annotated[
-        str, typer.Option(help="'bundled', a folder, or a shape with random weights: 'shape:100m'.")
+        str, typer.Option(help="A model as everywhere, or a shape with random weights: 'shape:100m'.")
     ] = "bundled",
     batch: Annotated[str, typer.Option(help="Requests decoded together, separated by commas.")] = "1,4,16,32",
     dtype: BenchDtype = "float32",
@@ -60,7 +60,7 @@ def bench_decode(
 
 @bench_app.command("floor")
 def bench_floor(
-    model: Annotated[str, typer.Option(help="'bundled', a folder, or a shape with random weights.")] = "bundled",
+    model: Annotated[str, typer.Option(help="A model as everywhere, or a shape with random weights.")] = "bundled",
     batch: Annotated[str, typer.Option(help="Rows of a step, separated by commas.")] = "1,4,16,32",
     dtype: BenchDtype = "float32",
     json_file: JsonFile = None,
@@ -153,7 +153,7 @@ def bench_policy(
 @bench_app.command("overhead")
 def bench_overhead(
     url: Annotated[str, typer.Option(help="A running `mars-ray serve` that has nothing else to do.")] = URL,
-    model: Annotated[str, typer.Option(help="The model it serves: 'bundled' or a folder.")] = "bundled",
+    model: Annotated[str, typer.Option(help="The model it serves.")] = "bundled",
     clients: Annotated[int, typer.Option(help="Requests in flight.")] = 16,
     requests: Annotated[int, typer.Option(help="Requests per round.")] = 500,
     rounds: Annotated[int, typer.Option(help="Rounds; one more before them warms up.")] = 3,

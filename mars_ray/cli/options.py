@@ -7,7 +7,8 @@ import typer
 
 from mars_ray.model.dtype import DtypeOrAuto
 
-Model = Annotated[str, typer.Option(help="'bundled' or a model folder.")]
+MODEL_HELP = "'bundled', 'smollm2', a folder, a .gguf file, or organisation/name of a hub, with @revision or without."
+Model = Annotated[str, typer.Option(help=MODEL_HELP)]
 AsJson = Annotated[bool, typer.Option("--json", help="End with one machine-readable line.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write every sample here.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the most likely token.")]

@@ -5,10 +5,12 @@ from typing import Annotated
 
 import typer
 
+from mars_ray.cli.options import MODEL_HELP
+
 
 def serve(
     config: Annotated[Path | None, typer.Option(help="Ray Serve config file; see serve_configs/.")] = None,
-    model: Annotated[str | None, typer.Option(help="'bundled' or a model folder.")] = None,
+    model: Annotated[str | None, typer.Option(help=MODEL_HELP)] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on; without API keys this machine's own.")] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535)] = None,
 ) -> None:

@@ -23,7 +23,7 @@ class HarnessSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
 
     model: str
-    """'bundled' or a model folder."""
+    """'bundled', 'smollm2', a folder, a .gguf file or a name on a hub."""
     mode: Mode = Mode.THRESHOLD
     threshold: float | None = None
     """The threshold; None is 1, the answers of one token at a time. In mode exact it is what a draft needs, 0.7 by

@@ -28,9 +28,9 @@ from mars_ray.progress import ProgressLine
 class LLM:
     """A model, and an engine that decodes several tokens per forward with it. Not thread-safe.
 
-    `model` is "bundled" or a Hugging Face folder. `dtype` is "auto", "float32" or "bfloat16". `options` are the sizes
-    of the engine; by default they follow from the model and the free memory. Raises `ModelError` for a model that
-    cannot be loaded, and `ConfigError` for sizes the engine cannot have.
+    `model` is "bundled", "smollm2", a Hugging Face folder, a .gguf file or a name on a hub. `dtype` is "auto",
+    "float32" or "bfloat16". `options` are the sizes of the engine; by default they follow from the model and the free
+    memory. Raises `ModelError` for a model that cannot be loaded, and `ConfigError` for sizes the engine cannot have.
     """
 
     def __init__(

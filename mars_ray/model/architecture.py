@@ -52,8 +52,13 @@ def decoder_config(raw: dict[str, Any], folder: Path) -> PretrainedConfig:
         raise ModelError(f"{folder}: model type {declared!r} is not known to transformers {__version__}.")
     if not _is_decoder(model_type):
         raise ModelError(f"{folder}: model type {declared!r} is not a decoder. Give a causal language model.")
-    if raw.get("quantization_config"):
-        raise ModelError(f"{folder}: the weights are quantised. Give the model as it was before quantisation.")
+    if quantised := raw.get("quantization_config"):
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+        raise ModelError(
+            f"{folder}: the weights are quantised{f' with {method}' if method else ''}, which needs special kernels. "
+            "Give the model as it was before quantisation, whose name mostly lacks the last part (-AWQ, -GPTQ, "
+            "-bnb-4bit), or its .gguf file."
+        )
     fields = {name: value for name, value in raw.items() if name not in _LEFT_OUT}
     try:
         config = CONFIG_MAPPING[model_type].from_dict(fields)

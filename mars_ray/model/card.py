@@ -72,6 +72,8 @@ class Card(_Frozen):
     seed: int
     versions: dict[str, str]
     losses: dict[str, float]
+    base_model: str | None = None
+    """The model that training began with, one on a hub as `organisation/name@commit`; null where that is not known."""
     calibration: tuple[CalibrationPoint, ...] = ()
 
     @model_validator(mode="after")

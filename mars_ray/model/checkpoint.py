@@ -8,6 +8,7 @@ Never: leaves a half-written folder, writes over another, changes the network it
 import json
 import shutil
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +65,14 @@ def load_checkpoint(
 
 def save_checkpoint(checkpoint: Checkpoint, folder: Path, *, dtype: torch.dtype | None = None) -> None:
     """Write `checkpoint` to `folder`, which must be absent or empty; `dtype` casts the weights in the file only."""
+    save_folder(folder, lambda partial: _write(checkpoint, partial, dtype))
+
+
+def save_folder(folder: Path, write: Callable[[Path], None], *, shared: bool = False) -> None:
+    """Make `folder`, which must be absent or empty, with what `write` puts into it: all of it or nothing.
+
+    With `shared` another process may write the same at the same time: the first to end has made it.
+    """
     folder = folder.absolute()
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -72,8 +81,12 @@ def save_checkpoint(checkpoint: Checkpoint, folder: Path, *, dtype: torch.dtype 
         partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")
         partial.mkdir(parents=True)
         try:
-            _write(checkpoint, partial, dtype)
-            partial.replace(folder)
+            write(partial)
+            if not (shared and folder.exists()):
+                partial.replace(folder)
+        except OSError:
+            if not (shared and folder.exists()):
+                raise
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     except (OSError, SafetensorError) as error:
@@ -84,14 +97,18 @@ def _write(checkpoint: Checkpoint, folder: Path, dtype: torch.dtype | None) -> N
     network = checkpoint.network
     state = None if dtype is None else _cast(network.state_dict(), dtype)
     network.save_pretrained(folder, state_dict=state)
-    # safetensors keeps its files to their owner, whatever the umask says.
-    for weights in folder.glob("*.safetensors"):
-        weights.chmod((folder / "config.json").stat().st_mode)
+    share_weights(folder)
     if dtype is not None:
         _say_dtype(folder / "config.json", dtype)
     checkpoint.tokenizer.save_pretrained(folder)
     if checkpoint.card is not None:
         write_card(checkpoint.card, folder)
+
+
+def share_weights(folder: Path) -> None:
+    """Give the weights in `folder` the permissions of its config.json: safetensors keeps them to their owner."""
+    for weights in folder.glob("*.safetensors"):
+        weights.chmod((folder / "config.json").stat().st_mode)
 
 
 def _cast(state: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -1,33 +1,75 @@
 """Turn what a user calls a model into a folder.
 
-No hub is contacted: a name like "Qwen/Qwen2.5-0.5B" is only a path here. Whether "bundled" is complete is for
-`check_folder` to say.
+A folder that exists comes before a name on a hub. Whether the folder is complete is for `check_folder` to say.
 """
 
+from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 
 from mars_ray.errors import ModelError
+from mars_ray.model.hub import cached_names, download, hub_name_of, parse_hub_name
 
 BUNDLED = "bundled"
+SMOLLM2 = "smollm2"
+WHAT_TO_GIVE = (
+    f"{BUNDLED!r}, {SMOLLM2!r}, a folder, a .gguf file, or organisation/name of a hub, with @revision or without"
+)
 
 
 def resolve_model(name: str) -> Path:
-    """Return the folder `name` stands for. "bundled" is always the packaged model; write "./bundled" for a folder."""
+    """Return the folder `name` stands for, downloading or converting it when it is not here yet.
+
+    "bundled" is always the packaged model; write "./bundled" for a folder.
+    """
     if name == BUNDLED:
         return Path(str(files("mars_ray"))) / "assets" / "bundled"
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return folder
-    raise ModelError(f"unknown model {name!r}: give {BUNDLED!r} or a folder{_hint(folder)}")
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        from mars_ray.model.gguf import converted  # here, for it imports torch
+
+        return converted(path)
+    if name == SMOLLM2:
+        from mars_ray.model.smollm2 import smollm2_folder
+
+        return smollm2_folder()
+    hub_name = parse_hub_name(name)
+    if hub_name is None:
+        raise ModelError(f"unknown model {name!r}: give {WHAT_TO_GIVE}{_hint(path)}")
+    # Whoever mistyped a folder must hear of folders, too.
+    return download(hub_name, _hint(path, cached_names()))
 
 
-def _hint(missing: Path) -> str:
+def pin(name: str, folder: Path) -> str:
+    """Return `name`, which was resolved to `folder`; for a model on a hub with the commit that lies there."""
+    return str(hub_name_of(folder.absolute()) or name)
+
+
+def model_label(name: str, folder: Path) -> str:
+    """Return what reports call the model `name` in `folder`: `organisation/name@commit`, or its short name."""
+    hub_name = hub_name_of(folder.absolute())
+    return str(hub_name) if hub_name else short_name(name)
+
+
+def short_name(name: str) -> str:
+    """Return the last part of a model's name, without revision or ending; no file or network is looked at."""
+    hub_name = parse_hub_name(name)
+    last = hub_name.repository.split("/")[1] if hub_name else Path(name).expanduser().absolute().name
+    return last.removesuffix(".gguf")
+
+
+def _hint(missing: Path, others: Sequence[str] = ()) -> str:
     try:
-        siblings = [entry.name for entry in missing.parent.iterdir() if entry.is_dir()]
+        siblings = [str(missing.parent / each.name) for each in missing.parent.iterdir() if _may_be_model(each)]
     except OSError:
         siblings = []
-    candidates = [*siblings, BUNDLED] if missing.parent == Path() else siblings
-    close = get_close_matches(missing.name, candidates, n=1)
-    return f". Did you mean {str(missing.parent / close[0])!r}?" if close else "."
+    names = [BUNDLED, SMOLLM2] if missing.parent == Path() else []
+    close = get_close_matches(str(missing), [*siblings, *names, *others], n=1)
+    return f". Did you mean {close[0]!r}?" if close else "."
+
+
+def _may_be_model(path: Path) -> bool:
+    return path.is_dir() or path.suffix == ".gguf"

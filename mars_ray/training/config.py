@@ -95,7 +95,7 @@ class TrainConfig(_Section):
     """The settings of one training run."""
 
     model: str
-    """`bundled` or a model folder to start from."""
+    """The model to start from: `bundled`, `smollm2`, a folder, a .gguf file or a name on a hub."""
     output: Path
     """Run folder: packed data, checkpoints, metrics, and the finished model in `model/`."""
     data: DataSection

@@ -20,7 +20,7 @@ from mars_ray.method.streams import PADDING, PackedRows, Streams, clean_stream, 
 from mars_ray.method.unmasking import unmask_with_data, unmask_with_guesses
 from mars_ray.model.card import Card, library_versions
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from mars_ray.model.resolve import resolve_model
+from mars_ray.model.resolve import model_label, resolve_model
 from mars_ray.training.checkpoint import RunState, load_state, save_state
 from mars_ray.training.config import TrainConfig
 from mars_ray.training.lookahead import HeldoutLookahead, look_ahead
@@ -53,7 +53,9 @@ class TrainingRun:
         self._data, self._heldout = PackedData(self._folder.train_data), PackedData(self._folder.heldout_data)
         self._flex = accelerator.device.type == "cuda"
         attention = "flex_attention" if self._flex else "sdpa"
-        self._checkpoint = load_checkpoint(resolve_model(config.model), attention=attention)
+        folder = resolve_model(config.model)
+        self._checkpoint = load_checkpoint(folder, attention=attention)
+        self._base_model = model_label(config.model, folder)
         optimizer = config.optimizer
         self._steps = step_count(len(self._data), epochs=optimizer.epochs, batch_rows=optimizer.batch_rows)
         adamw = torch.optim.AdamW(
@@ -223,6 +225,7 @@ class TrainingRun:
             seed=config.seed,
             versions=library_versions(),
             losses=losses,
+            base_model=self._base_model,
         )
         network = self._checkpoint.network
         network.load_state_dict({name.removeprefix("network."): tensor for name, tensor in weights.items()})

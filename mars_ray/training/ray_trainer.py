@@ -20,7 +20,7 @@ from ray.train.torch import TorchTrainer
 from mars_ray.data.packed import read_report
 from mars_ray.data.ray_prepare import PrepareOptions, prepare
 from mars_ray.errors import ClusterError, InterruptedRunError, MarsRayError, RunError
-from mars_ray.model.resolve import resolve_model
+from mars_ray.model.resolve import pin, resolve_model
 from mars_ray.progress import ProgressLine
 from mars_ray.ray_cluster import connect
 from mars_ray.training.config import TrainConfig, parse_config
@@ -39,7 +39,8 @@ def train(config: TrainConfig) -> StepMetrics:
     data, `DivergedError` and `InterruptedRunError` as they say, and `RunError` when workers keep dying.
     """
     # Workers have another working folder.
-    absolute = {"model": str(resolve_model(config.model).absolute()), "output": config.output.absolute()}
+    model = resolve_model(config.model).absolute()
+    absolute = {"model": pin(str(model), model), "output": config.output.absolute()}
     config = config.model_copy(update=absolute)
     folder = RunFolder(config.output)
     with folder.only_driver():

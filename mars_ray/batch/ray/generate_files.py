@@ -30,6 +30,7 @@ from mars_ray.batch.run.job_progress import NAME, JobProgress
 from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
 from mars_ray.control.core.ray_controller import BATCH
 from mars_ray.errors import ClusterError, InterruptedRunError, RunError
+from mars_ray.model.resolve import pin
 from mars_ray.ray_cluster import cluster_cpus, connect, silent_once_stopped
 from mars_ray.ray_private import pass_arguments_by_value
 
@@ -84,7 +85,9 @@ def generate_files(options: GenerateOptions) -> JobReport:
                 finally:  # before anything is asked of Ray: who stops this process may have stopped Ray, too
                     output.flush()
         finally:
-            report = job.report(status, model=options.model, deadline=control_loop.deadline_summary(status))
+            report = job.report(
+                status, model=pin(options.model, plan.model), deadline=control_loop.deadline_summary(status)
+            )
             output.report(report)
     if status == "stopped":
         raise InterruptedRunError(

@@ -27,7 +27,7 @@ from mars_ray.errors import EmptyDataError
 from mars_ray.model.card import read_card
 from mars_ray.model.digest import folder_digest
 from mars_ray.model.dtype import ResolvedDtype, resolve_dtype
-from mars_ray.model.resolve import resolve_model
+from mars_ray.model.resolve import resolve_model, short_name
 from mars_ray.progress import ProgressLine
 
 READ_RECORDS = 1024
@@ -108,7 +108,7 @@ def plan_job(options: GenerateOptions) -> JobPlan:
     control, decode = _control(options, model)
     row_format: RowFormatSettings
     if openai:
-        row_format = OpenAIFormatSettings(model=model.name, decode=decode)
+        row_format = OpenAIFormatSettings(model=short_name(options.model), decode=decode)
     else:
         row_format = PlainFormatSettings(
             sampling=options.sampling,

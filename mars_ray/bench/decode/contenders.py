@@ -22,7 +22,7 @@ from mars_ray.errors import ConfigError
 from mars_ray.method.block_cache import decode_block_cache
 from mars_ray.method.reference import DecodedSequence, DecodeOptions, decode
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
-from mars_ray.model.resolve import resolve_model
+from mars_ray.model.resolve import pin, resolve_model
 
 THRESHOLD = 0.95
 CACHE_BLOCKS = (8, 16, 32)
@@ -56,8 +56,9 @@ def subject(name: str, requests: int, dtype: str, seed: int = 0) -> Subject:
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}.")
     if not name.startswith(PREFIX):
-        checkpoint = load_checkpoint(resolve_model(name), dtype=DTYPES[dtype])
-        return Subject(name, checkpoint, bundled_workload(checkpoint, requests, seed), None)
+        folder = resolve_model(name)
+        checkpoint = load_checkpoint(folder, dtype=DTYPES[dtype])
+        return Subject(pin(name, folder), checkpoint, bundled_workload(checkpoint, requests, seed), None)
     bundled = load_checkpoint(resolve_model("bundled"))
     workload = bundled_workload(bundled, requests, seed)
     assert bundled.card is not None and bundled.card.block is not None

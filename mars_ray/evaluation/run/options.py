@@ -18,7 +18,7 @@ class EvaluateOptions:
     questions: TaskOptions = field(default_factory=TaskOptions)
     """Which questions of the tasks."""
     model: str = "bundled"
-    """`bundled` or a model folder."""
+    """What `resolve_model` takes: `bundled`, `smollm2`, a folder, a .gguf file or a name on a hub."""
     modes: tuple[str, ...] = ("ar", "exact", "threshold")
     """Modes to compare; `ar` is always among them."""
     thresholds: tuple[float, ...] = (0.99, 0.95, 0.9, 0.8, 0.6)

@@ -21,7 +21,7 @@ from mars_ray.model.card import read_card
 from mars_ray.model.digest import folder_digest
 from mars_ray.model.dtype import resolve_dtype
 from mars_ray.model.folder import check_folder
-from mars_ray.model.resolve import resolve_model
+from mars_ray.model.resolve import model_label, pin, resolve_model
 from mars_ray.model.tokenizer import load_tokenizer
 
 PLAN_FILE = "plan.json"
@@ -67,10 +67,10 @@ def prepare(options: EvaluateOptions) -> PreparedEvaluation:
     found = check_folder(model)
     tokenizer = load_tokenizer(model, found.config, found.tokenizer_is_custom)
     dtype = resolve_dtype(options.workers.dtype, model, options.workers.device)
-    options = replace(options, workers=replace(options.workers, dtype=dtype.name))
+    options = replace(options, model=pin(options.model, model), workers=replace(options.workers, dtype=dtype.name))
     block = block_of(read_card(model), options.model, settings)
     plan = EvaluationPlan(
-        model=Path(options.model).name,
+        model=model_label(options.model, model),
         model_digest=folder_digest(model),
         block=block,
         dtype=dtype.name,

@@ -31,7 +31,7 @@ def evaluate(options: EvaluateOptions) -> Results:
             GenerateOptions(
                 input=(str(questions),),
                 output=prepared.answers,
-                model=options.model,
+                model=prepared.options.model,
                 sampling=SamplingParams(temperature=options.temperature),
                 decode=DecodeParams(block=prepared.plan.block),
                 trace=True,

@@ -18,6 +18,7 @@ from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import ConfigError
 from mars_ray.model.card import read_card
 from mars_ray.model.dtype import DtypeOrAuto
+from mars_ray.model.resolve import short_name
 from mars_ray.openai_api.limits import RequestLimits
 from mars_ray.serve.deploy.field_names import check_names
 
@@ -51,7 +52,7 @@ class ServeConfig(_Settings):
     """The endpoint of one model."""
 
     model: str = "bundled"
-    """'bundled' or a model folder, which every node must have."""
+    """'bundled', 'smollm2', a folder or a .gguf file, which every node must have, or a name on a hub."""
     name: str | None = None
     """What callers call the model; None takes the name of the folder."""
     mode: Literal["ar", "threshold", "exact"] = "threshold"
@@ -90,7 +91,7 @@ class ServeConfig(_Settings):
     @property
     def model_name(self) -> str:
         """What callers call the model."""
-        return self.name or Path(self.model).name
+        return self.name or short_name(self.model)
 
     def engine_spec(self, folder: Path) -> EngineSpec:
         """Return the engine to start for the model in `folder`."""

@@ -10,7 +10,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
-from mars_ray.model.resolve import resolve_model
+from mars_ray.model.resolve import pin, resolve_model
 from mars_ray.serve.deploy.config import parse_config
 from mars_ray.serve.ray.engine import EngineReplica
 from mars_ray.serve.ray.gateway import Gateway
@@ -30,7 +30,9 @@ MAX_NUM_SEQS = 256
 def build(args: dict[str, Any]) -> Application:
     """Return the application. Raises `ConfigError` for unknown or impossible settings, `ModelError` for no model."""
     config = parse_config(args)
-    resolve_model(config.model)
+    # A branch of a hub may move before the next replica starts.
+    pinned = pin(config.model, resolve_model(config.model))
+    config = config.model_copy(update={"model": pinned, "name": config.model_name})
     engines = serve.deployment(EngineReplica).options(
         name="Engine",
         # Beyond what may run and wait the engine refuses; so many calls may be on their way.

