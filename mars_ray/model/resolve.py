@@ -45,7 +45,13 @@ def resolve_model(name: str) -> Path:
 
 def pin(name: str, folder: Path) -> str:
     """Return `name`, which was resolved to `folder`; for a model on a hub with the commit that lies there."""
-    return str(hub_name_of(folder.absolute()) or name)
+    hub_name = hub_name_of(folder.absolute()) if is_hub_name(name) else None
+    return str(hub_name or name)
+
+
+def is_hub_name(name: str) -> bool:
+    """Return whether `name` is looked for on a hub: it has the form, and there is no such folder or file."""
+    return parse_hub_name(name) is not None and not Path(name).exists()
 
 
 def model_label(name: str, folder: Path) -> str:

@@ -20,7 +20,7 @@ from ray.train.torch import TorchTrainer
 from mars_ray.data.packed import read_report
 from mars_ray.data.ray_prepare import PrepareOptions, prepare
 from mars_ray.errors import ClusterError, InterruptedRunError, MarsRayError, RunError
-from mars_ray.model.resolve import pin, resolve_model
+from mars_ray.model.resolve import is_hub_name, pin, resolve_model
 from mars_ray.progress import ProgressLine
 from mars_ray.ray_cluster import connect
 from mars_ray.training.config import TrainConfig, parse_config
@@ -38,9 +38,10 @@ def train(config: TrainConfig) -> StepMetrics:
     `OutputError` when another process works in it, `ClusterError` for too small a cluster, `DataError` for unusable
     data, `DivergedError` and `InterruptedRunError` as they say, and `RunError` when workers keep dying.
     """
-    # Workers have another working folder.
-    model = resolve_model(config.model).absolute()
-    absolute = {"model": pin(str(model), model), "output": config.output.absolute()}
+    # Workers have another working folder, and a branch of a hub may move.
+    start = resolve_model(config.model).absolute()
+    model = pin(config.model, start) if is_hub_name(config.model) else str(start)
+    absolute = {"model": model, "output": config.output.absolute()}
     config = config.model_copy(update=absolute)
     folder = RunFolder(config.output)
     with folder.only_driver():
@@ -61,7 +62,7 @@ def _prepare_data(config: TrainConfig, folder: RunFolder) -> None:
     for source, packed in ((data.heldout, folder.heldout_data), (data.train, folder.train_data)):
         if read_report(packed) is None:
             with ProgressLine(f"tokenise {source.name}", total=None) as progress:
-                prepare(source, packed, Path(config.model), options, progress)
+                prepare(source, packed, resolve_model(config.model), options, progress)
 
 
 def _fit(config: TrainConfig, folder: RunFolder) -> None:

@@ -10,6 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import pytest
+from huggingface_hub import constants, get_token
+
 TOKEN = "hf_of-the-test"
 
 
@@ -53,6 +56,26 @@ class HubServer:
             server.shutdown()
             thread.join()
             server.server_close()
+
+
+def point_at(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the library, which read its environment when it was imported, ask the hub at `url`."""
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants._HF_DEFAULT_ENDPOINT, url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+
+
+@contextmanager
+def running_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """Run a hub without models, with an empty cache and no token."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.delenv("HUGGING_FACE_HUB_TOKEN", raising=False)
+    assert get_token() is None
+    with HubServer().running() as server:
+        point_at(server.url, monkeypatch)
+        yield server
 
 
 class _Handler(BaseHTTPRequestHandler):

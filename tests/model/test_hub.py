@@ -5,15 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants, get_token
-from huggingface_hub.utils import disable_progress_bars
+from huggingface_hub import constants
 
 from mars_ray.errors import ModelError
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.digest import folder_digest
 from mars_ray.model.hub import HubName, hub_name_of, parse_hub_name
 from mars_ray.model.resolve import BUNDLED, model_label, pin, resolve_model, short_name
-from tests.model.hub_server import TOKEN, HubServer
+from tests.model.hub_server import TOKEN, HubServer, point_at, running_hub
 from tests.model.model_samples import MakeFolder, edit_json
 
 FIRST, SECOND = "1" * 40, "2" * 40
@@ -21,28 +20,15 @@ NAME = "someone/small-model"
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, and no token; the library reads its environment when it is imported."""
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    disable_progress_bars()
-    assert get_token() is None
-    return tmp_path / "hub"
-
-
-def point_at(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants._HF_DEFAULT_ENDPOINT, url)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    with running_hub(tmp_path, monkeypatch) as server:
+        server.add(NAME, resolve_model(BUNDLED), FIRST)
+        yield server
 
 
 @pytest.fixture
-def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    with HubServer().running() as server:
-        point_at(server.url, monkeypatch)
-        server.add(NAME, resolve_model(BUNDLED), FIRST)
-        yield server
+def cache(hub: HubServer, tmp_path: Path) -> Path:
+    return tmp_path / "hub"
 
 
 def refused(name: str) -> str:
@@ -75,6 +61,15 @@ def test_a_model_is_downloaded_pinned_to_its_commit_and_answers(hub: HubServer) 
     assert hub_name_of(folder) == HubName(NAME, FIRST)
     assert pin(NAME, folder) == model_label(NAME, folder) == f"{NAME}@{FIRST}"
     assert load_checkpoint(folder).card is not None
+
+
+def test_a_folder_of_the_cache_is_itself_and_is_called_by_its_commit(hub: HubServer) -> None:
+    folder = resolve_model(NAME)
+    asked = len(hub.requests)
+    assert resolve_model(str(folder)) == folder
+    assert pin(str(folder), folder) == str(folder)
+    assert model_label(str(folder), folder) == f"{NAME}@{FIRST}"
+    assert hub.requests[asked:] == []
 
 
 def test_nothing_but_weights_configuration_and_tokenizer_is_downloaded(

@@ -9,6 +9,7 @@ import yaml
 from ray.serve._private.build_app import build_app
 
 from mars_ray.errors import ConfigError
+from mars_ray.model.resolve import resolve_model
 from mars_ray.openai_api.limits import RequestLimits
 from mars_ray.serve.deploy.config import ServeConfig, parse_config
 from mars_ray.serve.deploy.deploy_file import DEPLOYMENTS, read_deploy_file
@@ -16,6 +17,7 @@ from mars_ray.serve.deploy.environment import SETTINGS
 from mars_ray.serve.ray.app import build
 from mars_ray.serve.ray.autoscaling import by_capacity
 from mars_ray.serve.ray.schema import schema_of
+from tests.model.hub_server import running_hub
 
 FOLDER = Path(__file__).parents[2] / "serve_configs"
 FILES = sorted(FOLDER.glob("*.yaml"))
@@ -81,6 +83,13 @@ def full() -> Fields:
 
 def check(path: Path) -> None:
     schema_of(read_deploy_file(path), str(path))
+
+
+def test_replicas_take_the_commit_a_branch_has_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_hub(tmp_path, monkeypatch) as hub:
+        hub.add("someone/small-model", resolve_model("bundled"), "1" * 40)
+        [config] = deployments_of({"model": "someone/small-model"})["Engine"].init_args
+    assert (config.model, config.model_name) == (f"someone/small-model@{'1' * 40}", "small-model")
 
 
 def put(fields: Any, place: list[str | int], name: str, value: Any) -> None:

@@ -70,7 +70,7 @@ def again(config: TrainConfig, name: str, start_model: Path) -> TrainConfig:
     return other
 
 
-def test_a_run_learns_and_leaves_a_plain_model_folder(config: TrainConfig, tmp_path: Path) -> None:
+def test_a_run_learns_and_leaves_a_plain_model_folder(config: TrainConfig, start_model: Path, tmp_path: Path) -> None:
     state = run(config, FolderStore(tmp_path / "states"))
     metrics = read_metrics(config.output)
     assert [each.step for each in metrics] == list(range(1, state.steps + 1))
@@ -80,6 +80,7 @@ def test_a_run_learns_and_leaves_a_plain_model_folder(config: TrainConfig, tmp_p
     card = read_card(RunFolder(config.output).model)
     assert card is not None
     assert (card.method, card.steps, card.tokens) == (config.objective.kind, state.steps, state.tokens)
+    assert card.base_model == start_model.name
 
 
 @pytest.mark.parametrize("dies_after", [1, 2])

@@ -90,6 +90,6 @@ def _absolute(config: ServeConfig) -> dict[str, str]:
     """Return the paths in the settings as every process can find them."""
     paths = {} if config.keys is None else {"keys": str(config.keys.expanduser().absolute())}
     folder = Path(config.model).expanduser()
-    if config.model != BUNDLED and folder.is_dir():  # else it is on the nodes only, or misspelt, and stays as written
+    if config.model != BUNDLED and folder.exists():  # else it is on the nodes only, or misspelt, and stays as written
         paths["model"] = str(folder.absolute())
     return paths
