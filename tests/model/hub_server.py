@@ -95,6 +95,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.hub.requests.append(" ".join(filter(None, (self.command, path, self.headers.get("Range")))))
         parts = path.strip("/").split("/")
         api = parts[:2] == ["api", "models"]
+        if len(parts) < (6 if api else 4):  # the library asks for other things, too, and does without
+            return self._fail(404, None)
         name, (what, revision, *rest) = ("/".join(parts[2:4]), parts[4:]) if api else ("/".join(parts[:2]), parts[2:])
         repository = self.hub.repositories.get(name)
         allowed = self.headers.get("Authorization") == f"Bearer {TOKEN}"
