@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -32,9 +33,9 @@ def rows_in(folder: Path) -> list[str]:
     return [row["id"] for path in sorted(folder.glob("rows/part-*")) for row in read(path)]
 
 
-def read(path: Path) -> list[dict[str, object]]:
+def read(path: Path) -> list[dict[str, Any]]:
     if path.suffix == ".parquet":
-        found: list[dict[str, object]] = pq.read_table(path).to_pylist()
+        found: list[dict[str, Any]] = pq.read_table(path).to_pylist()
         return found
     return [json.loads(line) for line in path.read_text().splitlines()]
 

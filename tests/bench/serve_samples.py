@@ -37,7 +37,7 @@ def event(payload: object) -> bytes:
     return f"data: {json.dumps(payload)}\n\n".encode()
 
 
-def delta(finish_reason: str | None = None, **fields: object) -> dict[str, object]:
+def delta(finish_reason: str | None = None, **fields: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": fields, "finish_reason": finish_reason}]}
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -75,7 +76,7 @@ def changed(load: ClusterLoad, name: str, **fields: float) -> ClusterLoad:
     return replace(load, classes=tuple(replace(c, **fields) if c.name == name else c for c in load.classes))
 
 
-def capacity(plan: ControlPlan, *classes: object, **fields: object) -> dict[str, float]:
+def capacity(plan: ControlPlan, *classes: object, **fields: Any) -> dict[str, float]:
     return decided(plan, load_of(*classes, **fields), "capacity")  # type: ignore[arg-type]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from functools import cache
+from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -30,7 +31,7 @@ def sequence_of(
     drafts: Iterable[int] = (),
     limit: int | None = None,
     service_class: str = STANDARD,
-    **sampling: object,
+    **sampling: Any,
 ) -> Sequence:
     """A sequence that has read `prompt` and said `output`."""
     params = SamplingParams(**sampling)  # type: ignore[arg-type]

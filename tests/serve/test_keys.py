@@ -8,6 +8,7 @@ import subprocess
 import sys
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -39,7 +40,7 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-def entry(name: str = "ada", role: str = "use", sha256: str = "0" * 64, **more: object) -> dict[str, object]:
+def entry(name: str = "ada", role: str = "use", sha256: str = "0" * 64, **more: Any) -> dict[str, Any]:
     return {"name": name, "role": role, "sha256": sha256, "created": date(2026, 1, 2), **more}
 
 
