@@ -59,7 +59,7 @@ class Killed(Exception):
 def killed_at(output: OutputFolder, place: str) -> None:
     """Let the next shard be the last thing that happens: before it is written, or before it is noted."""
 
-    def die(*_: object) -> None:
+    def die(*_: object, **__: object) -> None:
         raise Killed
 
     if place == "before the shard":

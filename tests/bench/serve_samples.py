@@ -54,7 +54,7 @@ class SmallServer:
         self.headers: list[dict[bytes, bytes]] = []
         self.clients: set[tuple[str, int]] = set()
         self.under_way = self.under_way_max = 0
-        self.on_hang: Callable[[], None] = lambda: None
+        self.on_hang: Callable[[], object] = lambda: None
         self._all_here = asyncio.Event()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:

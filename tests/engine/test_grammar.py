@@ -225,7 +225,7 @@ def test_a_sequence_that_gives_its_slot_back_keeps_its_place_in_the_grammar(
 def test_limits_and_stops_work_inside_a_grammar(
     make_engine: MakeEngine, prompts: list[tuple[int, ...]], decode: DecodeParams
 ) -> None:
-    digits = {"grammar": regex("[0-9]+"), "max_tokens": 30}
+    digits: dict[str, Any] = {"grammar": regex("[0-9]+"), "max_tokens": 30}
     cut = alone(make_engine(), prompts[0], decode, grammar=regex("x{99}"), max_tokens=7)
     assert (len(cut.tokens), cut.finished.reason) == (7, "length")
     later = alone(make_engine(), prompts[0], decode, **digits, min_tokens=20)

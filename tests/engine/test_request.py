@@ -41,7 +41,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG)
-def test_a_number_out_of_range_or_of_another_type_is_refused_by_name_and_value(name: str, value: object) -> None:
+def test_a_number_out_of_range_or_of_another_type_is_refused_by_name_and_value(name: str, value: Any) -> None:
     with pytest.raises(RequestError) as refused:
         SamplingParams(**{name: value})
     assert name in str(refused.value)

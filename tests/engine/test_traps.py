@@ -178,7 +178,7 @@ def test_a_penalty_counts_the_tokens_of_its_own_chunk(make_engine: MakeEngine, p
 def test_the_same_seed_gives_the_same_output_whatever_else_is_in_the_batch(
     make_engine: MakeEngine, prompts: list[tuple[int, ...]], decode: DecodeParams
 ) -> None:
-    asked = {"temperature": 1.0, "seed": 41, "max_tokens": 32}
+    asked: dict[str, Any] = {"temperature": 1.0, "seed": 41, "max_tokens": 32}
     by_itself = alone(make_engine(), prompts[200], decode, **asked)
     others = [request(n, p, MODES[n % 4], temperature=0.7, max_tokens=20) for n, p in enumerate(prompts[::30])]
     together = run(

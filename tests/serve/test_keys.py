@@ -177,7 +177,12 @@ def test_the_file_is_looked_at_at_most_once_a_second(
     assert keys.find(ada)
     looked: list[int] = []
     real = Path.stat
-    monkeypatch.setattr(Path, "stat", lambda self, **options: looked.append(1) or real(self, **options))
+
+    def noted(self: Path, **options: Any) -> os.stat_result:
+        looked.append(1)
+        return real(self, **options)
+
+    monkeypatch.setattr(Path, "stat", noted)
     clock.pass_the_interval()
     for _ in range(3):
         assert keys.find(ada) is None
