@@ -58,7 +58,7 @@ class CountingDecoder(Decoder):
 
     async def _engine(self) -> AsyncEngine:
         CountingEngine.counted = Path(os.environ["MARS_RAY_COUNTED"])
-        ray_decoder.AsyncEngine = CountingEngine  # type: ignore[misc]
+        ray_decoder.AsyncEngine = CountingEngine  # type: ignore[attr-defined]
         return await super()._engine()
 
 
@@ -93,7 +93,7 @@ def main() -> None:
 
 def run(place: Path, workers: int) -> None:
     """One start of the job, as the command line does it."""
-    ray_generate.Decoder = CountingDecoder  # type: ignore[misc]
+    ray_generate.Decoder = CountingDecoder  # type: ignore[attr-defined]
     options = GenerateOptions(
         input=(str(place / "rows.jsonl"),),
         output=place / "out",

@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.run:
-        ray_generate.Decoder = Echo  # type: ignore[misc]
+        ray_generate.Decoder = Echo  # type: ignore[attr-defined]
         generate_files(GenerateOptions(input=(str(given.run / "rows.jsonl"),), output=given.run / "out"))
         return
     report = {

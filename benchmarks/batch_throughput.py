@@ -89,7 +89,7 @@ def one(name: str, source: Path) -> float:
         # What two cores give when nothing but engines runs on them.
         command = [sys.executable, __file__, "--one", "bare engine", "--source", str(source)]
         both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-        return sum(json.loads(each.communicate()[0].splitlines()[-1]) for each in both)
+        return sum(float(each.communicate()[0].splitlines()[-1]) for each in both)
     return job(source, int(name[0]))
 
 
@@ -131,7 +131,7 @@ def steady(pace: Sequence[tuple[float, int]]) -> float:
     seconds, tokens = zip(*pace, strict=True)
     came = list(accumulate(tokens))
     first, last = (next(n for n, each in enumerate(came) if each >= share * came[-1]) for share in (0.25, 0.9))
-    return (came[last] - came[first]) / (seconds[last] - seconds[first])
+    return float((came[last] - came[first]) / (seconds[last] - seconds[first]))
 
 
 if __name__ == "__main__":

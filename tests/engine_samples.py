@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from mars_ray.engine.chunk import Chunk, Finished, TokenLogprobs
 from mars_ray.engine.core.engine import Engine
@@ -42,7 +43,7 @@ def request(
     decode: DecodeParams | None = None,
     *,
     service_class: str = STANDARD,
-    **sampling: object,
+    **sampling: Any,
 ) -> Request:
     return Request(
         id=str(number),

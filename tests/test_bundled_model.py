@@ -22,10 +22,17 @@ assert CARD is not None
 CURVE = {point.threshold: point for point in CARD.calibration}
 
 
+def accuracy_at(threshold: float) -> float:
+    accuracy = CURVE[threshold].accuracy
+    assert accuracy is not None
+    return accuracy
+
+
 def test_it_is_small_and_opens_with_plain_transformers() -> None:
     network = AutoModelForCausalLM.from_pretrained(FOLDER)
     assert network.num_parameters() <= 8e6
     assert (FOLDER / "model.safetensors").stat().st_size <= 16e6
+    assert CARD is not None
     assert AutoTokenizer.from_pretrained(FOLDER).mask_token_id == CARD.mask_token_id
 
 
@@ -39,7 +46,7 @@ def test_the_card_has_the_whole_curve_of_at_least_200_examples_of_each_family() 
 
 
 def test_one_token_at_a_time_it_is_accurate_in_every_family() -> None:
-    assert CURVE[1.0].accuracy >= 0.93
+    assert accuracy_at(1.0) >= 0.93
     assert min(family.accuracy for family in CURVE[1.0].by_family.values()) >= 0.80
 
 
@@ -50,14 +57,14 @@ def test_without_any_loss_it_is_three_times_as_fast() -> None:
 
 def test_at_threshold_095_it_loses_at_most_a_point() -> None:
     assert CURVE[0.95].tokens_per_forward >= 5.0
-    assert CURVE[0.95].accuracy >= CURVE[1.0].accuracy - 0.01
+    assert accuracy_at(0.95) >= accuracy_at(1.0) - 0.01
     assert CURVE[0.95].agreement >= 0.99
 
 
 def test_there_is_a_trade_off_worth_controlling() -> None:
     at_default = [family.tokens_per_forward for family in CURVE[0.95].by_family.values()]
     assert max(at_default) >= 3 * min(at_default)
-    assert CURVE[0.5].accuracy <= CURVE[1.0].accuracy - 0.05
+    assert accuracy_at(0.5) <= accuracy_at(1.0) - 0.05
 
 
 def test_the_card_in_words_has_the_figures_of_the_card() -> None:
@@ -72,7 +79,8 @@ def test_the_figures_hold_on_other_examples() -> None:
     for point in curve_of(checkpoint, judged, (1.0, 0.95), SamplingParams(), "others"):
         measured = CURVE[point.threshold]
         # 60 examples at 95 %: the standard error is 3 points.
-        assert point.accuracy >= measured.accuracy - 0.1
+        assert point.accuracy is not None
+        assert point.accuracy >= accuracy_at(point.threshold) - 0.1
         assert point.tokens_per_forward == pytest.approx(measured.tokens_per_forward, rel=0.15)
         assert point.agreement >= measured.agreement - 0.02
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,10 @@ import pytest
 def mars_ray(*arguments: str) -> subprocess.CompletedProcess[str]:
     program = [sys.executable, "-m", "mars_ray"]
     return subprocess.run([*program, *arguments], capture_output=True, text=True)
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert mars_ray("--version").stdout.split() == ["mars-ray", version("mars-ray")]
 
 
 @pytest.fixture

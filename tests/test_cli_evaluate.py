@@ -4,6 +4,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ Cli = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def evaluate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
-    def run(**changes: object) -> tuple[int, str, str]:
+    def run(**changes: Any) -> tuple[int, str, str]:
         given = {"tasks": "rephrase", "output": tmp_path / "out", "examples": 1, "seeds": 1} | changes
         words = (word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value)))
         monkeypatch.setattr(sys, "argv", ["mars-ray", "evaluate", *words])
@@ -29,7 +30,7 @@ def evaluate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     return run
 
 
-def refused(evaluate: Cli, output: Path, message: str, **changes: object) -> None:
+def refused(evaluate: Cli, output: Path, message: str, **changes: Any) -> None:
     code, out, err = evaluate(**changes)
     assert (code, out) == (2, "")
     assert message in err

@@ -5,9 +5,10 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import pytest
 import typer
+import typer.core
+import typer.main
 
 from mars_ray.cli.main import app
 from mars_ray.serve.deploy.config import ServeConfig
@@ -47,17 +48,28 @@ def test_python_runs(block: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert capsys.readouterr().out.strip()
 
 
-@pytest.mark.parametrize("line", list(commands()))
-def test_commands_are_understood(line: str) -> None:
+def understand(line: str) -> None:
+    """Parse a command line as `mars-ray` does, without running it."""
     words = shlex.split(line, comments=True)[1:]
-    command: click.Command = typer.main.get_command(app)
-    context = click.Context(command)
-    while isinstance(command, click.Group):
+    command = typer.main.get_command(app)
+    context = typer.Context(command)
+    while isinstance(command, typer.core.TyperGroup):
         name, *words = words
         found = command.get_command(context, name)
         assert found is not None, f"there is no command {name}"
-        command, context = found, click.Context(found, parent=context)
+        command, context = found, typer.Context(found, parent=context)
     command.make_context(command.name, words)
+
+
+@pytest.mark.parametrize("line", list(commands()))
+def test_commands_are_understood(line: str) -> None:
+    understand(line)
+
+
+@pytest.mark.parametrize("line", ["mars-ray nonsense", "mars-ray generate --nonsense 1", "mars-ray threshold sit"])
+def test_what_is_no_command_is_not(line: str) -> None:
+    with pytest.raises(Exception, match=r"(?i)no such option|there is no command"):
+        understand(line)
 
 
 def test_every_block_says_its_language() -> None:

@@ -4,6 +4,9 @@ Results go to standard output, progress and errors to standard error. An error a
 exit code says which kind it was (see `errors` and `program`).
 """
 
+from importlib.metadata import version
+from typing import Annotated
+
 import typer
 
 from mars_ray.cli.bench import bench_app
@@ -23,6 +26,23 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"mars-ray {version('mars-ray')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show it and exit.")
+    ] = False,
+) -> None:
+    """Take what stands before the command."""
+
+
 for command in (status, generate, evaluate, train, prepare, calibrate, serve, demo, simulate):
     app.command()(command)
 for name, group in (("bench", bench_app), ("keys", keys_app), ("threshold", threshold_app)):

@@ -1,6 +1,7 @@
 """Block diffusion: streams and mask by hand, training that sees what decoding asks, decoding against a slow twin."""
 
 from itertools import accumulate, product
+from typing import Any
 
 import pytest
 import torch
@@ -234,7 +235,7 @@ def test_a_forward_reads_one_block_and_the_one_that_was_just_finished(exact_netw
     hook = exact_network.register_forward_pre_hook(
         lambda _module, _args, inputs: read.append(inputs["input_ids"].shape[1]), with_kwargs=True
     )
-    how = {"block": 4, "max_tokens": 10, "stop_ids": frozenset(), "mask_id": MASK_ID}
+    how: dict[str, Any] = {"block": 4, "max_tokens": 10, "stop_ids": frozenset(), "mask_id": MASK_ID}
     try:
         decode_block_diffusion(exact_network, [[1, 2, 3, 4, 5, 6]], threshold=1.0, **how)
         assert read == [8, 5, 9, 5, 5, 5, 9, 5, 5, 5]
@@ -277,7 +278,7 @@ def test_a_trained_network_says_what_it_learned_and_stops_there() -> None:
 
 
 def test_values_out_of_range_are_refused(exact_network: PreTrainedModel) -> None:
-    how = {"max_tokens": 4, "stop_ids": frozenset(), "mask_id": MASK_ID}
+    how: dict[str, Any] = {"max_tokens": 4, "stop_ids": frozenset(), "mask_id": MASK_ID}
     with pytest.raises(ConfigError, match="block is 0"):
         decode_block_diffusion(exact_network, [], block=0, threshold=0.5, **how)
     with pytest.raises(ConfigError, match=r"threshold is 1\.5"):

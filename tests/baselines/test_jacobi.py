@@ -1,5 +1,7 @@
 """Jacobi decoding against the reference decoder, one token at a time."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -57,7 +59,7 @@ def test_a_forward_reads_the_window_and_what_is_new_only(exact_network: PreTrain
 def test_the_bundled_model_gives_its_own_tokens_in_fewer_forwards(
     bundled: Checkpoint, bundled_prompts: list[list[int]]
 ) -> None:
-    how = {"max_tokens": 32, "stop_ids": bundled.stop_ids}
+    how: dict[str, Any] = {"max_tokens": 32, "stop_ids": bundled.stop_ids}
     answers = decode_jacobi(bundled.network, bundled_prompts, block=8, mask_id=bundled.mask_id, **how)
     expected = decode(bundled.network, bundled_prompts, DecodeOptions(mode="ar", **how), mask_id=bundled.mask_id)
     assert [answer.tokens for answer in answers] == [each.tokens for each in expected]

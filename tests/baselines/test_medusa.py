@@ -3,6 +3,7 @@
 from copy import deepcopy
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -129,7 +130,7 @@ def test_training_teaches_the_heads_and_leaves_the_network_as_it_is(network: Pre
 def test_heads_trained_on_the_answers_of_the_bundled_model_save_forwards(
     bundled: Checkpoint, bundled_prompts: list[list[int]]
 ) -> None:
-    how = {"max_tokens": 32, "stop_ids": bundled.stop_ids, "mask_id": bundled.mask_id}
+    how: dict[str, Any] = {"max_tokens": 32, "stop_ids": bundled.stop_ids, "mask_id": bundled.mask_id}
     prompts = bundled_prompts[:3]
     new, trained = (new_heads(3, bundled.network) for _ in range(2))
     before = decode_medusa(bundled.network, new, prompts, **how)

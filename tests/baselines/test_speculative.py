@@ -1,6 +1,7 @@
 """Speculative decoding against the reference decoder, and against a slow twin that reads everything anew each time."""
 
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -190,12 +191,17 @@ def test_a_group_sees_the_prefix_its_drafts_and_itself(
 def test_the_bundled_model_drafts_with_its_masks_what_it_would_say(
     bundled: Checkpoint, bundled_prompts: list[list[int]]
 ) -> None:
-    how = {"max_tokens": 32, "stop_ids": bundled.stop_ids}
+    how: dict[str, Any] = {"max_tokens": 32, "stop_ids": bundled.stop_ids}
     expected = decode(bundled.network, bundled_prompts, DecodeOptions(mode="ar", **how), mask_id=bundled.mask_id)
     network, trusting = bundled.network, MaskWindow(block=4, threshold=0.95)
+    chosen: list[dict[str, Any]] = [
+        {},
+        {"draft_window": trusting},
+        {"draft_window": trusting, "target_window": trusting},
+    ]
     plain, drafting, both = (
         decode_speculative(network, network, bundled_prompts, draft_length=4, mask_id=bundled.mask_id, **how, **windows)
-        for windows in ({}, {"draft_window": trusting}, {"draft_window": trusting, "target_window": trusting})
+        for windows in chosen
     )
     for answers in (plain, drafting):
         assert [answer.tokens for answer in answers] == [each.tokens for each in expected]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -32,9 +33,9 @@ def rows_in(folder: Path) -> list[str]:
     return [row["id"] for path in sorted(folder.glob("rows/part-*")) for row in read(path)]
 
 
-def read(path: Path) -> list[dict[str, object]]:
+def read(path: Path) -> list[dict[str, Any]]:
     if path.suffix == ".parquet":
-        found: list[dict[str, object]] = pq.read_table(path).to_pylist()
+        found: list[dict[str, Any]] = pq.read_table(path).to_pylist()
         return found
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -58,7 +59,7 @@ class Killed(Exception):
 def killed_at(output: OutputFolder, place: str) -> None:
     """Let the next shard be the last thing that happens: before it is written, or before it is noted."""
 
-    def die(*_: object) -> None:
+    def die(*_: object, **__: object) -> None:
         raise Killed
 
     if place == "before the shard":

@@ -164,7 +164,7 @@ def test_whatever_comes_in_a_row_that_can_be_written_or_a_reason_comes_out(
 
 
 def test_a_row_asks_for_options_of_its_own(row_format: PlainFormat) -> None:
-    asked = {"max_tokens": 3, "temperature": 0, "top_p": 0.5, "seed": 7, "n": 2, "stop": ["a", "b"]}
+    asked: dict[str, Any] = {"max_tokens": 3, "temperature": 0, "top_p": 0.5, "seed": 7, "n": 2, "stop": ["a", "b"]}
     request = row_format.parse("a", raw(prompt="x", threshold=0.8, mode="exact", **asked)).request
     assert request.sampling == replace(SETTINGS.sampling, **(asked | {"stop": ("a", "b")}))
     assert request.decode == DecodeParams(mode=Mode.EXACT, threshold=0.8)

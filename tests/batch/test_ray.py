@@ -49,7 +49,9 @@ CARD = Card(
     losses={},
 )
 # In UTF-8, å, 全 and the rest hold bytes or are characters that end a line in other alphabets.
-GOOD = [{"id": f"row-{number}", "prompt": f"å 全 \x0b \u2028 {number}", "own": number} for number in range(150)]
+GOOD: list[dict[str, Any]] = [
+    {"id": f"row-{number}", "prompt": f"å 全 \x0b \u2028 {number}", "own": number} for number in range(150)
+]
 BAD = {
     b'{"id": "json", "prompt":': "not JSON",
     b'{"id": "utf8", "prompt": "\xff"}': "not JSON",

@@ -37,7 +37,7 @@ def event(payload: object) -> bytes:
     return f"data: {json.dumps(payload)}\n\n".encode()
 
 
-def delta(finish_reason: str | None = None, **fields: object) -> dict[str, object]:
+def delta(finish_reason: str | None = None, **fields: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": fields, "finish_reason": finish_reason}]}
 
 
@@ -54,7 +54,7 @@ class SmallServer:
         self.headers: list[dict[bytes, bytes]] = []
         self.clients: set[tuple[str, int]] = set()
         self.under_way = self.under_way_max = 0
-        self.on_hang: Callable[[], None] = lambda: None
+        self.on_hang: Callable[[], object] = lambda: None
         self._all_here = asyncio.Event()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:

@@ -1,6 +1,7 @@
 """Who runs when, what counts, and what the summaries say."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,7 @@ def test_a_sample_knows_its_rates() -> None:
 
 
 def test_the_machine_is_described_without_names_or_paths() -> None:
-    described = machine()
+    described: dict[str, Any] = machine()
     assert described["cores"] >= 1 and described["memory_gib"] > 0 and described["torch_threads"] >= 1
     assert not any("/" in value for value in described.values() if isinstance(value, str))
 

@@ -1,6 +1,7 @@
 """What serving costs: a real endpoint and its engine in turns."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ def test_endpoint_and_engine_decode_the_same_tokens(capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("name", ["clients", "requests", "rounds"])
 def test_a_count_below_one_is_refused_by_its_name(name: str) -> None:
-    counts = {"clients": 1, "requests": 1, "rounds": 1, name: 0}
+    counts: dict[str, Any] = {"clients": 1, "requests": 1, "rounds": 1, name: 0}
     with pytest.raises(ConfigError, match=f"{name} is 0"):
         bench_overhead("http://127.0.0.1:1", "bundled", **counts, seed=0)
 

@@ -6,6 +6,7 @@ import random
 from datetime import datetime, timedelta
 from itertools import islice, pairwise
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -50,13 +51,13 @@ def test_a_trace_is_read_as_it_was_written(tmp_path: Path, rows: list[tuple[int,
     began, rows = datetime(2023, 11, 16, 23, 59), sorted(rows)
     lines = [f"{began + timedelta(microseconds=at)!s},{context},{tokens}" for at, context, tokens in rows]
     assert read_trace(written(tmp_path, "\r\n".join(lines))) == [
-        TraceRow(pytest.approx((at - rows[0][0]) / 1e6), context, tokens) for at, context, tokens in rows
+        TraceRow(cast(Any, pytest.approx((at - rows[0][0]) / 1e6)), context, tokens) for at, context, tokens in rows
     ]
 
 
 def test_timestamps_of_seven_digits_and_blank_lines_are_read(tmp_path: Path) -> None:
     rows = read_trace(written(tmp_path, f"{FIRST},4808,10\r\n\r\n2023-11-16 18:17:04.0319600,3180,8\r\n"))
-    assert rows == [TraceRow(0.0, 4808, 10), TraceRow(pytest.approx(0.052), 3180, 8)]
+    assert rows == [TraceRow(0.0, 4808, 10), TraceRow(cast(Any, pytest.approx(0.052)), 3180, 8)]
 
 
 @pytest.mark.parametrize(

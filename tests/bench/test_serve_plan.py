@@ -4,6 +4,7 @@ import json
 import random
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -73,7 +74,7 @@ def test_a_trace_is_scaled_in_time_prompt_and_answer_and_nothing_is_smaller_than
 
 
 def test_a_trace_is_cut_by_number_by_time_after_speed_and_its_answers_by_max_tokens() -> None:
-    def planned(**cut: object) -> list[int]:
+    def planned(**cut: Any) -> list[int]:
         wanted = {"requests": None, "duration_s": None, "max_tokens": None, **cut}
         plan = replay(ROWS, Scales(speed=2.0), PROMPTS, 0, **wanted)  # type: ignore[arg-type]
         requests = list(plan.requests)

@@ -3,6 +3,7 @@
 import json
 import statistics
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -33,7 +34,7 @@ def test_latencies_of_an_open_loop_count_from_the_arrival_but_ttft_is_there_from
 
 
 @pytest.mark.parametrize("changes", [{"completion_tokens": 1}, {"completion_tokens": None}, {"chunk_s": ()}])
-def test_there_is_no_time_per_token_without_a_second_token_a_count_or_a_stream(changes: dict[str, object]) -> None:
+def test_there_is_no_time_per_token_without_a_second_token_a_count_or_a_stream(changes: dict[str, Any]) -> None:
     assert record(**changes).tpot_s is None
 
 

@@ -1,5 +1,7 @@
 """The peers give the answers greedy decoding gives, and count only those."""
 
+from collections.abc import Callable
+
 import pytest
 from transformers import PreTrainedModel
 
@@ -10,7 +12,9 @@ from mars_ray.model.checkpoint import Checkpoint
 
 
 @pytest.mark.parametrize("peer", [generate_static, generate_continuous])
-def test_they_answer_as_the_reference_does(peer, bundled: Checkpoint, workload: Workload) -> None:
+def test_they_answer_as_the_reference_does(
+    peer: Callable[..., PeerRun | Unavailable], bundled: Checkpoint, workload: Workload
+) -> None:
     run = peer(bundled.network, workload.prompts, workload.lengths, 4, stop_ids=bundled.stop_ids)
     assert isinstance(run, PeerRun)
     assert run.outputs == autoregressive_outputs(bundled, workload.prompts, 128)
@@ -45,7 +49,7 @@ def test_continuous_batching_leaves_the_network_as_it_was(network: PreTrainedMod
 def test_where_continuous_batching_does_not_run_the_reason_is_returned(
     network: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*args, **settings) -> None:
+    def broken(*args: object, **settings: object) -> None:
         raise MemoryError("no room for the cache")
 
     monkeypatch.setattr(network, "init_continuous_batching", broken)

@@ -4,6 +4,7 @@ import random
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -52,7 +53,7 @@ def class_state(name: str = "standard", **fields: float) -> ClassState:
     return ClassState(**({"name": name, "threshold": 0.95} | zeros | fields))  # type: ignore[arg-type]
 
 
-def engine_state(*classes: ClassState, **fields: object) -> EngineState:
+def engine_state(*classes: ClassState, **fields: Any) -> EngineState:
     usual = {
         "max_num_seqs": 4,
         "classes": classes or (class_state(),),
@@ -70,11 +71,11 @@ def engine_state(*classes: ClassState, **fields: object) -> EngineState:
     return EngineState(**(usual | fields))  # type: ignore[arg-type]
 
 
-def report(number: int, seconds: float, *classes: ClassState, replica: str = "a", **fields: object) -> ReplicaReport:
+def report(number: int, seconds: float, *classes: ClassState, replica: str = "a", **fields: Any) -> ReplicaReport:
     return ReplicaReport(replica=replica, number=number, seconds=seconds, state=engine_state(*classes, **fields))
 
 
-def plan_of(*classes: ServiceClass, ceiling: float = 0.95, **settings: object) -> ControlPlan:
+def plan_of(*classes: ServiceClass, ceiling: float = 0.95, **settings: Any) -> ControlPlan:
     return ControlPlan(
         settings=ControlSettings(**settings),  # type: ignore[arg-type]
         ceiling=ceiling,
@@ -87,7 +88,7 @@ def wanted(name: str = "standard", requests_s: float = 0.0, **fields: float) -> 
     return ClassDemand(name=name, requests_s=requests_s, **(usual | fields))
 
 
-def load_of(*classes: ClassDemand, replicas: int = 1, **fields: object) -> ClusterLoad:
+def load_of(*classes: ClassDemand, replicas: int = 1, **fields: Any) -> ClusterLoad:
     usual = {"speed": SPEED, "rows": 4 * replicas, "ttft_p95_s": None, "itl_p95_s": None}
     return ClusterLoad(replicas=replicas, classes=classes, **(usual | fields))  # type: ignore[arg-type]
 

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from mars_ray.control.backlog import Backlog
 from mars_ray.control.core.controller import Controller
@@ -122,7 +123,11 @@ class Worker:
             self._running.append((tokens, tokens))
 
     def _state(self) -> EngineState:
-        counts = {"arrived": self.ended + self.running, "ended": self.ended, "tokens": round(self.tokens)}
+        counts: dict[str, Any] = {
+            "arrived": self.ended + self.running,
+            "ended": self.ended,
+            "tokens": round(self.tokens),
+        }
         standard = class_state(threshold=self._threshold, running=self.running, **counts)
         return engine_state(standard, max_num_seqs=SPEED.rows, step_time=self._model.step_time)
 

@@ -1,6 +1,7 @@
 """What a replica follows, and for how long; the clock it goes by."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -32,7 +33,7 @@ def started(reports: int = 1) -> tuple[Lease, Clock]:
     return lease, clock
 
 
-def answer(number: int = 1, threshold: float = 0.6, **fields: object) -> Directive:
+def answer(number: int = 1, threshold: float = 0.6, **fields: Any) -> Directive:
     usual = {
         "replica": "a",
         "answers": number,

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -71,11 +72,11 @@ def decided(
     return {each: decision.threshold for each, decision in decisions.items()}
 
 
-def changed(load: ClusterLoad, name: str, **fields: float) -> ClusterLoad:
+def changed(load: ClusterLoad, name: str, **fields: Any) -> ClusterLoad:
     return replace(load, classes=tuple(replace(c, **fields) if c.name == name else c for c in load.classes))
 
 
-def capacity(plan: ControlPlan, *classes: object, **fields: object) -> dict[str, float]:
+def capacity(plan: ControlPlan, *classes: object, **fields: Any) -> dict[str, float]:
     return decided(plan, load_of(*classes, **fields), "capacity")  # type: ignore[arg-type]
 
 
@@ -186,7 +187,8 @@ def test_load_needs_no_measured_speed() -> None:
 
 
 def test_slo_lowers_nothing_while_the_promise_is_kept_or_nothing_is_measured() -> None:
-    for fields in ({}, {"ttft_p95_s": 0.4}, {"ttft_p95_s": 0.1, "itl_p95_s": 0.05}):
+    kept: list[dict[str, Any]] = [{}, {"ttft_p95_s": 0.4}, {"ttft_p95_s": 0.1, "itl_p95_s": 0.05}]
+    for fields in kept:
         assert decided(plan_of(slo=PROMISED), load_of(wanted(running=4), **fields), "slo") == {"standard": 0.95}
     assert decided(plan_of(), load_of(wanted(running=4), ttft_p95_s=99.0), "slo") == {"standard": 0.95}
 

@@ -3,6 +3,7 @@
 import math
 import pickle
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -101,7 +102,7 @@ def test_the_clock_of_a_report_is_checked_too(seconds: float) -> None:
         report(1, seconds)
 
 
-def directive(**fields: object) -> Directive:
+def directive(**fields: Any) -> Directive:
     usual = {
         "replica": "a",
         "answers": 1,
@@ -143,7 +144,7 @@ def test_no_directive_wants_less_than_no_replica() -> None:
         {"step_time": replace(STEP_TIME, fixed_s=0.0, seq_s=0.0, position_s=0.0)},
     ],
 )
-def test_a_report_on_which_no_decision_can_be_made_is_refused(fields: dict[str, object]) -> None:
+def test_a_report_on_which_no_decision_can_be_made_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ReportError):
         report(1, 0.0, **fields)  # type: ignore[arg-type]
 

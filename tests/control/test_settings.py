@@ -1,6 +1,7 @@
 """Settings of the controller: what cannot be fails when it is read, with the value and what would do."""
 
 import math
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -30,7 +31,7 @@ def test_a_floor_above_the_ceiling_is_refused_with_value_and_range() -> None:
     ("fields", "name"),
     [({"headrom": 0.1}, "headrom"), ({"slo": {"ttft": 100}}, "slo.ttft"), ({"Policy": "load"}, "Policy")],
 )
-def test_unknown_names_are_refused_by_name(fields: dict[str, object], name: str) -> None:
+def test_unknown_names_are_refused_by_name(fields: dict[str, Any], name: str) -> None:
     with pytest.raises(ValidationError) as error:
         ControlSettings(**fields)  # type: ignore[arg-type]
     assert name in said(error) and "Extra inputs" in said(error)
@@ -50,7 +51,7 @@ def test_unknown_names_are_refused_by_name(fields: dict[str, object], name: str)
         {"slo": {"ttft_ms": math.nan}},
     ],
 )
-def test_values_out_of_range_are_refused(fields: dict[str, object]) -> None:
+def test_values_out_of_range_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         ControlSettings(**fields)  # type: ignore[arg-type]
 

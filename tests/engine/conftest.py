@@ -1,5 +1,7 @@
 """The bundled model: one network for engines, which replace its attention, and one for the oracle."""
 
+from typing import Any
+
 import pytest
 
 from mars_ray.data.chat import ChatEncoder
@@ -24,7 +26,7 @@ def oracle() -> Checkpoint:
 
 @pytest.fixture
 def make_engine(bundled: Checkpoint) -> MakeEngine:
-    def make(**options: object) -> Engine:
+    def make(**options: Any) -> Engine:
         return Engine(bundled, EngineOptions(**({"compiled": False, "threshold": 0.95} | options)), new_seed=lambda: 0)  # type: ignore[arg-type]
 
     return make

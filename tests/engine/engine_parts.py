@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable
 from functools import cache
+from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from mars_ray.engine.kv.slot_allocator import CacheOp, Copy, Resize, Swap
+from mars_ray.engine.kv.slot_allocator import CacheOp, Copy, Owner, Resize, Swap
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.engine.scheduling.detokenizer import IncrementalDetokenizer
 from mars_ray.engine.scheduling.sequence import Sequence
@@ -30,7 +31,7 @@ def sequence_of(
     drafts: Iterable[int] = (),
     limit: int | None = None,
     service_class: str = STANDARD,
-    **sampling: object,
+    **sampling: Any,
 ) -> Sequence:
     """A sequence that has read `prompt` and said `output`."""
     params = SamplingParams(**sampling)  # type: ignore[arg-type]
@@ -53,6 +54,12 @@ def sequence_of(
         slot=slot,
         draft_tokens=list(drafts),
     )
+
+
+def slot_of(owner: Owner) -> int:
+    """Return the slot of one that has a slot."""
+    assert owner.slot is not None
+    return owner.slot
 
 
 class ShadowCache:

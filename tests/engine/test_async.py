@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,7 @@ def in_loop(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 60))  # type: ignore[arg-type]
 
 
-def spec(**options: object) -> EngineSpec:
+def spec(**options: Any) -> EngineSpec:
     folder = resolve_model("bundled")
     return EngineSpec(folder=folder, dtype="float32", threads=1, options=EngineOptions(compiled=False, **options))  # type: ignore[arg-type]
 

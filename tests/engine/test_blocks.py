@@ -1,5 +1,7 @@
 """How many masks are fed, for what was learned about them."""
 
+from typing import Any
+
 import pytest
 
 from mars_ray.engine.mode import Mode
@@ -33,7 +35,7 @@ def proportional() -> StepTimeFit:
     return timed(fixed_s=0, position_s=1e-3)
 
 
-def running(count: int = 3, **decode: object) -> list[Sequence]:
+def running(count: int = 3, **decode: Any) -> list[Sequence]:
     return [sequence_of([1], decode=DecodeParams(**decode)) for _ in range(count)]
 
 

@@ -1,6 +1,7 @@
 """Classes of service in an engine: thresholds, slots, figures."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ def thresholds(output: Output) -> set[float]:
     return {chunk.threshold for chunk in output.chunks if chunk.tokens}
 
 
-def asked(name: str, prompt: tuple[int, ...], decode: DecodeParams = BLOCK, **sampling: object) -> Request:
+def asked(name: str, prompt: tuple[int, ...], decode: DecodeParams = BLOCK, **sampling: Any) -> Request:
     """A request whose class its name begins with."""
     return request(name, prompt, decode, service_class=name.split("-")[0], **sampling)
 

@@ -3,6 +3,7 @@
 import json
 import re
 from collections import Counter
+from typing import Any
 
 import jsonschema
 import pytest
@@ -39,11 +40,11 @@ PERSON = {
 }
 
 
-def alone(engine: Engine, prompt: tuple[int, ...], decode: DecodeParams, **sampling: object) -> Output:
+def alone(engine: Engine, prompt: tuple[int, ...], decode: DecodeParams, **sampling: Any) -> Output:
     return run(engine, [request("it", prompt, decode, **sampling)])["it"]
 
 
-def schema_of(answer: dict[str, object]) -> dict[str, object]:
+def schema_of(answer: dict[str, Any]) -> dict[str, Any]:
     kinds = {str: "string", int: "integer", list: "array", dict: "object"}
     properties = {name: {"type": kinds[type(value)]} for name, value in answer.items()}
     return {"type": "object", "properties": properties, "required": [*answer], "additionalProperties": False}
@@ -59,7 +60,7 @@ def assert_in_grammar(text: str, grammar: GrammarSpec) -> None:
             jsonschema.validate(json.loads(text), json.loads(grammar.text))
 
 
-SAMPLINGS: list[dict[str, object]] = [
+SAMPLINGS: list[dict[str, Any]] = [
     {},
     {"temperature": 1.5, "seed": 5},
     {"temperature": 1.0, "seed": 1, "top_p": 0.9, "top_k": 40},
@@ -82,7 +83,7 @@ def test_every_complete_answer_is_in_its_grammar_and_exact_mode_says_what_autore
     prompts: list[tuple[int, ...]],
     grammar: GrammarSpec,
     which: int,
-    sampling: dict[str, object],
+    sampling: dict[str, Any],
     logprobs: int | None,
     block: int,
 ) -> None:
@@ -224,7 +225,7 @@ def test_a_sequence_that_gives_its_slot_back_keeps_its_place_in_the_grammar(
 def test_limits_and_stops_work_inside_a_grammar(
     make_engine: MakeEngine, prompts: list[tuple[int, ...]], decode: DecodeParams
 ) -> None:
-    digits = {"grammar": regex("[0-9]+"), "max_tokens": 30}
+    digits: dict[str, Any] = {"grammar": regex("[0-9]+"), "max_tokens": 30}
     cut = alone(make_engine(), prompts[0], decode, grammar=regex("x{99}"), max_tokens=7)
     assert (len(cut.tokens), cut.finished.reason) == (7, "length")
     later = alone(make_engine(), prompts[0], decode, **digits, min_tokens=20)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from mars_ray.engine.execution.input_packer import ForwardBatch, InputPacker
 from mars_ray.engine.kv.attention import rectangle
 from mars_ray.engine.scheduling.scheduler import DECODE_TOKENS, ScheduledSequence
-from tests.engine.engine_parts import sequence_of
+from tests.engine.engine_parts import sequence_of, slot_of
 
 MASK = 1016
 PACKER = InputPacker(MASK, 4096, torch.device("cpu"))
@@ -45,7 +45,7 @@ def fed_by_hand(batch: list[ScheduledSequence]) -> list[tuple[int, int, int]]:
         sequence, computed = each.sequence, each.sequence.num_computed_tokens
         ids = sequence.tokens[computed:][: each.num_tokens]
         ids += sequence.draft_tokens[: each.num_drafts] + [MASK] * each.num_masks
-        everything += [(sequence.slot, computed + offset, token) for offset, token in enumerate(ids)]
+        everything += [(slot_of(sequence), computed + offset, token) for offset, token in enumerate(ids)]
     return everything
 
 

@@ -39,13 +39,16 @@ def agrees(cache: SlotKVCache, shadow: ShadowCache) -> bool:
     )
 
 
+MOVES: tuple[type[Copy | Swap], ...] = (Copy, Swap)
+
+
 @st.composite
 def operations_of(draw: st.DrawFn, slots: int, width: int) -> CacheOp:
     slot, length = st.integers(0, slots - 1), st.integers(0, width)
     one, other = draw(slot), draw(slot)
     if one == other or draw(st.integers(0, 3)) == 0:
         return Resize(draw(st.integers(1, 4)), draw(st.integers(1, 6)))
-    return draw(st.sampled_from([Copy, Swap]))(one, other, draw(length))
+    return draw(st.sampled_from(MOVES))(one, other, draw(length))
 
 
 @given(st.data())

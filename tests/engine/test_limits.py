@@ -1,6 +1,7 @@
 """What one engine takes, and how its sizes come from the model and the machine."""
 
 from dataclasses import replace
+from typing import Any
 
 import psutil
 import pytest
@@ -36,7 +37,7 @@ def resolved(of: Qwen2Config, **given: int | None) -> EngineLimits:
     return resolve_limits(of, torch.float32, CPU, EngineOptions(**sizes))  # type: ignore[arg-type]
 
 
-def check(prompt: tuple[int, ...] = (1,), **sampling: object) -> None:
+def check(prompt: tuple[int, ...] = (1,), **sampling: Any) -> None:
     LIMITS.check(Request(id="a", prompt=prompt, sampling=SamplingParams(**sampling)))  # type: ignore[arg-type]
 
 

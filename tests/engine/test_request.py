@@ -2,6 +2,7 @@
 
 import math
 import pickle
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG)
-def test_a_number_out_of_range_or_of_another_type_is_refused_by_name_and_value(name: str, value: object) -> None:
+def test_a_number_out_of_range_or_of_another_type_is_refused_by_name_and_value(name: str, value: Any) -> None:
     with pytest.raises(RequestError) as refused:
         SamplingParams(**{name: value})
     assert name in str(refused.value)
@@ -113,7 +114,7 @@ def test_a_metric_other_than_the_probability_needs_a_threshold_of_its_own(metric
 
 
 @pytest.mark.parametrize("given", [{"mode": "ar"}, {"mode": "exact"}, {"metric": "entropy", "threshold": 0.0}])
-def test_the_name_of_a_mode_or_metric_is_no_member_of_it(given: dict[str, object]) -> None:
+def test_the_name_of_a_mode_or_metric_is_no_member_of_it(given: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="choose one of"):
         DecodeParams(**given)  # type: ignore[arg-type]
 

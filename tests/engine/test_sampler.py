@@ -1,5 +1,7 @@
 """Distributions against the warpers of transformers, penalties against theirs and loops, draws against counting."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import assume, example, given, settings
@@ -192,7 +194,7 @@ PENALTIES = st.fixed_dictionaries(
 @given(SEEDS, st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=8), TOKENS, TOKENS, PENALTIES)
 @settings(max_examples=100)
 def test_penalties_and_bias_are_those_of_transformers_and_of_loops_with_what_the_step_kept(
-    seed: int, prompt: list[int], output: list[int], accepted: list[int], asked: dict[str, object]
+    seed: int, prompt: list[int], output: list[int], accepted: list[int], asked: dict[str, Any]
 ) -> None:
     said = sequence_of(prompt, output, **asked)
     logits = random_logits(seed)
@@ -204,7 +206,7 @@ def test_penalties_and_bias_are_those_of_transformers_and_of_loops_with_what_the
 @given(SEEDS, TOKENS, TOKENS, PENALTIES, st.integers(0, 12))
 @settings(max_examples=60)
 def test_a_token_kept_in_this_step_counts_like_one_kept_before(
-    seed: int, output: list[int], accepted: list[int], asked: dict[str, object], min_tokens: int
+    seed: int, output: list[int], accepted: list[int], asked: dict[str, Any], min_tokens: int
 ) -> None:
     asked = asked | {"min_tokens": min_tokens, "stop_ids": frozenset({4, 5})}
     now, before = random_logits(seed), random_logits(seed)
@@ -223,7 +225,7 @@ def test_the_extremes_of_the_repetition_penalty_leave_every_logit_a_number(by: f
     assert logits.amax().isfinite()
 
 
-def is_sequential_of(asked: dict[str, object]) -> bool:
+def is_sequential_of(asked: dict[str, Any]) -> bool:
     return has_penalties(SamplingParams(**asked))  # type: ignore[arg-type]
 
 
@@ -260,7 +262,7 @@ def test_a_banned_stop_token_stays_banned_under_any_bias() -> None:
     ],
 )
 def test_a_request_is_plain_when_the_most_likely_token_and_its_probability_suffice(
-    asked: dict[str, object], output: list[int], plain: bool
+    asked: dict[str, Any], output: list[int], plain: bool
 ) -> None:
     assert is_greedy(sequence_of([1], output, **asked)) is plain
 

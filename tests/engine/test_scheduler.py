@@ -19,7 +19,7 @@ from mars_ray.engine.scheduling.scheduler import DECODE_TOKENS, WORTH_WAITING_TO
 from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import QueueFullError, RequestError
-from tests.engine.engine_parts import ShadowCache, sequence_of
+from tests.engine.engine_parts import ShadowCache, sequence_of, slot_of
 
 MASK = 1016
 ALONE = (ServiceClass(),)
@@ -145,7 +145,7 @@ class Scheduling(RuleBasedStateMachine):
             sequence = scheduled.sequence
             fed = sequence.tokens[sequence.num_computed_tokens : sequence.num_computed_tokens + scheduled.num_tokens]
             fed += sequence.draft_tokens[: scheduled.num_drafts] + [MASK] * scheduled.num_masks
-            self.shadow.write(sequence.slot, sequence.num_computed_tokens, fed)
+            self.shadow.write(slot_of(sequence), sequence.num_computed_tokens, fed)
         ended = []
         for scheduled in batch:
             if not scheduled.has_logits:
@@ -192,11 +192,11 @@ class Scheduling(RuleBasedStateMachine):
         self.shadow.apply(self.slots.operations)
         self.slots.operations.clear()
         running = self.scheduler.running
-        assert sorted(sequence.slot for sequence in running) == list(range(self.slots.num_active))
+        assert sorted(slot_of(sequence) for sequence in running) == list(range(self.slots.num_active))
         for sequence in running:
-            assert self.slots.owner(sequence.slot) is sequence
+            assert self.slots.owner(slot_of(sequence)) is sequence
             computed = sequence.num_computed_tokens
-            assert self.shadow.slots[sequence.slot][:computed] == sequence.tokens[:computed]
+            assert self.shadow.slots[slot_of(sequence)][:computed] == sequence.tokens[:computed]
 
     def teardown(self) -> None:
         """The oldest gains a token, or reads its share of a prompt, in each step."""

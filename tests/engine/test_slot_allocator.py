@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from mars_ray.engine.kv.slot_allocator import FIRST_WIDTH, Copy, Resize, SlotAllocator, Swap
-from tests.engine.engine_parts import ShadowCache
+from tests.engine.engine_parts import ShadowCache, slot_of
 
 MASK = -1
 BASES = [[base * 10 + (number * number) % 7 for number in range(1100)] for base in range(3)]
@@ -65,7 +65,7 @@ class Slots(RuleBasedStateMachine):
             count = min(count, len(owner.tokens) - owner.num_computed_tokens)
             fed = owner.tokens[owner.num_computed_tokens : owner.num_computed_tokens + count] + [MASK] * masks
             self.shadow.write(
-                owner.slot, owner.num_computed_tokens, fed[: self.slots.width - owner.num_computed_tokens]
+                slot_of(owner), owner.num_computed_tokens, fed[: self.slots.width - owner.num_computed_tokens]
             )
             owner.num_computed_tokens += count
 
@@ -126,12 +126,12 @@ class Slots(RuleBasedStateMachine):
         self.apply()
         for owner in self.owners:
             computed = owner.num_computed_tokens
-            assert self.shadow.slots[owner.slot][:computed] == owner.tokens[:computed]
-            assert self.slots.owner(owner.slot) is owner
+            assert self.shadow.slots[slot_of(owner)][:computed] == owner.tokens[:computed]
+            assert self.slots.owner(slot_of(owner)) is owner
 
     @invariant()
     def active_slots_are_the_first_ones_and_have_one_owner_each(self) -> None:
-        assert sorted(owner.slot for owner in self.owners) == list(range(self.slots.num_active))
+        assert sorted(slot_of(owner) for owner in self.owners) == list(range(self.slots.num_active))
         free = [slot for slot in range(self.slots.num_slots) if self.slots.owner(slot) is None]
         assert self.slots.num_active + len(free) == self.slots.num_slots
         assert self.slots.used_tokens == sum(owner.num_computed_tokens for owner in self.owners)

@@ -191,7 +191,7 @@ def test_masks_that_cost_nothing_are_all_fed() -> None:
 
 
 def test_a_larger_batch_never_feeds_more_masks() -> None:
-    survival = 0.8 ** np.arange(1, 8)
+    survival = (0.8 ** np.arange(1, 8)).astype(np.float64)
     model = decode_only(5e-3, 1e-4, 0)
     blocks = [
         1 + int(block_rates(model, *together(n * survival, n, n), num_seqs=n, kv_tokens=0).argmax())

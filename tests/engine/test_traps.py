@@ -1,6 +1,7 @@
 """What goes wrong elsewhere when one step gives several tokens: stops, limits, logprobs, penalties, seeds."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ MODES = [
 ]
 
 
-def alone(engine: Engine, prompt: tuple[int, ...], decode: DecodeParams = EVERYTHING, **sampling: object) -> Output:
+def alone(engine: Engine, prompt: tuple[int, ...], decode: DecodeParams = EVERYTHING, **sampling: Any) -> Output:
     return run(engine, [request("it", prompt, decode, **sampling)])["it"]
 
 
@@ -152,7 +153,7 @@ def test_logprobs_are_those_of_the_model_for_every_token(
     ids=str,
 )
 def test_penalties_and_bias_inside_a_chunk_give_what_one_token_at_a_time_gives(
-    make_engine: MakeEngine, prompts: list[tuple[int, ...]], asked: dict[str, object]
+    make_engine: MakeEngine, prompts: list[tuple[int, ...]], asked: dict[str, Any]
 ) -> None:
     chosen = prompts[::63]
     outputs = {}
@@ -177,7 +178,7 @@ def test_a_penalty_counts_the_tokens_of_its_own_chunk(make_engine: MakeEngine, p
 def test_the_same_seed_gives_the_same_output_whatever_else_is_in_the_batch(
     make_engine: MakeEngine, prompts: list[tuple[int, ...]], decode: DecodeParams
 ) -> None:
-    asked = {"temperature": 1.0, "seed": 41, "max_tokens": 32}
+    asked: dict[str, Any] = {"temperature": 1.0, "seed": 41, "max_tokens": 32}
     by_itself = alone(make_engine(), prompts[200], decode, **asked)
     others = [request(n, p, MODES[n % 4], temperature=0.7, max_tokens=20) for n, p in enumerate(prompts[::30])]
     together = run(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Timer
+from typing import Any
 
 import pytest
 import torch
@@ -179,7 +180,7 @@ def test_the_thresholds_are_those_of_the_live_profile_down_to_a_half() -> None:
 
 
 def prompts_file(path: Path, count: int) -> Path:
-    rows: list[dict[str, object]] = [{"prompt": f"Sort these numbers: {n}, 7, 5"} for n in range(count - 1)]
+    rows: list[dict[str, Any]] = [{"prompt": f"Sort these numbers: {n}, 7, 5"} for n in range(count - 1)]
     rows.append({"messages": [{"role": "user", "content": "Add 3 and 4."}]})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path

@@ -1,6 +1,7 @@
 """Answers of a job as they are scored, without Ray: what was found before is not found again."""
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,7 +36,7 @@ class Loading(LazyCheckpoint):
         return super().loaded
 
 
-def row(asked: Question, setting: str, text: str, tokens: list[int]) -> dict[str, object]:
+def row(asked: Question, setting: str, text: str, tokens: list[int]) -> dict[str, Any]:
     return {
         "id": row_id(asked, setting),
         "text": text,

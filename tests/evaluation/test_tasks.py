@@ -4,6 +4,7 @@ import gzip
 import json
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from tests.evaluation.evaluate_samples import references
 GOOD = '{"prompt": "p", "reference": "r"}'
 
 
-def opened(*names: str, **changes: object) -> tuple[Task, ...]:
+def opened(*names: str, **changes: Any) -> tuple[Task, ...]:
     return open_tasks(names, TaskOptions(**changes))  # type: ignore[arg-type]
 
 
@@ -131,7 +132,7 @@ def test_an_unknown_task_is_named_with_the_closest_one_and_all_there_are() -> No
         ("gsm8k", {}, "gsm8k is read from a folder that holds gsm8k/; name it with --data"),
     ],
 )
-def test_what_is_out_of_range_is_named(name: str, changes: dict[str, object], message: str) -> None:
+def test_what_is_out_of_range_is_named(name: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         opened(name, **changes)
 

@@ -65,7 +65,7 @@ def _write(folder: Path, name: str, fields: Mapping[str, Any], metric: str) -> N
     (folder / f"{name}.yaml").write_text(yaml.safe_dump({"task": name, **fields, "metric_list": metrics}))
 
 
-def generations(contexts: Sequence[str], **arguments: object) -> list[Instance]:
+def generations(contexts: Sequence[str], **arguments: Any) -> list[Instance]:
     return [
         Instance("generate_until", {}, (context, dict(arguments)), number) for number, context in enumerate(contexts)
     ]

@@ -3,6 +3,7 @@
 import logging
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -46,7 +47,7 @@ def referenced(oracle: Checkpoint, contexts: list[str], options: DecodeOptions) 
     ],
 )
 def test_texts_are_those_of_the_reference_decoder(
-    make_model: MakeModel, oracle: Checkpoint, arguments: dict[str, object], block: int
+    make_model: MakeModel, oracle: Checkpoint, arguments: dict[str, Any], block: int
 ) -> None:
     model = make_model(**arguments)
     options = DecodeOptions(
@@ -168,7 +169,7 @@ def test_a_request_that_fails_is_an_error_once_the_others_are_answered_and_kept(
 def test_samples_come_again_with_their_seed_and_differ_from_one_another(make_model: MakeModel) -> None:
     model = make_model(mode="exact")
     context = model.apply_chat_template([{"role": "user", "content": "Rephrase: the sky is blue."}])
-    asked: dict[str, object] = {"until": [], "max_gen_toks": 24, "do_sample": True, "temperature": 2.0, "top_p": 0.99}
+    asked: dict[str, Any] = {"until": [], "max_gen_toks": 24, "do_sample": True, "temperature": 2.0, "top_p": 0.99}
     twelve = model.generate_until(generations([context] * 12, **asked, seed=5))
     assert len(set(twelve)) > 6
     assert model.generate_until(generations([context] * 4, **asked, seed=5)) == twelve[:4]
@@ -197,7 +198,7 @@ def test_values_without_effect_on_greedy_decoding_are_let_pass(make_model: MakeM
     ],
 )
 def test_arguments_that_would_change_the_answer_are_refused_by_name(
-    make_model: MakeModel, asked: dict[str, object], kind: type[Exception], message: str
+    make_model: MakeModel, asked: dict[str, Any], kind: type[Exception], message: str
 ) -> None:
     with pytest.raises(kind, match=message):
         make_model(mode="ar").generate_until(generations(["one"], **SPEECH | asked))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -69,7 +70,7 @@ class Person(BaseModel):
 
 
 @pytest.mark.parametrize("schema", [Person, Person.model_json_schema()])
-def test_answers_hold_to_a_schema(llm: LLM, schema: type[BaseModel] | dict[str, object]) -> None:
+def test_answers_hold_to_a_schema(llm: LLM, schema: type[BaseModel] | dict[str, Any]) -> None:
     [output] = llm.chat(JSON, SamplingParams(max_tokens=64), schema=schema)
     assert output.finish_reason == "stop"
     Person.model_validate_json(output.text)
@@ -90,7 +91,7 @@ def test_one_unusable_prompt_is_refused_before_any_work(llm: LLM) -> None:
         ({"schema": '{"type": 3}'}, "json_schema cannot be used"),
     ],
 )
-def test_wrong_values_are_named(llm: LLM, arguments: dict[str, object], message: str) -> None:
+def test_wrong_values_are_named(llm: LLM, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         llm.chat([LIST, JSON], **arguments)  # type: ignore[arg-type]
 

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from transformers import PhiConfig, PhiForCausalLM
+from transformers import PhiConfig, PhiForCausalLM, PreTrainedModel
 
 from mars_ray.model.mask_token import MASK_TOKEN, ensure_mask_token
 from tests.model.model_samples import ARCHITECTURES, logits_of, tiny_network, tiny_tokenizer
@@ -10,7 +10,7 @@ every_network = pytest.mark.parametrize(
 )
 
 
-def tables(network) -> tuple[torch.Tensor, torch.Tensor]:
+def tables(network: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
     return (
         network.get_input_embeddings().weight.detach().clone(),
         network.get_output_embeddings().weight.detach().clone(),

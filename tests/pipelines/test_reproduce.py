@@ -26,7 +26,7 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     yield reproduce_claims
 
 
-def row(accuracy: float, ahead: float = 1.0, **more: object) -> Row:
+def row(accuracy: float, ahead: float = 1.0, **more: Any) -> Row:
     right = round(accuracy * QUESTIONS)
     return {"accuracy": accuracy, "tokens_per_forward": ahead, "right": "1" * right + "0" * (QUESTIONS - right)} | more
 

@@ -23,7 +23,7 @@ SCHEMA = {
 }
 
 
-def json_schema(schema: object, **fields: object) -> dict[str, Any]:
+def json_schema(schema: object, **fields: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema} | fields}
 
 

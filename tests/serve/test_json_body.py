@@ -49,7 +49,8 @@ def test_a_body_that_is_deep_and_wide_takes_memory_for_its_items_and_not_for_the
 def test_half_a_character_is_named_by_its_place(body: str, place: str) -> None:
     with pytest.raises(ApiError) as raised:
         parse(body.encode())
-    assert raised.value.body()["error"]["message"].startswith(f"{place} holds")
+    message = raised.value.body()["error"]["message"]
+    assert message is not None and message.startswith(f"{place} holds")
 
 
 def test_an_escaped_backslash_before_what_looks_like_half_a_character_is_taken() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -39,7 +40,7 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-def entry(name: str = "ada", role: str = "use", sha256: str = "0" * 64, **more: object) -> dict[str, object]:
+def entry(name: str = "ada", role: str = "use", sha256: str = "0" * 64, **more: Any) -> dict[str, Any]:
     return {"name": name, "role": role, "sha256": sha256, "created": date(2026, 1, 2), **more}
 
 
@@ -176,7 +177,12 @@ def test_the_file_is_looked_at_at_most_once_a_second(
     assert keys.find(ada)
     looked: list[int] = []
     real = Path.stat
-    monkeypatch.setattr(Path, "stat", lambda self, **options: looked.append(1) or real(self, **options))
+
+    def noted(self: Path, **options: Any) -> os.stat_result:
+        looked.append(1)
+        return real(self, **options)
+
+    monkeypatch.setattr(Path, "stat", noted)
     clock.pass_the_interval()
     for _ in range(3):
         assert keys.find(ada) is None

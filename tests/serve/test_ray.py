@@ -15,6 +15,7 @@ from pathlib import Path
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
+from openai.types.chat import ChatCompletionMessageParam
 
 from mars_ray.bench.load.arrivals import Poisson
 from mars_ray.bench.load.plan import closed_loop, poisson
@@ -27,7 +28,7 @@ LONG = {"ignore_eos": True, "threshold": 1.0}
 HAPROXY = "haproxy -db"
 RAY_NOTICES_S = 30.0
 """Three checks of a proxy, as far apart as Ray has them by default."""
-TELL = [{"role": "user", "content": "Tell me about Ann."}]
+TELL: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me about Ann."}]
 
 
 @pytest.fixture(scope="module")

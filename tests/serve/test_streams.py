@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import openai
 import pytest
@@ -93,7 +93,7 @@ def test_an_engine_that_is_killed_ends_every_answer_with_an_error(mortal: Served
         ThreadPoolExecutor(3) as pool,
         http(mortal) as plain,
     ):
-        whole = [pool.submit(client.completions.create, **fields) for _ in range(3)]
+        whole = [pool.submit(cast(Any, client.completions.create), **fields) for _ in range(3)]
         streams = [client.completions.create(**fields, stream=True) for _ in range(2)]
         assert all(next(iter(stream)).choices for stream in streams), "they have begun"
         until_running(mortal, 5)

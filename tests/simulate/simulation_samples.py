@@ -1,6 +1,7 @@
 """Machines and loads for simulated clusters."""
 
 from random import Random
+from typing import Any
 
 import numpy as np
 
@@ -14,8 +15,8 @@ SURVIVAL = {1.0: (0.0, 0.0, 0.0), 0.95: (0.5, 0.3, 0.2), 0.9: (0.6, 0.45, 0.3), 
 FIXED = ControlPlan.model_validate({"ceiling": 0.95, "settings": {"policy": "fixed"}})
 
 
-def machine(**fields: object) -> Machine:
-    usual: dict[str, object] = {
+def machine(**fields: Any) -> Machine:
+    usual: dict[str, Any] = {
         "max_num_seqs": 4,
         "max_waiting_seqs": 64,
         "max_model_len": 4096,
@@ -48,7 +49,7 @@ def poisson(rate: float, seconds: float, *, prompt: int = 40, output: int = 60, 
     return arrivals
 
 
-def run(arrivals: list[Arrival], plan: ControlPlan = FIXED, on: Machine | None = None, **options: object) -> Simulation:
+def run(arrivals: list[Arrival], plan: ControlPlan = FIXED, on: Machine | None = None, **options: Any) -> Simulation:
     mix = [1.0] * len(plan.classes)
     asked = SimulationOptions(**({"replicas": 1} | options))  # type: ignore[arg-type]
     return simulate(Arrivals(arrivals, mix=mix), on or machine(), plan, asked)

@@ -3,6 +3,7 @@
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,7 +72,7 @@ def test_classes_come_from_the_control_file_in_their_mix(trace: str, machine_fil
     ],
 )
 def test_what_cannot_be_simulated_is_one_line(
-    trace: str, machine_file: Path, changes: dict[str, object], message: str
+    trace: str, machine_file: Path, changes: dict[str, Any], message: str
 ) -> None:
     given = {"trace": trace, "replicas": 2, "machine": machine_file} | changes
     with pytest.raises(InputError) as raised:
@@ -94,7 +95,7 @@ def test_a_plot_of_no_known_kind_is_refused_before_any_work(trace: str, tmp_path
         ({"rwos": 4}, "rwos"),
     ],
 )
-def test_a_machine_file_that_cannot_be_is_named(tmp_path: Path, change: dict[str, object], place: str) -> None:
+def test_a_machine_file_that_cannot_be_is_named(tmp_path: Path, change: dict[str, Any], place: str) -> None:
     path = tmp_path / "bad.json"
     path.write_text(json.dumps(machine().model_dump() | change))
     with pytest.raises(ConfigError, match=place):

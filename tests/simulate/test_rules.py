@@ -1,12 +1,14 @@
 """Queues and routing of the simulation decide as those of the engine and of the router do."""
 
 from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.engine.scheduling.waiting_queue import WaitingQueue
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import QueueFullError
@@ -44,8 +46,8 @@ def both(
     return queues, waiting
 
 
-def sequence(of: ServiceClass, added_s: float) -> SimpleNamespace:
-    return SimpleNamespace(service_class=of.name, added_s=added_s)
+def sequence(of: ServiceClass, added_s: float) -> Sequence:
+    return cast(Sequence, SimpleNamespace(service_class=of.name, added_s=added_s))
 
 
 @given(classes=some_classes, data=st.data())
@@ -58,7 +60,7 @@ def test_the_next_is_that_of_the_engine_whatever_was_served(
     for second in range(data.draw(st.integers(1, 25))):
         if data.draw(st.booleans()):
             of = data.draw(number)
-            waiting.add([sequence(classes[of], second)])  # type: ignore[list-item]
+            waiting.add([sequence(classes[of], second)])
             request = np.zeros((1, len(FIELDS)))
             request[0, 0] = second
             queues.add(numbers, np.array([of]), request)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mars_ray.errors import ConfigError
-from mars_ray.training.config import read_config
+from mars_ray.training.config import TrainConfig, read_config
 
 GOOD = """
 model: bundled
@@ -16,7 +16,7 @@ optimizer: {learning_rate: 1.0e-3, epochs: 1}
 """
 
 
-def read(tmp_path: Path, text: str):
+def read(tmp_path: Path, text: str) -> TrainConfig:
     path = tmp_path / "run.yaml"
     path.write_text(text)
     return read_config(path)

@@ -1,5 +1,6 @@
 """States in a folder: the newest whole one counts, whatever a kill left beside it."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def test_a_new_run_has_no_state(tmp_path: Path) -> None:
 def test_the_newest_state_takes_the_place_of_those_before(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     for number in range(12):
-        store.save(lambda folder, number=number: write(str(number), folder))
+        store.save(partial(write, str(number)))
         assert latest(store) == str(number)
     assert len(list(tmp_path.iterdir())) == 1
 

@@ -36,7 +36,13 @@ def show_trace(name: str, report: dict[str, Any]) -> None:
         console.print(f"at {load} x worse in both, beyond chance: {said}", soft_wrap=True)
     given_up = report["quality_given_up_against_oracle"]
     if given_up is not None:
-        console.print(f"at {ORACLE_LOAD} x {OURS} gives up {given_up:.2f} times the quality that the oracle does")
+        at_load = report["loads"][str(ORACLE_LOAD)]
+        ours, oracle = (100 * (at_load["fixed 1.0"]["accuracy"] - at_load[name]["accuracy"]) for name in (OURS, ORACLE))
+        console.print(
+            f"at {ORACLE_LOAD} x {OURS} gives up {ours:.2f} points of accuracy and the oracle {oracle:.2f}: "
+            f"{given_up:.2f} times as much",
+            soft_wrap=True,
+        )
     for contender, figures in report["autoscaled"].items():
         console.print(
             f"autoscaled at 1.2 x, {contender}: {figures['replica_minutes']:.0f} replica-minutes, SLO met "
