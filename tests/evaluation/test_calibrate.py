@@ -22,7 +22,7 @@ from mars_ray.cli.main import main
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.tasks import verify
 from mars_ray.engine.request import SamplingParams
-from mars_ray.errors import InterruptedRunError
+from mars_ray.errors import InterruptedRunError, ModelError
 from mars_ray.evaluation.calibration.calibrate import THRESHOLDS, CalibrateOptions, calibrate
 from mars_ray.evaluation.calibration.curve import curve_of
 from mars_ray.evaluation.calibration.prompts import Prompt, family_prompts, file_prompts
@@ -252,6 +252,15 @@ def test_a_file_that_is_not_there_is_named(folder: Path, mars_ray: Cli) -> None:
 def test_a_model_without_a_card_is_refused(folder: Path, mars_ray: Cli) -> None:
     (folder / CARD_FILE).unlink()
     refused(folder, mars_ray, [], "has no mars.json")
+
+
+def test_a_model_in_the_cache_of_the_hub_is_refused(folder: Path, tmp_path: Path) -> None:
+    cached = tmp_path / "models--ann--tiny" / "snapshots" / "0123abc"
+    shutil.copytree(folder, cached)
+    before = (cached / CARD_FILE).read_bytes()
+    with pytest.raises(ModelError, match="ann/tiny@0123abc lies in the cache of the hub"):
+        calibrate(cached, CalibrateOptions())
+    assert (cached / CARD_FILE).read_bytes() == before
 
 
 def test_a_damaged_card_is_refused(folder: Path, mars_ray: Cli) -> None:

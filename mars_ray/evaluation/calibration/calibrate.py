@@ -17,6 +17,7 @@ from mars_ray.evaluation.calibration.prompts import Prompt, family_prompts, file
 from mars_ray.model.card import CARD_FILE, CalibrationPoint, Card, read_card, write_card
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.dtype import resolve_dtype
+from mars_ray.model.hub import hub_name_of
 
 THRESHOLDS = tuple(threshold for threshold in GRID if threshold >= 0.5)
 """The thresholds of the live profile that anyone should want."""
@@ -66,6 +67,8 @@ def calibrate(folder: Path, options: CalibrateOptions) -> tuple[CalibrationPoint
 
 def _card(folder: Path) -> Card:
     """Return the card, once it is sure that another can be written: it would be a pity to find out at the end."""
+    if name := hub_name_of(folder.absolute()):
+        raise ModelError(f"{name} lies in the cache of the hub, which is not ours to write to. Copy {folder} first.")
     card = read_card(folder)
     if card is None:
         raise ModelError(f"{folder} has no {CARD_FILE} to write to. `mars-ray train` makes models that have one.")
