@@ -153,6 +153,7 @@ def test_tokens_and_rows_under_way_are_shown_before_the_first_row_is_done(
     assert re.search(r"^generate: 0/32  \d+ under way  [1-9]\d* tokens  ", said, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_job_that_goes_on_keeps_its_dtype(cluster: None, model_folder: Path, tmp_path: Path) -> None:
     source, output = tmp_path / "rows.jsonl", tmp_path / "out"
     source.write_text('{"prompt": "x"}')

@@ -239,7 +239,7 @@ def tokens_per_forward(engine: Engine, prompts: list[tuple[int, ...]], threshold
     return sum(len(each.tokens) for each in outputs) / sum(each.finished.forwards for each in outputs)
 
 
-@pytest.mark.parametrize("running", [1.0, 0.95])
+@pytest.mark.parametrize("running", [1.0, pytest.param(0.95, marks=pytest.mark.slow)])
 def test_the_profile_predicts_other_thresholds_within_six_percent(
     make_engine: MakeEngine, prompts: list[tuple[int, ...]], running: float
 ) -> None:
