@@ -44,7 +44,7 @@ class AsyncLLM:
         self._model, self._dtype, self._options = model, dtype, options
 
     async def __aenter__(self) -> Self:
-        folder = resolve_model(self._model).absolute()
+        folder = (await asyncio.to_thread(resolve_model, self._model)).absolute()
         found = await asyncio.to_thread(check_folder, folder)
         self.tokenizer = await asyncio.to_thread(load_tokenizer, folder, found.config, found.tokenizer_is_custom)
         spec = EngineSpec(folder=folder, dtype=self._dtype, threads=_threads(), options=self._options)

@@ -6,6 +6,7 @@ from typing import Self
 
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.core.load import load_engine
+from mars_ray.engine.core.offline import run_steps
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import DEFAULT_OPTIONS, EngineOptions
 from mars_ray.engine.request import Request, SamplingParams
@@ -109,13 +110,10 @@ class LLM:
 def answer_all(engine: Engine, requests: Sequence[Request], progress: ProgressLine | None) -> list[RequestOutput]:
     """Return the answers to requests in their order; those still running are cancelled when it is interrupted."""
     collectors = {request.id: RequestCollector(request.prompt, request.sampling.n) for request in requests}
-    waiting = list(reversed(requests))
     finished = tokens = forwards = 0
     try:
-        while waiting or engine.busy:
-            while waiting and engine.waiting < engine.limits.max_num_seqs:
-                engine.add(waiting.pop())
-            for chunk in engine.step():
+        for chunks in run_steps(engine, requests):
+            for chunk in chunks:
                 collector = collectors[chunk.request_id]
                 collector.add(chunk)
                 finished += collector.finished

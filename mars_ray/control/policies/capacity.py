@@ -6,7 +6,7 @@ from dataclasses import replace
 from mars_ray.control.cluster_load import ClusterLoad
 from mars_ray.control.policies.bounds import Bounds
 from mars_ray.control.policies.policy import Decision, Policy, threshold_of
-from mars_ray.control.policies.slo import MARGIN, SloState, decide_by_slo
+from mars_ray.control.policies.slo import MARGIN, SloState, follow_latency
 from mars_ray.control.policies.worth import worthwhile_bounds
 from mars_ray.control.settings import ControlPlan
 
@@ -19,7 +19,7 @@ def decide_by_capacity(
     What the prediction does not see, the latency that is measured does: where the policy `slo` is lower, it wins.
     """
     bounds = worthwhile_bounds(plan, load, bounds)
-    by_latency, state = decide_by_slo(plan, load, bounds, state, dt_s)
+    by_latency, state = follow_latency(plan, load, bounds, state, dt_s)
     decisions = dict[str, Decision]()
     for priority in sorted({each.priority for each in plan.classes}, reverse=True):
         shares = {each.name: each.share for each in plan.classes if each.priority == priority}

@@ -30,7 +30,13 @@ def decide_by_slo(
     plan: ControlPlan, load: ClusterLoad, bounds: Mapping[str, Bounds], state: SloState, dt_s: float
 ) -> tuple[dict[str, Decision], SloState]:
     """Lower thresholds until the latency that is measured is the one that was promised."""
-    bounds = worthwhile_bounds(plan, load, bounds)
+    return follow_latency(plan, load, worthwhile_bounds(plan, load, bounds), state, dt_s)
+
+
+def follow_latency(
+    plan: ControlPlan, load: ClusterLoad, bounds: Mapping[str, Bounds], state: SloState, dt_s: float
+) -> tuple[dict[str, Decision], SloState]:
+    """Do the same within bounds that hold only what is worthwhile."""
     promised = plan.settings.slo
     measured = [
         (found_s * 1000 / limit_ms, what)
