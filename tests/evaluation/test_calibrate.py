@@ -1,5 +1,6 @@
 """Calibration, judged by decoding and comparing one example, and one token, at a time."""
 
+import io
 import json
 import os
 import random
@@ -11,13 +12,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Timer
 from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
+from mars_ray import progress
 from mars_ray.cli.main import main
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.tasks import verify
@@ -300,13 +301,27 @@ def nobody() -> Iterator[None]:
         os.seteuid(user)
 
 
-def test_ctrl_c_leaves_the_card(folder: Path) -> None:
+class CtrlCAt(io.StringIO):
+    """Standard error at which a user presses Ctrl-C once they read these words: at a known place."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self.words = words
+
+    def write(self, text: str) -> int:
+        if self.words in text:
+            self.words = "pressed already"
+            signal.raise_signal(signal.SIGINT)
+        return super().write(text)
+
+
+def test_ctrl_c_leaves_the_card(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (folder / CARD_FILE).read_bytes()
+    monkeypatch.setattr(progress, "PLAIN_LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(sys, "stderr", CtrlCAt("decode: "))
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    timer = Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
     try:
         with pytest.raises(InterruptedRunError, match="is as it was"):
-            timer.start()
             calibrate(folder, CalibrateOptions())  # would take minutes
     finally:
         signal.signal(signal.SIGINT, handler)
