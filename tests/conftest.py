@@ -1,6 +1,8 @@
 """Fixtures the tests share."""
 
 import os
+import signal
+import sys
 
 import pytest
 import torch
@@ -9,7 +11,8 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-from tests.samples import VOCABULARY
+from mars_ray.cli.main import main
+from tests.samples import VOCABULARY, Cli
 
 # Fixtures are networks that no test changes, and two busy cores keep no deadline.
 settings.register_profile("mars", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -35,6 +38,27 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _RayTog
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with Ray, which takes longest."""
     items.sort(key=lambda item: item.get_closest_marker("ray") is None)
+
+
+@pytest.fixture
+def mars_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """The command line, run here: a process of its own would import torch and Ray for five seconds."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["mars-ray", *map(str, words)])
+        capsys.readouterr()  # what was printed before is not the command's
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            with pytest.raises(SystemExit) as ended:
+                main()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        code = ended.value.code or 0
+        assert isinstance(code, int)
+        return code, *capsys.readouterr()
+
+    return run
 
 
 @pytest.fixture(scope="session")

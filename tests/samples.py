@@ -1,10 +1,13 @@
 """Small real things the tests share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from mars_ray.method.streams import PADDING, PackedRows
+
+Cli = Callable[..., tuple[int, str, str]]
+"""The command line: words in; the exit code, standard output and standard error out."""
 
 MASK_ID = 63
 VOCABULARY = 64

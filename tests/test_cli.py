@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-
-def mars_ray(*arguments: str) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-m", "mars_ray"]
-    return subprocess.run([*program, *arguments], capture_output=True, text=True)
+from tests.samples import Cli
 
 
 def test_the_version_is_that_of_the_package() -> None:
-    assert mars_ray("--version").stdout.split() == ["mars-ray", version("mars-ray")]
+    done = subprocess.run([sys.executable, "-m", "mars_ray", "--version"], capture_output=True, text=True)
+    assert done.stdout.split() == ["mars-ray", version("mars-ray")]
 
 
 @pytest.fixture
@@ -22,11 +20,6 @@ def rows(tmp_path: Path) -> Path:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "a"}\n')
     return path
-
-
-def generate(rows: Path, **changes: str) -> subprocess.CompletedProcess[str]:
-    given = {"input": str(rows), "output": str(rows.parent / "out")} | changes
-    return mars_ray("generate", *(word for name, value in given.items() for word in (f"--{name}", value)))
 
 
 @pytest.mark.parametrize(
@@ -41,24 +34,27 @@ def generate(rows: Path, **changes: str) -> subprocess.CompletedProcess[str]:
         ({"output": "mars_ray"}, "holds something that is no job"),
     ],
 )
-def test_a_job_that_cannot_start_says_why_in_one_line(rows: Path, changes: dict[str, str], message: str) -> None:
-    done = generate(rows, **changes)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_a_job_that_cannot_start_says_why_in_one_line(
+    mars_ray: Cli, rows: Path, changes: dict[str, str], message: str
+) -> None:
+    given = {"input": rows, "output": rows.parent / "out"} | changes
+    code, _, said = mars_ray("generate", *(word for name, value in given.items() for word in (f"--{name}", value)))
+    assert code == 2
+    assert message in said
+    assert said.count("\n") == 1
     assert not (rows.parent / "out").exists()
 
 
-def test_a_misspelt_setting_of_a_training_run_is_named(tmp_path: Path) -> None:
+def test_a_misspelt_setting_of_a_training_run_is_named(mars_ray: Cli, tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text("modle: bundled\n")
-    done = mars_ray("train", "--config", str(config))
-    assert done.returncode == 2
-    assert "modle is not a setting" in done.stderr
-    assert done.stderr.count("\n") == 1
+    code, _, said = mars_ray("train", "--config", config)
+    assert code == 2
+    assert "modle is not a setting" in said
+    assert said.count("\n") == 1
 
 
-def test_a_misspelt_option_is_named() -> None:
-    done = mars_ray("generate", "--inptu", "x")
-    assert done.returncode == 2
-    assert "--inptu" in done.stderr
+def test_a_misspelt_option_is_named(mars_ray: Cli) -> None:
+    code, _, said = mars_ray("generate", "--inptu", "x")
+    assert code == 2
+    assert "--inptu" in said

@@ -1,31 +1,22 @@
 """What a user gets wrong with `mars-ray evaluate` ends in one line and exit code 2, before any work."""
 
 import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mars_ray.cli.main import main
 from mars_ray.model.card import CARD_FILE, read_card, write_card
 from mars_ray.model.resolve import resolve_model
-
-Cli = Callable[..., tuple[int, str, str]]
+from tests.samples import Cli
 
 
 @pytest.fixture
-def evaluate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
+def evaluate(mars_ray: Cli, tmp_path: Path) -> Cli:
     def run(**changes: Any) -> tuple[int, str, str]:
         given = {"tasks": "rephrase", "output": tmp_path / "out", "examples": 1, "seeds": 1} | changes
-        words = (word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value)))
-        monkeypatch.setattr(sys, "argv", ["mars-ray", "evaluate", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        code = ended.value.code or 0
-        assert isinstance(code, int)
-        return code, *capsys.readouterr()
+        words = (word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value))
+        return mars_ray("evaluate", *words)
 
     return run
 

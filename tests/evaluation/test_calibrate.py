@@ -9,7 +9,7 @@ import signal
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ import torch
 from transformers import PreTrainedModel
 
 from mars_ray import progress
-from mars_ray.cli.main import main
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.tasks import verify
 from mars_ray.engine.request import SamplingParams
@@ -34,10 +33,9 @@ from mars_ray.model.card import CARD_FILE, CalibrationPoint, read_card
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import resolve_model
 from mars_ray.progress import ProgressLine
-from tests.samples import VOCABULARY
+from tests.samples import VOCABULARY, Cli
 
 Tokens = tuple[int, ...]
-Cli = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -54,19 +52,6 @@ def oracle() -> Checkpoint:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(resolve_model("bundled"), tmp_path / "model"))
-
-
-@pytest.fixture
-def mars_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["mars-ray", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        code = ended.value.code or 0
-        assert isinstance(code, int)
-        return code, *capsys.readouterr()
-
-    return run
 
 
 def best_next(network: PreTrainedModel, prefix: list[int], mask_id: int) -> int:

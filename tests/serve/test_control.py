@@ -1,7 +1,5 @@
 """Operators see what the controller decided and overrule it; classes of service have thresholds of their own."""
 
-import os
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +9,7 @@ import httpx2
 import pytest
 
 from mars_ray.serve.middleware.keys import add_key
-from tests.serve.cluster_samples import COMMAND
+from tests.samples import Cli
 from tests.serve.endpoint_clients import http, until_running
 from tests.serve.endpoint_samples import MESSAGES, Served, config_of, served
 from tests.serve.load_samples import PROMPT_POOL
@@ -167,26 +165,31 @@ def test_the_flood_of_one_tenant_lowers_no_threshold_of_another(file: Path, keys
         assert set().union(*(each.result() for each in sent)) <= {200, 429}
 
 
-def command(running: Served, key: str | None, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    environment = {name: value for name, value in os.environ.items() if name != "MARS_RAY_API_KEY"}
-    if key is not None:
-        environment["MARS_RAY_API_KEY"] = key
-    asked = [str(COMMAND), *arguments, "--url", running.url]
-    return subprocess.run(asked, capture_output=True, text=True, env=environment)
+@pytest.fixture
+def command(running: Served, mars_ray: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """The command line with a key, or None, and this endpoint."""
+
+    def run(key: str | None, *words: object) -> tuple[int, str, str]:
+        monkeypatch.delenv("MARS_RAY_API_KEY", raising=False)
+        if key is not None:
+            monkeypatch.setenv("MARS_RAY_API_KEY", key)
+        return mars_ray(*words, "--url", running.url)
+
+    return run
 
 
 def test_the_command_line_shows_and_sets_what_the_routes_do(
-    running: Served, operator: httpx2.Client, keys: dict[str, str]
+    running: Served, operator: httpx2.Client, keys: dict[str, str], command: Cli
 ) -> None:
-    done = command(running, keys["operator"], "threshold", "set", "0.6", "--class", "batch", "--for", "2h")
-    assert (done.returncode, done.stderr) == (0, "mars-ray: threshold 0.6 for batch, for 2h.\n")
+    code, _, said = command(keys["operator"], "threshold", "set", "0.6", "--class", "batch", "--for", "2h")
+    assert (code, said) == (0, "mars-ray: threshold 0.6 for batch, for 2h.\n")
     follows(running, operator, batch=0.6)
-    shown = command(running, keys["operator"], "status")
-    assert shown.returncode == 0, shown.stderr
-    for said in ("policy fixed", "0.95 to 0.99", "set by an operator until", "test", "0.99, 0.6", "0/"):
-        assert said in shown.stdout
-    done = command(running, keys["operator"], "threshold", "clear", "--class", "batch")
-    assert (done.returncode, done.stderr) == (0, "mars-ray: the policy decides for batch.\n")
+    code, shown, said = command(keys["operator"], "status")
+    assert code == 0, said
+    for part in ("policy fixed", "0.95 to 0.99", "set by an operator until", "test", "0.99, 0.6", "0/"):
+        assert part in shown
+    code, _, said = command(keys["operator"], "threshold", "clear", "--class", "batch")
+    assert (code, said) == (0, "mars-ray: the policy decides for batch.\n")
     follows(running, operator, batch=0.99)
 
 
@@ -201,14 +204,14 @@ def test_the_command_line_shows_and_sets_what_the_routes_do(
     ],
 )
 def test_what_cannot_be_ends_a_command_with_one_line(
-    running: Served, keys: dict[str, str], key: str | None, arguments: tuple[str, ...], code: int, said: str
+    keys: dict[str, str], command: Cli, key: str | None, arguments: tuple[str, ...], code: int, said: str
 ) -> None:
-    done = command(running, None if key is None else keys[key], *arguments)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert said in done.stderr and done.stderr.count("\n") == 1
+    ended, out, err = command(None if key is None else keys[key], *arguments)
+    assert (ended, out) == (code, "")
+    assert said in err and err.count("\n") == 1
 
 
-def test_an_endpoint_that_is_not_there_is_said_in_one_line() -> None:
-    done = subprocess.run([str(COMMAND), "status", "--url", "http://127.0.0.1:1"], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "cannot be reached" in done.stderr and done.stderr.count("\n") == 1
+def test_an_endpoint_that_is_not_there_is_said_in_one_line(mars_ray: Cli) -> None:
+    code, _, said = mars_ray("status", "--url", "http://127.0.0.1:1")
+    assert code == 1
+    assert "cannot be reached" in said and said.count("\n") == 1
