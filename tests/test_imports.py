@@ -24,7 +24,7 @@ BELOW = {
     "report": set(),
     "method": {"errors"},
     "baselines": {"errors", "method"},
-    "model": {"errors"},
+    "model": {"errors", "progress"},
     "data": SHARED | {"method", "model"},
     "training": SHARED | {"method", "model", "data"},
     "engine": {"errors", "method", "model"},

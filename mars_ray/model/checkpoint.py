@@ -68,11 +68,8 @@ def save_checkpoint(checkpoint: Checkpoint, folder: Path, *, dtype: torch.dtype 
     save_folder(folder, lambda partial: _write(checkpoint, partial, dtype))
 
 
-def save_folder(folder: Path, write: Callable[[Path], None], *, shared: bool = False) -> None:
-    """Make `folder`, which must be absent or empty, with what `write` puts into it: all of it or nothing.
-
-    With `shared` another process may write the same at the same time: the first to end has made it.
-    """
+def save_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    """Make `folder`, which must be absent or empty, with what `write` puts into it: all of it or nothing."""
     folder = folder.absolute()
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -82,11 +79,7 @@ def save_folder(folder: Path, write: Callable[[Path], None], *, shared: bool = F
         partial.mkdir(parents=True)
         try:
             write(partial)
-            if not (shared and folder.exists()):
-                partial.replace(folder)
-        except OSError:
-            if not (shared and folder.exists()):
-                raise
+            partial.replace(folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     except (OSError, SafetensorError) as error:

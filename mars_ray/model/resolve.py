@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from mars_ray.errors import ModelError
-from mars_ray.model.hub import cached_names, download, hub_name_of, parse_hub_name
+from mars_ray.model.sources.hub import cached_names, download, hub_name_of, parse_hub_name
 
 BUNDLED = "bundled"
 SMOLLM2 = "smollm2"
@@ -29,11 +29,11 @@ def resolve_model(name: str) -> Path:
     if path.is_dir():
         return path
     if path.is_file():
-        from mars_ray.model.gguf import converted  # here, for it imports torch
+        from mars_ray.model.sources.gguf import converted  # here, for it imports torch
 
         return converted(path)
     if name == SMOLLM2:
-        from mars_ray.model.smollm2 import smollm2_folder
+        from mars_ray.model.sources.smollm2 import smollm2_folder
 
         return smollm2_folder()
     hub_name = parse_hub_name(name)

@@ -35,6 +35,10 @@ class HubServer:
     """What was asked for: method, path and range."""
     break_at: int | None = None
     """Bytes of a weight file after which the connection breaks, once for each request that begins before."""
+    hold_at: int | None = None
+    """Bytes of a weight file after which it sends no more until `released`; `held` is set then."""
+    held: threading.Event = field(default_factory=threading.Event)
+    released: threading.Event = field(default_factory=threading.Event)
     forbidden: bool = False
     url: str = ""
 
@@ -131,7 +135,12 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "GET":
             stop = self.hub.break_at
             breaks = stop is not None and begin < stop < len(content) and file.endswith(".safetensors")
-            self.wfile.write(content[begin : stop if breaks else None])
+            if self.hub.hold_at is not None and file.endswith(".safetensors"):
+                self.wfile.write(content[begin : self.hub.hold_at])
+                self.hub.held.set()
+                self.hub.released.wait()
+            else:
+                self.wfile.write(content[begin : stop if breaks else None])
         self.close_connection = True
 
     def _json(self, content: object) -> None:

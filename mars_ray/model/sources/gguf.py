@@ -5,25 +5,30 @@ whose rounding is finer than theirs. Tokenizer and chat template come along.
 """
 
 import hashlib
-import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GgufConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    modeling_gguf_pytorch_utils,
+)
 
 from mars_ray.errors import ModelError
 from mars_ray.model.checkpoint import save_folder, share_weights
 from mars_ray.model.folder import check_folder
+from mars_ray.model.sources.cache import made_once
+from mars_ray.progress import ProgressLine
 
 MAGIC = b"GGUF"
 _KEPT = {"F32": torch.float32, "F16": torch.float16}
 """Dtypes that a folder keeps, as GGUF names them."""
-
-
-def cache_folder() -> Path:
-    """Return where converted models lie: `mars-ray/models` in XDG_CACHE_HOME, which is `~/.cache` by default."""
-    given = os.environ.get("XDG_CACHE_HOME")
-    return (Path(given) if given else Path("~/.cache").expanduser()) / "mars-ray" / "models"
 
 
 def converted(file: Path) -> Path:
@@ -38,26 +43,24 @@ def converted(file: Path) -> Path:
         raise ModelError(f"{file} is no GGUF file. Give a folder, a .gguf file or a name on a hub.")
     of_file = f"{file.resolve()}\0{state.st_size}\0{state.st_mtime_ns}"
     digest = hashlib.blake2b(of_file.encode(), digest_size=6).hexdigest()
-    folder = cache_folder() / f"{file.name.removesuffix('.gguf')}-{digest}"
-    if not folder.is_dir():
-        convert(file, folder)
-    return folder
+    return made_once(f"{file.name.removesuffix('.gguf')}-{digest}", lambda folder: convert(file, folder))
 
 
 def convert(file: Path, folder: Path) -> None:
     """Write the model in `file` to `folder`, which must be absent. Raises a `ModelError` where that cannot be done."""
     try:
         dtype = _dtype(file)
-        network, report = AutoModelForCausalLM.from_pretrained(
-            str(file.parent),
-            gguf_file=file.name,
-            dtype=dtype,
-            # Otherwise weights stay packed where a kernel can be fetched from a hub.
-            quantization_config=GgufConfig(dequantize=True),
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
+        with _shown(file):
+            network, report = AutoModelForCausalLM.from_pretrained(
+                str(file.parent),
+                gguf_file=file.name,
+                dtype=dtype,
+                # Otherwise weights stay packed where a kernel can be fetched from a hub.
+                quantization_config=GgufConfig(dequantize=True),
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
         tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name, local_files_only=True)
     # A damaged or unknown file fails in as many ways as it has fields.
     except Exception as error:
@@ -67,7 +70,27 @@ def convert(file: Path, folder: Path) -> None:
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise ModelError(f"{file} lacks {len(missing)} weights: {', '.join(missing[:3])}. Download the file again.")
-    save_folder(folder, lambda partial: _write(network, tokenizer, partial), shared=True)
+    save_folder(folder, lambda partial: _write(network, tokenizer, partial))
+
+
+@contextmanager
+def _shown(file: Path) -> Iterator[None]:
+    """Show progress as everything here does: the loader draws a bar of its own, without a terminal too."""
+    bar = modeling_gguf_pytorch_utils.tqdm
+    with ProgressLine(f"unpack {file.name}", total=None) as progress:
+
+        def counted(tensors: Iterable[Any], **_: Any) -> Iterator[Any]:
+            tensors = list(tensors)
+            for done, tensor in enumerate(tensors):
+                progress.update(done, {}, len(tensors))
+                yield tensor
+            progress.update(len(tensors), {}, len(tensors))
+
+        modeling_gguf_pytorch_utils.tqdm = counted
+        try:
+            yield
+        finally:
+            modeling_gguf_pytorch_utils.tqdm = bar
 
 
 def _write(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

@@ -1,8 +1,8 @@
 """Download a model from a Hugging Face hub into the cache of huggingface_hub, pinned to one commit.
 
 Weights in safetensors, configuration and tokenizer are taken, and nothing else: no pickle, no code. The library itself
-goes by HF_ENDPOINT, HF_TOKEN, HF_HUB_CACHE and HF_HUB_OFFLINE, shows progress on standard error, goes on within a
-file whose connection broke, and keeps whole files from one call to the next.
+goes by HF_ENDPOINT, HF_TOKEN, HF_HUB_CACHE and HF_HUB_OFFLINE, goes on within a file whose connection broke, and keeps
+whole files from one call to the next. Progress goes to standard error.
 """
 
 import re
@@ -22,6 +22,7 @@ from huggingface_hub.errors import (
 
 from mars_ray.errors import ModelError
 from mars_ray.model.card import CARD_FILE
+from mars_ray.model.sources.download_bar import DownloadBar
 
 FILES = (
     "*.safetensors",
@@ -91,6 +92,7 @@ def download(name: HubName, hint: str) -> Path:
                 allow_patterns=list(FILES),
                 ignore_patterns=list(LEFT_OUT),
                 library_name="mars-ray",
+                tqdm_class=DownloadBar,
             )
         )
     # The library lets errors of its transport through, which is another one from time to time.

@@ -1,0 +1,1 @@
+"""Where models come from: a hub, a .gguf file, a package; each ends as a folder in a cache."""
