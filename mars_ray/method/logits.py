@@ -11,14 +11,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 
-def logits_at(network: PreTrainedModel, where_RS: Tensor, **inputs: Any) -> Tensor:
-    """Run one forward without a cache and return the logits where `where_RS` is True: [M, V], row-major order.
+def logits_at(network: PreTrainedModel, where: Tensor | tuple[Tensor, Tensor], **inputs: Any) -> Tensor:
+    """Run one forward without a cache and return some of its logits: [M, V].
+
+    `where` is True there, bool [R, S], read row by row; or it is the rows and slots of each, two int64 [M].
 
     `inputs` go to the network unchanged (`input_ids`, `position_ids`, `attention_mask`).
     """
 
     def pick(_module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
-        return (args[0][where_RS][None],)
+        return (args[0][where][None],)
 
     hook = network.get_output_embeddings().register_forward_pre_hook(pick)
     try:

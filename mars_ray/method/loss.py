@@ -9,10 +9,11 @@ step: the loss does not depend on how examples were packed or spread.
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from mars_ray.method import tiles
+from mars_ray.method.cross_entropy import cross_entropies
 from mars_ray.method.logits import logits_at
 from mars_ray.method.streams import IGNORE, Streams
 from mars_ray.method.visibility import dense_mask, flex_mask
@@ -47,27 +48,38 @@ class StreamLoss(nn.Module):
     def forward(self, streams: Streams) -> tuple[Tensor, Tensor]:
         """Return the weighted sums of cross-entropies of the noisy and of the clean stream, two float32 scalars."""
         labelled_RS = streams.label_RS != IGNORE
-        logits_MV = training_logits(self.network, streams, labelled_RS).float()
-        each_M = F.cross_entropy(logits_MV, streams.label_RS[labelled_RS], reduction="none")
+        logits_MV = training_logits(self.network, streams, labelled_RS)
         noisy_M = streams.noisy_RS[labelled_RS]
-        if self._distill:
-            # Two streams read the same tokens; the clean one knows more of them, so it can teach. Not the other way.
-            number_RS = labelled_RS.long().flatten().cumsum(0).view_as(streams.label_RS) - 1
-            twin_M = number_RS.gather(1, streams.twin_RS)[labelled_RS]
-            teacher_MV = logits_MV.detach()[twin_M[noisy_M]].softmax(dim=-1)
-            taught_M = F.cross_entropy(logits_MV[noisy_M], teacher_MV, reduction="none")
-            each_M = each_M.masked_scatter(noisy_M, torch.lerp(each_M[noisy_M], taught_M, self._distill))
+        # Two streams read the same tokens; the clean one knows more of them, so it can teach. Not the other way.
+        number_RS = labelled_RS.long().flatten().cumsum(0).view_as(streams.label_RS) - 1
+        teacher_M = torch.where(noisy_M, number_RS.gather(1, streams.twin_RS)[labelled_RS], IGNORE)
+        each_M = cross_entropies(logits_MV, streams.label_RS[labelled_RS], teacher_M, self._distill)
         each_M = each_M * streams.weight_RS[labelled_RS]
         return (each_M * noisy_M).sum(), (each_M * ~noisy_M).sum()
 
 
 def training_logits(network: PreTrainedModel, streams: Streams, where_RS: Tensor) -> Tensor:
-    """Run the training forward and return its logits where `where_RS` is True: [M, V]."""
-    flex = network.config._attn_implementation == "flex_attention"
+    """Run the training forward and return its logits where `where_RS` is True: [M, V], row by row.
+
+    With the attention `tiles.ATTENTION` those of padding mean nothing.
+    """
+    attention = network.config._attn_implementation
+    if attention == tiles.ATTENTION:
+        device = streams.tokens_RS.device.type
+        autocast = torch.is_autocast_enabled(device)
+        layout = tiles.lay_out(streams, torch.get_autocast_dtype(device) if autocast else network.dtype)
+        place_M = layout.place_RS[where_RS]
+        return logits_at(
+            network,
+            (torch.zeros_like(place_M), place_M),
+            input_ids=streams.tokens_RS.flatten()[layout.slot_P][None],
+            position_ids=streams.position_RS.flatten()[layout.slot_P][None],
+            tiles=layout.tiles,
+        )
     return logits_at(
         network,
         where_RS,
         input_ids=streams.tokens_RS,
         position_ids=streams.position_RS,
-        attention_mask=flex_mask(streams) if flex else dense_mask(streams),
+        attention_mask=flex_mask(streams) if attention == "flex_attention" else dense_mask(streams),
     )

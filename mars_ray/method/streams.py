@@ -64,6 +64,10 @@ class Streams:
         """Return the same streams on `device`."""
         return Streams(**{name: getattr(self, name).to(device) for name in self.__slots__})
 
+    def select(self, row: int, slots: Tensor) -> "Streams":
+        """Return some slots of a row, as the only row; `twin_RS` still counts in the whole one."""
+        return Streams(**{name: getattr(self, name)[row, slots][None] for name in self.__slots__})
+
 
 def random_phases(rows: PackedRows, block: int, generator: torch.Generator) -> Tensor:
     """Draw how far each example's first block is cut short: int64 [R, T] in 0..block-1, equal within an example."""

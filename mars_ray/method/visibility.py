@@ -1,6 +1,6 @@
 """Who may attend to whom in one MARS training forward: one predicate, and two masks that both evaluate it.
 
-The masks are a dense boolean one for SDPA (any device), and a FlexAttention block mask (CUDA).
+The masks are a dense boolean one (of a row for SDPA, of a tile for `tiles`), and a FlexAttention block mask (CUDA).
 
 Source: arXiv 2604.07023, section 3; the table is in its method section:
 clean sees clean causally; noisy sees its own block causally and the clean tokens of earlier blocks; clean never

@@ -15,12 +15,14 @@ from torch import Tensor
 
 from mars_ray.data.packed import PackedData
 from mars_ray.errors import DivergedError
+from mars_ray.method import tiles
 from mars_ray.method.loss import StreamLoss
 from mars_ray.method.streams import PADDING, PackedRows, Streams, clean_stream, mars_streams, random_phases
 from mars_ray.method.unmasking import unmask_with_data, unmask_with_guesses
 from mars_ray.model.card import Card, library_versions
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from mars_ray.model.resolve import model_label, resolve_model
+from mars_ray.training.allocator import keep_freed_memory
 from mars_ray.training.checkpoint import RunState, load_state, save_state
 from mars_ray.training.config import TrainConfig
 from mars_ray.training.lookahead import HeldoutLookahead, look_ahead
@@ -52,9 +54,12 @@ class TrainingRun:
         self._folder = RunFolder(config.output)
         self._data, self._heldout = PackedData(self._folder.train_data), PackedData(self._folder.heldout_data)
         self._flex = accelerator.device.type == "cuda"
-        attention = "flex_attention" if self._flex else "sdpa"
         folder = resolve_model(config.model)
-        self._checkpoint = load_checkpoint(folder, attention=attention)
+        self._checkpoint = load_checkpoint(folder, attention="flex_attention" if self._flex else "sdpa")
+        if not self._flex:
+            # Put in SDPA's place, so that a network which that would compute wrong has been refused.
+            self._checkpoint.network.set_attn_implementation(tiles.ATTENTION)
+            keep_freed_memory()
         self._base_model = model_label(config.model, folder)
         optimizer = config.optimizer
         self._steps = step_count(len(self._data), epochs=optimizer.epochs, batch_rows=optimizer.batch_rows)

@@ -1,0 +1,127 @@
+"""Tokens per second of a training step, ours against plain transformers.
+
+    python benchmarks/training.py --model smollm2 --precision bfloat16 --json training.json
+
+Rows hold random tokens in examples as long as those of instruction data (mean 146, 44 % of it responses). Each way
+trains in a process of its own, for what one does to memory must not help the other; they take turns. `transformers` is
+the loop that anybody would write: accelerate, the network's own loss over whole rows, AdamW. `dense` is our objective
+with one mask over whole rows.
+"""
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean, stdev
+
+import torch
+from accelerate import Accelerator
+from rich.console import Console
+from rich.table import Table
+
+from mars_ray.bench.machine import machine
+from mars_ray.method import tiles
+from mars_ray.method.loss import StreamLoss
+from mars_ray.method.streams import IGNORE, PADDING, PackedRows, clean_stream, mars_streams, random_phases
+from mars_ray.model.checkpoint import load_checkpoint
+from mars_ray.model.resolve import resolve_model
+from mars_ray.training.allocator import keep_freed_memory
+from mars_ray.training.step import train_step
+
+WAYS = ("transformers ar", "ar", "dense mars", "mars")
+BLOCK, EXAMPLE_TOKENS, RESPONSE_SHARE = 8, 146, 0.44
+
+
+def rows(step: int, count: int, length: int, vocabulary: int) -> PackedRows:
+    """Return rows of random tokens without padding; the last example of each is cut."""
+    generator = torch.Generator().manual_seed(step)
+    example, position = torch.zeros(count, length, dtype=torch.long), torch.zeros(count, length, dtype=torch.long)
+    response = torch.zeros(count, length, dtype=torch.bool)
+    for r in range(count):
+        start = number = 0
+        while start < length:
+            tokens = max(8, int(EXAMPLE_TOKENS * math.exp(0.7 * torch.randn((), generator=generator) - 0.25)))
+            end = min(start + tokens, length)
+            example[r, start:end], position[r, start:end] = number, torch.arange(end - start)
+            response[r, start + round((end - start) * (1 - RESPONSE_SHARE)) : end] = True
+            start, number = end, number + 1
+    tokens_RT = torch.randint(vocabulary, (count, length), generator=generator)
+    return PackedRows(tokens_RT=tokens_RT, response_RT=response, example_RT=example, position_RT=position)
+
+
+def train(way: str, model: str, precision: str, steps: int, count: int, length: int) -> list[float]:
+    """Return the seconds of each step behind the first, in this process."""
+    checkpoint = load_checkpoint(resolve_model(model))
+    network = checkpoint.network
+    if way in ("ar", "mars"):
+        network.set_attn_implementation(tiles.ATTENTION)
+        keep_freed_memory()
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16" if precision == "bfloat16" else "no")
+    adamw = torch.optim.AdamW(network.parameters(), lr=1e-5, betas=(0.9, 0.95), fused=True)
+    wrapped, optimizer = accelerator.prepare(network if way == "transformers ar" else StreamLoss(network), adamw)
+    network.train()
+
+    def plain(packed: PackedRows) -> None:
+        labels = packed.tokens_RT.masked_fill(~packed.response_RT, IGNORE)
+        loss = wrapped(input_ids=packed.tokens_RT, position_ids=packed.position_RT, labels=labels).loss
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(wrapped.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def ours(packed: PackedRows) -> None:
+        phase_RT = random_phases(packed, BLOCK, torch.Generator().manual_seed(0))
+        marked = mars_streams(packed, block=BLOCK, mask_id=checkpoint.mask_id, phase_RT=phase_RT)
+        streams = clean_stream(packed) if way == "ar" else marked
+        train_step(wrapped, optimizer, [streams], accelerator, ar_weight=1.0, clip_norm=1.0)
+
+    step: Callable[[PackedRows], None] = plain if way == "transformers ar" else ours
+    seconds = []
+    for number in range(steps + 1):
+        packed = rows(number, count, length, checkpoint.mask_id)
+        assert bool((packed.example_RT != PADDING).all())
+        started = time.perf_counter()
+        step(packed)
+        seconds.append(time.perf_counter() - started)
+    return seconds[1:]
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description="Tokens per second of a training step.")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
+    parser.add_argument("--rows", type=int, default=4)
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", choices=WAYS, help="train one way in this process and print its seconds")
+    asked = parser.parse_args()
+    if asked.only:
+        torch.set_num_threads(asked.threads)
+        print(json.dumps(train(asked.only, asked.model, asked.precision, asked.steps, asked.rows, asked.length)))
+        return
+    rates: dict[str, list[float]] = {way: [] for way in WAYS}
+    for _ in range(asked.rounds):
+        for way in WAYS:
+            command = [sys.executable, __file__, *sys.argv[1:], "--only", way]
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            seconds = json.loads(done.stdout.splitlines()[-1])
+            rates[way] += [asked.rows * asked.length / each for each in seconds]
+    table = Table("way", "tokens/s", "spread of steps", title=f"{asked.model}, {asked.precision}")
+    for way, each in rates.items():
+        table.add_row(way, f"{mean(each):,.0f}", f"{stdev(each):,.0f}")
+    Console().print(table)
+    if asked.json:
+        settings = {name: value for name, value in vars(asked).items() if name not in ("json", "only")}
+        asked.json.write_text(json.dumps({"machine": machine(), **settings, "tokens_per_s": rates}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
