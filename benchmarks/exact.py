@@ -22,6 +22,7 @@ from mars_ray.bench.machine import machine
 from mars_ray.bench.measure import interleaved, throughput
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams
+from mars_ray.model.dtype import DtypeOrAuto
 from mars_ray.progress import ProgressLine
 
 BATCHES = (1, 4, 16, 32, 64)
@@ -29,7 +30,7 @@ REQUESTS_PER_ROW = 4
 REQUESTS_LEAST, REQUESTS_MOST = 24, 240
 
 
-def measure(model: str, dtype: str, batch: int, rounds: int) -> dict[str, Any]:
+def measure(model: str, dtype: DtypeOrAuto, batch: int, rounds: int) -> dict[str, Any]:
     """Return the figures of one batch."""
     requests = min(max(REQUESTS_PER_ROW * batch, REQUESTS_LEAST), REQUESTS_MOST)
     on = subject(model, requests, dtype)
@@ -55,7 +56,7 @@ def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description="Exact mode against one token at a time.")
     parser.add_argument("--model", action="append", help="bundled, a folder, or shape:100m; may be repeated")
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="float32")
     parser.add_argument("--batch", type=int, action="append")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path)

@@ -44,7 +44,7 @@ ROOMS = {
     "control": ["", "policies", "core", "replica"],
     "batch": ["", "rows", "output", "run", "ray"],
     "serve": ["", "deploy", "middleware", "replicas", "http", "ray"],
-    "bench": ["", "decode", "load"],
+    "bench": ["", "decode", "load", "peers"],
     "evaluation": ["", "tasks", "scoring", "calibration", "report", "run"],
     "simulate": ["", "compare"],
 }

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TypeVar
 
 from mars_ray.progress import ProgressLine
 
@@ -23,6 +24,9 @@ class Sample:
         return self.tokens / self.seconds
 
 
+SampleT = TypeVar("SampleT", bound=Sample)
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
     """Repeated measurements of one figure."""
@@ -33,14 +37,14 @@ class Spread:
 
 
 def interleaved(
-    candidates: Mapping[str, Callable[[], Sample]], repeats: int, progress: ProgressLine
-) -> dict[str, list[Sample]]:
+    candidates: Mapping[str, Callable[[], SampleT]], repeats: int, progress: ProgressLine
+) -> dict[str, list[SampleT]]:
     """Run every candidate once per round and return `repeats` samples of each; a round before them warms up.
 
     Round r begins with candidate r mod n, so none always runs on the heels of the same other.
     """
     names = list(candidates)
-    samples: dict[str, list[Sample]] = {name: [] for name in names}
+    samples: dict[str, list[SampleT]] = {name: [] for name in names}
     total = (repeats + 1) * len(names)
     for turn in range(total):
         number, place = divmod(turn, len(names))

@@ -1,18 +1,22 @@
 """The commands `mars-ray bench ...`: what is claimed, measured on this machine."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mars_ray.cli.options import JsonFile, OutputScale, Slo, TraceSpeed
+from mars_ray.cli.options import Dtype, JsonFile, OutputScale, Slo, TraceSpeed
 from mars_ray.cli.results import write_json
 from mars_ray.errors import ConfigError, InterruptedRunError
 
 bench_app = typer.Typer(help="Measure this machine; nothing is claimed that was not measured.", no_args_is_help=True)
 
 URL = "http://127.0.0.1:8000"
-BenchDtype = Annotated[str, typer.Option(help="'float32' or 'bfloat16'.")]
+Peers = Annotated[
+    str | None,
+    typer.Option(help="Compare with other engines instead, separated by commas: 'llama.cpp'. They are extras."),
+]
 ApiKey = Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as a bearer token.")]
 LoadTrace = Annotated[
     str | None,
@@ -43,26 +47,40 @@ def bench_decode(
         str, typer.Option(help="A model as everywhere, or a shape with random weights: 'shape:100m'.")
     ] = "bundled",
     batch: Annotated[str, typer.Option(help="Requests decoded together, separated by commas.")] = "1,4,16,32",
-    dtype: BenchDtype = "float32",
+    dtype: Dtype = "auto",
+    peers: Peers = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of everyone with --peers; by default the cores.")
+    ] = None,
     requests: Annotated[int, typer.Option(help="Requests per measurement.")] = 48,
     repeats: Annotated[int, typer.Option(help="Measurements of everyone.")] = 5,
     json_file: JsonFile = None,
 ) -> None:
     """Compare the engine with transformers and the decoders of the paper, in turns, on the same requests."""
+    command = f"mars-ray bench decode --model {model} --batch {batch} --requests {requests} --repeats {repeats}"
+    if peers is not None:
+        from mars_ray.bench.peers.bench_peers import bench_peers
+        from mars_ray.bench.peers.peer_report import report as report_of_peers
+        from mars_ray.bench.peers.peer_report import show
+
+        threads = threads or len(os.sched_getaffinity(0))
+        found = bench_peers(model, peers.split(","), _numbers(batch), requests, repeats, threads)
+        show(model, threads, found)
+        command += f" --peers {peers} --threads {threads}"
+        write_json(json_file, report_of_peers(model, threads, found, command))
+        return
     from mars_ray.bench.decode.bench_decode import bench_decode as run
     from mars_ray.bench.decode.bench_decode import report
 
     results = run(model, _numbers(batch), requests, repeats, dtype)
-    command = f"mars-ray bench decode --model {model} --batch {batch} --dtype {dtype}"
-    command += f" --requests {requests} --repeats {repeats}"
-    write_json(json_file, report(model, dtype, results, command))
+    write_json(json_file, report(model, results, f"{command} --dtype {dtype}"))
 
 
 @bench_app.command("floor")
 def bench_floor(
     model: Annotated[str, typer.Option(help="A model as everywhere, or a shape with random weights.")] = "bundled",
     batch: Annotated[str, typer.Option(help="Rows of a step, separated by commas.")] = "1,4,16,32",
-    dtype: BenchDtype = "float32",
+    dtype: Dtype = "auto",
     json_file: JsonFile = None,
 ) -> None:
     """Compare a step of the engine with the bytes it must move and the operations it must do."""

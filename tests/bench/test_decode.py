@@ -11,6 +11,7 @@ from mars_ray.bench.decode.contenders import Subject, contenders, subject
 from mars_ray.bench.measure import Sample
 from mars_ray.cli.main import app
 from mars_ray.errors import ConfigError, MarsRayError
+from mars_ray.model.dtype import DtypeOrAuto, ResolvedDtype
 
 
 def samples(*tokens_per_s: float, per_forward: float = 1.0) -> list[Sample]:
@@ -52,12 +53,17 @@ def test_at_other_batches_looking_ahead_must_not_lose(bundled_subject: Subject) 
 
 def test_the_report_holds_every_sample_and_the_machine(bundled_subject: Subject) -> None:
     result = BatchResult(
-        batch=1, samples=MEASURED, absent={"no cache": "why"}, ratios=ratios(bundled_subject, 1, MEASURED)
+        batch=1,
+        dtype=ResolvedDtype("float32", "asked for"),
+        samples=MEASURED,
+        absent={"no cache": "why"},
+        ratios=ratios(bundled_subject, 1, MEASURED),
     )
-    written = json.loads(json.dumps(report("bundled", "float32", [result], "mars-ray bench decode")))
+    written = json.loads(json.dumps(report("bundled", [result], "mars-ray bench decode")))
     assert len(written["batches"][0]["decoders"]["ar"]["samples"]) == 3
     assert written["batches"][0]["absent"] == {"no cache": "why"}
     assert written["machine"]["cpu"]
+    assert (written["dtype"], written["dtype_reason"]) == ("float32", "asked for")
     assert tokens_per_forward(MEASURED["threshold 0.95"]) == 4
 
 
@@ -68,13 +74,12 @@ def test_the_report_holds_every_sample_and_the_machine(bundled_subject: Subject)
         (("bundled", [1], 0, 1, "float32"), "requests is 0"),
         (("bundled", [1], 4, 0, "float32"), "repeats is 0"),
         (("bundled", [1], 999, 1, "float32"), "requests is 999"),
-        (("bundled", [1], 4, 1, "float16"), "unknown dtype 'float16'"),
         (("shape:7b", [1], 4, 1, "bfloat16"), "unknown shape 'shape:7b'"),
         (("no-such-model", [1], 4, 1, "float32"), "no-such-model"),
     ],
 )
 def test_wrong_arguments_are_said_before_any_measurement(
-    arguments: tuple[str, list[int], int, int, str], said: str
+    arguments: tuple[str, list[int], int, int, DtypeOrAuto], said: str
 ) -> None:
     with pytest.raises(MarsRayError, match=said):
         bench_decode(*arguments)
@@ -87,8 +92,8 @@ def test_batches_that_are_no_numbers_are_said() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "dtype"), [("bundled", "float32"), ("shape:100m", "bfloat16")])
-def test_every_contender_gives_the_answers_asked_for(model: str, dtype: str) -> None:
+@pytest.mark.parametrize(("model", "dtype"), [("bundled", "float32"), ("shape:100m", "auto")])
+def test_every_contender_gives_the_answers_asked_for(model: str, dtype: DtypeOrAuto) -> None:
     on = subject(model, 4, dtype)
     found, absent = contenders(on, 2)
     done = {name: run() for name, run in found.items()}

@@ -16,6 +16,7 @@ from mars_ray.bench.decode.contenders import THRESHOLD, Subject, contenders, sub
 from mars_ray.bench.machine import machine
 from mars_ray.bench.measure import Sample, Spread, interleaved, speedup, throughput
 from mars_ray.errors import ConfigError
+from mars_ray.model.dtype import DtypeOrAuto, ResolvedDtype
 from mars_ray.progress import ProgressLine
 
 OURS = f"threshold {THRESHOLD}"
@@ -42,12 +43,15 @@ class BatchResult:
     """The results of all decoders at one batch size."""
 
     batch: int
+    dtype: ResolvedDtype
     samples: dict[str, list[Sample]]
     absent: dict[str, str]
     ratios: list[Ratio]
 
 
-def bench_decode(name: str, batches: Sequence[int], requests: int, repeats: int, dtype: str) -> list[BatchResult]:
+def bench_decode(
+    name: str, batches: Sequence[int], requests: int, repeats: int, dtype: DtypeOrAuto
+) -> list[BatchResult]:
     """Measure and print. Raises an `InputError` for a model or a number that cannot be used."""
     for what, value in (*(("batch", batch) for batch in batches), ("requests", requests), ("repeats", repeats)):
         if value < 1:
@@ -59,7 +63,8 @@ def bench_decode(name: str, batches: Sequence[int], requests: int, repeats: int,
         candidates, absent = contenders(on, batch)
         with ProgressLine(f"batch {batch}", total=len(candidates) * (repeats + 1)) as progress:
             samples = interleaved(candidates, repeats, progress)
-        results.append(BatchResult(batch=batch, samples=samples, absent=absent, ratios=ratios(on, batch, samples)))
+        compared = ratios(on, batch, samples)
+        results.append(BatchResult(batch=batch, dtype=on.dtype, samples=samples, absent=absent, ratios=compared))
         show(on, results[-1])
     return results
 
@@ -99,8 +104,8 @@ def ratios(on: Subject, batch: int, samples: Mapping[str, list[Sample]]) -> list
 def show(on: Subject, result: BatchResult) -> None:
     """Print one batch."""
     work = on.workload
-    title = f"{on.name}, {str(on.checkpoint.network.dtype).removeprefix('torch.')}, batch {result.batch}: "
-    title += f"{len(work.prompts)} requests, {work.tokens} tokens, one thread"
+    title = f"{on.name}, {on.dtype.name}, batch {result.batch}: "
+    title += f"{len(work.prompts)} requests, {work.tokens} tokens, one thread\n{on.dtype.name}: {on.dtype.reason}"
     if on.scripts:
         title += "\nrandom weights; what they accept is replayed from the bundled model"
     table = Table(title=title)
@@ -130,8 +135,9 @@ def show(on: Subject, result: BatchResult) -> None:
     console.print(compared)
 
 
-def report(name: str, dtype: str, results: Sequence[BatchResult], command: str) -> dict[str, Any]:
-    """Return everything measured, ready for JSON."""
+def report(name: str, results: Sequence[BatchResult], command: str) -> dict[str, Any]:
+    """Return everything measured, ready for JSON; there is one result at least."""
+    dtype = results[0].dtype
     batches = [
         {
             "batch": result.batch,
@@ -148,4 +154,5 @@ def report(name: str, dtype: str, results: Sequence[BatchResult], command: str) 
         }
         for result in results
     ]
-    return {"command": command, "machine": machine(), "model": name, "dtype": dtype, "threads": 1, "batches": batches}
+    of_run = {"model": name, "dtype": dtype.name, "dtype_reason": dtype.reason, "threads": 1}
+    return {"command": command, "machine": machine(), **of_run, "batches": batches}

@@ -18,10 +18,10 @@ from mars_ray.engine.core.engine import BLOCK_WITHOUT_CARD, Engine
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
-from mars_ray.errors import ConfigError
 from mars_ray.method.block_cache import decode_block_cache
 from mars_ray.method.reference import DecodedSequence, DecodeOptions, decode
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
+from mars_ray.model.dtype import DtypeOrAuto, ResolvedDtype, resolve_dtype
 from mars_ray.model.resolve import pin, resolve_model
 
 THRESHOLD = 0.95
@@ -39,6 +39,7 @@ class Subject:
     checkpoint: Checkpoint
     """The model as the peers use it; engines get copies, for they replace the attention."""
     workload: Workload
+    dtype: ResolvedDtype
     scripts: list[Script] | None
     """What the bundled model accepts, replayed for random weights."""
 
@@ -48,25 +49,21 @@ class Subject:
         return frozenset() if self.scripts else self.checkpoint.stop_ids
 
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-def subject(name: str, requests: int, dtype: str, seed: int = 0) -> Subject:
+def subject(name: str, requests: int, dtype: DtypeOrAuto, seed: int = 0) -> Subject:
     """Return the bundled model, a shape, or the model in a folder. Raises an `InputError` for others."""
-    if dtype not in DTYPES:
-        raise ConfigError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}.")
     if not name.startswith(PREFIX):
         folder = resolve_model(name)
-        checkpoint = load_checkpoint(folder, dtype=DTYPES[dtype])
-        return Subject(pin(name, folder), checkpoint, bundled_workload(checkpoint, requests, seed), None)
+        resolved = resolve_dtype(dtype, folder, "cpu")
+        checkpoint = load_checkpoint(folder, dtype=getattr(torch, resolved.name))
+        return Subject(pin(name, folder), checkpoint, bundled_workload(checkpoint, requests, seed), resolved, None)
     bundled = load_checkpoint(resolve_model("bundled"))
     workload = bundled_workload(bundled, requests, seed)
     assert bundled.card is not None and bundled.card.block is not None
     scripts = record(bundled, workload.prompts, workload.lengths, bundled.card.block)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return Subject(
-        name, replace(bundled, network=resolve_shape(name, dtype=DTYPES[dtype], device=device)), workload, scripts
-    )
+    resolved = ResolvedDtype("bfloat16", "that of the shapes") if dtype == "auto" else ResolvedDtype(dtype, "asked for")
+    network = resolve_shape(name, dtype=getattr(torch, resolved.name), device=device)
+    return Subject(name, replace(bundled, network=network), workload, resolved, scripts)
 
 
 def contenders(on: Subject, batch: int) -> tuple[dict[str, Contender], dict[str, str]]:

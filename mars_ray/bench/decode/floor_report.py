@@ -18,6 +18,7 @@ from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import ConfigError
+from mars_ray.model.dtype import DtypeOrAuto
 
 CONTEXT = 256
 """Cached tokens of every row when the steps are timed."""
@@ -25,7 +26,7 @@ STEPS = 20
 BLOCK = 8
 
 
-def bench_floor(name: str, batches: Sequence[int], dtype: str) -> dict[str, Any]:
+def bench_floor(name: str, batches: Sequence[int], dtype: DtypeOrAuto) -> dict[str, Any]:
     """Measure and print; returns what is printed, ready for JSON."""
     if min(batches, default=0) < 1:
         raise ConfigError(f"batch is {min(batches, default=0)}; it must be at least 1.")
@@ -42,7 +43,7 @@ def bench_floor(name: str, batches: Sequence[int], dtype: str) -> dict[str, Any]
     engine.wait_until_compiled()
     rows = []
     table = Table(
-        title=f"{name}, {dtype}: a step of the engine and its floor, {CONTEXT} tokens cached, one thread, in ms"
+        title=f"{name}, {on.dtype.name}: a step of the engine and its floor, {CONTEXT} tokens cached, one thread, in ms"
     )
     for column in ("rows", "positions a row", "memory", "arithmetic", "floor", "engine", "floor / engine"):
         table.add_column(column, justify="right")
@@ -60,7 +61,8 @@ def bench_floor(name: str, batches: Sequence[int], dtype: str) -> dict[str, Any]
         rows.append(row)
         table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values()))
     Console().print(table)
-    return {"machine": machine(), "model": name, "dtype": dtype, "threads": 1, "context": CONTEXT, "steps": rows}
+    of_run = {"model": name, "dtype": on.dtype.name, "dtype_reason": on.dtype.reason, "threads": 1, "context": CONTEXT}
+    return {"machine": machine(), **of_run, "steps": rows}
 
 
 def _step_seconds(engine: Engine, batch: int, block: int) -> float:

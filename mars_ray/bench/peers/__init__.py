@@ -1,0 +1,1 @@
+"""Other engines on the same model, prompts, lengths, threads and bits, in turns with ours."""

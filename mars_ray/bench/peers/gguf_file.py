@@ -1,0 +1,79 @@
+"""A model as a .gguf file without its tokenizer, for engines that are given token ids.
+
+The matrices are of 16 bits (F16), the vectors of 32. Llama and Qwen2 with plain rotary positions can be written, of
+which llama.cpp has the same arithmetic.
+"""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import PretrainedConfig
+
+from mars_ray.bench.peers.peer import PeerUnavailableError
+from mars_ray.model.folder import check_folder
+from mars_ray.model.network import load_network
+
+ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2}
+SUFFIXES = (".weight", ".bias")
+
+
+def write_gguf(folder: Path, file: Path) -> None:
+    """Write the model in `folder` to `file`. Raises a `PeerUnavailableError` for one of another architecture."""
+    found = check_folder(folder)
+    config = found.config
+    _check(config)
+    network = load_network(found, torch.float32, "sdpa")
+    names = gguf.get_tensor_name_map(ARCHITECTURES[config.model_type], config.num_hidden_layers)
+    writer = gguf.GGUFWriter(file, config.model_type)
+    _add_sizes(writer, config)
+    tied = network.get_output_embeddings().weight is network.get_input_embeddings().weight
+    for name, tensor in network.state_dict().items():
+        if tied and name == "lm_head.weight":
+            continue
+        values = tensor.numpy()
+        if config.model_type == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+            values = _interleaved(values, heads)
+        writer.add_tensor(names.get_name(name, SUFFIXES), values.astype(np.float16) if values.ndim > 1 else values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _check(config: PretrainedConfig) -> None:
+    if config.model_type not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise PeerUnavailableError(f"of {config.model_type} no .gguf file can be made here, only of {known}")
+    if config.rope_parameters["rope_type"] != "default":
+        raise PeerUnavailableError(f"no .gguf file can be made of rope {config.rope_parameters['rope_type']!r}")
+    if getattr(config, "use_sliding_window", False) or getattr(config, "attention_bias", False):
+        raise PeerUnavailableError("no .gguf file can be made of a sliding window or of biases in a llama")
+
+
+def _add_sizes(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(head)
+    writer.add_value_length(head)
+    writer.add_rope_dimension_count(head)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    writer.add_tokenizer_model("none")
+
+
+def _interleaved(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """llama.cpp rotates neighbouring rows of a head where transformers rotates its two halves."""
+    rows, columns = values.shape
+    halves = values.reshape(heads, 2, rows // heads // 2, columns)
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(rows, columns))
