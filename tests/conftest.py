@@ -1,5 +1,6 @@
 """Fixtures the tests share."""
 
+import logging
 import os
 import signal
 import sys
@@ -35,9 +36,37 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _RayTog
     return _RayTogether(config, log)
 
 
+def _uses_cluster(item: pytest.Item | None) -> bool:
+    return isinstance(item, pytest.Function) and "cluster" in item.fixturenames
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with Ray, which takes longest."""
-    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
+    """Begin with Ray, which takes longest, and there with those that share a cluster."""
+    items.sort(key=lambda item: (item.get_closest_marker("ray") is None, not _uses_cluster(item)))
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the cluster before a test that does not share it: it would take time from it, or start another."""
+    if _uses_cluster(item) and not _uses_cluster(nextitem):
+        import ray
+
+        ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> None:
+    """A Ray cluster of two CPUs, shared by all files whose tests all use it."""
+    import ray
+
+    if not ray.is_initialized():
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            object_store_memory=200_000_000,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
 
 
 @pytest.fixture

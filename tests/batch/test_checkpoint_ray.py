@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
+def four_cpus() -> Iterator[None]:
     ray.init(num_cpus=4, include_dashboard=False, object_store_memory=200_000_000, log_to_driver=False)
     yield
     ray.shutdown()
@@ -50,7 +50,7 @@ def rows(place: Path, name: str, ids: list[str]) -> None:
     pq.write_table(pa.table({"id": ids}), place / "in" / f"{name}.parquet")
 
 
-def test_it_goes_on_with_another_job_and_mixes_the_answers(cluster: None, tmp_path: Path) -> None:
+def test_it_goes_on_with_another_job_and_mixes_the_answers(four_cpus: None, tmp_path: Path) -> None:
     rows(tmp_path, "a", ["1", "2"])
     run(tmp_path, "threshold 0.95")
     rows(tmp_path, "b", ["3", "4"])
@@ -63,7 +63,7 @@ def test_it_goes_on_with_another_job_and_mixes_the_answers(cluster: None, tmp_pa
     }
 
 
-def test_it_counts_rows_as_done_whose_output_is_gone(cluster: None, tmp_path: Path) -> None:
+def test_it_counts_rows_as_done_whose_output_is_gone(four_cpus: None, tmp_path: Path) -> None:
     rows(tmp_path, "a", ["1", "2"])
     run(tmp_path, "x")
     for path in (tmp_path / "out").iterdir():
@@ -73,7 +73,7 @@ def test_it_counts_rows_as_done_whose_output_is_gone(cluster: None, tmp_path: Pa
     assert answers(tmp_path) == {"3": ["x"]}
 
 
-def test_two_equal_ids_are_one_row_to_it_once_it_resumes(cluster: None, tmp_path: Path) -> None:
+def test_two_equal_ids_are_one_row_to_it_once_it_resumes(four_cpus: None, tmp_path: Path) -> None:
     rows(tmp_path, "a", ["1"])
     run(tmp_path, "x")
     rows(tmp_path, "b", ["1", "2"])

@@ -2,12 +2,10 @@
 
 import asyncio
 import json
-import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -21,25 +19,12 @@ from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
 from mars_ray.control.core.ray_controller import BATCH, RayController, remove_controllers
 from mars_ray.control.core.status import ClusterStatus
 from mars_ray.engine.request import SamplingParams
+from mars_ray.errors import UnavailableError
 from mars_ray.ray_private import NAMESPACE
 from tests.control.control_samples import class_state, plan_of, report
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 SECONDS = 120
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=200_000_000,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
-    yield
-    ray.shutdown()
 
 
 def options(place: Path, model: Path, rows: int, deadline_s: float) -> GenerateOptions:
@@ -84,7 +69,8 @@ class Shop(threading.Thread):
             while not self.over.is_set():
                 number += 1
                 waiting = 0 if self.calm.is_set() else 3
-                await controller.handle_report(report(number, float(number), class_state(waiting=waiting)))
+                with suppress(UnavailableError):  # its process is not up yet
+                    await controller.handle_report(report(number, float(number), class_state(waiting=waiting)))
                 await asyncio.to_thread(self.over.wait, 0.5)
 
         asyncio.run(beat())

@@ -4,7 +4,6 @@ import gzip
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import ray
 from transformers import AutoConfig, Qwen2Config, Qwen2ForCausalLM
 
 from mars_ray.batch.ray.generate_files import generate_files
@@ -31,7 +29,7 @@ from mars_ray.errors import (
 )
 from mars_ray.model.card import Card, write_card
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 SAMPLING, DECODE = SamplingParams(max_tokens=5), DecodeParams(threshold=0.5, block=4)
 WORKERS = WorkerOptions(compiled=False)
 CARD = Card(
@@ -60,13 +58,6 @@ BAD = {
     b'{"id": "long", "prompt": "' + b"x" * 130 + b'"}': "the prompt has 133 tokens",
     b'{"id": "row-0", "prompt": "again"}': "its id 'row-0' is that of an earlier row",
 }
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=200_000_000, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 def lines(*, bad: bool = True) -> bytes:
@@ -98,7 +89,7 @@ def options(source: Path, output: Path, model: Path, **changes: Any) -> Generate
     return GenerateOptions(**(given | changes))
 
 
-def test_good_rows_are_answered_once_and_bad_ones_explained(cluster: None, model_folder: Path, tmp_path: Path) -> None:
+def test_good_rows_are_answered_once_and_bad_ones_explained(model_folder: Path, tmp_path: Path) -> None:
     source, output = tmp_path / "rows.jsonl.gz", tmp_path / "out"
     source.write_bytes(gzip.compress(lines()))
     report = generate_files(options(source, output, model_folder, workers=replace(WORKERS, count=2)))
@@ -118,7 +109,7 @@ def test_good_rows_are_answered_once_and_bad_ones_explained(cluster: None, model
 
 
 def test_the_same_call_adds_nothing_to_a_finished_job_and_does_what_was_added_to_its_input(
-    cluster: None, model_folder: Path, tmp_path: Path
+    model_folder: Path, tmp_path: Path
 ) -> None:
     source, output = tmp_path / "in", tmp_path / "out"
     source.mkdir()
@@ -138,7 +129,7 @@ def test_the_same_call_adds_nothing_to_a_finished_job_and_does_what_was_added_to
 
 
 def test_tokens_and_rows_under_way_are_shown_before_the_first_row_is_done(
-    cluster: None, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = AutoConfig.from_pretrained(model_folder)
     config.update({"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 10, "layer_types": None})
@@ -154,7 +145,7 @@ def test_tokens_and_rows_under_way_are_shown_before_the_first_row_is_done(
 
 
 @pytest.mark.slow
-def test_a_job_that_goes_on_keeps_its_dtype(cluster: None, model_folder: Path, tmp_path: Path) -> None:
+def test_a_job_that_goes_on_keeps_its_dtype(model_folder: Path, tmp_path: Path) -> None:
     source, output = tmp_path / "rows.jsonl", tmp_path / "out"
     source.write_text('{"prompt": "x"}')
     assert (
@@ -172,7 +163,7 @@ def test_a_job_that_goes_on_keeps_its_dtype(cluster: None, model_folder: Path, t
 
 
 @pytest.mark.slow
-def test_other_settings_are_refused_unless_the_job_is_new(cluster: None, model_folder: Path, tmp_path: Path) -> None:
+def test_other_settings_are_refused_unless_the_job_is_new(model_folder: Path, tmp_path: Path) -> None:
     source, output = tmp_path / "rows.jsonl", tmp_path / "out"
     source.write_text('{"prompt": "x"}')
     generate_files(options(source, output, model_folder))
@@ -189,7 +180,7 @@ def test_other_settings_are_refused_unless_the_job_is_new(cluster: None, model_f
 
 
 def test_rows_of_parquet_keep_their_columns_and_say_how_they_are_to_be_decoded(
-    cluster: None, model_folder: Path, tmp_path: Path
+    model_folder: Path, tmp_path: Path
 ) -> None:
     source, output = tmp_path / "rows.parquet", tmp_path / "out"
     talk = [
@@ -214,7 +205,7 @@ def test_rows_of_parquet_keep_their_columns_and_say_how_they_are_to_be_decoded(
     assert json.loads(found[0]["messages"]) == talk
 
 
-def test_openai_batch_files_are_answered_in_their_own_form(cluster: None, model_folder: Path, tmp_path: Path) -> None:
+def test_openai_batch_files_are_answered_in_their_own_form(model_folder: Path, tmp_path: Path) -> None:
     body = {"model": "any", "messages": [{"role": "user", "content": "x"}], "max_tokens": 5, "temperature": 0}
     request = {"method": "POST", "url": "/v1/chat/completions", "body": body}
     given = [{"custom_id": f"r{number}"} | request for number in range(3)]
@@ -231,7 +222,7 @@ def test_openai_batch_files_are_answered_in_their_own_form(cluster: None, model_
     assert (error["custom_id"], error["response"]["status_code"]) == ("bad", 400)
 
 
-def test_more_than_the_cluster_has_is_refused(cluster: None, model_folder: Path, tmp_path: Path) -> None:
+def test_more_than_the_cluster_has_is_refused(model_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "x"}')
     with pytest.raises(ClusterError, match="3 workers need 3 CPUs, the cluster has 2"):
         generate_files(
@@ -244,9 +235,7 @@ def test_more_than_the_cluster_has_is_refused(cluster: None, model_folder: Path,
     assert not (tmp_path / "out").exists()
 
 
-def test_what_only_a_worker_finds_is_said_in_its_words_and_leaves_nothing(
-    cluster: None, model_folder: Path, tmp_path: Path
-) -> None:
+def test_what_only_a_worker_finds_is_said_in_its_words_and_leaves_nothing(model_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "x"}')
     broken = shutil.copytree(model_folder, tmp_path / "broken")
     write_card(CARD, broken)

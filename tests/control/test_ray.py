@@ -1,47 +1,47 @@
 """Controllers of batch jobs and of online applications, side by side on a real cluster."""
 
 import asyncio
-import logging
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
-import ray
 
 from mars_ray.control.backlog import Backlog
 from mars_ray.control.core.ray_controller import BATCH, RayController, online_statuses, remove_controllers
+from mars_ray.control.core.status import ClusterStatus
 from mars_ray.control.replica.yielding import Yielding
+from mars_ray.control.settings import ControlPlan
 from mars_ray.engine.service_class import ServiceClass
+from mars_ray.errors import UnavailableError
 from tests.control.control_samples import class_state, plan_of, report
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 JOB = plan_of(ServiceClass(floor=0.5), policy="deadline")
 TOO_MUCH = Backlog(tokens=1e9, seconds=100.0)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=200_000_000,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
-    yield
-    ray.shutdown()
+@contextmanager
+def controller(app: str, plan: ControlPlan) -> Iterator[RayController]:
+    """One that answers: on a busy machine its process is up later than those who ask are ready to wait."""
+    started = RayController(app, plan)
+
+    async def until_it_answers() -> None:
+        while True:
+            with suppress(UnavailableError):
+                await started.status()
+                return
+
+    asyncio.run(until_it_answers())
+    try:
+        yield started
+    finally:
+        remove_controllers(app)
 
 
 @pytest.fixture
 def job() -> Iterator[RayController]:
-    yield RayController(f"{BATCH}one", JOB)
-    remove_controllers(f"{BATCH}one")
-
-
-@pytest.fixture
-def online() -> Iterator[RayController]:
-    yield RayController("shop", plan_of())
-    remove_controllers("shop")
+    with controller(f"{BATCH}one", JOB) as started:
+        yield started
 
 
 def test_what_a_driver_tells_reaches_the_workers(job: RayController) -> None:
@@ -56,13 +56,15 @@ def test_what_a_driver_tells_reaches_the_workers(job: RayController) -> None:
     asyncio.run(told())
 
 
-def test_batch_work_sees_online_controllers_alone_and_yields_to_them(job: RayController, online: RayController) -> None:
-    async def seen() -> None:
-        await job.handle_report(report(1, 0.0, class_state(waiting=3)))
-        assert await online_statuses() == []
-        await online.handle_report(report(1, 0.0, class_state(waiting=3)))
-        found = await online_statuses()
-        assert [each.policy for each in found] == ["capacity"]
-        assert Yielding(recover_s=30).follow(found, 0.0)
+def test_batch_work_sees_online_controllers_alone_and_yields_to_them(job: RayController) -> None:
+    waiting = report(1, 0.0, class_state(waiting=3))
 
-    asyncio.run(seen())
+    async def report_to(controller: RayController) -> list[ClusterStatus]:
+        await controller.handle_report(waiting)
+        return await online_statuses()
+
+    assert asyncio.run(report_to(job)) == []
+    with controller("shop", plan_of()) as online:
+        found = asyncio.run(report_to(online))
+    assert [each.policy for each in found] == ["capacity"]
+    assert Yielding(recover_s=30).follow(found, 0.0)

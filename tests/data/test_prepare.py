@@ -2,8 +2,6 @@
 
 import gzip
 import json
-import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import ray
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from mars_ray.data import ray_prepare
@@ -24,26 +21,12 @@ from mars_ray.errors import BadRecordError, DataError, EmptyDataError, ModelErro
 from mars_ray.progress import ProgressLine
 from tests.data.data_samples import CHATML, make_tokenizer
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 # More than one block of the pipeline, with what ends a line elsewhere: U+0085, a byte of "ą", and U+2028.
 RECORDS = [{"prompt": f"ą\u2028 say {n}", "response": "one two " * (n % 9 + 1)} for n in range(2500)]
 LENGTH = 64
 OPTIONS = PrepareOptions(length=LENGTH, overlong="drop", bad_records="error")
 PROGRESS = ProgressLine("tokenise", total=None)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=200_000_000,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
-    yield
-    ray.shutdown()
 
 
 def model_folder(folder: Path, template: str | None = CHATML) -> Path:
@@ -127,7 +110,7 @@ def test_every_form_of_the_same_records_gives_the_same_bytes(
     assert rows_of(source) == rows_of(prepared[0])
 
 
-def test_a_bad_record_is_named_by_file_number_and_reason(cluster: None, model: Path, tmp_path: Path) -> None:
+def test_a_bad_record_is_named_by_file_number_and_reason(model: Path, tmp_path: Path) -> None:
     source = tmp_path / "bad.jsonl"
     source.write_bytes(lines(RECORDS[:1500]) + b"\n" + lines([{"text": "a"}]) + lines(RECORDS[1500:]))
     with pytest.raises(BadRecordError, match=r"bad\.jsonl, record 1501: it has neither .* set bad_records: drop"):
@@ -135,7 +118,7 @@ def test_a_bad_record_is_named_by_file_number_and_reason(cluster: None, model: P
     assert read_report(source.with_suffix(".packed")) is None
 
 
-def test_bad_and_overlong_records_are_counted_and_the_others_go_on(cluster: None, model: Path, tmp_path: Path) -> None:
+def test_bad_and_overlong_records_are_counted_and_the_others_go_on(model: Path, tmp_path: Path) -> None:
     source = tmp_path / "mixed.jsonl"
     overlong = [{"prompt": "a", "response": "b" * LENGTH}] * 2 + [{"prompt": "a" * LENGTH, "response": "b"}]
     source.write_bytes(b"[]\n" + lines(RECORDS[:10]) + b"\xff\n" + lines([{"prompt": "a"}, *overlong]))
@@ -156,16 +139,14 @@ def test_bad_and_overlong_records_are_counted_and_the_others_go_on(cluster: None
         (lines([{"prompt": "a", "response": "b" * LENGTH}]), f"1 longer than {LENGTH} tokens"),
     ],
 )
-def test_nothing_to_learn_from_is_an_empty_data_error(
-    content: bytes, reason: str, cluster: None, model: Path, tmp_path: Path
-) -> None:
+def test_nothing_to_learn_from_is_an_empty_data_error(content: bytes, reason: str, model: Path, tmp_path: Path) -> None:
     source = tmp_path / "empty.jsonl"
     source.write_bytes(content)
     with pytest.raises(EmptyDataError, match=reason):
         packed(source, model, bad_records="drop")
 
 
-def test_a_template_that_no_record_gets_through_is_named(cluster: None, tmp_path: Path) -> None:
+def test_a_template_that_no_record_gets_through_is_named(tmp_path: Path) -> None:
     source = tmp_path / "a.jsonl"
     source.write_bytes(lines(RECORDS[:3]))
     unended = model_folder(tmp_path / "model", CHATML.replace("<|im_end|>", ""))
@@ -184,7 +165,7 @@ def test_what_cannot_be_read_or_tokenised_is_refused_before_ray_works(tmp_path: 
 
 
 def test_a_file_that_breaks_while_it_is_read_is_a_data_error_of_one_line(
-    cluster: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_prepare, "check_source", lambda source: None)  # it was whole when it was looked at
     (tmp_path / "half.jsonl.gz").write_bytes(gzip.compress(lines(RECORDS))[:-9])
@@ -193,9 +174,7 @@ def test_a_file_that_breaks_while_it_is_read_is_a_data_error_of_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_workers_that_fail_for_another_reason_are_a_run_error_of_one_line(
-    cluster: None, model: Path, tmp_path: Path
-) -> None:
+def test_workers_that_fail_for_another_reason_are_a_run_error_of_one_line(model: Path, tmp_path: Path) -> None:
     (tmp_path / "good.jsonl").write_bytes(lines(RECORDS[:3]))
     gone = model_folder(tmp_path / "model")
     ray_prepare._encoder(str(gone))

@@ -5,13 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 
 from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.data.chat import ChatEncoder
@@ -25,16 +23,9 @@ from mars_ray.method.reference import DecodeOptions, decode
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 TASKS = ("sort_numbers", "date_rewrite")
 WORKERS = WorkerOptions(compiled=False)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=200_000_000, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 def options(output: Path, **changes: Any) -> EvaluateOptions:
@@ -104,13 +95,13 @@ def test_another_plan_is_refused(found: tuple[Path, Results], changes: dict[str,
         evaluate(options(found[0], **changes))
 
 
-def test_a_refused_call_leaves_the_folder_to_another_plan(cluster: None, tmp_path: Path) -> None:
+def test_a_refused_call_leaves_the_folder_to_another_plan(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="workers need"):
         evaluate(options(tmp_path, workers=replace(WORKERS, count=10_000)))
     assert evaluate(options(tmp_path, tasks=TASKS[:1], modes=("ar",))).plan.settings == ("ar",)
 
 
-def test_a_file_that_changed_is_another_plan(cluster: None, tmp_path: Path) -> None:
+def test_a_file_that_changed_is_another_plan(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     asked = EvaluateOptions(
         output=tmp_path / "out", tasks=(str(path),), questions=TaskOptions(seeds=1), modes=("ar",), workers=WORKERS
@@ -125,9 +116,7 @@ def test_a_file_that_changed_is_another_plan(cluster: None, tmp_path: Path) -> N
         evaluate(asked)
 
 
-def test_references_of_a_file_judge_and_a_prompt_that_does_not_fit_counts_as_wrong(
-    cluster: None, tmp_path: Path
-) -> None:
+def test_references_of_a_file_judge_and_a_prompt_that_does_not_fit_counts_as_wrong(tmp_path: Path) -> None:
     path, prompt = tmp_path / "mine.jsonl", "Sort from smallest to largest: 52, 14, 42, 68, 47"
     rows = [
         {"prompt": prompt, "reference": "14, 42, 47, 52, 68"},
@@ -147,7 +136,7 @@ def test_references_of_a_file_judge_and_a_prompt_that_does_not_fit_counts_as_wro
     assert (ar.examples, ar.right, ar.unanswered, ar.accuracy_std) == (4, 2, 1, None)
 
 
-def test_a_sampled_evaluation_has_no_agreement_and_exact_still_says_what_ar_says(cluster: None, tmp_path: Path) -> None:
+def test_a_sampled_evaluation_has_no_agreement_and_exact_still_says_what_ar_says(tmp_path: Path) -> None:
     results = evaluate(options(tmp_path / "out", temperature=1.0, tasks=("sort_numbers",)))
     assert results.overall["ar"].agreement is None
     assert results.overall["exact"].same_answers == 1.0
