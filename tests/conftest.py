@@ -16,7 +16,9 @@ from mars_ray.cli.main import main
 from tests.samples import VOCABULARY, Cli
 
 # Fixtures are networks that no test changes, and two busy cores keep no deadline.
-settings.register_profile("mars", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+settings.register_profile(
+    "mars", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 settings.load_profile("mars")
 
 # `make test` runs two processes on two cores: a thread each, for them and for what they start.

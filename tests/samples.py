@@ -1,7 +1,9 @@
 """Small real things the tests share."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import pytest
 import torch
 
 from mars_ray.method.streams import PADDING, PackedRows
@@ -11,6 +13,11 @@ Cli = Callable[..., tuple[int, str, str]]
 
 MASK_ID = 63
 VOCABULARY = 64
+
+
+def seeds(count: int, quick: int) -> list[Any]:
+    """Parameters 0, 1, ...: the first few for every run of the tests, all for `make test-slow` too."""
+    return [pytest.param(seed, marks=[pytest.mark.slow] if seed >= quick else []) for seed in range(count)]
 
 
 def packed(rows: Sequence[Sequence[Sequence[bool]]], seed: int = 0) -> PackedRows:

@@ -88,10 +88,8 @@ def test_every_row_is_answered_in_its_place(model_folder: Path) -> None:
     found = answered(model_folder, raws)
     assert [each.key for each in found] == [number.to_bytes(16, "big") for number in range(40)]
     assert all(len(each.records) == 1 and each.error is None and each.tokens == (8,) for each in found)
-    alone = [answered(model_folder, [raw])[0] for raw in raws[:3]]
-    assert [each.records[0].partition(",")[2] for each in alone] == [
-        each.records[0].partition(",")[2] for each in found[:3]
-    ]
+    [alone] = answered(model_folder, raws[:1])
+    assert alone.records == found[0].records
 
 
 def test_a_row_that_kills_the_engine_is_given_up_and_its_neighbours_are_not(model_folder: Path) -> None:

@@ -17,6 +17,7 @@ from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import ReportError
 from tests.control.control_samples import SPEED, load_of, plan_of, wanted
 from tests.control.job_samples import CEILING, DEADLINE_S, FLOOR, Run, Truth, run_job
+from tests.samples import seeds
 
 PLAN = plan_of(ServiceClass(floor=FLOOR), ceiling=CEILING, policy="deadline")
 BOUNDS = bounds_of(PLAN, [])
@@ -167,7 +168,7 @@ def said_late(run: Run, truth: Truth) -> bool:
     return all(run.late_s[FIRST:])
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40, quick=10))
 def test_with_wrong_estimates_a_job_ends_in_time_or_says_early_that_it_cannot(seed: int) -> None:
     truth = some_job(seed)
     run = run_job(truth)
