@@ -24,7 +24,13 @@ from mars_ray.serve.deploy.environment import free_ports
 COMMAND = Path(sys.executable).with_name("mars-ray")
 GATEWAY, ENGINE, CONTROLLER = "ray::ServeReplica:mars:Gateway", "ray::ServeReplica:mars:Engine", "ray::ServeController"
 WORKER, TOKENIZER = "mars_ray.engine.process.worker", "mars_ray.serve.http.tokenizer_worker"
-START_SECONDS, STEP_SECONDS = 240, 90
+STEP_SECONDS = 90
+CEILING = 0.99
+CLASSES = [{"name": "standard", "floor": 0.5}]
+SOON = {"lease_s": 3, "recover_s": 3}
+"""Times of the controller, so that a test need not wait for what comes of them."""
+REQUESTS_MAX = 48
+"""In flight at a gateway."""
 
 
 def deploy_file(path: Path, args: dict[str, Any], **engine: Any) -> Path:

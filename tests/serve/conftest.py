@@ -9,6 +9,7 @@ from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import resolve_model
 from mars_ray.serve.middleware.keys import KeyFile, add_key
 from tests.serve.access_samples import KnownKeys
+from tests.serve.cluster_samples import CEILING, CLASSES, REQUESTS_MAX, SOON, Cluster, cluster, deploy_file
 from tests.serve.endpoint_samples import Served, config_of, served
 
 
@@ -22,6 +23,25 @@ def endpoint() -> Iterator[Served]:
     """Without keys; tests must leave nothing in flight."""
     with served(config_of()) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """`mars-ray serve` with two engines of eight rows each, whose threshold stays where operators set it."""
+    config = deploy_file(
+        tmp_path_factory.mktemp("serve") / "serve.yaml",
+        {
+            "threshold": CEILING,
+            "classes": CLASSES,
+            "control": {"policy": "fixed"} | SOON,
+            "limits": {"requests": REQUESTS_MAX, "requests_per_key": REQUESTS_MAX},
+            "engine": {"max_num_seqs": 8, "max_waiting_seqs": 64, "compiled": False},
+        },
+        num_replicas=2,
+    )
+    with cluster("--config", str(config)) as started:
+        started.until_engines(2)
+        yield started
 
 
 @pytest.fixture(scope="module")

@@ -17,10 +17,7 @@ from tests.serve.cluster_samples import GATEWAY, STEP_SECONDS, Cluster, cluster,
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
-PROXIES = {
-    "haproxy": {},
-    "python": {"RAY_SERVE_ENABLE_HA_PROXY": "0", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "0"},
-}
+PYTHON_PROXY = {"RAY_SERVE_ENABLE_HA_PROXY": "0", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "0"}
 WORDS = ("Ann", "Bob: a list", "Ann, Bob: put them in a numbered list.", "Tell me about Ann.")
 IDS = ([5], [6, 7], [8, 9, 10], [5, 6, 7, 8])
 LEAVING = 8
@@ -28,13 +25,14 @@ LONG = {"model": "bundled", "prompt": "x", "max_tokens": 1900, "ignore_eos": Tru
 
 
 @pytest.fixture(scope="module", params=["haproxy", pytest.param("python", marks=pytest.mark.slow)])
-def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """An engine of eight rows behind one of the proxies."""
-    folder = tmp_path_factory.mktemp("serve")
-    config = deploy_file(
-        folder / "serve.yaml", {"engine": {"max_num_seqs": 8, "max_waiting_seqs": 32, "compiled": False}}
-    )
-    with cluster("--config", str(config), environment=PROXIES[request.param]) as started:
+def proxied(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Engines with eight rows or more behind one of the proxies."""
+    if request.param == "haproxy":
+        yield request.getfixturevalue("running")
+        return
+    engine = {"max_num_seqs": 8, "max_waiting_seqs": 32, "compiled": False}
+    config = deploy_file(tmp_path_factory.mktemp("serve") / "serve.yaml", {"engine": engine})
+    with cluster("--config", str(config), environment=PYTHON_PROXY) as started:
         yield started
 
 
@@ -42,9 +40,9 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.mark.parametrize("prompts", [WORDS, IDS], ids=["texts", "ids"])
 @pytest.mark.parametrize("count", [2, 16, 128])
 def test_each_prompt_of_a_list_gets_the_answer_it_would_get_alone(
-    running: Cluster, count: int, prompts: tuple[Any, ...], stream: bool
+    proxied: Cluster, count: int, prompts: tuple[Any, ...], stream: bool
 ) -> None:
-    with OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=STEP_SECONDS) as client:
+    with OpenAI(base_url=f"{proxied.url}/v1", api_key="none", max_retries=0, timeout=STEP_SECONDS) as client:
         asked: dict[str, Any] = {"model": "bundled", "temperature": 0, "max_tokens": 8, "extra_body": {"mode": "exact"}}
         alone = [client.completions.create(prompt=each, **asked).choices[0].text for each in prompts]
         given = [prompts[number % len(prompts)] for number in range(count)]
@@ -57,7 +55,7 @@ def test_each_prompt_of_a_list_gets_the_answer_it_would_get_alone(
             for choice in client.completions.create(prompt=given, **asked).choices:
                 texts[choice.index] += choice.text
     assert texts == [alone[number % len(prompts)] for number in range(count)]
-    assert not running.stalls_of(GATEWAY)
+    assert not proxied.stalls_of(GATEWAY)
 
 
 def by_socket(url: str, _pool: httpx2.Client, until_running: Callable[[], None]) -> None:
@@ -86,7 +84,7 @@ def by_client(url: str, _pool: httpx2.Client, _until_running: Callable[[], None]
 
 @pytest.mark.parametrize("leave", [by_socket, by_pool, by_client])
 def test_a_caller_that_leaves_its_whole_answer_frees_its_rows(
-    running: Cluster, leave: Callable[[str, httpx2.Client, Callable[[], None]], None]
+    proxied: Cluster, leave: Callable[[str, httpx2.Client, Callable[[], None]], None]
 ) -> None:
     all_ran = Event()
 
@@ -95,17 +93,17 @@ def test_a_caller_that_leaves_its_whole_answer_frees_its_rows(
         ends_s = time.monotonic() + STEP_SECONDS
         while not all_ran.is_set():
             assert time.monotonic() < ends_s, "they do not all run"
-            if sum(running.metric("mars:num_requests_running").values()) == LEAVING:
+            if sum(proxied.metric("mars:num_requests_running").values()) == LEAVING:
                 all_ran.set()
 
     def generated() -> float:
-        return sum(running.metric("mars:generation_tokens_total").values())
+        return sum(proxied.metric("mars:generation_tokens_total").values())
 
     before = generated()
     with ExitStack() as stack:
         pool = stack.enter_context(httpx2.Client(timeout=1))
         callers = stack.enter_context(ThreadPoolExecutor(LEAVING))
-        for left in [callers.submit(leave, running.url, pool, until_running) for _ in range(LEAVING)]:
+        for left in [callers.submit(leave, proxied.url, pool, until_running) for _ in range(LEAVING)]:
             left.result()
-        running.until_idle()
+        proxied.until_idle()
     assert generated() - before < LEAVING * 1900 / 2, "they were not decoded to their ends"

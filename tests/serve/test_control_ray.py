@@ -18,31 +18,11 @@ from mars_ray.bench.load.client import Target
 from mars_ray.bench.load.generator import run_load
 from mars_ray.bench.load.plan import closed_loop
 from mars_ray.bench.load.record import RequestOutcome, RequestRecord
-from tests.serve.cluster_samples import ENGINE, STEP_SECONDS, Cluster, cluster, deploy_file
+from tests.serve.cluster_samples import CEILING, CLASSES, ENGINE, SOON, STEP_SECONDS, Cluster, cluster, deploy_file
 from tests.serve.load_samples import PROMPT_POOL
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 CONTROLLER = "ray::ControllerActor"
-CEILING = 0.99
-CLASSES = [{"name": "standard", "floor": 0.5}]
-SOON = {"lease_s": 3, "recover_s": 3}
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    config = deploy_file(
-        tmp_path_factory.mktemp("control") / "serve.yaml",
-        {
-            "threshold": CEILING,
-            "classes": CLASSES,
-            "control": {"policy": "fixed"} | SOON,
-            "engine": {"max_num_seqs": 4, "max_waiting_seqs": 64, "compiled": False},
-        },
-        num_replicas=2,
-    )
-    with cluster("--config", str(config)) as started:
-        started.until_engines(2)
-        yield started
 
 
 def until(what: Callable[[], bool], said: Callable[[], Any] = lambda: "") -> None:

@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,29 +18,15 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from mars_ray.bench.load.arrivals import Poisson
 from mars_ray.bench.load.plan import closed_loop, poisson
-from tests.serve.cluster_samples import CONTROLLER, ENGINE, GATEWAY, STEP_SECONDS, WORKER, Cluster, cluster, deploy_file
+from tests.serve.cluster_samples import CONTROLLER, ENGINE, GATEWAY, REQUESTS_MAX, STEP_SECONDS, WORKER, Cluster
 from tests.serve.load_samples import PROMPT_POOL, capacity_per_s, nothing_was_lost, send
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
-LIMITS = {"requests": 48, "requests_per_key": 48}
 LONG = {"ignore_eos": True, "threshold": 1.0}
 HAPROXY = "haproxy -db"
 RAY_NOTICES_S = 30.0
 """Three checks of a proxy, as far apart as Ray has them by default."""
 TELL: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me about Ann."}]
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two engines of four rows each."""
-    config = deploy_file(
-        tmp_path_factory.mktemp("serve") / "serve.yaml",
-        {"limits": LIMITS, "engine": {"max_num_seqs": 4, "max_waiting_seqs": 64, "compiled": False}},
-        num_replicas=2,
-    )
-    with cluster("--config", str(config)) as started:
-        started.until_engines(2)
-        yield started
 
 
 @pytest.fixture
@@ -114,7 +99,7 @@ def test_overload_is_answered_with_429_and_when_to_come_back(running: Cluster) -
             return Counter(await asyncio.gather(*(one(client, number) for number in range(160))))
 
     counted = asyncio.run(test())
-    assert counted["429"] > 0 and counted["200"] >= LIMITS["requests"]
+    assert counted["429"] > 0 and counted["200"] >= REQUESTS_MAX
     running.until_idle()
 
 
