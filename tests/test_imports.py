@@ -40,7 +40,7 @@ BELOW = {
 }
 """Parts, and what the files of each may import besides their own."""
 ROOMS = {
-    "engine": ["grammar", "", "kv", "scheduling", "stats", "execution", "sampling", "core", "process"],
+    "engine": ["grammar", "", "kv", "scheduling", "stats", "kernels", "execution", "sampling", "core", "process"],
     "control": ["", "policies", "core", "replica"],
     "batch": ["", "rows", "output", "run", "ray"],
     "serve": ["", "deploy", "middleware", "replicas", "http", "ray"],

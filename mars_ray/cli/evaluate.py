@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mars_ray.cli.options import WITH_ERRORS, AsJson, Cpus, Dtype, Gpus, Model, Temperature, Workers
+from mars_ray.cli.options import WITH_ERRORS, AsJson, Cpus, Dtype, Gpus, Model, QuantizeOption, Temperature, Workers
 from mars_ray.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def evaluate(
     cpus: Cpus = None,
     gpus: Gpus = 0.0,
     dtype: Dtype = "auto",
+    quantize: QuantizeOption = None,
     compiled: Compiled = True,
     as_json: AsJson = False,
 ) -> None:
@@ -87,7 +88,7 @@ def evaluate(
         modes=_words(modes),
         thresholds=_numbers(thresholds),
         temperature=temperature,
-        workers=WorkerOptions(count=workers, cpus=cpus, gpus=gpus, dtype=dtype, compiled=compiled),
+        workers=WorkerOptions(count=workers, cpus=cpus, gpus=gpus, dtype=dtype, quantize=quantize, compiled=compiled),
     )
     results = run(options)
     _show(results, output)

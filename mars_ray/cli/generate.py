@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from mars_ray.cli.control import seconds_of
-from mars_ray.cli.options import WITH_ERRORS, AsJson, Cpus, Dtype, Gpus, Model, Temperature, Workers
+from mars_ray.cli.options import WITH_ERRORS, AsJson, Cpus, Dtype, Gpus, Model, QuantizeOption, Temperature, Workers
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
 from mars_ray.errors import ConfigError, DataError
@@ -93,6 +93,7 @@ def generate(
     cpus: Cpus = None,
     gpus: Gpus = 0.0,
     dtype: Dtype = "auto",
+    quantize: QuantizeOption = None,
     compiled: Compiled = True,
     as_json: AsJson = False,
 ) -> None:
@@ -111,7 +112,7 @@ def generate(
         model=model,
         sampling=replace(sampling, grammar=_grammar(schema, regex)),
         decode=DecodeParams(mode=mode, threshold=threshold),
-        workers=WorkerOptions(count=workers, cpus=cpus, gpus=gpus, dtype=dtype, compiled=compiled),
+        workers=WorkerOptions(count=workers, cpus=cpus, gpus=gpus, dtype=dtype, quantize=quantize, compiled=compiled),
     )
     options = replace(options, template=_template(template), prompt_column=prompt_column, trace=trace)
     options = replace(options, format=file_format, limit=limit, new=new, retry_errors=retry_errors)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from mars_ray.engine.options import Quantize
 from mars_ray.model.dtype import DtypeOrAuto
 
 MODEL_HELP = "'bundled', 'smollm2', a folder, a .gguf file, or organisation/name of a hub, with @revision or without."
@@ -23,6 +24,10 @@ Gpus = Annotated[float, typer.Option(help="GPUs of each worker.")]
 Dtype = Annotated[
     DtypeOrAuto,
     typer.Option(help="'auto': bfloat16 for large checkpoints of 16 bits, where the machine is fast at it."),
+]
+QuantizeOption = Annotated[
+    Quantize | None,
+    typer.Option("--quantize", help="Round the weights to 8 or 4 bits when the engine starts; on a CPU."),
 ]
 
 WITH_ERRORS = 3

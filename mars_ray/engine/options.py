@@ -1,9 +1,13 @@
 """The sizes and defaults of one engine, apart from it: who starts one in another process need not load torch."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from mars_ray.engine.mode import DEFAULT_THRESHOLD
 from mars_ray.engine.service_class import ServiceClass
+
+Quantize = Literal["int8", "int4"]
+"""Bits of the weights, in linear layers: 8, with inputs in 8 bits too; or 4 in groups of 32, the output head in 8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +28,11 @@ class EngineOptions:
     """Threshold of requests that name none; it may be changed while running, for each class alone."""
     classes: tuple[ServiceClass, ...] = (ServiceClass(),)
     """Classes of service that requests may name."""
+    quantize: Quantize | None = None
+    """Bits the weights are rounded to when the engine starts; None keeps them as they are. Needs a CPU with the
+    kernels of `engine/kernels`."""
     compiled: bool = True
-    """Compile the decoding step in the background where a compiler is present."""
+    """Where steps run through torch: compile them in the background if a compiler is present."""
 
 
 DEFAULT_OPTIONS = EngineOptions()

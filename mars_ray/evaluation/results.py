@@ -26,6 +26,8 @@ class EvaluationPlan(_Frozen):
     block: int
     """Tokens proposed per forward."""
     dtype: str
+    quantize: str | None
+    """Bits the weights are rounded to."""
     device: str
     """The kind of device that decodes."""
     tasks: tuple[str, ...]

@@ -33,6 +33,23 @@ def make_engine(bundled: Checkpoint) -> MakeEngine:
 
 
 @pytest.fixture(scope="session")
+def bundled_for_torch() -> Checkpoint:
+    """The bundled model as a class of its own, which the kernels do not know."""
+    checkpoint = load_checkpoint(resolve_model("bundled"))
+    checkpoint.network.__class__ = type("Unknown", (type(checkpoint.network),), {})
+    return checkpoint
+
+
+@pytest.fixture
+def make_torch_engine(bundled_for_torch: Checkpoint) -> MakeEngine:
+    def make(**options: Any) -> Engine:
+        given = {"compiled": False, "threshold": 0.95} | options
+        return Engine(bundled_for_torch, EngineOptions(**given), new_seed=lambda: 0)  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def prompts(bundled: Checkpoint) -> Prompts:
     """504 held-out prompts, 42 of each family, one family after the other."""
     encoder = ChatEncoder(bundled.tokenizer)

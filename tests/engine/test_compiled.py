@@ -23,31 +23,31 @@ def outputs_of(engine: Engine, prompts: list[tuple[int, ...]]) -> dict[str, Outp
 
 @pytest.mark.slow
 def test_compiled_steps_say_what_eager_ones_say_and_come_from_the_disk_the_second_time(
-    make_engine: MakeEngine, prompts: list[tuple[int, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_torch_engine: MakeEngine, prompts: list[tuple[int, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    expected = {name: each.tokens for name, each in outputs_of(make_engine(), prompts[::8]).items()}
-    first = make_engine(compiled=True, max_num_seqs=7)
+    expected = {name: each.tokens for name, each in outputs_of(make_torch_engine(), prompts[::8]).items()}
+    first = make_torch_engine(compiled=True, max_num_seqs=7)
     first.wait_until_compiled()
-    assert len(first._runner._compiled._ready) == 4  # type: ignore[union-attr]
+    assert len(first._runner._compiled._ready) == 4  # type: ignore[attr-defined]
     assert {name: each.tokens for name, each in outputs_of(first, prompts[::8]).items()} == expected
     compiled = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.bin")}
-    second = make_engine(compiled=True, max_num_seqs=3)
+    second = make_torch_engine(compiled=True, max_num_seqs=3)
     second.wait_until_compiled()
-    assert second._runner._compiled._child is None  # type: ignore[union-attr]
+    assert second._runner._compiled._child is None  # type: ignore[attr-defined]
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.bin")} == compiled
     assert {name: each.tokens for name, each in outputs_of(second, prompts[::8]).items()} == expected
     lost = next(iter(compiled))
     lost.unlink()
-    third = make_engine(compiled=True)
+    third = make_torch_engine(compiled=True)
     third.wait_until_compiled()
-    assert len(third._runner._compiled._ready) == 4  # type: ignore[union-attr]
+    assert len(third._runner._compiled._ready) == 4  # type: ignore[attr-defined]
     assert lost.exists()
 
 
 @pytest.mark.slow
 def test_without_a_compiler_steps_stay_eager_with_one_warning(
-    make_engine: MakeEngine,
+    make_torch_engine: MakeEngine,
     prompts: list[tuple[int, ...]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -56,19 +56,19 @@ def test_without_a_compiler_steps_stay_eager_with_one_warning(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
-    engine = make_engine(compiled=True)
+    engine = make_torch_engine(compiled=True)
     engine.wait_until_compiled()
     assert [record.message.split(":")[0] for record in caplog.records] == ["steps stay uncompiled"]
     assert run(engine, [request(0, prompts[0], max_tokens=8)])["0"].finished.reason in ("stop", "length")
 
 
 def test_closing_an_engine_ends_what_compiles_for_it(
-    make_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_torch_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    engine = make_engine(compiled=True)
+    engine = make_torch_engine(compiled=True)
     engine.close()
-    assert not engine._runner._compiled._thread.is_alive()  # type: ignore[union-attr]
+    assert not engine._runner._compiled._thread.is_alive()  # type: ignore[attr-defined]
 
 
 @pytest.mark.gpu

@@ -299,7 +299,7 @@ class Poisoned(Exception):
 
 
 def test_a_request_that_makes_the_network_fail_fails_alone(
-    make_engine: MakeEngine, prompts: list[tuple[int, ...]], bundled: Checkpoint
+    make_torch_engine: MakeEngine, prompts: list[tuple[int, ...]], bundled_for_torch: Checkpoint
 ) -> None:
     poison = 77
 
@@ -307,10 +307,10 @@ def test_a_request_that_makes_the_network_fail_fails_alone(
         if (given["input_ids"] == poison).any():
             raise Poisoned("it tastes bad")
 
-    healthy = run(make_engine(), [request(n, prompts[n * 50], max_tokens=20) for n in range(4)])
-    hook = bundled.network.register_forward_pre_hook(check, with_kwargs=True)
+    healthy = run(make_torch_engine(), [request(n, prompts[n * 50], max_tokens=20) for n in range(4)])
+    hook = bundled_for_torch.network.register_forward_pre_hook(check, with_kwargs=True)
     try:
-        engine = make_engine()
+        engine = make_torch_engine()
         bad = request("bad", (*prompts[3], poison), max_tokens=20)
         outputs = run(engine, [bad, *(request(n, prompts[n * 50], max_tokens=20) for n in range(4))])
         assert isinstance(outputs["bad"].finished.error, StepError)

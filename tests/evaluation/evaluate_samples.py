@@ -76,6 +76,7 @@ def results(tasks: Sequence[str] = ("a",), model: str = "m") -> Results:
             model_digest="0f",
             block=4,
             dtype="float32",
+            quantize=None,
             device="cpu",
             tasks=tuple(tasks),
             max_tokens=(8,) * len(tasks),

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from lm_eval.api.model import CachingLM
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedModel
 
 from mars_ray.data.chat import ChatEncoder
+from mars_ray.engine.execution.input_packer import ForwardBatch
+from mars_ray.engine.execution.model_runner import ForwardOutput
 from mars_ray.errors import BadRecordError, ConfigError, ModelError, RequestError, RunError
 from mars_ray.harness.model import HarnessModel
 from mars_ray.method.metric import Metric
@@ -142,7 +143,7 @@ def test_a_prompt_of_nothing_begins_where_texts_begin(make_model: MakeModel) -> 
 
 
 def test_a_request_that_fails_is_an_error_once_the_others_are_answered_and_kept(
-    make_model: MakeModel, tmp_path: Path
+    make_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make_model(mode="ar")
     contexts = chats(model)[:3]
@@ -150,20 +151,20 @@ def test_a_request_that_fails_is_an_error_once_the_others_are_answered_and_kept(
     healthy = model.generate_until(generations(contexts, **SPEECH))
     cached = CachingLM(model, str(tmp_path / "cache.db"))
 
-    def check(_module: object, _args: object, given: dict[str, torch.Tensor]) -> None:
-        if (given["input_ids"][0, :-1] == poison).any():
-            raise ValueError("it tastes bad")
+    run = model._engine._runner.run
 
+    def check(batch: ForwardBatch) -> ForwardOutput:
+        if (batch.id_N[:-1] == poison).any():
+            raise ValueError("it tastes bad")
+        return run(batch)
+
+    monkeypatch.setattr(model._engine._runner, "run", check)
     bad = model.tokenizer.decode([poison]) + contexts[0]
-    hook = model._checkpoint.network.register_forward_pre_hook(check, with_kwargs=True)
-    try:
-        with pytest.raises(RunError, match=r"1 of 4 prompts have no complete answer, such as .*it tastes bad"):
-            cached.generate_until(generations([contexts[0], bad, *contexts[1:]], **SPEECH))
-        # Those that were answered are found again: the network, which would fail now, is not asked.
-        poison = model.tok_encode(contexts[0])[0]
-        assert cached.generate_until(generations(contexts, **SPEECH)) == healthy
-    finally:
-        hook.remove()
+    with pytest.raises(RunError, match=r"1 of 4 prompts have no complete answer, such as .*it tastes bad"):
+        cached.generate_until(generations([contexts[0], bad, *contexts[1:]], **SPEECH))
+    # Those that were answered are found again: the network, which would fail now, is not asked.
+    poison = model.tok_encode(contexts[0])[0]
+    assert cached.generate_until(generations(contexts, **SPEECH)) == healthy
 
 
 def test_samples_come_again_with_their_seed_and_differ_from_one_another(make_model: MakeModel) -> None:

@@ -74,6 +74,7 @@ class JobPlan:
                 max_request_tokens=QUEUE * self.options.sampling.max_tokens,
                 threshold=self.control.ceiling,
                 classes=self.control.classes,
+                quantize=workers.quantize,
                 compiled=workers.compiled,
             ),
         )
@@ -122,6 +123,7 @@ def plan_job(options: GenerateOptions) -> JobPlan:
     settings = {
         "model": folder_digest(model),
         "dtype": dtype.name,
+        "quantize": options.workers.quantize,
         "threshold": control.ceiling,
         "row_format": "openai" if openai else "plain",
         **_flat(row_format),

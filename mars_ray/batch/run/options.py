@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mars_ray.batch.output.folder import FileFormat
+from mars_ray.engine.options import Quantize
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import ConfigError
 from mars_ray.model.dtype import DtypeOrAuto
@@ -22,8 +23,10 @@ class WorkerOptions:
     """GPUs of each worker."""
     dtype: DtypeOrAuto = "auto"
     """Number format of the weights. A job that goes on keeps what `auto` was when it began."""
+    quantize: Quantize | None = None
+    """Bits the weights are rounded to; None keeps them as they are."""
     compiled: bool = True
-    """Compile the decoding step in the background where a compiler is present."""
+    """Where steps run through torch: compile them in the background if a compiler is present."""
 
     @property
     def device(self) -> str:

@@ -15,8 +15,9 @@ from mars_ray.engine.chunk import Chunk, Finished, FinishReason, TokenLogprobs
 from mars_ray.engine.core.class_thresholds import ClassThresholds
 from mars_ray.engine.core.limits import resolve_limits
 from mars_ray.engine.core.new_sequences import new_sequences
+from mars_ray.engine.execution.choose_runner import choose_runner
 from mars_ray.engine.execution.input_packer import InputPacker
-from mars_ray.engine.execution.model_runner import ForwardOutput, ModelRunner
+from mars_ray.engine.execution.model_runner import ForwardOutput
 from mars_ray.engine.grammar.matcher import Grammars
 from mars_ray.engine.kv.cache import SlotKVCache
 from mars_ray.engine.kv.slot_allocator import SlotAllocator
@@ -44,8 +45,9 @@ AUDIT_EVERY = 16
 
 
 class Engine:
-    """Decodes with the network of `checkpoint`, whose attention it replaces. Not thread-safe.
+    """Decodes with the network of `checkpoint`, whose attention it may replace. Not thread-safe.
 
+    With `consume` the network gives its weights up where the engine packs copies of them: it cannot run afterwards.
     Raises `ModelError` for a network it cannot run and `ConfigError` for sizes it cannot have.
     """
 
@@ -54,6 +56,7 @@ class Engine:
         checkpoint: Checkpoint,
         options: EngineOptions = DEFAULT_OPTIONS,
         *,
+        consume: bool = False,
         clock: abc.Callable[[], float] = time.perf_counter,
         new_seed: abc.Callable[[], int] | None = None,
     ) -> None:
@@ -75,7 +78,8 @@ class Engine:
         )
         self._cache = SlotKVCache(network.config, network.dtype, network.device)
         self._packer = InputPacker(checkpoint.mask_id, limits.max_model_len, network.device)
-        self._runner = ModelRunner(network, self._cache, mask_id=checkpoint.mask_id, compiled=options.compiled)
+        self._runner, self.kernels = choose_runner(network, self._cache, checkpoint.mask_id, options, consume=consume)
+        """What runs a forward, and its description for reports."""
         self._grammars = Grammars(checkpoint, limits.vocab_size)
         self.block = (card and card.block) or BLOCK_WITHOUT_CARD
         """Tokens proposed per forward at most, where a request does not say."""

@@ -12,7 +12,7 @@ from mars_ray.model.folder import check_folder
 
 
 def load_engine(folder: Path, dtype: DtypeOrAuto, options: EngineOptions) -> tuple[Engine, Checkpoint, ResolvedDtype]:
-    """Return an engine, the checkpoint it decodes with, and what it is run in and why.
+    """Return an engine, the checkpoint it decodes with, whose network is the engine's alone, and the dtype and why.
 
     Raises `ModelError` for a folder that cannot be loaded, and `ConfigError` for sizes the engine cannot have.
     """
@@ -20,4 +20,4 @@ def load_engine(folder: Path, dtype: DtypeOrAuto, options: EngineOptions) -> tup
     check_folder(folder)
     resolved = resolve_dtype(dtype, folder, device)
     checkpoint = load_checkpoint(folder, dtype=getattr(torch, resolved.name), device=device)
-    return Engine(checkpoint, options), checkpoint, resolved
+    return Engine(checkpoint, options, consume=True), checkpoint, resolved

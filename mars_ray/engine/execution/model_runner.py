@@ -1,17 +1,11 @@
-"""One forward of an unmodified HF decoder over the cache, compiled where a compiler is present."""
+"""What runs one forward after the other: the engine needs no more of it than this."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
-import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from mars_ray.engine.execution.compiled import CompiledSteps
-from mars_ray.engine.execution.forward import forward_of
 from mars_ray.engine.execution.input_packer import ForwardBatch
-from mars_ray.engine.kv.attention import ATTENTION
-from mars_ray.engine.kv.cache import SlotKVCache
-from mars_ray.errors import ModelError
 
 
 @dataclass(slots=True)
@@ -26,36 +20,14 @@ class ForwardOutput:
     """Logits in float32."""
 
 
-class ModelRunner:
-    """Runs the network, whose attention it replaces, on one batch after the other."""
+class ModelRunner(Protocol):
+    """Runs a network over the KV cache, on one batch after the other."""
 
-    def __init__(self, network: PreTrainedModel, cache: SlotKVCache, *, mask_id: int, compiled: bool) -> None:
-        capped = getattr(network.config.get_text_config(), "attn_logit_softcapping", None)
-        if capped is not None:
-            raise ModelError(f"The model caps its attention logits at {capped}, which the engine's attention cannot.")
-        network.set_attn_implementation(ATTENTION)
-        self._cache = cache
-        self._forward = forward_of(network, mask_id)
-        self._compiled = CompiledSteps(network, mask_id) if compiled else None
-
-    @torch.inference_mode()
     def run(self, batch: ForwardBatch) -> ForwardOutput:
         """Run one forward; the keys and values of all its positions are in the cache afterwards."""
-        inputs = (batch.id_N, batch.slot_N, batch.position_N, batch.back_N, batch.where_RP, batch.pick_M)
-        given = (self._cache.layers, *inputs, batch.column_C)
-        if batch.prefill is not None:
-            token_M, confidence_M, logits_MV = self._forward(*given, batch.prefill)
-        else:
-            forward = (self._compiled and self._compiled.get(batch.where_RP)) or self._forward
-            token_M, confidence_M, logits_MV = forward(*given)
-        return ForwardOutput(token_M.tolist(), confidence_M.tolist(), logits_MV)
 
     def wait_until_compiled(self) -> None:
-        """Wait until the steps that can be compiled are; return at once without a compiler."""
-        if self._compiled:
-            self._compiled.wait()
+        """Wait until the steps that can be compiled are; return at once where nothing is compiled."""
 
     def close(self) -> None:
-        """Stop compiling."""
-        if self._compiled:
-            self._compiled.close()
+        """End what runs in the background."""

@@ -123,7 +123,9 @@ def _start(spec: EngineSpec) -> tuple[Engine, EngineFacts]:
     torch.set_num_threads(spec.threads)
     engine, checkpoint, dtype = load_engine(spec.folder, spec.dtype, spec.options)
     where = checkpoint.network.device.type
-    print(f"engine on {where}, {dtype.name}: {dtype.reason}", file=sys.stderr)  # into the log of its parent
+    print(
+        f"engine on {where}, {engine.kernels}; {dtype.name}: {dtype.reason}", file=sys.stderr
+    )  # into the log of its parent
     return engine, EngineFacts(
         max_model_len=engine.limits.max_model_len,
         vocab_size=engine.limits.vocab_size,

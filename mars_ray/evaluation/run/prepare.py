@@ -74,6 +74,7 @@ def prepare(options: EvaluateOptions) -> PreparedEvaluation:
         model_digest=folder_digest(model),
         block=block,
         dtype=dtype.name,
+        quantize=options.workers.quantize,
         device=options.workers.device,
         tasks=tuple(task.name for task in tasks),
         max_tokens=tuple(task.max_tokens for task in tasks),

@@ -10,6 +10,7 @@ import torch
 
 from mars_ray.batch.output.shards import write_file
 from mars_ray.data.chat import ChatEncoder
+from mars_ray.engine.options import EngineOptions
 from mars_ray.evaluation.number_cache import NumberCache
 from mars_ray.evaluation.report.charts import DARK, LIGHT, by_clock, by_forwards, quality_chart, stops_chart
 from mars_ray.evaluation.report.page import Picture, evaluate_page
@@ -55,14 +56,15 @@ def _speed(prepared: PreparedEvaluation, checkpoint: LazyCheckpoint) -> SpeedMea
     if path.exists():
         return read_model(path, SpeedMeasurement)
     before = torch.get_num_threads()
-    torch.set_num_threads(prepared.options.workers.threads)  # as the workers have
+    workers = prepared.options.workers
+    torch.set_num_threads(workers.threads)  # as the workers have
     try:
         found = measure_speed(
             checkpoint.loaded,
             prepared.tasks,
             prepared.settings,
             prepared.sampling,
-            compiled=prepared.options.workers.compiled,
+            options=EngineOptions(compiled=workers.compiled, quantize=workers.quantize),
         )
     finally:
         torch.set_num_threads(before)

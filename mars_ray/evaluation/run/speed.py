@@ -36,17 +36,17 @@ def measure_speed(
     settings: Sequence[DecodingSetting],
     sampling: Callable[[Task, Question], SamplingParams],
     *,
-    compiled: bool,
+    options: EngineOptions,
 ) -> SpeedMeasurement:
     """Answer the same prompts at every setting, round by round, with as many masks as the engine finds worth feeding.
 
     Raises `DataError` when the model takes none.
     """
     limit = max(task.max_tokens for task in tasks)
-    engine = Engine(checkpoint, EngineOptions(compiled=compiled, max_request_tokens=limit))
+    engine = Engine(checkpoint, replace(options, max_request_tokens=limit))
     try:
         prompts = _prompts(engine, ChatEncoder(checkpoint.tokenizer), tasks, sampling)
-        if compiled:
+        if options.compiled:
             engine.wait_until_compiled()
         candidates = {each.name: partial(answer_all, engine, prompts, each) for each in settings}
         with ProgressLine("measure speed", total=len(settings) * (ROUNDS + 1)) as progress:

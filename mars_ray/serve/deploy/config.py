@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from mars_ray.control.settings import ControlPlan, ControlSettings
 from mars_ray.engine.mode import DEFAULT_THRESHOLD
-from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.options import EngineOptions, Quantize
 from mars_ray.engine.process.messages import EngineSpec
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import ConfigError
@@ -44,8 +44,10 @@ class EngineConfig(_Settings):
     """Threads a step of the network uses on a CPU. More than one pays for large models only."""
     dtype: DtypeOrAuto = "auto"
     """`auto` takes bfloat16 for large checkpoints of 16 bits where the machine is fast at it, else float32."""
+    quantize: Quantize | None = None
+    """Bits the weights are rounded to, `int8` or `int4`, on a CPU; None keeps them as they are."""
     compiled: bool = True
-    """Compile the decoding step in the background where a compiler is present."""
+    """Where steps run through torch: compile them in the background if a compiler is present."""
 
 
 class ServeConfig(_Settings):
@@ -107,6 +109,7 @@ class ServeConfig(_Settings):
                 max_request_tokens=limits.n * limits.output_tokens,
                 max_prefill_tokens=engine.max_prefill_tokens,
                 threshold=self.threshold,
+                quantize=engine.quantize,
                 compiled=engine.compiled,
                 classes=self.classes,
             ),

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from mars_ray.engine.options import Quantize
 from mars_ray.errors import ConfigError
 from mars_ray.model.resolve import BUNDLED
 from mars_ray.serve.deploy.config import ServeConfig, check_exposure, parse_config
@@ -25,7 +26,12 @@ DEPLOYMENTS = ("Gateway", "Engine")
 
 
 def read_deploy_file(
-    path: Path | None, *, model: str | None = None, host: str | None = None, port: int | None = None
+    path: Path | None,
+    *,
+    model: str | None = None,
+    quantize: Quantize | None = None,
+    host: str | None = None,
+    port: int | None = None,
 ) -> dict[str, Any]:
     """Return the fields of `path`, or of an endpoint on this machine alone, with what is given in their place.
 
@@ -39,6 +45,8 @@ def read_deploy_file(
     args = _mapping(application, "args", f"{source}: applications[0]")
     if model is not None:
         args = args | {"model": model}
+    if quantize is not None:
+        args = args | {"engine": _mapping(args, "engine", f"{source}: applications[0].args") | {"quantize": quantize}}
     config = parse_config(args, source, "applications[0].args")
     check_exposure(str(http["host"]), config)
     return (

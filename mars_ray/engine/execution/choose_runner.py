@@ -1,0 +1,30 @@
+"""Choose what runs the forwards of a network: compiled kernels where they fit it, else torch."""
+
+from transformers import PreTrainedModel
+
+from mars_ray.engine.execution.cpu_runner import CPURunner
+from mars_ray.engine.execution.model_runner import ModelRunner
+from mars_ray.engine.execution.torch_runner import TorchRunner
+from mars_ray.engine.kernels.build import KernelError
+from mars_ray.engine.kv.cache import SlotKVCache
+from mars_ray.engine.options import EngineOptions
+from mars_ray.errors import ModelError
+
+
+def choose_runner(
+    network: PreTrainedModel, cache: SlotKVCache, mask_id: int, options: EngineOptions, *, consume: bool
+) -> tuple[ModelRunner, str]:
+    """Return the runner, and in words what it is and why.
+
+    With `consume` the network's own weights may be freed once they are packed. Raises `ModelError` where the weights
+    shall be quantised and the kernels for it cannot be had.
+    """
+    try:
+        runner = CPURunner(network, cache, mask_id=mask_id, quantize=options.quantize, consume=consume)
+    except KernelError as error:
+        if options.quantize:
+            raise ModelError(f"quantize {options.quantize} needs kernels that do not run here: {error}") from None
+        if network.device.type != "cpu":
+            return TorchRunner(network, cache, mask_id=mask_id, compiled=options.compiled), "torch"
+        return TorchRunner(network, cache, mask_id=mask_id, compiled=options.compiled), f"torch, for {error}"
+    return runner, f"CPU kernels, {options.quantize}" if options.quantize else "CPU kernels"

@@ -1,0 +1,34 @@
+"""One forward of a decoder of the Llama family through the compiled kernels, on a CPU."""
+
+import torch
+from transformers import PreTrainedModel
+
+from mars_ray.engine.execution.input_packer import ForwardBatch
+from mars_ray.engine.execution.model_runner import ForwardOutput
+from mars_ray.engine.kernels.decoder import FusedDecoder
+from mars_ray.engine.kv.cache import SlotKVCache
+from mars_ray.engine.options import Quantize
+
+
+class CPURunner:
+    """Runs packed copies of the network's weights. Raises `KernelError` where the kernels do not fit the network."""
+
+    def __init__(
+        self, network: PreTrainedModel, cache: SlotKVCache, *, mask_id: int, quantize: Quantize | None, consume: bool
+    ) -> None:
+        self._decoder = FusedDecoder(network, mask_id=mask_id, quantize=quantize, consume=consume)
+        self._cache = cache
+
+    @torch.inference_mode()
+    def run(self, batch: ForwardBatch) -> ForwardOutput:
+        """Run one forward; the keys and values of all its positions are in the cache afterwards."""
+        tokens, confidences, logits_MV = self._decoder.forward(
+            self._cache.layers, batch.id_N, batch.slot_N, batch.position_N, batch.pick_M
+        )
+        return ForwardOutput(tokens, confidences, logits_MV)
+
+    def wait_until_compiled(self) -> None:
+        """Return at once: kernels are compiled before the first step."""
+
+    def close(self) -> None:
+        """Do nothing: nothing runs in the background."""

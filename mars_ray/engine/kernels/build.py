@@ -1,0 +1,82 @@
+"""Compile the kernels of this folder for the processor of this machine, once, and load them.
+
+A compiler and AVX-512 are needed; where either is missing the engine runs the network through torch instead.
+The library is kept in the user's cache folder, by the digest of its sources and the processor.
+"""
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from mars_ray.errors import ModelError
+
+CACHE = Path(".cache/mars-ray/kernels")
+"""Folder of compiled kernels below the home of the user. What is in it is run: it must be no one else's."""
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-w")
+"""No fast-math: sums must have one order. No warnings: GCC 12 warns of its own headers."""
+NEEDED = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512_bf16", "avx512_vnni"})
+"""What the processor must be able to do, as /proc/cpuinfo names it."""
+
+
+class KernelError(ModelError):
+    """The kernels cannot be had on this machine."""
+
+
+@cache
+def kernel_library() -> ctypes.CDLL:
+    """Return the compiled kernels. Raises `KernelError` with the reason where they cannot be had."""
+    processor = _processor()
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        raise KernelError("there is no C++ compiler; install g++.")
+    sources = sorted(Path(__file__).parent.glob("*.h")) + sorted(Path(__file__).parent.glob("*.cpp"))
+    digest = hashlib.sha256(f"{processor} {compiler} {FLAGS}".encode())
+    for source in sources:
+        digest.update(source.read_bytes())
+    library = Path.home() / CACHE / f"{digest.hexdigest()[:24]}.so"
+    if not library.exists():
+        _compile(compiler, sources, library)
+    _load_openmp()
+    return ctypes.CDLL(str(library))
+
+
+def _processor() -> str:
+    """Return the model and abilities of the processor, on which the compiled code depends."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        raise KernelError("this system does not say what its processor can do; the kernels are for Linux.") from None
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
+    missing = NEEDED - set(flags)
+    if missing:
+        raise KernelError(f"the processor lacks {', '.join(sorted(missing))}.")
+    return " ".join(sorted(flags))
+
+
+def _compile(compiler: str, sources: list[Path], library: Path) -> None:
+    library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=library.parent) as folder:
+        parts, whole = Path(folder) / "part.o", Path(folder) / "whole.so"
+        (source,) = (source for source in sources if source.suffix == ".cpp")
+        # Linked without OpenMP's library: that of torch serves both, or two sets of threads would fight for the cores.
+        for command in ([*FLAGS, "-fopenmp", "-c", str(source), "-o", str(parts)], ["-shared", parts, "-o", whole]):
+            try:
+                done = subprocess.run([compiler, *command], capture_output=True, text=True, check=False)
+            except OSError as error:
+                raise KernelError(f"{compiler} cannot be run: {error.strerror}.") from None
+            if done.returncode:
+                reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+                raise KernelError(f"{compiler} cannot compile the kernels: {reason}")
+        whole.replace(library)
+
+
+def _load_openmp() -> None:
+    """Make the OpenMP that torch has loaded visible to what is loaded next."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    loaded = next((line.split(maxsplit=5)[5] for line in lines if "libgomp" in line), "libgomp.so.1")
+    ctypes.CDLL(loaded, ctypes.RTLD_GLOBAL)

@@ -1,0 +1,291 @@
+// One forward of a decoder of the Llama family over the cache, in one call: the step of the engine on a CPU.
+//
+// All threads walk through the layers together, each with its share of rows, columns or heads, and wait for each other
+// between operations. What a position gives depends on its tokens alone, bit for bit: not on the rows beside it, nor on
+// the number of threads.
+#include <omp.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "attention.h"
+#include "linear.h"
+
+struct Layer {
+  const float* attention_norm;
+  Matrix qkv;
+  const float* query_norm;  // or none
+  const float* key_norm;    // or none
+  Matrix output;
+  const float* mlp_norm;
+  Matrix gate_up;
+  Matrix down;
+  int64_t window;  // 0: none
+};
+
+struct Model {
+  int64_t num_layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary, mask_id;
+  float norm_epsilon, scaling;
+  const void* embedding;
+  const float* final_norm;
+  Matrix head;
+  const Layer* layers;
+};
+
+struct Batch {
+  int64_t positions, picks, threads;
+  const int64_t* ids;
+  const int64_t* slots;
+  const int64_t* places;    // in the sequence
+  const int64_t* columns;   // of the slot, where keys and values go
+  const int64_t* prefixes;  // see Sight
+  const uint64_t* behind;
+  const float* cosines;  // [positions, head_dim]
+  const float* sines;
+  const int64_t* picked;
+  void* const* keys;  // of each layer, [slots, kv_heads, width, head_dim]
+  void* const* values;
+  int64_t slot_stride, head_stride;
+  float* logits;  // [picks, vocabulary padded to whole blocks]
+  int64_t* tokens;
+  float* confidences;
+};
+
+template <class T>
+struct Buffers {
+  std::vector<T> hidden, normed, qkv, attended, gate_up, activated;
+  std::vector<int32_t> words, sums;
+  std::vector<float> scales, scores;
+};
+
+template <class T>
+void rms_norm(T* to, const T* from, const float* weight, int64_t size, float epsilon) {
+  __m512 total = _mm512_setzero_ps();
+  for (int64_t d = 0; d < size; d += 16) total = _mm512_fmadd_ps(load(from + d), load(from + d), total);
+  const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(_mm512_reduce_add_ps(total) / size + epsilon));
+  for (int64_t d = 0; d < size; d += 16)
+    store(to + d, _mm512_mul_ps(rounded(_mm512_mul_ps(load(from + d), scale), from), load(weight + d)));
+}
+
+template <class T>
+void silu_and_mul(T* to, const T* gate_up, int64_t size) {
+  const __m512 one = _mm512_set1_ps(1.0f);
+  for (int64_t d = 0; d < size; d += 16) {
+    const __m512 gate = load(gate_up + d);
+    const __m512 below = _mm512_add_ps(one, exponential(_mm512_sub_ps(_mm512_setzero_ps(), gate)));
+    store(to + d, _mm512_mul_ps(rounded(_mm512_div_ps(gate, below), gate_up), load(gate_up + size + d)));
+  }
+}
+
+template <class T>
+class Step {
+ public:
+  Step(const Model& model, const Batch& batch, Buffers<T>& buffers, int thread, int threads)
+      : m(model), b(batch), at(buffers), thread(thread), threads(threads) {}
+
+  void run() {
+    const T* embedding = static_cast<const T*>(m.embedding);
+    each(b.positions, [&](int64_t n) {
+      std::copy_n(embedding + b.ids[n] * m.hidden, m.hidden, &at.hidden[n * m.hidden]);
+    });
+    for (int64_t index = 0; index < m.num_layers; index++) layer(m.layers[index], index);
+    each(b.picks, [&](int64_t n) { norm(m.head, n, b.picked[n], m.final_norm); });
+    wait();
+    linear(m.head, rows(m.head, at.normed.data()), b.picks, thread, threads,
+           [&](int64_t row, int64_t column, __m512 left, __m512 right) {
+             store(b.logits + row * m.head.columns + column, left);
+             store(b.logits + row * m.head.columns + column + 16, right);
+           });
+    wait();
+    each(b.picks, [&](int64_t n) { choose(n); });
+  }
+
+ private:
+  const Model& m;
+  const Batch& b;
+  Buffers<T>& at;
+  const int thread, threads;
+
+  static void wait() {
+#pragma omp barrier
+  }
+
+  template <class Act>
+  void each(int64_t count, const Act& act) const {
+    for (int64_t n = count * thread / threads; n < count * (thread + 1) / threads; n++) act(n);
+  }
+
+  void layer(const Layer& l, int64_t index) {
+    each(b.positions, [&](int64_t n) { norm(l.qkv, n, n, l.attention_norm); });
+    wait();
+    project(l.qkv, at.normed.data(), at.qkv.data());
+    wait();
+    T* keys = static_cast<T*>(b.keys[index]);
+    T* values = static_cast<T*>(b.values[index]);
+    each(b.positions, [&](int64_t n) { write(l, n, keys, values); });
+    wait();
+    const int64_t groups = m.heads / m.kv_heads, width = (m.heads + 2 * m.kv_heads) * m.head_dim;
+    float* scores = &at.scores[at.scores.size() / threads * thread];
+    // Positions of a slot stand together, so neighbours read the same keys.
+    each(b.positions * m.kv_heads, [&](int64_t task) {
+      const int64_t n = task % b.positions, head = task / b.positions;
+      const int64_t offset = b.slots[n] * b.slot_stride + head * b.head_stride;
+      const int64_t first = l.window ? std::max<int64_t>(0, b.places[n] - l.window + 1) : 0;
+      attend_with(&at.attended[(n * m.heads + head * groups) * m.head_dim], &at.qkv[n * width + head * groups * m.head_dim],
+                  keys + offset, values + offset, Sight{b.prefixes[n], b.behind[n], first}, groups, scores);
+    });
+    wait();
+    quantize_rows(l.output, at.attended.data());
+    if (l.output.format >= INT8) wait();
+    add(l.output, at.attended.data());
+    wait();
+    each(b.positions, [&](int64_t n) { norm(l.gate_up, n, n, l.mlp_norm); });
+    wait();
+    project(l.gate_up, at.normed.data(), at.gate_up.data());
+    wait();
+    each(b.positions, [&](int64_t n) {
+      silu_and_mul(&at.activated[n * m.intermediate], &at.gate_up[n * 2 * m.intermediate], m.intermediate);
+    });
+    quantize_rows(l.down, at.activated.data());
+    wait();
+    add(l.down, at.activated.data());
+    wait();
+  }
+
+  void norm(const Matrix& next, int64_t row, int64_t from, const float* weight) {
+    rms_norm(&at.normed[row * m.hidden], &at.hidden[from * m.hidden], weight, m.hidden, m.norm_epsilon);
+    if (next.format >= INT8) quantize(next, at.normed.data(), row);
+  }
+
+  void write(const Layer& l, int64_t n, T* keys, T* values) {
+    const int64_t size = m.head_dim, width = (m.heads + 2 * m.kv_heads) * size;
+    T* row = &at.qkv[n * width];
+    const int64_t cell = b.slots[n] * b.slot_stride + b.columns[n] * size;
+    for (int64_t head = 0; head < m.heads + m.kv_heads; head++) {
+      const bool is_query = head < m.heads;
+      T* part = row + head * size;
+      const float* weight = is_query ? l.query_norm : l.key_norm;
+      if (weight) rms_norm(part, part, weight, size, m.norm_epsilon);
+      T* to = is_query ? part : keys + cell + (head - m.heads) * b.head_stride;
+      rotate(to, part, b.cosines + n * size, b.sines + n * size, size);
+    }
+    for (int64_t head = 0; head < m.kv_heads; head++)
+      std::copy_n(row + (m.heads + m.kv_heads + head) * size, size, values + cell + head * b.head_stride);
+  }
+
+  void attend_with(T* to, const T* query, const T* keys, const T* values, const Sight& sight, int64_t groups,
+                   float* scores) {
+    switch (m.head_dim) {
+      case 32: return attend<32>(to, query, keys, values, sight, groups, m.scaling, scores);
+      case 64: return attend<64>(to, query, keys, values, sight, groups, m.scaling, scores);
+      case 96: return attend<96>(to, query, keys, values, sight, groups, m.scaling, scores);
+      case 128: return attend<128>(to, query, keys, values, sight, groups, m.scaling, scores);
+      case 256: return attend<256>(to, query, keys, values, sight, groups, m.scaling, scores);
+    }
+  }
+
+  // Rows as `w` reads them; of 8 bits, `quantize` has made them before.
+  Rows rows(const Matrix& w, const T* from) const {
+    if (w.format < INT8)
+      return {reinterpret_cast<const int32_t*>(from), w.depth * static_cast<int64_t>(sizeof(T)) / 4, nullptr, nullptr, 0};
+    return {at.words.data(), w.depth / 4, at.scales.data(), at.sums.data(), w.depth / GROUP};
+  }
+
+  void quantize(const Matrix& w, const T* from, int64_t row) {
+    from += row * w.depth;
+    __m512 largest = _mm512_setzero_ps();
+    for (int64_t d = 0; d < w.depth; d += 16) largest = _mm512_max_ps(largest, _mm512_abs_ps(load(from + d)));
+    const float top = std::max(_mm512_reduce_max_ps(largest), 1e-30f);
+    const __m512 scale = _mm512_set1_ps(127.0f / top);
+    int8_t* to = reinterpret_cast<int8_t*>(&at.words[row * w.depth / 4]);
+    for (int64_t d = 0; d < w.depth; d += GROUP) {
+      __m512i total = _mm512_setzero_si512();
+      for (int part = 0; part < GROUP; part += 16) {
+        const __m512i number = _mm512_cvtps_epi32(_mm512_mul_ps(load(from + d + part), scale));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to + d + part), _mm512_cvtsepi32_epi8(number));
+        total = _mm512_add_epi32(total, number);
+      }
+      at.sums[row * (w.depth / GROUP) + d / GROUP] = _mm512_reduce_add_epi32(total);
+    }
+    at.scales[row] = top / 127.0f;
+  }
+
+  void quantize_rows(const Matrix& w, const T* from) {
+    if (w.format >= INT8) each(b.positions, [&](int64_t n) { quantize(w, from, n); });
+  }
+
+  void project(const Matrix& w, const T* from, T* to) {
+    linear(w, rows(w, from), b.positions, thread, threads,
+           [&](int64_t row, int64_t column, __m512 left, __m512 right) {
+             store(to + row * w.columns + column, left);
+             store(to + row * w.columns + column + 16, right);
+           });
+  }
+
+  // Adds to the residual stream.
+  void add(const Matrix& w, const T* from) {
+    linear(w, rows(w, from), b.positions, thread, threads,
+           [&](int64_t row, int64_t column, __m512 left, __m512 right) {
+             T* to = &at.hidden[row * m.hidden + column];
+             store(to, _mm512_add_ps(load(to), rounded(left, to)));
+             store(to + 16, _mm512_add_ps(load(to + 16), rounded(right, to)));
+           });
+  }
+
+  // The most likely token but the mask, and its probability.
+  void choose(int64_t n) {
+    float* logits = b.logits + n * m.head.columns;
+    std::fill(logits + m.vocabulary, logits + m.head.columns, -INFINITY);
+    if (m.mask_id < m.vocabulary) logits[m.mask_id] = -INFINITY;
+    __m512 largest = load(logits);
+    for (int64_t v = 16; v < m.head.columns; v += 16) largest = _mm512_max_ps(largest, load(logits + v));
+    const float top = _mm512_reduce_max_ps(largest);
+    int64_t token = 0;
+    __m512 total = _mm512_setzero_ps();
+    for (int64_t v = m.head.columns - 16; v >= 0; v -= 16) {
+      const __m512 logit = load(logits + v);
+      const __mmask16 same = _mm512_cmp_ps_mask(logit, _mm512_set1_ps(top), _CMP_EQ_OQ);
+      if (same) token = v + __builtin_ctz(same);
+      const __mmask16 real = _mm512_cmp_ps_mask(logit, _mm512_set1_ps(-INFINITY), _CMP_NEQ_OQ);
+      total = _mm512_add_ps(total, _mm512_maskz_mov_ps(real, exponential(_mm512_sub_ps(logit, _mm512_set1_ps(top)))));
+    }
+    b.tokens[n] = token;
+    b.confidences[n] = 1.0f / _mm512_reduce_add_ps(total);
+  }
+};
+
+template <class T>
+void run(const Model& model, const Batch& batch) {
+  // Kept between calls; each engine decodes in a thread of its own.
+  static thread_local Buffers<T> buffers;
+  const int64_t rows = std::max(batch.positions, batch.picks);
+  const int64_t depth = std::max(model.hidden, std::max(model.intermediate, model.heads * model.head_dim));
+  int64_t columns = 0;
+  for (int64_t n = 0; n < batch.positions; n++)
+    columns = std::max(columns, Sight{batch.prefixes[n], batch.behind[n], 0}.columns());
+  const auto fit = [](auto& buffer, int64_t size) {
+    if (static_cast<int64_t>(buffer.size()) < size) buffer.resize(size);
+  };
+  fit(buffers.hidden, rows * model.hidden);
+  fit(buffers.normed, rows * model.hidden);
+  fit(buffers.qkv, rows * (model.heads + 2 * model.kv_heads) * model.head_dim);
+  fit(buffers.attended, rows * model.heads * model.head_dim);
+  fit(buffers.gate_up, rows * 2 * model.intermediate);
+  fit(buffers.activated, rows * model.intermediate);
+  fit(buffers.words, rows * depth / 4);
+  fit(buffers.sums, rows * depth / GROUP);
+  fit(buffers.scales, rows);
+  fit(buffers.scores, batch.threads * (model.heads / model.kv_heads) * (columns + 16));
+  Buffers<T>& shared = buffers;
+#pragma omp parallel num_threads(batch.threads)
+  {
+#ifdef _OPENMP
+    Step<T>(model, batch, shared, omp_get_thread_num(), omp_get_num_threads()).run();
+#else
+    Step<T>(model, batch, shared, 0, 1).run();
+#endif
+  }
+}
+
+extern "C" void forward_float32(const Model* model, const Batch* batch) { run<float>(*model, *batch); }
+extern "C" void forward_bfloat16(const Model* model, const Batch* batch) { run<bfloat16>(*model, *batch); }

@@ -1,0 +1,200 @@
+"""The step of the engine on a CPU: a decoder of the Llama family as one call into compiled kernels.
+
+What a position gives depends on its own tokens alone, bit for bit: not on the batch, its place in it or the threads.
+So a token that was drafted and checked has the same logits as one that was decoded alone.
+"""
+
+import ctypes
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+)
+
+from mars_ray.engine.kernels.build import KernelError, kernel_library
+from mars_ray.engine.kernels.packed import Format, Matrix, pack
+from mars_ray.engine.kv.attention import Layers
+
+FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+"""Networks whose layers are those of `decoder.cpp`; a subclass may differ, so a type must be one of these."""
+HEAD_SIZES = (32, 64, 96, 128, 256)
+POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        ("attention_norm", POINTER),
+        ("qkv", Matrix),
+        ("query_norm", POINTER),
+        ("key_norm", POINTER),
+        ("output", Matrix),
+        ("mlp_norm", POINTER),
+        ("gate_up", Matrix),
+        ("down", Matrix),
+        ("window", INT),
+    )
+
+
+class _Model(ctypes.Structure):
+    _fields_ = (
+        *((name, INT) for name in ("num_layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate")),
+        *((name, INT) for name in ("vocabulary", "mask_id")),
+        *((name, FLOAT) for name in ("norm_epsilon", "scaling")),
+        *((name, POINTER) for name in ("embedding", "final_norm")),
+        ("head", Matrix),
+        ("layers", POINTER),
+    )
+
+
+class _Batch(ctypes.Structure):
+    _fields_ = (
+        *((name, INT) for name in ("positions", "picks", "threads")),
+        *((name, POINTER) for name in ("ids", "slots", "places", "columns", "prefixes", "behind", "cosines", "sines")),
+        *((name, POINTER) for name in ("picked", "keys", "values")),
+        *((name, INT) for name in ("slot_stride", "head_stride")),
+        *((name, POINTER) for name in ("logits", "tokens", "confidences")),
+    )
+
+
+class FusedDecoder:
+    """Runs a decoder of the Llama family over packed weights.
+
+    Raises `KernelError` with the reason where the model, its sizes or the machine do not allow it. With `consume` each
+    layer of `network` gives its weights up once they are packed, so that memory never holds both.
+    """
+
+    def __init__(self, network: PreTrainedModel, *, mask_id: int, quantize: str | None, consume: bool) -> None:
+        _check(network)
+        library = kernel_library()
+        name = str(network.dtype).removeprefix("torch.")
+        self._call = getattr(library, f"forward_{name}")
+        self._kind = Format[(quantize or name).upper()]
+        self._dtype, self._consume = network.dtype, consume
+        self._body: Any = network.model
+        self._kept: list[Any] = []
+        """What owns the memory that the structures point into."""
+        self._model = self._describe(network, mask_id)
+        self._layers: Layers | None = None
+        """The cache whose addresses `_keys` and `_values` hold: it is another list once its tensors are."""
+
+    def forward(
+        self, layers: Layers, id_N: Tensor, slot_N: Tensor, position_N: Tensor, pick_M: Tensor
+    ) -> tuple[list[int], list[float], Tensor]:
+        """Return the likeliest token and its probability at each of M picks, and all logits, [M, V] in float32.
+
+        Keys and values of the N positions are in `layers` afterwards, in the columns of their positions.
+        """
+        if layers is not self._layers:
+            self._keys, self._values = (_addresses([pair[side] for pair in layers]) for side in (0, 1))
+            self._layers = layers
+        positions, picks, keys = id_N.shape[0], pick_M.shape[0], layers[0][0]
+        cosine_ND, sine_ND = (
+            part[0].float().contiguous()
+            for part in self._body.rotary_emb(torch.empty(0, dtype=self._dtype), position_N[None])
+        )
+        prefix_N, behind_N = position_N + 1, torch.zeros_like(position_N)
+        logits_MV = torch.empty(picks, self._model.head.columns)
+        token_M, confidence_M = torch.empty(picks, dtype=torch.int64), torch.empty(picks)
+        given = (id_N, slot_N, position_N, position_N, prefix_N, behind_N, cosine_ND, sine_ND, pick_M)
+        batch = _Batch(
+            positions,
+            picks,
+            torch.get_num_threads(),
+            *(tensor.data_ptr() for tensor in given),
+            ctypes.addressof(self._keys),
+            ctypes.addressof(self._values),
+            keys.stride(0),
+            keys.stride(1),
+            *(tensor.data_ptr() for tensor in (logits_MV, token_M, confidence_M)),
+        )
+        self._call(ctypes.byref(self._model), ctypes.byref(batch))
+        return token_M.tolist(), confidence_M.tolist(), logits_MV[:, : self._model.vocabulary]
+
+    def _describe(self, network: PreTrainedModel, mask_id: int) -> _Model:
+        config, body, head = network.config, self._body, _head(network)
+        attention = body.layers[0].self_attn
+        layers = (_Layer * len(body.layers))(*(self._layer(layer) for layer in body.layers))
+        self._kept.append(layers)
+        return _Model(
+            num_layers=len(layers),
+            hidden=config.hidden_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_dim=attention.head_dim,
+            intermediate=config.intermediate_size,
+            vocabulary=head.out_features,
+            mask_id=mask_id,
+            norm_epsilon=body.norm.variance_epsilon,
+            scaling=attention.scaling,
+            embedding=self._address(body.embed_tokens.weight.detach().contiguous()),
+            final_norm=self._norm(body.norm),
+            # As others do: an output head in 4 bits costs more quality than it gains speed.
+            head=self._pack([head], Format.INT8 if self._kind is Format.INT4 else self._kind),
+            layers=ctypes.addressof(layers),
+        )
+
+    def _layer(self, layer: Any) -> _Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        return _Layer(
+            attention_norm=self._norm(layer.input_layernorm),
+            qkv=self._pack([attention.q_proj, attention.k_proj, attention.v_proj], self._kind),
+            query_norm=self._norm(getattr(attention, "q_norm", None)),
+            key_norm=self._norm(getattr(attention, "k_norm", None)),
+            output=self._pack([attention.o_proj], self._kind),
+            mlp_norm=self._norm(layer.post_attention_layernorm),
+            gate_up=self._pack([mlp.gate_proj, mlp.up_proj], self._kind),
+            down=self._pack([mlp.down_proj], self._kind),
+            window=_window(attention) or 0,
+        )
+
+    def _pack(self, layers: list[nn.Linear], kind: Format) -> Matrix:
+        packed = pack(layers, kind)
+        self._kept.append(packed)
+        for layer in layers:
+            if self._consume and layer.weight is not self._body.embed_tokens.weight:
+                layer.to("meta")
+        return packed.matrix
+
+    def _norm(self, norm: Any) -> int | None:
+        return None if norm is None else self._address(norm.weight.detach().float().contiguous())
+
+    def _address(self, tensor: Tensor) -> int:
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+
+def _addresses(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+
+
+def _head(network: PreTrainedModel) -> Any:
+    return network.get_output_embeddings()
+
+
+def _window(attention: Any) -> int | None:
+    """Return the sliding window of a layer. Mistral has one for all layers, the others may have one for some."""
+    if attention.config.model_type == "mistral":
+        return cast(int | None, attention.config.sliding_window)
+    return cast(int | None, getattr(attention, "sliding_window", None))
+
+
+def _check(network: PreTrainedModel) -> None:
+    """Raise `KernelError` for a network that the kernels do not know."""
+    if type(network) not in FAMILY:
+        raise KernelError(
+            f"they are for {', '.join(known.__name__ for known in FAMILY)}, not {type(network).__name__}."
+        )
+    if network.device.type != "cpu" or network.dtype not in (torch.float32, torch.bfloat16):
+        raise KernelError(f"they are for float32 and bfloat16 on a CPU, not {network.dtype} on {network.device}.")
+    config, body = network.config, cast(Any, network.model)
+    head_dim = body.layers[0].self_attn.head_dim
+    if config.hidden_act != "silu" or head_dim not in HEAD_SIZES:
+        raise KernelError(f"they do not know activation {config.hidden_act} with heads of {head_dim}.")
+    if odd := [size for size in (config.hidden_size, config.intermediate_size) if size % 32]:
+        raise KernelError(f"they need sizes that are multiples of 32, not {odd[0]}.")

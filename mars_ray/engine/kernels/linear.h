@@ -1,0 +1,162 @@
+// A linear layer over packed weights: out = x W^T, for few rows of x.
+//
+// Every format is laid out for the same loop: for each block of 32 columns, a step holds the weights that meet one word
+// of 4 bytes of x: 1 number of 32 bits, 2 of 16 bits or 4 of 8 bits. A row is summed in the same order whatever other
+// rows there are, so what it gives does not depend on the batch.
+#pragma once
+#include "simd.h"
+
+constexpr int COLUMNS = 32;     // of a block
+constexpr int GROUP = 32;       // weights of 4 bits that share a scale and a minimum
+constexpr int GROUP_STEPS = 8;  // of 4 weights each
+
+enum Format : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
+
+struct Matrix {
+  const void* weights;
+  const float* scales;  // of each column, for INT8
+  const float* bias;    // of each column, or none
+  int64_t columns;      // padded to whole blocks
+  int64_t depth;
+  Format format;
+};
+
+// Rows of x as a linear layer reads them: as they are, or rounded to 8 bits, each row with a scale of its own.
+struct Rows {
+  const int32_t* words;
+  int64_t stride;  // words from row to row
+  const float* scale;
+  const int32_t* sums;  // of each group of 32 numbers of 8 bits
+  int64_t groups;
+};
+
+struct DotFloat32 {
+  using Sum = __m512;
+  static Sum add(Sum sum, __m512i w, int32_t x) {
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(w), _mm512_castsi512_ps(_mm512_set1_epi32(x)), sum);
+  }
+};
+
+struct DotBFloat16 {
+  using Sum = __m512;
+  static Sum add(Sum sum, __m512i w, int32_t x) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)w, (__m512bh)_mm512_set1_epi32(x));
+  }
+};
+
+struct DotInt8 {  // weights are stored plus 128: the instruction takes one side without sign
+  using Sum = __m512i;
+  static Sum add(Sum sum, __m512i w, int32_t x) { return _mm512_dpbusd_epi32(sum, w, _mm512_set1_epi32(x)); }
+};
+
+template <class Dot, int R>
+inline void tile(const Rows& x, int64_t row, const char* weights, int64_t steps, typename Dot::Sum out[R][2]) {
+  const int32_t* from = x.words + row * x.stride;
+  const int64_t stride = x.stride;
+  typename Dot::Sum sum[R][2];  // of its own, or the compiler would keep it in memory
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = typename Dot::Sum{};
+  for (int64_t step = 0; step < steps; step++, weights += 128) {
+    const __m512i left = _mm512_loadu_si512(weights), right = _mm512_loadu_si512(weights + 64);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) {
+      sum[r][0] = Dot::add(sum[r][0], left, from[r * stride + step]);
+      sum[r][1] = Dot::add(sum[r][1], right, from[r * stride + step]);
+    }
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++) out[r][0] = sum[r][0], out[r][1] = sum[r][1];
+}
+
+// A group of INT4: 8 steps of 64 bytes, columns 0-15 in the low halves, then 32 scales and 32 minima in float16.
+template <int R>
+inline void tile_int4(const Rows& x, int64_t row, const char* weights, int64_t groups, __m512 sum[R][2]) {
+  const __m512i low = _mm512_set1_epi8(15);
+  for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
+  for (int64_t group = 0; group < groups; group++) {
+    __m512i part[R][2];
+    for (int r = 0; r < R; r++) part[r][0] = part[r][1] = _mm512_setzero_si512();
+    for (int step = 0; step < GROUP_STEPS; step++, weights += 64) {
+      const __m512i both = _mm512_loadu_si512(weights);
+      const __m512i left = _mm512_and_si512(both, low), right = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+#pragma GCC unroll 6
+      for (int r = 0; r < R; r++) {
+        const int32_t word = x.words[(row + r) * x.stride + group * GROUP_STEPS + step];
+        part[r][0] = DotInt8::add(part[r][0], left, word);
+        part[r][1] = DotInt8::add(part[r][1], right, word);
+      }
+    }
+    for (int side = 0; side < 2; side++) {
+      const __m256i* halves = reinterpret_cast<const __m256i*>(weights + 32 * side);
+      const __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256(halves));
+      const __m512 least = _mm512_cvtph_ps(_mm256_loadu_si256(halves + 2));
+      for (int r = 0; r < R; r++) {
+        const __m512 total = _mm512_set1_ps(static_cast<float>(x.sums[(row + r) * x.groups + group]));
+        sum[r][side] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(part[r][side]), scale, sum[r][side]);
+        sum[r][side] = _mm512_fmadd_ps(total, least, sum[r][side]);
+      }
+    }
+    weights += 128;
+  }
+}
+
+// What is done with 32 columns of a row.
+struct Put {
+  void (*put)(void* owner, int64_t row, int64_t column, __m512 left, __m512 right);
+  void* owner;
+};
+
+template <int R>
+void block(const Matrix& w, const Rows& x, int64_t row, int64_t index, const Put& to) {
+  const int64_t column = index * COLUMNS;
+  const char* weights = static_cast<const char*>(w.weights);
+  __m512 out[R][2];
+  if (w.format == FLOAT32) {
+    tile<DotFloat32, R>(x, row, weights + index * w.depth * 128, w.depth, out);
+  } else if (w.format == BFLOAT16) {
+    tile<DotBFloat16, R>(x, row, weights + index * (w.depth / 2) * 128, w.depth / 2, out);
+  } else if (w.format == INT8) {
+    __m512i sum[R][2];
+    tile<DotInt8, R>(x, row, weights + index * (w.depth / 4) * 128, w.depth / 4, sum);
+    for (int r = 0; r < R; r++) {
+      int32_t total = 0;
+      for (int64_t group = 0; group < x.groups; group++) total += x.sums[(row + r) * x.groups + group];
+      const __m512i offset = _mm512_set1_epi32(128 * total);
+      for (int side = 0; side < 2; side++)
+        out[r][side] = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(sum[r][side], offset)),
+                                     load(w.scales + column + 16 * side));
+    }
+  } else {
+    const int64_t groups = w.depth / GROUP;
+    constexpr int HALF = (R + 1) / 2;  // two kinds of sums: twice the registers
+    tile_int4<HALF>(x, row, weights + index * groups * 640, groups, out);
+    if constexpr (R > HALF) tile_int4<R - HALF>(x, row + HALF, weights + index * groups * 640, groups, out + HALF);
+  }
+  for (int r = 0; r < R; r++) {
+    for (int side = 0; side < 2; side++) {
+      if (w.format >= INT8) out[r][side] = _mm512_mul_ps(out[r][side], _mm512_set1_ps(x.scale[row + r]));
+      if (w.bias) out[r][side] = _mm512_add_ps(out[r][side], load(w.bias + column + 16 * side));
+    }
+    to.put(to.owner, row + r, column, out[r][0], out[r][1]);
+  }
+}
+
+constexpr int ROWS = 12;  // of a tile: 24 sums fit into registers
+using Block = void (*)(const Matrix&, const Rows&, int64_t, int64_t, const Put&);
+constexpr Block BLOCKS[ROWS] = {block<1>, block<2>, block<3>, block<4>,  block<5>,  block<6>,
+                                block<7>, block<8>, block<9>, block<10>, block<11>, block<12>};
+
+// This thread's share of a linear layer: blocks of columns, for all rows, in tiles of like size.
+template <class Act>
+void linear(const Matrix& w, const Rows& x, int64_t rows, int thread, int threads, const Act& act) {
+  const auto call = [](void* owner, int64_t row, int64_t column, __m512 left, __m512 right) {
+    (*static_cast<const Act*>(owner))(row, column, left, right);
+  };
+  const Put to{call, const_cast<Act*>(&act)};
+  const int64_t blocks = w.columns / COLUMNS, tiles = (rows + ROWS - 1) / ROWS;
+  for (int64_t index = blocks * thread / threads; index < blocks * (thread + 1) / threads; index++)
+    for (int64_t t = 0; t < tiles; t++) {
+      const int64_t row = rows * t / tiles;
+      BLOCKS[rows * (t + 1) / tiles - row - 1](w, x, row, index, to);
+    }
+}

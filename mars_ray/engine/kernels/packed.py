@@ -1,0 +1,105 @@
+"""The weights of linear layers, packed for the loop of `linear.h`: in float32, bfloat16, 8 or 4 bits."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor, nn
+
+COLUMNS = 32
+"""Output columns of a block."""
+GROUP = 32
+"""Inputs that share a scale and a minimum in 4 bits."""
+
+
+class Format(IntEnum):
+    """How the weights are kept."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    INT8 = 2
+    """A scale for each output; inputs are rounded to 8 bits too, each row with a scale of its own."""
+    INT4 = 3
+    """A scale and a minimum in float16 for each group of 32 inputs of an output; inputs in 8 bits."""
+
+
+class Matrix(ctypes.Structure):
+    """`Matrix` of `linear.h`."""
+
+    _fields_ = (
+        ("weights", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("columns", ctypes.c_int64),
+        ("depth", ctypes.c_int64),
+        ("format", ctypes.c_int32),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """A packed layer: tensors that hold its memory, and where they are."""
+
+    tensors: tuple[Tensor | None, ...]
+    matrix: Matrix
+
+
+def pack(layers: Sequence[nn.Linear], kind: Format) -> PackedLinear:
+    """Pack layers that read the same input as one, their outputs side by side.
+
+    The inputs must be a multiple of 32.
+    """
+    weight = _pad(torch.cat([layer.weight.detach() for layer in layers]))
+    scales = None
+    if kind is Format.INT4:
+        packed = _pack_int4(weight.float())
+    elif kind is Format.INT8:
+        number, scales = quantize_int8(weight)
+        packed = _interleave((number.to(torch.int16) + 128).to(torch.uint8), 4)
+    else:
+        dtype = torch.float32 if kind is Format.FLOAT32 else torch.bfloat16
+        packed = _interleave(weight.to(dtype), 4 // dtype.itemsize)
+    bias = None
+    if any(layer.bias is not None for layer in layers):
+        parts = [torch.zeros(layer.out_features) if layer.bias is None else layer.bias.detach() for layer in layers]
+        bias = _pad(torch.cat([part.float() for part in parts]))
+    where = [tensor.data_ptr() if tensor is not None else None for tensor in (packed, scales, bias)]
+    return PackedLinear((packed, scales, bias), Matrix(*where, weight.shape[0], weight.shape[1], kind))
+
+
+def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return [N, K] in 8 bits and the scale of each of the N outputs, in float32."""
+    scale = weight.float().abs().amax(dim=1).clamp(min=1e-30) / 127
+    return (weight.float() / scale[:, None]).round().to(torch.int8), scale
+
+
+def quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return [N, G, 32] in 4 bits without sign, and the scale and minimum of each group, [N, G] in float16."""
+    groups = weight.float().view(weight.shape[0], -1, GROUP)
+    least = groups.amin(dim=2).half()
+    scale = ((groups.amax(dim=2) - least.float()) / 15).half()
+    number = (groups - least.float()[..., None]) / scale.float().clamp(min=1e-30)[..., None]
+    return number.round().clamp(0, 15).to(torch.uint8), scale, least
+
+
+def _pad(rows: Tensor) -> Tensor:
+    """Add zeros up to a whole block of outputs."""
+    missing = -rows.shape[0] % COLUMNS
+    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
+
+
+def _interleave(weight: Tensor, together: int) -> Tensor:
+    """Lay out [N, K] as [N / 32, K / together, 32, together]: what one step of the loop reads stands together."""
+    outputs, depth = weight.shape
+    return weight.view(outputs // COLUMNS, COLUMNS, depth // together, together).transpose(1, 2).contiguous()
+
+
+def _pack_int4(weight: Tensor) -> Tensor:
+    number, scale, least = quantize_int4(weight)
+    blocks = number.view(-1, 2, COLUMNS // 2, number.shape[1], GROUP // 4, 4)
+    halves = blocks[:, 0] | blocks[:, 1] << 4  # [blocks, 16, groups, 8, 4]
+    steps = halves.permute(0, 2, 3, 1, 4).flatten(2)
+    of_group = [part.view(-1, COLUMNS, number.shape[1]).transpose(1, 2).contiguous() for part in (scale, least)]
+    return torch.cat([steps, *(part.view(torch.uint8) for part in of_group)], dim=2).contiguous()

@@ -1,0 +1,70 @@
+// Vectors of 16 numbers, and numbers of 16 bits read and written as them. Needs AVX-512.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+struct bfloat16 {
+  uint16_t bits;
+};
+
+inline __m512 load(const float* from) { return _mm512_loadu_ps(from); }
+
+inline __m512 load(const bfloat16* from) {
+  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+
+inline void store(float* to, __m512 value) { _mm512_storeu_ps(to, value); }
+
+inline void store(bfloat16* to, __m512 value) {
+  // To the nearest, ties to even, as torch rounds.
+  const __m512i bits = _mm512_castps_si512(value);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const __m512i quiet = _mm512_set1_epi32(0x7fc00000);
+  const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+  const __m512i top = _mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, quiet), 16);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(top));
+}
+
+// What `store` would keep of a value: transformers rounds after every operation, and so do we.
+inline __m512 rounded(__m512 value, const float*) { return value; }
+
+inline __m512 rounded(__m512 value, const bfloat16*) {
+  bfloat16 kept[16];
+  store(kept, value);
+  return load(kept);
+}
+
+// e to the power of each, to a few units in the last place; 0 far below.
+inline __m512 exponential(__m512 x) {
+  x = _mm512_max_ps(x, _mm512_set1_ps(-87.0f));
+  x = _mm512_min_ps(x, _mm512_set1_ps(88.0f));
+  const __m512 power = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 8);
+  __m512 rest = _mm512_fnmadd_ps(power, _mm512_set1_ps(0.693359375f), x);
+  rest = _mm512_fnmadd_ps(power, _mm512_set1_ps(-2.12194440e-4f), rest);
+  __m512 sum = _mm512_set1_ps(1.9875691500e-4f);
+  for (const float coefficient : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 0.5f})
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(coefficient));
+  sum = _mm512_fmadd_ps(sum, _mm512_mul_ps(rest, rest), _mm512_add_ps(rest, _mm512_set1_ps(1.0f)));
+  return _mm512_scalef_ps(sum, power);
+}
+
+// The sums of 16 vectors, in one.
+inline __m512 sums(const __m512 v[16]) {
+  __m512 pair[8], four[4];
+  for (int i = 0; i < 8; i++)
+    pair[i] = _mm512_add_ps(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]), _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+  for (int i = 0; i < 4; i++) {
+    const __m512d low = _mm512_castps_pd(pair[2 * i]), high = _mm512_castps_pd(pair[2 * i + 1]);
+    four[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(low, high)),
+                            _mm512_castpd_ps(_mm512_unpackhi_pd(low, high)));
+  }
+  const __m512 front = _mm512_add_ps(_mm512_shuffle_f32x4(four[0], four[1], 0x44),
+                                     _mm512_shuffle_f32x4(four[0], four[1], 0xee));
+  const __m512 back = _mm512_add_ps(_mm512_shuffle_f32x4(four[2], four[3], 0x44),
+                                    _mm512_shuffle_f32x4(four[2], four[3], 0xee));
+  return _mm512_add_ps(_mm512_shuffle_f32x4(front, back, 0x88), _mm512_shuffle_f32x4(front, back, 0xdd));
+}

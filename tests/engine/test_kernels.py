@@ -1,0 +1,271 @@
+"""The compiled kernels: they say what the network says, and a position's logits depend on its tokens alone."""
+
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForCausalLM,
+    GemmaConfig,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from mars_ray.engine.core.engine import Engine
+from mars_ray.engine.kernels import build
+from mars_ray.engine.kernels.build import KernelError, kernel_library
+from mars_ray.engine.kernels.decoder import FusedDecoder
+from mars_ray.engine.kernels.packed import quantize_int4, quantize_int8
+from mars_ray.engine.kv.cache import SlotKVCache
+from mars_ray.engine.mode import Mode
+from mars_ray.engine.options import EngineOptions, Quantize
+from mars_ray.engine.request import DecodeParams
+from mars_ray.errors import ModelError
+from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
+from mars_ray.model.resolve import resolve_model
+from tests.engine_samples import request as ask
+from tests.engine_samples import run
+
+try:
+    kernel_library()
+except KernelError as reason:
+    pytest.skip(f"no kernels here: {reason}", allow_module_level=True)
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 117,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+}
+MASK_ID = 116
+CONFIGS = {
+    "llama, tied": LlamaConfig(**SIZES, tie_word_embeddings=True),
+    "llama with biases": LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+    "mistral with a window": MistralConfig(**SIZES, sliding_window=11),
+    "qwen2 with a window": Qwen2Config(
+        **SIZES, use_sliding_window=True, sliding_window=7, layer_types=["full_attention", *2 * ["sliding_attention"]]
+    ),
+    "qwen3": Qwen3Config(**SIZES),
+    "heads of 64": LlamaConfig(**SIZES | {"head_dim": 64}),
+    "heads of 96": LlamaConfig(**SIZES | {"head_dim": 96}),
+    "heads of 128": LlamaConfig(**SIZES | {"head_dim": 128}),
+    "heads of 256": LlamaConfig(**SIZES | {"head_dim": 256}),
+}
+FORMATS: list[tuple[torch.dtype, Quantize | None]] = [
+    (torch.float32, None),
+    (torch.bfloat16, None),
+    (torch.float32, "int8"),
+    (torch.bfloat16, "int4"),
+]
+
+
+def network_of(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    torch.manual_seed(0)
+    network: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    for name, parameter in network.named_parameters():
+        if "bias" in name or "norm" in name:
+            nn.init.uniform_(parameter, 0.5, 1.5)
+    return network.to(dtype).eval()
+
+
+class Stand:
+    """A decoder over a cache of a few slots."""
+
+    def __init__(self, network: PreTrainedModel, quantize: Quantize | None = None, *, consume: bool = False) -> None:
+        self.decoder = FusedDecoder(network, mask_id=MASK_ID, quantize=quantize, consume=consume)
+        self.cache = SlotKVCache(network.config, network.dtype, network.device)
+        self.cache.resize(5, 128)
+
+    def forward(self, *parts: tuple[int, int, Tensor]) -> Tensor:
+        """Logits of all positions, for slots that go on from a position with these tokens."""
+        ids = torch.cat([tokens for _, _, tokens in parts])
+        slots = torch.cat([torch.full_like(tokens, slot) for slot, _, tokens in parts])
+        positions = torch.cat([torch.arange(len(tokens)) + start for _, start, tokens in parts])
+        return self.decoder.forward(self.cache.layers, ids, slots, positions, torch.arange(len(ids)))[2]
+
+
+def some_tokens(count: int, seed: int = 0) -> Tensor:
+    return torch.randint(MASK_ID, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+def expected_logits(network: PreTrainedModel, tokens: Tensor) -> Tensor:
+    with torch.no_grad():
+        logits: Tensor = network(tokens[None]).logits[0].float()
+    logits[:, MASK_ID] = -torch.inf
+    return logits
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_are_those_of_the_network(name: str) -> None:
+    network, tokens = network_of(CONFIGS[name]), some_tokens(50)
+    torch.testing.assert_close(
+        Stand(network).forward((1, 0, tokens)), expected_logits(network, tokens), atol=2e-4, rtol=0
+    )
+
+
+def test_logits_in_bfloat16_are_as_near_to_float32_as_those_of_the_network() -> None:
+    tokens, network = some_tokens(100), network_of(CONFIGS["qwen3"], torch.bfloat16)
+    found, theirs = Stand(network).forward((0, 0, tokens)), expected_logits(network, tokens)
+    exact = expected_logits(network.float(), tokens)
+    real = exact > -torch.inf
+    assert (found - exact)[real].square().mean() <= 1.2 * (theirs - exact)[real].square().mean()
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_quantised_logits_are_near_those_of_a_network_with_rounded_weights(quantize: Quantize) -> None:
+    network, tokens = network_of(CONFIGS["llama with biases"]), some_tokens(60)
+    found = Stand(network, quantize).forward((0, 0, tokens))
+    with torch.no_grad():
+        for name, layer in network.named_modules():
+            if isinstance(layer, nn.Linear) and quantize == "int4" and "head" not in name:
+                number, scale, least = quantize_int4(layer.weight)
+                layer.weight.copy_((number * scale.float()[..., None] + least.float()[..., None]).flatten(1))
+            elif isinstance(layer, nn.Linear):
+                rounded, scales = quantize_int8(layer.weight)
+                layer.weight.copy_(rounded * scales[:, None])
+    expected = expected_logits(network, tokens)
+    real = expected > -torch.inf
+    # What is left is the rounding of the inputs to 8 bits, in 13 layers.
+    assert (found - expected)[real].std() < 0.05 * expected[real].std()
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data(), kind=st.sampled_from(FORMATS))
+def test_a_position_has_the_same_logits_bit_for_bit_whatever_stands_beside_it(
+    data: st.DataObject, kind: tuple[torch.dtype, Quantize | None]
+) -> None:
+    dtype, quantize = kind
+    stand, tokens = Stand(network_of(CONFIGS["qwen2 with a window"], dtype), quantize), some_tokens(40)
+    alone = torch.cat([stand.forward((0, place, tokens[place : place + 1])) for place in range(40)])
+    cuts = sorted(data.draw(st.sets(st.integers(1, 39), max_size=4)) | {0, 40})
+    slot, start = data.draw(st.integers(0, 4)), 0
+    before = torch.get_num_threads()
+    torch.set_num_threads(data.draw(st.integers(1, 2)))
+    try:
+        for start, end in pairwise(cuts):
+            others = [
+                (other, 0, some_tokens(data.draw(st.integers(1, 30)), other)) for other in range(5) if other != slot
+            ]
+            shown = data.draw(
+                st.permutations([(slot, start, tokens[start:end]), *others[: data.draw(st.integers(0, 4))]])
+            )
+            found = stand.forward(*shown)
+            first = sum(len(part[2]) for part in shown[: [part[0] for part in shown].index(slot)])
+            assert torch.equal(found[first : first + end - start], alone[start:end])
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("dtype", "quantize"), FORMATS)
+def test_in_exact_mode_an_engine_says_what_it_says_one_token_at_a_time(
+    dtype: torch.dtype, quantize: Quantize | None, prompts: list[tuple[int, ...]]
+) -> None:
+    checkpoint = load_checkpoint(resolve_model("bundled"), dtype=dtype)
+    said = []
+    for mode in (Mode.AR, Mode.EXACT):
+        engine = Engine(checkpoint, EngineOptions(quantize=quantize))
+        asked = [ask(n, prompt, DecodeParams(mode=mode), max_tokens=30) for n, prompt in enumerate(prompts[::12])]
+        said.append({name: output.tokens for name, output in run(engine, asked).items()})
+    assert said[0] == said[1]
+
+
+def test_the_mask_is_never_the_likeliest_token_and_has_no_probability() -> None:
+    network = network_of(CONFIGS["llama with biases"])
+    with torch.no_grad():
+        network.get_output_embeddings().weight[MASK_ID] *= 100
+    stand, tokens = Stand(network), some_tokens(30)
+    ids, confidences, logits = stand.decoder.forward(
+        stand.cache.layers, tokens, torch.zeros_like(tokens), torch.arange(30), torch.arange(30)
+    )
+    assert ids == expected_logits(network, tokens).argmax(dim=1).tolist()
+    torch.testing.assert_close(torch.tensor(confidences), logits.softmax(dim=1).amax(dim=1))
+    assert (logits[:, MASK_ID] == -torch.inf).all()
+
+
+@given(
+    numbers=st.lists(st.floats(-1e4, 1e4, width=32), min_size=32, max_size=32), spread=st.sampled_from([0.0, 1.0, 1e-6])
+)
+def test_rounded_weights_are_within_half_a_step(numbers: list[float], spread: float) -> None:
+    weight = torch.tensor([numbers]) * spread
+    number, scale = quantize_int8(weight)
+    assert ((number * scale[:, None] - weight).abs() <= 0.5001 * scale[:, None]).all()
+    four, scales, least = quantize_int4(weight)
+    back = (four * scales.float()[..., None] + least.float()[..., None]).flatten(1)
+    step = (weight.max() - weight.min()) / 15
+    # Scale and minimum have 11 bits of their own.
+    assert ((back - weight).abs() <= 0.5 * step + weight.abs().max() / 500 + 1e-6).all()
+
+
+def test_an_engine_that_consumes_its_network_frees_the_weights_it_packed() -> None:
+    network, tokens = network_of(CONFIGS["llama, tied"]), some_tokens(20)
+    expected = expected_logits(network, tokens)
+    stand = Stand(network, consume=True)
+    held = [name for name, parameter in network.named_parameters() if parameter.device.type != "meta"]
+    assert all("norm" in name or "embed" in name for name in held)
+    torch.testing.assert_close(stand.forward((0, 0, tokens)), expected, atol=2e-4, rtol=0)
+
+
+def test_a_network_the_kernels_do_not_know_runs_through_torch_and_says_why() -> None:
+    gemma = network_of(GemmaConfig(**SIZES))
+    engine = Engine(Checkpoint(gemma, load_checkpoint(resolve_model("bundled")).tokenizer, MASK_ID, None))
+    assert engine.kernels.startswith("torch, for") and "not GemmaForCausalLM" in engine.kernels
+
+
+def test_a_network_the_kernels_do_not_know_is_not_quantised() -> None:
+    gemma = network_of(GemmaConfig(**SIZES))
+    checkpoint = Checkpoint(gemma, load_checkpoint(resolve_model("bundled")).tokenizer, MASK_ID, None)
+    with pytest.raises(ModelError, match=r"quantize int8 needs kernels that do not run here: .*not GemmaForCausalLM"):
+        Engine(checkpoint, EngineOptions(quantize="int8"))
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (LlamaConfig(**SIZES | {"hidden_size": 102}), "multiples of 32, not 102"),
+        (LlamaConfig(**SIZES | {"head_dim": 48}), "heads of 48"),
+        (LlamaConfig(**SIZES | {"hidden_act": "gelu"}), "activation gelu"),
+    ],
+    ids=str,
+)
+def test_sizes_the_kernels_do_not_know_are_refused_by_name(config: PretrainedConfig, reason: str) -> None:
+    with pytest.raises(KernelError, match=reason):
+        Stand(network_of(config))
+
+
+def test_without_a_compiler_the_reason_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
+    with pytest.raises(KernelError, match="no-such-compiler cannot be run"):
+        kernel_library.__wrapped__()
+
+
+def test_a_processor_that_lacks_an_instruction_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "NEEDED", build.NEEDED | {"amx_of_tomorrow"})
+    with pytest.raises(KernelError, match="the processor lacks amx_of_tomorrow"):
+        kernel_library.__wrapped__()
+
+
+def test_kernels_are_compiled_once_and_a_half_written_library_is_never_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    kernel_library.__wrapped__()
+    (library,) = (tmp_path / build.CACHE).iterdir()
+    monkeypatch.setattr(subprocess, "run", None)  # a second compilation would call it
+    kernel_library.__wrapped__()
+    assert [path.name for path in (tmp_path / build.CACHE).iterdir()] == [library.name]
