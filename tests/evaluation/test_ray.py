@@ -95,45 +95,51 @@ def test_another_plan_is_refused(found: tuple[Path, Results], changes: dict[str,
         evaluate(options(found[0], **changes))
 
 
-def test_a_refused_call_leaves_the_folder_to_another_plan(tmp_path: Path) -> None:
-    with pytest.raises(ClusterError, match="workers need"):
-        evaluate(options(tmp_path, workers=replace(WORKERS, count=10_000)))
-    assert evaluate(options(tmp_path, tasks=TASKS[:1], modes=("ar",))).plan.settings == ("ar",)
-
-
-def test_a_file_that_changed_is_another_plan(tmp_path: Path) -> None:
-    path = tmp_path / "mine.jsonl"
-    asked = EvaluateOptions(
-        output=tmp_path / "out", tasks=(str(path),), questions=TaskOptions(seeds=1), modes=("ar",), workers=WORKERS
-    )
-    path.write_text('{"prompt": "p", "reference": "r"}\n')
-    evaluate(asked)
-    path.write_text('{"prompt": "p", "reference": "s"}\n')
-    with pytest.raises(ConfigError, match="a file, --match or --data has changed"):
-        evaluate(asked)
-    (tmp_path / "out" / "plan.json").write_text("{}")
-    with pytest.raises(DataError, match=r"plan\.json is not what .* model Field required\. Give another output"):
-        evaluate(asked)
-
-
-def test_references_of_a_file_judge_and_a_prompt_that_does_not_fit_counts_as_wrong(tmp_path: Path) -> None:
-    path, prompt = tmp_path / "mine.jsonl", "Sort from smallest to largest: 52, 14, 42, 68, 47"
+@pytest.fixture(scope="module")
+def own_file(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[EvaluateOptions, Results]:
+    """An evaluation of a file, into a folder to which a call with another plan came before and was refused."""
+    folder, prompt = tmp_path_factory.mktemp("own"), "Sort from smallest to largest: 52, 14, 42, 68, 47"
     rows = [
         {"prompt": prompt, "reference": "14, 42, 47, 52, 68"},
         {"prompt": prompt, "reference": "^14, .*68$", "match": "regex"},
         {"prompt": prompt, "reference": "[1]", "match": "json"},
         {"prompt": "word " * 3000, "reference": "anything"},
     ]
+    path = folder / "mine.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ClusterError, match="workers need"):
+        evaluate(options(folder / "out", workers=replace(WORKERS, count=10_000)))
     asked = EvaluateOptions(
-        output=tmp_path / "out",
+        output=folder / "out",
         tasks=(str(path),),
         questions=TaskOptions(seeds=1),
         modes=("ar",),
         workers=WORKERS,
     )
-    ar = evaluate(asked).overall["ar"]
+    return asked, evaluate(asked)
+
+
+def test_a_refused_call_leaves_the_folder_to_another_plan(own_file: tuple[EvaluateOptions, Results]) -> None:
+    assert own_file[1].plan.settings == ("ar",)
+
+
+def test_references_of_a_file_judge_and_a_prompt_that_does_not_fit_counts_as_wrong(
+    own_file: tuple[EvaluateOptions, Results],
+) -> None:
+    ar = own_file[1].overall["ar"]
     assert (ar.examples, ar.right, ar.unanswered, ar.accuracy_std) == (4, 2, 1, None)
+
+
+def test_a_file_or_a_plan_that_changed_is_refused(own_file: tuple[EvaluateOptions, Results]) -> None:
+    """The last test that uses them."""
+    asked, _ = own_file
+    path = Path(asked.tasks[0])
+    path.write_text(path.read_text().replace("14, 42", "42, 14"))
+    with pytest.raises(ConfigError, match="a file, --match or --data has changed"):
+        evaluate(asked)
+    (asked.output / "plan.json").write_text("{}")
+    with pytest.raises(DataError, match=r"plan\.json is not what .* model Field required\. Give another output"):
+        evaluate(asked)
 
 
 def test_a_sampled_evaluation_has_no_agreement_and_exact_still_says_what_ar_says(tmp_path: Path) -> None:
