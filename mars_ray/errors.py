@@ -7,7 +7,8 @@ MarsRayError
 │   │   ├── EmptyDataError    it holds no usable record
 │   │   └── BadRecordError    one record of it is not usable
 │   ├── ModelError            a model folder is missing or incomplete
-│   │   └── UnsafeModelError  it would need pickle or code of its own to load
+│   │   ├── UnsafeModelError  it would need pickle or code of its own to load
+│   │   └── AdapterError      an adapter is incomplete or of another base model
 │   ├── OutputError           the output folder is in use or not writable
 │   ├── ClusterError          the Ray cluster is smaller than what was asked for
 │   ├── ReportError           a report of a replica, or an answer to one, holds what cannot be
@@ -61,6 +62,10 @@ class ModelError(InputError):
 
 class UnsafeModelError(ModelError):
     """A model folder could only be loaded by running code that came with it."""
+
+
+class AdapterError(ModelError):
+    """An adapter is incomplete, or of another base model than the one it is put to."""
 
 
 class OutputError(InputError):

@@ -15,40 +15,51 @@ CHUNK_NUMBERS = 1 << 21
 """Numbers in a chunk of logits: 8 MiB in float32, which stay in the cache of a processor."""
 
 
-def cross_entropies(logits_MV: Tensor, label_M: Tensor, teacher_M: Tensor | None = None, share: float = 0.0) -> Tensor:
+def cross_entropies(
+    logits_MV: Tensor,
+    label_M: Tensor,
+    teacher_M: Tensor | None = None,
+    share: float = 0.0,
+    teachers: Tensor | None = None,
+) -> Tensor:
     """Return the cross-entropy at each position, float32 [M].
 
-    The target is the label, `IGNORE` nowhere. Where `teacher_M` is not `IGNORE` it names the position whose
-    distribution, which receives no gradient, is mixed in with `share`.
+    The target is the label, `IGNORE` nowhere. Where `teacher_M` is not `IGNORE` it names a row of `teachers`, logits
+    [any, V] (None: `logits_MV` itself), whose distribution is mixed in with `share` and receives no gradient.
     """
     teacher_M = torch.full_like(label_M, IGNORE) if teacher_M is None else teacher_M
-    result: Tensor = _CrossEntropies.apply(logits_MV, label_M, teacher_M, share)  # type: ignore[no-untyped-call]
+    teachers = (logits_MV if teachers is None else teachers).detach()
+    result: Tensor = _CrossEntropies.apply(  # type: ignore[no-untyped-call]
+        logits_MV, label_M, teacher_M, share, teachers
+    )
     return result
 
 
 class _CrossEntropies(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits_MV: Tensor, label_M: Tensor, teacher_M: Tensor, share: float) -> Tensor:
-        ctx.save_for_backward(logits_MV, label_M, teacher_M)
+    def forward(
+        ctx: Any, logits_MV: Tensor, label_M: Tensor, teacher_M: Tensor, share: float, teachers: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(logits_MV, label_M, teacher_M, teachers)
         ctx.share = share
         each_M = torch.empty(len(logits_MV), dtype=torch.float32, device=logits_MV.device)
         for chunk in _chunks(logits_MV):
             logits = logits_MV[chunk].float()
             label = logits.gather(1, label_M[chunk, None])[:, 0]
-            taught, target = _teacher(logits_MV, teacher_M[chunk], share)
+            taught, target = _teacher(teachers, teacher_M[chunk], share)
             if len(taught):
                 label[taught] = torch.lerp(label[taught], (target * logits[taught]).sum(dim=-1), share)
             each_M[chunk] = logits.logsumexp(dim=-1) - label
         return each_M
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        logits_MV, label_M, teacher_M = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        logits_MV, label_M, teacher_M, teachers = ctx.saved_tensors
         [grad_M] = grads
         grad_MV = torch.empty_like(logits_MV)
         for chunk in _chunks(logits_MV):
             grad = logits_MV[chunk].softmax(dim=-1, dtype=torch.float32)
-            taught, target = _teacher(logits_MV, teacher_M[chunk], ctx.share)
+            taught, target = _teacher(teachers, teacher_M[chunk], ctx.share)
             weight = torch.full((len(grad), 1), -1.0, device=grad.device)
             if len(taught):
                 weight[taught] = ctx.share - 1
@@ -56,7 +67,7 @@ class _CrossEntropies(torch.autograd.Function):
             grad.scatter_add_(1, label_M[chunk, None], weight)
             torch.mul(grad, grad_M[chunk, None], out=grad)
             grad_MV[chunk] = grad
-        return grad_MV, None, None, None
+        return grad_MV, None, None, None, None
 
 
 def _chunks(logits_MV: Tensor) -> list[slice]:
@@ -65,7 +76,7 @@ def _chunks(logits_MV: Tensor) -> list[slice]:
     return [slice(start, start + rows) for start in range(0, M, rows)]
 
 
-def _teacher(logits_MV: Tensor, teacher_M: Tensor, share: float) -> tuple[Tensor, Tensor]:
+def _teacher(teachers: Tensor, teacher_M: Tensor, share: float) -> tuple[Tensor, Tensor]:
     """Return the positions of a chunk that have a teacher, and its distribution there, float32."""
     taught = (teacher_M != IGNORE).nonzero()[:, 0] if share else teacher_M[:0]
-    return taught, logits_MV[teacher_M[taught]].softmax(dim=-1, dtype=torch.float32)
+    return taught, teachers[teacher_M[taught]].softmax(dim=-1, dtype=torch.float32)

@@ -106,7 +106,6 @@ def attend(
     **_unused: Any,
 ) -> tuple[Tensor, None]:
     """Attend piece by piece and return [1, P, H, D]."""
-    heads, key_heads, size = query_1HPD.shape[1], key_1KPD.shape[1], query_1HPD.shape[3]
     outs: list[Tensor] = []
     # Split and not sliced: the gradient of a slice is as large as the whole.
     queries = torch.split(query_1HPD[0], [piece.queries for tile in tiles for piece in tile], dim=1)
@@ -114,22 +113,27 @@ def attend(
     keys_of, values_of = (torch.split(each[0], lengths, dim=1) for each in (key_1KPD, value_1KPD))
     for tile, keys, values in zip(tiles, keys_of, values_of, strict=True):
         for piece in tile:
-            # Query heads that share a key head become queries of it, or the keys would be copied for each of them.
-            query = queries[len(outs)].reshape(key_heads, -1, size)
-            hidden = piece.hidden.repeat(heads // key_heads, 1)
-            out = _attend(query, keys[:, piece.keys], values[:, piece.keys], hidden, scaling, dropout)
-            outs.append(out.view(heads, -1, size))
+            query, within = queries[len(outs)], piece.keys
+            outs.append(attend_piece(query, keys[:, within], values[:, within], piece.hidden, scaling, dropout))
     return torch.cat(outs, dim=1).transpose(0, 1)[None], None
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, scaling: float, dropout: float) -> Tensor:
-    if keys.shape[1] > KEYS_HELD:
-        return F.scaled_dot_product_attention(
-            query[None], keys[None], values[None], attn_mask=hidden, dropout_p=dropout, scale=scaling
-        )[0]
-    # For keys this few, matrix products are faster on a CPU than the kernel that keeps no weights.
-    weights = torch.baddbmm(hidden, query, keys.transpose(1, 2), alpha=scaling).softmax(dim=-1)
-    return F.dropout(weights, dropout) @ values if dropout else weights @ values
+def attend_piece(
+    query_HQD: Tensor, key_KCD: Tensor, value_KCD: Tensor, hidden_QC: Tensor, scaling: float, dropout: float = 0.0
+) -> Tensor:
+    """Attend from Q queries to C keys: [H, Q, D]; `hidden_QC` is 0 where that is allowed, -inf elsewhere."""
+    groups = query_HQD.shape[0] // key_KCD.shape[0]
+    # Query heads that share a key head become queries of it, or the keys would be copied for each of them.
+    query, hidden = query_HQD.reshape(key_KCD.shape[0], -1, query_HQD.shape[2]), hidden_QC.repeat(groups, 1)
+    if key_KCD.shape[1] > KEYS_HELD:
+        out = F.scaled_dot_product_attention(
+            query[None], key_KCD[None], value_KCD[None], attn_mask=hidden, dropout_p=dropout, scale=scaling
+        )
+    else:
+        # For keys this few, matrix products are faster on a CPU than the kernel that keeps no weights.
+        weights = torch.baddbmm(hidden, query, key_KCD.transpose(1, 2), alpha=scaling).softmax(dim=-1)
+        out = (F.dropout(weights, dropout) if dropout else weights) @ value_KCD
+    return out.view(*query_HQD.shape)
 
 
 AttentionInterface.register(ATTENTION, attend)

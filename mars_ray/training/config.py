@@ -30,6 +30,16 @@ class DataSection(_Section):
     bad_records: Literal["error", "drop"] = "error"
 
 
+class AdapterSection(_Section):
+    """A gated LoRA that learns in place of the model, which stays as it is."""
+
+    rank: int = Field(64, ge=1)
+    alpha: float | None = Field(None, gt=0)
+    """Its products are scaled by alpha / rank; twice the rank by default."""
+    target_modules: tuple[str, ...] | None = None
+    """Names of the linear layers it stands beside, such as q_proj; all of them by default."""
+
+
 class ObjectiveSection(_Section):
     """The training objective. Its defaults are what won in every seed of `pipelines/reproduce.py`."""
 
@@ -49,7 +59,15 @@ class ObjectiveSection(_Section):
     decay: float = Field(1.0, gt=0, le=1)
     """What a mask counts against the one before it in its block."""
     distill: float = Field(0.0, ge=0, le=1)
-    """Share of a mask's target that is what the clean stream predicts; the rest is the token of the data."""
+    """Share of a mask's target that is what the clean stream predicts; the rest is the token of the data. With an
+    adapter it is 1 by default: the model itself says what is to be looked ahead to, whatever the text."""
+    adapter: AdapterSection | None = None
+    """Train an adapter at the masks and leave the model as it is."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _the_base_teaches_its_adapter(cls, fields: Any) -> Any:
+        return {"distill": 1.0} | fields if isinstance(fields, dict) and fields.get("adapter") is not None else fields
 
     @model_validator(mode="after")
     def _each_has_an_effect(self) -> "ObjectiveSection":
@@ -58,6 +76,8 @@ class ObjectiveSection(_Section):
             raise ValueError(f"{', '.join(idle)}: of kind mars; kind ar has no masks")
         if self.guesses and self.mask_share < 1:
             raise ValueError("mask_share has no effect beside guesses: true")
+        if self.adapter and (idle := [name for name in ("ar_weight", "mask_share", "guesses") if name in chosen]):
+            raise ValueError(f"{', '.join(idle)}: of a model that is trained; with an adapter it stays as it is")
         return self
 
 
@@ -117,6 +137,8 @@ class TrainConfig(_Section):
             raise ValueError(f"optimizer.batch_rows is {batch_rows}, which {workers} workers cannot share evenly")
         if self.compute.sharding == "fsdp" and not self.compute.gpu:
             raise ValueError("compute.sharding is fsdp, which needs compute.gpu: true")
+        if self.compute.sharding == "fsdp" and self.objective.adapter:
+            raise ValueError("compute.sharding is fsdp, which an adapter has no use for: the model is not trained")
         return self
 
 

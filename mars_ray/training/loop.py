@@ -13,16 +13,20 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from mars_ray.adapter.folder import AdapterCard, save_adapter
+from mars_ray.adapter.gated_lora import GatedLoRA, new_adapter
+from mars_ray.adapter.loss import AdapterLoss, HeldoutAgreement, heldout_agreement
+from mars_ray.adapter.mask_streams import mask_streams
 from mars_ray.data.packed import PackedData
 from mars_ray.errors import DivergedError
 from mars_ray.method import tiles
 from mars_ray.method.loss import StreamLoss
 from mars_ray.method.streams import PADDING, PackedRows, Streams, clean_stream, mars_streams, random_phases
 from mars_ray.method.unmasking import unmask_with_data, unmask_with_guesses
-from mars_ray.model.card import Card, library_versions
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from mars_ray.model.resolve import model_label, resolve_model
+from mars_ray.model.resolve import resolve_model
 from mars_ray.training.allocator import keep_freed_memory
+from mars_ray.training.cards import adapter_card, model_card
 from mars_ray.training.checkpoint import RunState, load_state, save_state
 from mars_ray.training.config import TrainConfig
 from mars_ray.training.lookahead import HeldoutLookahead, look_ahead
@@ -32,6 +36,7 @@ from mars_ray.training.schedule import block_size, generator_for, learning_rate,
 from mars_ray.training.step import train_step
 
 LOOKAHEAD_THRESHOLD = 0.95
+FIRST_KEPT_STEP = 64
 FLEX_TILE = 128
 """FlexAttention is compiled for a shape and works in tiles of 128 slots."""
 
@@ -53,26 +58,47 @@ class TrainingRun:
         self._config, self._accelerator, self._store = config, accelerator, store
         self._folder = RunFolder(config.output)
         self._data, self._heldout = PackedData(self._folder.train_data), PackedData(self._folder.heldout_data)
-        self._flex = accelerator.device.type == "cuda"
-        folder = resolve_model(config.model)
-        self._checkpoint = load_checkpoint(folder, attention="flex_attention" if self._flex else "sdpa")
+        self._flex = accelerator.device.type == "cuda" and config.objective.adapter is None
+        self._base = resolve_model(config.model)
+        self._checkpoint = load_checkpoint(
+            self._base,
+            dtype=torch.bfloat16
+            if config.objective.adapter and config.compute.precision == "bfloat16"
+            else torch.float32,
+            attention="flex_attention" if self._flex else "sdpa",
+        )
         if not self._flex:
             # Put in SDPA's place, so that a network which that would compute wrong has been refused.
             self._checkpoint.network.set_attn_implementation(tiles.ATTENTION)
             keep_freed_memory()
-        self._base_model = model_label(config.model, folder)
+        self._adapter = self._new_adapter()
         optimizer = config.optimizer
         self._steps = step_count(len(self._data), epochs=optimizer.epochs, batch_rows=optimizer.batch_rows)
         adamw = torch.optim.AdamW(
-            self._checkpoint.network.parameters(),
+            (self._adapter or self._checkpoint.network).parameters(),
             lr=optimizer.learning_rate,
             betas=(0.9, 0.95),
             weight_decay=optimizer.weight_decay,
             fused=True,
         )
-        self._loss, self._optimizer = accelerator.prepare(
-            StreamLoss(self._checkpoint.network, distill=config.objective.distill), adamw
-        )
+        network, distill = self._checkpoint.network, config.objective.distill
+        loss = AdapterLoss(network, self._adapter, distill) if self._adapter else StreamLoss(network, distill)
+        self._loss, self._optimizer = accelerator.prepare(loss, adamw)
+
+    def _new_adapter(self) -> GatedLoRA | None:
+        section, network = self._config.objective.adapter, self._checkpoint.network
+        if section is None:
+            return None
+        network.to(self._accelerator.device)
+        with torch.random.fork_rng():
+            torch.manual_seed(self._config.seed)
+            return new_adapter(
+                network,
+                rank=section.rank,
+                alpha=section.alpha or 2.0 * section.rank,
+                masks=self._config.objective.block,
+                names=section.target_modules,
+            )
 
     def run(self) -> RunState:
         """Train from the newest saved state to the end, or until asked to stop; the state is saved either way.
@@ -89,6 +115,7 @@ class TrainingRun:
                 losses = {"ar": metrics.ar_loss} | ({} if metrics.mask_loss is None else {"mask": metrics.mask_loss})
                 if writer:
                     writer.write(metrics)
+                self._keep_adapter(state, losses)
                 if state.steps % self._config.checkpoint_every == 0 and state.steps < self._steps:
                     self._save(state)
         if state.steps < self._steps:
@@ -133,7 +160,8 @@ class TrainingRun:
             grad_norm=losses.grad_norm,
             tokens_per_s=tokens / seconds,
             heldout_tokens_per_forward=ahead.tokens_per_forward if ahead else None,
-            heldout_agreement=ahead.agreement if ahead else None,
+            heldout_agreement=ahead.agreement if isinstance(ahead, HeldoutLookahead) else None,
+            heldout_agreement_by_offset=ahead.by_offset if isinstance(ahead, HeldoutAgreement) else None,
         )
 
     def _micro_batches(self, rows: PackedRows, step: int) -> list[Streams]:
@@ -162,6 +190,8 @@ class TrainingRun:
         objective = self._config.objective
         if objective.kind == "ar":
             return clean_stream(rows)
+        if objective.adapter:
+            return mask_streams(rows, block=block, phase_RT=phase_RT, decay=objective.decay)
         return mars_streams(
             rows,
             block=block,
@@ -188,7 +218,7 @@ class TrainingRun:
                 )
         return unmask_with_data(rows, objective.mask_share, draw_RT) if objective.mask_share < 1 else None
 
-    def _look_ahead(self) -> HeldoutLookahead | None:
+    def _look_ahead(self) -> HeldoutLookahead | HeldoutAgreement | None:
         """Measure the held-out rows; every worker does, since a sharded network needs them all for a forward."""
         if self._config.objective.kind == "ar":
             return None
@@ -196,13 +226,11 @@ class TrainingRun:
         block = self._config.objective.block
         phase_RT = self._phases(rows, block, generator_for(self._config.seed, 0))
         self._checkpoint.network.eval()
+        streams = self._streams(rows, block, phase_RT).to(self._accelerator.device)
         with self._accelerator.autocast():
-            return look_ahead(
-                self._checkpoint.network,
-                self._streams(rows, block, phase_RT).to(self._accelerator.device),
-                block=block,
-                threshold=LOOKAHEAD_THRESHOLD,
-            )
+            if self._adapter:
+                return heldout_agreement(self._checkpoint.network, self._adapter, streams)
+            return look_ahead(self._checkpoint.network, streams, block=block, threshold=LOOKAHEAD_THRESHOLD)
 
     def _asked_to_stop(self) -> bool:
         asked = torch.tensor(int(self._folder.asked_to_stop()), device=self._accelerator.device)
@@ -211,28 +239,26 @@ class TrainingRun:
     def _save(self, state: RunState) -> None:
         self._store.save(lambda folder: save_state(folder, state, self._accelerator))
 
+    def _keep_adapter(self, state: RunState, losses: dict[str, float]) -> None:
+        """Keep what the adapter was whenever it has seen twice as much: what more training brings is read from that."""
+        doubled = state.steps >= FIRST_KEPT_STEP and state.steps.bit_count() == 1
+        if self._adapter and doubled and self._accelerator.is_main_process:
+            kept = self._folder.path / "adapters" / f"step-{state.steps:06d}"
+            save_adapter(self._adapter, self._adapter_card(state, losses), kept, replace=True)
+
     def _finish(self, state: RunState, losses: dict[str, float]) -> None:
         weights = self._accelerator.get_state_dict(self._loss)
         if not self._accelerator.is_main_process:
             return
-        config, objective = self._config, self._config.objective
-        mars = objective.kind == "mars"
-        card = Card(
-            method=objective.kind,
-            block=objective.block if mars else None,
-            objective=objective.model_dump(exclude={"kind", "block"}) if mars else {},
-            mask_token=self._checkpoint.tokenizer.convert_ids_to_tokens(self._checkpoint.mask_id),
-            mask_token_id=self._checkpoint.mask_id,
-            data=config.data.train.name,
-            examples=self._data.report.examples,
-            tokens=state.tokens,
-            steps=state.steps,
-            seed=config.seed,
-            versions=library_versions(),
-            losses=losses,
-            base_model=self._base_model,
-        )
+        if self._adapter:
+            save_adapter(self._adapter, self._adapter_card(state, losses), self._folder.model)
+            return
         network = self._checkpoint.network
         network.load_state_dict({name.removeprefix("network."): tensor for name, tensor in weights.items()})
-        finished = Checkpoint(network, self._checkpoint.tokenizer, self._checkpoint.mask_id, card)
-        save_checkpoint(finished, self._folder.model)
+        card = model_card(self._config, self._checkpoint, self._data, state, losses)
+        save_checkpoint(
+            Checkpoint(network, self._checkpoint.tokenizer, self._checkpoint.mask_id, card), self._folder.model
+        )
+
+    def _adapter_card(self, state: RunState, losses: dict[str, float]) -> AdapterCard:
+        return adapter_card(self._config, self._base, self._data, state, losses)

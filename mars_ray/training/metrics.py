@@ -30,6 +30,8 @@ class StepMetrics:
     tokens_per_s: float
     heldout_tokens_per_forward: float | None
     heldout_agreement: float | None
+    heldout_agreement_by_offset: list[float] | None
+    """For an adapter: share of the first, second … mask of a block that say what the model says."""
 
 
 class MetricsWriter:
@@ -91,15 +93,21 @@ def plot_metrics(metrics: list[StepMetrics], path: Path) -> None:
         at = [each.step for each in measured]
         lookahead.plot(at, [each.heldout_tokens_per_forward for each in measured], label="tokens per forward")
         agreement = lookahead.twinx()
-        agreement.plot(at, [each.heldout_agreement for each in measured], color="tab:green", label="agreement with AR")
+        for number, line in enumerate(zip(*map(_agreements, measured), strict=False)):
+            agreement.plot(at, line, color="tab:green", alpha=0.8**number, label="agreement with AR")
         agreement.set_ylabel("agreement", color="tab:green")
     losses.legend()
-    lookahead.set(title="held-out, threshold 0.95", ylabel="tokens per forward")
+    lookahead.set(title="held-out", ylabel="tokens per forward")
     rate.plot(steps, [each.learning_rate for each in metrics])
     rate.set(title="learning rate", xlabel="step")
     norm.plot(steps, [each.grad_norm for each in metrics])
     norm.set(title="gradient norm before clipping", xlabel="step", yscale="log")
     figure.savefig(path, dpi=110)
+
+
+def _agreements(metrics: StepMetrics) -> list[float | None]:
+    """Return the lines that agreement is drawn as: one, or that of each mask of a block."""
+    return list(metrics.heldout_agreement_by_offset or []) or [metrics.heldout_agreement]
 
 
 def _complete(content: bytes) -> list[bytes]:

@@ -38,6 +38,12 @@ def test_a_config_needs_no_more_than_what_has_no_default(tmp_path: Path) -> None
         ("kind: mars", "kind: mars, block: 1", r"objective.block = 1"),
         ("kind: mars", "kind: ar, block: 4, decay: 0.5", r"objective = .*: block, decay: of kind mars"),
         ("kind: mars", "kind: mars, guesses: true, mask_share: 0.5", r"mask_share has no effect beside guesses"),
+        ("kind: mars", "kind: mars, adapter: {rank: 4}, ar_weight: 0.5", r"ar_weight: of a model that is trained"),
+        (
+            "kind: mars",
+            "kind: ar, adapter: {rank: 4}",
+            r"adapter, distill: of kind mars|distill, adapter: of kind mars",
+        ),
         ("model: bundled", "modle: bundled", r"model is missing.*modle is not a setting"),
         ("epochs: 1", "epochs: 1, batch_rows: 3}\ncompute: {workers: 2", r"batch_rows is 3, which 2 workers"),
         ("epochs: 1", "epochs: 1}\ncompute: {sharding: fsdp", r"fsdp, which needs compute.gpu"),
@@ -47,6 +53,13 @@ def test_a_config_needs_no_more_than_what_has_no_default(tmp_path: Path) -> None
 def test_a_wrong_setting_is_named_with_its_value(tmp_path: Path, old: str, new: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         read(tmp_path, GOOD.replace(old, new))
+
+
+@pytest.mark.parametrize(("given", "expected"), [("", 1.0), (", distill: 0.5", 0.5)])
+def test_the_model_teaches_its_adapter_unless_told_otherwise(tmp_path: Path, given: str, expected: float) -> None:
+    config = read(tmp_path, GOOD.replace("kind: mars", "kind: mars, adapter: {rank: 8}" + given))
+    assert config.objective.distill == expected
+    assert read(tmp_path, GOOD).objective.distill == 0.0
 
 
 @pytest.mark.parametrize(("text", "named"), [("", "holds no settings"), ("a: [", "cannot be read as YAML")])

@@ -1,0 +1,145 @@
+"""An adapter on disk: a folder as PEFT lays it out, with a card that names the base it belongs to.
+
+    adapter_model.safetensors   the factors under PEFT's names, and `mask_embedding`
+    adapter_config.json         PEFT's keys where they mean the same, and `gated: true`
+    mars.json                   how it was trained, and the digest of its base
+
+In:    an adapter and its card; or a folder and the base it is to be put to.
+Out:   the folder, all of it or nothing; or the adapter, not attached yet.
+Never: loads onto another base than the one it was trained on, whose keys and values mean other things.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from mars_ray.adapter.gated_lora import GatedLoRA, LoraShape
+from mars_ray.errors import AdapterError, OutputError
+from mars_ray.model.card import CARD_FILE, CalibrationPoint
+from mars_ray.model.checkpoint import save_folder
+from mars_ray.model.digest import folder_digest
+
+WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
+PREFIX, EMBEDDING = "base_model.model.", "mask_embedding"
+
+
+class AdapterCard(BaseModel):
+    """What `mars.json` of an adapter says."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    method: Literal["adapter"] = "adapter"
+    block: Annotated[int, Field(ge=2)]
+    """Masks of the longest block it was trained with."""
+    objective: dict[str, bool | float | str]
+    base_model: str
+    base_digest: str
+    """`model.digest.folder_digest` of the base."""
+    data: str
+    examples: int
+    tokens: int
+    steps: int
+    seed: int
+    versions: dict[str, str]
+    losses: dict[str, float]
+    calibration: tuple[CalibrationPoint, ...] = ()
+
+
+def save_adapter(
+    adapter: GatedLoRA, card: AdapterCard, folder: Path, *, dtype: torch.dtype = torch.bfloat16, replace: bool = False
+) -> None:
+    """Write `adapter` to `folder`, which must be absent or empty; with `replace` an older one there goes first."""
+    shape = adapter.shape
+    tensors = {EMBEDDING: adapter.mask_embedding_KH}
+    for name, pair in adapter.factors.items():
+        tensors |= {f"{PREFIX}{name}.lora_A.weight": pair.a, f"{PREFIX}{name}.lora_B.weight": pair.b}
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": card.base_model,
+        "r": shape.rank,
+        "lora_alpha": shape.alpha,
+        "target_modules": sorted({name.rpartition(".")[2] for name in shape.linears}),
+        "gated": True,
+    }
+
+    def write(partial: Path) -> None:
+        save_file(
+            {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in tensors.items()},
+            partial / WEIGHTS_FILE,
+        )
+        (partial / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (partial / CARD_FILE).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        (partial / WEIGHTS_FILE).chmod((partial / CONFIG_FILE).stat().st_mode)
+
+    if replace:
+        _let_go(folder)
+    save_folder(folder, write)
+
+
+def _let_go(folder: Path) -> None:
+    try:
+        for name in (WEIGHTS_FILE, CONFIG_FILE, CARD_FILE):
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"Cannot replace the adapter in {folder}: {error}.") from error
+
+
+def is_adapter(folder: Path) -> bool:
+    """Return whether `folder` looks like an adapter's."""
+    return (folder / CONFIG_FILE).is_file()
+
+
+def read_adapter_card(folder: Path) -> AdapterCard:
+    """Return the card of an adapter. Raises `AdapterError` where there is none, or no valid one."""
+    try:
+        return AdapterCard.model_validate_json((folder / CARD_FILE).read_bytes())
+    except (OSError, ValidationError) as error:
+        raise AdapterError(f"{folder} has no valid {CARD_FILE}: {error}. Give the folder of an adapter.") from error
+
+
+def load_adapter(folder: Path, base: Path) -> GatedLoRA:
+    """Return the adapter in `folder` in float32, in eval mode and without gradients.
+
+    Raises `AdapterError` unless it is complete and was trained on the model in `base`.
+    """
+    card = read_adapter_card(folder)
+    digest = folder_digest(base)
+    if card.base_digest != digest:
+        raise AdapterError(
+            f"{folder} is an adapter for {card.base_model} (digest {card.base_digest}); the model in {base} has the "
+            f"digest {digest}. Give the model it was trained on, or train an adapter for this one."
+        )
+    try:
+        config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        if config["peft_type"] != "LORA" or config["gated"] is not True:
+            raise AdapterError(f"{folder} is no gated LoRA, which {CONFIG_FILE} says with gated: true.")
+        tensors = load_file(folder / WEIGHTS_FILE)
+        return _built(config["r"], config["lora_alpha"], {name: each.float() for name, each in tensors.items()})
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise AdapterError(f"{folder} is not a complete adapter ({error!r}). Download or train it again.") from error
+
+
+def _built(rank: int, alpha: float, tensors: dict[str, torch.Tensor]) -> GatedLoRA:
+    embedding = tensors.pop(EMBEDDING)
+    names = [name.removesuffix(".lora_A.weight") for name in tensors if name.endswith(".lora_A.weight")]
+    if 2 * len(names) != len(tensors) or not names:
+        raise ValueError("factors without their other half")
+    pairs = {
+        name.removeprefix(PREFIX): (tensors[f"{name}.lora_A.weight"], tensors[f"{name}.lora_B.weight"])
+        for name in names
+    }
+    linears = {name: (a.shape[1], b.shape[0]) for name, (a, b) in pairs.items()}
+    shape = LoraShape(rank=rank, alpha=alpha, masks=len(embedding), linears=linears)
+    adapter = GatedLoRA(shape, embedding.shape[1])
+    with torch.no_grad():
+        adapter.mask_embedding_KH.copy_(embedding)
+        for name, (a, b) in pairs.items():
+            adapter.factors[name].a.copy_(a)
+            adapter.factors[name].b.copy_(b)
+    return adapter.requires_grad_(False).eval()

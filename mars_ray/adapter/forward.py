@@ -1,0 +1,123 @@
+"""The two forwards of adapter training: the base over the clean tokens, then masks over its keys and values.
+
+The first is without gradients and gives, once for all masks, what they attend to and what they are to say. Only the
+second carries gradients and low-rank products, and it holds masks alone.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from mars_ray.adapter.gated_lora import GatedLoRA
+from mars_ray.method.logits import logits_at
+from mars_ray.method.streams import Streams
+from mars_ray.method.tiles import Layout, Piece, attend, attend_piece, lay_out
+
+ATTENTION = "mars_adapter"
+
+KeysAndValues = list[tuple[Tensor, Tensor]]
+"""Those of each layer, [key heads, clean places, D]."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaskTile:
+    """The masks of a tile, and how many clean slots it has."""
+
+    masks: int
+    clean: int
+    hidden: Tensor
+    """[masks, masks + clean]: 0 where a mask may attend, -inf elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaskLogits:
+    """What masks say, what the base says in their place, and which masks they are."""
+
+    logits_MV: Tensor
+    teacher_MV: Tensor
+    slot_M: Tensor
+    """The slot of each mask, counted through all rows of the streams."""
+
+
+def mask_logits(network: PreTrainedModel, adapter: GatedLoRA, streams: Streams) -> MaskLogits:
+    """Run both forwards over the result of `mask_streams`; `network` has the attention `ATTENTION`."""
+    layout = lay_out(streams, network.dtype)
+    slot_P = layout.slot_P
+    noisy_P = streams.noisy_RS.flatten()[slot_P]
+    slot_M, slot_C = slot_P[noisy_P], slot_P[~noisy_P]
+    clean_tiles, mask_tiles = _tiles(layout, noisy_P)
+    width = streams.tokens_RS.shape[1]
+    twin_M = streams.twin_RS.flatten()[slot_M] + slot_M // width * width
+    place_C = (~noisy_P).long().cumsum(dim=0) - 1
+    taught_M = place_C[layout.place_RS.flatten()[twin_M]]
+    tokens, positions = streams.tokens_RS.flatten(), streams.position_RS.flatten()
+    seen: KeysAndValues = []
+    with torch.no_grad():
+        teacher_MV = logits_at(
+            network,
+            (torch.zeros_like(taught_M), taught_M),
+            input_ids=tokens[slot_C][None],
+            position_ids=positions[slot_C][None],
+            tiles=clean_tiles,
+            seen=seen,
+        )
+    with adapter.at(None):
+        logits_MV = network(
+            inputs_embeds=adapter.masks(tokens[slot_M])[None].to(network.dtype),
+            position_ids=positions[slot_M][None],
+            use_cache=False,
+            mask_tiles=mask_tiles,
+            seen=seen,
+        ).logits[0]
+    return MaskLogits(logits_MV, teacher_MV, slot_M)
+
+
+def _tiles(layout: Layout, noisy_P: Tensor) -> tuple[list[list[Piece]], list[MaskTile]]:
+    """Take the tiles apart: their clean pieces, whose keys count from the first clean slot, and their masks."""
+    clean_tiles, mask_tiles, start = [], [], 0
+    for tile in layout.tiles:
+        slots = sum(piece.queries for piece in tile)
+        masks = int(noisy_P[start : start + slots].sum())
+        clean = tile[1:] if masks else tile
+        clean_tiles.append(
+            [Piece(each.queries, slice(each.keys.start - masks, each.keys.stop - masks), each.hidden) for each in clean]
+        )
+        hidden = tile[0].hidden if masks else torch.empty(0, slots)
+        mask_tiles.append(MaskTile(masks, slots - masks, hidden))
+        start += slots
+    return clean_tiles, mask_tiles
+
+
+def _attend(
+    module: nn.Module,
+    query_1HPD: Tensor,
+    key_1KPD: Tensor,
+    value_1KPD: Tensor,
+    _mask: None,
+    *,
+    scaling: float,
+    seen: KeysAndValues,
+    tiles: list[list[Piece]] | None = None,
+    mask_tiles: list[MaskTile] | None = None,
+    **_unused: Any,
+) -> tuple[Tensor, None]:
+    """Attend among clean tokens, whose keys and values are kept in `seen`; or from masks to those and to masks."""
+    if mask_tiles is None:
+        assert tiles is not None
+        seen.append((key_1KPD[0], value_1KPD[0]))
+        return attend(module, query_1HPD, key_1KPD, value_1KPD, None, scaling=scaling, tiles=tiles)
+    masks, clean = [tile.masks for tile in mask_tiles], [tile.clean for tile in mask_tiles]
+    of_masks = (torch.split(each[0], masks, dim=1) for each in (query_1HPD, key_1KPD, value_1KPD))
+    of_clean = (torch.split(each, clean, dim=1) for each in seen[module.layer_idx])  # type: ignore[index]
+    outs = [
+        attend_piece(query, torch.cat([key, clean_key], 1), torch.cat([value, clean_value], 1), tile.hidden, scaling)
+        for tile, query, key, value, clean_key, clean_value in zip(mask_tiles, *of_masks, *of_clean, strict=True)
+        if tile.masks
+    ]
+    return torch.cat(outs, dim=1).transpose(0, 1)[None], None
+
+
+AttentionInterface.register(ATTENTION, _attend)

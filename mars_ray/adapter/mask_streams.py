@@ -1,0 +1,47 @@
+"""The streams an adapter learns from: masks behind clean prefixes, and the clean tokens that the base reads anyway.
+
+A mask sees the clean tokens before its block and the masks of its block, and nothing else: that is what the engine
+shows it, behind a token that was accepted or drafted. Unlike in `method.streams` a block begins anew where a response
+does, the noisy stream holds masks alone, and only those whose next token is of the response.
+"""
+
+from torch import Tensor, cat, ones_like
+
+from mars_ray.method.streams import IGNORE, PADDING, PackedRows, Streams, clean_stream, masks_before
+
+
+def mask_streams(rows: PackedRows, *, block: int, phase_RT: Tensor | int = 0, decay: float = 1.0) -> Streams:
+    """Build `[masks | clean]` with at most `block` masks in a block.
+
+    Where a mask stands `tokens_RS` holds its offset: how many masks stand before it in its block. Its label is the
+    token after it; its twin, the clean token at its position, is labelled too and no other clean token is.
+    """
+    clean = clean_stream(rows)
+    number_RT = (rows.position_RT + phase_RT) // block
+    starts_RT = ones_like(rows.response_RT)
+    starts_RT[:, 1:] = (
+        (number_RT[:, 1:] != number_RT[:, :-1])
+        | (rows.example_RT[:, 1:] != rows.example_RT[:, :-1])
+        | (rows.response_RT[:, 1:] & ~rows.response_RT[:, :-1])
+    )
+    block_RT = starts_RT.long().cumsum(dim=1)
+    offset_RT = masks_before(rows, block_RT)
+    masked_RT = rows.response_RT & (clean.label_RS != IGNORE)
+    N = int(masked_RT.sum(dim=1).max())
+    slot_RN = (~masked_RT).byte().argsort(dim=1, stable=True)[:, :N]
+    filling_RN = ~masked_RT.gather(1, slot_RN)
+    label_RT = clean.label_RS.masked_fill(~masked_RT, IGNORE)
+
+    def both(noisy_RT: Tensor, clean_RT: Tensor, filling: int) -> Tensor:
+        return cat([noisy_RT.gather(1, slot_RN).masked_fill(filling_RN, filling), clean_RT], dim=1)
+
+    return Streams(
+        tokens_RS=both(offset_RT.long(), rows.tokens_RT, 0),
+        position_RS=both(rows.position_RT, rows.position_RT, 0),
+        example_RS=both(rows.example_RT, rows.example_RT, PADDING),
+        block_RS=both(block_RT, block_RT, 0),
+        noisy_RS=cat([ones_like(filling_RN), clean.noisy_RS], dim=1),
+        label_RS=both(label_RT, label_RT, IGNORE),
+        twin_RS=cat([slot_RN, clean.twin_RS], dim=1) + N,
+        weight_RS=both(decay**offset_RT, clean.weight_RS, 0),
+    )

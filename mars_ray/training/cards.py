@@ -1,0 +1,56 @@
+"""The cards of what a run has made: a model, or an adapter."""
+
+from pathlib import Path
+
+from mars_ray.adapter.folder import AdapterCard
+from mars_ray.data.packed import PackedData
+from mars_ray.model.card import Card, library_versions
+from mars_ray.model.checkpoint import Checkpoint
+from mars_ray.model.digest import folder_digest
+from mars_ray.model.resolve import model_label, resolve_model
+from mars_ray.training.checkpoint import RunState
+from mars_ray.training.config import TrainConfig
+
+
+def model_card(
+    config: TrainConfig, checkpoint: Checkpoint, data: PackedData, state: RunState, losses: dict[str, float]
+) -> Card:
+    """Return the card of a model trained by `config`."""
+    objective = config.objective
+    mars = objective.kind == "mars"
+    return Card(
+        method=objective.kind,
+        block=objective.block if mars else None,
+        objective=objective.model_dump(exclude={"kind", "block", "adapter"}) if mars else {},
+        mask_token=checkpoint.tokenizer.convert_ids_to_tokens(checkpoint.mask_id),
+        mask_token_id=checkpoint.mask_id,
+        data=config.data.train.name,
+        examples=data.report.examples,
+        tokens=state.tokens,
+        steps=state.steps,
+        seed=config.seed,
+        versions=library_versions(),
+        losses=losses,
+        base_model=model_label(config.model, resolve_model(config.model)),
+    )
+
+
+def adapter_card(
+    config: TrainConfig, base: Path, data: PackedData, state: RunState, losses: dict[str, float]
+) -> AdapterCard:
+    """Return the card of an adapter trained by `config` for the model in `base`."""
+    objective = config.objective
+    told = {"growth", "phase", "decay", "distill"}
+    return AdapterCard(
+        block=objective.block,
+        objective=objective.model_dump(include=told),
+        base_model=model_label(config.model, base),
+        base_digest=folder_digest(base),
+        data=config.data.train.name,
+        examples=data.report.examples,
+        tokens=state.tokens,
+        steps=state.steps,
+        seed=config.seed,
+        versions=library_versions(),
+        losses=losses,
+    )

@@ -1,0 +1,96 @@
+"""An adapter on disk belongs to one base."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from mars_ray.adapter.folder import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    AdapterCard,
+    is_adapter,
+    load_adapter,
+    read_adapter_card,
+    save_adapter,
+)
+from mars_ray.adapter.gated_lora import GatedLoRA
+from mars_ray.errors import AdapterError, OutputError
+from mars_ray.model.card import CARD_FILE
+from mars_ray.model.digest import folder_digest
+
+Adapted = tuple[PreTrainedModel, GatedLoRA]
+
+
+@pytest.fixture
+def base(network: PreTrainedModel, tmp_path: Path) -> Path:
+    network.save_pretrained(tmp_path / "base")
+    return tmp_path / "base"
+
+
+@pytest.fixture
+def saved(adapted: Adapted, base: Path, tmp_path: Path) -> Path:
+    card = AdapterCard(
+        block=3, objective={"distill": 1.0}, base_model="tiny", base_digest=folder_digest(base), data="d.jsonl",
+        examples=1, tokens=2, steps=3, seed=0, versions={}, losses={"mask": 1.5},
+    )  # fmt: skip
+    save_adapter(adapted[1], card, tmp_path / "adapter", dtype=torch.float32)
+    return tmp_path / "adapter"
+
+
+def test_what_is_saved_is_what_is_loaded(adapted: Adapted, base: Path, saved: Path) -> None:
+    loaded = load_adapter(saved, base)
+    assert loaded.shape == adapted[1].shape
+    assert torch.equal(loaded.mask_embedding_KH, adapted[1].mask_embedding_KH)
+    for name, pair in adapted[1].factors.items():
+        assert torch.equal(loaded.factors[name].a, pair.a)
+        assert torch.equal(loaded.factors[name].b, pair.b)
+    assert not any(parameter.requires_grad for parameter in loaded.parameters())
+    assert is_adapter(saved)
+    assert not is_adapter(base)
+    assert read_adapter_card(saved).losses == {"mask": 1.5}
+
+
+def test_the_configuration_speaks_as_peft_does(saved: Path) -> None:
+    config = json.loads((saved / CONFIG_FILE).read_text())
+    assert (config["peft_type"], config["r"], config["lora_alpha"], config["gated"]) == ("LORA", 3, 6.0, True)
+    assert "q_proj" in config["target_modules"]
+
+
+def test_another_base_is_refused(network: PreTrainedModel, saved: Path, tmp_path: Path) -> None:
+    with torch.no_grad():
+        network.lm_head.weight[0, 0] += 1
+    network.save_pretrained(tmp_path / "other")
+    with torch.no_grad():
+        network.lm_head.weight[0, 0] -= 1
+    with pytest.raises(AdapterError, match=r"adapter for tiny \(digest \w{16}\)"):
+        load_adapter(saved, tmp_path / "other")
+
+
+@pytest.mark.parametrize("file", [WEIGHTS_FILE, CONFIG_FILE, CARD_FILE])
+def test_what_is_missing_or_cut_is_an_error_that_names_it(base: Path, saved: Path, file: str) -> None:
+    content = (saved / file).read_bytes()
+    for damaged in (content[: len(content) // 2], b"{}", b""):
+        (saved / file).write_bytes(damaged)
+        with pytest.raises(AdapterError, match="adapter"):
+            load_adapter(saved, base)
+    (saved / file).unlink()
+    with pytest.raises(AdapterError, match="adapter"):
+        load_adapter(saved, base)
+
+
+def test_an_adapter_that_is_not_gated_is_refused(base: Path, saved: Path) -> None:
+    config = json.loads((saved / CONFIG_FILE).read_text())
+    (saved / CONFIG_FILE).write_text(json.dumps(config | {"gated": False}))
+    with pytest.raises(AdapterError, match="gated"):
+        load_adapter(saved, base)
+
+
+def test_an_older_adapter_is_replaced_only_when_that_is_asked_for(adapted: Adapted, base: Path, saved: Path) -> None:
+    card = read_adapter_card(saved)
+    with pytest.raises(OutputError, match="already in use"):
+        save_adapter(adapted[1], card, saved)
+    save_adapter(adapted[1], card.model_copy(update={"steps": 9}), saved, replace=True)
+    assert read_adapter_card(saved).steps == 9

@@ -1,0 +1,85 @@
+"""A run that trains an adapter: it learns, resumes bit for bit, and leaves its base alone."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file
+
+from mars_ray.adapter.folder import WEIGHTS_FILE, load_adapter, read_adapter_card
+from mars_ray.model.digest import folder_digest
+from mars_ray.training import loop
+from mars_ray.training.checkpoint import RunState
+from mars_ray.training.config import TrainConfig
+from mars_ray.training.local_store import LocalStore
+from mars_ray.training.loop import TrainingRun
+from mars_ray.training.metrics import plot_metrics, read_metrics
+from mars_ray.training.run_folder import RunFolder
+from tests.training.test_loop import FolderStore
+from tests.training.train_samples import MakeConfig, pack
+
+
+def run(config: TrainConfig, folder: Path) -> RunState:
+    return TrainingRun(config, Accelerator(cpu=True), LocalStore(folder)).run()
+
+
+@pytest.fixture
+def config(make_config: MakeConfig, start_model: Path) -> TrainConfig:
+    made = make_config("whole", objective={"kind": "mars", "block": 4, "adapter": {"rank": 4}})
+    pack(made, start_model)
+    return made
+
+
+def test_an_adapter_learns_what_its_base_says_and_the_base_stays(
+    config: TrainConfig, start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "FIRST_KEPT_STEP", 4)
+    before = folder_digest(start_model)
+    state = run(config, tmp_path / "states")
+    metrics = read_metrics(config.output)
+    assert metrics[-1].mask_loss is not None
+    assert metrics[0].mask_loss is not None
+    assert metrics[-1].mask_loss < metrics[0].mask_loss
+    measured = [each for each in metrics if each.heldout_agreement_by_offset]
+    assert [each.step for each in measured] == list(range(4, state.steps + 1, 4))
+    assert all(len(each.heldout_agreement_by_offset or []) == 4 for each in measured)
+    plot_metrics(metrics, tmp_path / "metrics.png")
+    card = read_adapter_card(RunFolder(config.output).model)
+    assert (card.steps, card.tokens, card.base_digest, card.block) == (state.steps, state.tokens, before, 4)
+    load_adapter(RunFolder(config.output).model, start_model)
+    kept = sorted(path.name for path in (config.output / "adapters").iterdir())
+    assert kept == [f"step-{2**n:06d}" for n in range(2, state.steps.bit_length())]
+    assert folder_digest(start_model) == before
+
+
+def test_a_stopped_run_ends_with_the_adapter_of_a_whole_one_bit_for_bit(
+    config: TrainConfig, start_model: Path, tmp_path: Path
+) -> None:
+    run(config, tmp_path / "states")
+    cut = config.model_copy(update={"output": config.output.with_name("cut")})
+    pack(cut, start_model)
+    folder = RunFolder(cut.output)
+    stopped = TrainingRun(cut, Accelerator(cpu=True), FolderStore(tmp_path / "cut-states", stops=folder)).run()
+    assert not folder.model.exists()
+    folder.begin_attempt()
+    assert run(cut, tmp_path / "cut-states").steps > stopped.steps > 0
+    whole, resumed = (load_file(RunFolder(each.output).model / WEIGHTS_FILE) for each in (config, cut))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_in_bfloat16_the_base_is_loaded_as_such_and_the_adapter_learns_in_float32(
+    make_config: MakeConfig, start_model: Path, tmp_path: Path
+) -> None:
+    made = make_config(
+        objective={"kind": "mars", "block": 4, "adapter": {"rank": 4, "target_modules": ["q_proj", "v_proj"]}},
+        compute={"precision": "bfloat16"},
+    )
+    pack(made, start_model)
+    run(made, tmp_path / "states")
+    first, last = (read_metrics(made.output)[place].mask_loss for place in (0, -1))
+    assert first is not None
+    assert last is not None
+    assert last < first
+    loaded = load_adapter(RunFolder(made.output).model, start_model)
+    assert {name.rpartition(".")[2] for name in loaded.factors} == {"q_proj", "v_proj"}
