@@ -102,10 +102,13 @@ def seconds_of(text: str, option: str) -> float:
     return float(found[1]) * UNITS[found[2]]
 
 
+def _replicas(count: int) -> str:
+    return f"{count} replica" if count == 1 else f"{count} replicas"
+
+
 def _tables(status: dict[str, Any]) -> list[Table]:
-    classes = Table(
-        title=f"policy {status['policy']}, {status['desired_replicas']} replicas wanted", title_justify="left"
-    )
+    wanted = _replicas(status["desired_replicas"])
+    classes = Table(title=f"policy {status['policy']}, {wanted} wanted", title_justify="left")
     for column in ("class", "threshold", "allowed", "requests/s", "changes", "why"):
         classes.add_column(column)
     for each in status["classes"]:
@@ -124,7 +127,7 @@ def _tables(status: dict[str, Any]) -> list[Table]:
         for each in status["classes"]
     ]
     classes.caption, classes.caption_justify = escape("\n".join(filter(None, raised))) or None, "left"
-    replicas = Table(title=f"{len(status['replicas'])} replicas", title_justify="left")
+    replicas = Table(title=_replicas(len(status["replicas"])), title_justify="left")
     for column in ("replica", "running", "waiting", "cache", "threshold", "tokens/forward", "agreement", "heard of"):
         replicas.add_column(column)
     for each in status["replicas"]:

@@ -194,6 +194,7 @@ def test_the_command_line_shows_and_sets_what_the_routes_do(
     assert code == 0, said
     for part in ("policy fixed", "0.95 to 0.99", "set by an operator until", "test", "0.99, 0.6", "0/"):
         assert part in shown
+    assert "1 replica" in shown and "1 replicas" not in shown
     code, _, said = command(keys["operator"], "threshold", "clear", "--class", "batch")
     assert (code, said) == (0, "mars-ray: the policy decides for batch.\n")
     follows(running, operator, batch=0.99)
