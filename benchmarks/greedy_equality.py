@@ -38,7 +38,7 @@ from mars_ray.progress import ProgressLine
 
 TIE = 1e-4
 """Logits closer than this are a tie: float32 sums of this length differ by their order in the fifth digit."""
-PROMPT_TOKENS_MAX = 512
+PROMPT_TOKENS_MAX = 256
 
 
 def question(messages: Sequence[Message]) -> list[Message]:

@@ -15,7 +15,7 @@ bench_app = typer.Typer(help="Measure this machine; nothing is claimed that was 
 URL = "http://127.0.0.1:8000"
 Peers = Annotated[
     str | None,
-    typer.Option(help="Compare with other engines instead, separated by commas: 'llama.cpp'. They are extras."),
+    typer.Option(help="Compare with other engines instead, of 'llama.cpp,openvino'; they are extras."),
 ]
 ApiKey = Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as a bearer token.")]
 LoadTrace = Annotated[

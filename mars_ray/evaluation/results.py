@@ -28,6 +28,8 @@ class EvaluationPlan(_Frozen):
     dtype: str
     quantize: str | None
     """Bits the weights are rounded to."""
+    dtype_reason: str
+    """Why it is that one: it was asked for, or what speaks for it."""
     device: str
     """The kind of device that decodes."""
     tasks: tuple[str, ...]

@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from mars_ray.errors import ConfigError
-from mars_ray.model.dtype import Dtype
+from mars_ray.model.dtype import DtypeOrAuto
 
 
 class _Section(BaseModel):
@@ -104,8 +104,9 @@ class ComputeSection(_Section):
     """Logical CPUs and torch threads of each worker."""
     gpu: bool = False
     """Whether each worker has a GPU."""
-    precision: Dtype = "float32"
-    """bfloat16 is mixed precision: weights and optimizer stay float32."""
+    precision: DtypeOrAuto = "auto"
+    """bfloat16 is mixed precision: weights and optimizer stay float32. auto takes it for a large checkpoint of 16 bits
+    where the machine is fast at it."""
     sharding: Literal["ddp", "fsdp"] = "ddp"
     worker_restarts: int = Field(3, ge=0)
     """How often dead workers are replaced before the run gives up."""

@@ -5,6 +5,7 @@ there. `fit` runs in a thread: the main thread shows progress and turns Ctrl-C i
 """
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from ray.train.torch import TorchTrainer
 from mars_ray.data.packed import read_report
 from mars_ray.data.ray_prepare import PrepareOptions, prepare
 from mars_ray.errors import ClusterError, InterruptedRunError, MarsRayError, RunError
+from mars_ray.model.dtype import resolve_dtype
 from mars_ray.model.resolve import is_hub_name, pin, resolve_model
 from mars_ray.progress import ProgressLine
 from mars_ray.ray_cluster import connect
@@ -42,11 +44,15 @@ def train(config: TrainConfig) -> StepMetrics:
     start = resolve_model(config.model).absolute()
     model = pin(config.model, start) if is_hub_name(config.model) else str(start)
     absolute = {"model": model, "output": config.output.absolute()}
-    config = config.model_copy(update=absolute)
+    # Decided here, so that the settings of the run name it and workers on other machines do the same.
+    dtype = resolve_dtype(config.compute.precision, start, "cuda" if config.compute.gpu else "cpu")
+    compute = config.compute.model_copy(update={"precision": dtype.name})
+    config = config.model_copy(update=absolute | {"compute": compute})
     folder = RunFolder(config.output)
     with folder.only_driver():
         folder.check_settings(config)
         if not folder.model.exists():
+            print(f"train: {dtype.name}: {dtype.reason}", file=sys.stderr)
             connect()
             _check_cluster(config)
             _prepare_data(config, folder)

@@ -14,7 +14,8 @@ from mars_ray.bench.peers import llama_cpp
 from mars_ray.bench.peers.bench_peers import bench_peers, shared
 from mars_ray.bench.peers.gguf_file import write_gguf
 from mars_ray.bench.peers.llama_cpp import LlamaCpp, llama_cpp_peers
-from mars_ray.bench.peers.own_engine import OwnEngine
+from mars_ray.bench.peers.openvino import openvino_peers
+from mars_ray.bench.peers.own_engine import BITS, OwnEngine
 from mars_ray.bench.peers.peer import PeerUnavailableError, TimedAnswers
 from mars_ray.bench.peers.peer_report import ours_like, report, show
 from mars_ray.bench.peers.prompts import prompts_of_one_length
@@ -92,8 +93,9 @@ def test_everyone_is_in_the_table_and_who_is_absent_below_it(
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     monkeypatch.setattr(OwnEngine, "__init__", _eager(OwnEngine.__init__))
     found = bench_peers("bundled", ["echo", "llama.cpp"], [1, 2], 2, 1, 1)
-    assert found.absent == {"llama.cpp": f"not installed: {llama_cpp.INSTALL}"}
-    assert [list(batch.samples) for batch in found.batches] == [["mars-ray bfloat16", "echo 4 bits"]] * 2
+    assert found.absent["llama.cpp"] == f"not installed: {llama_cpp.INSTALL}"
+    ours = [f"mars-ray {each or 'bfloat16'}" for each in BITS if f"mars-ray {each}" not in found.absent]
+    assert [list(batch.samples) for batch in found.batches] == [[*ours, "echo 4 bits"]] * 2
     written = report("bundled", 1, found, "command")["batches"][1]["engines"]["echo 4 bits"]
     assert written["tokens_per_s"]["median"] == 2 * 2 / 1.0  # two answers of three, the first token of each is read
     assert written["prompt_tokens_per_s"]["median"] == 2 * 128 / 1.0
@@ -134,3 +136,12 @@ def test_llama_cpp_says_what_we_say(llama_cpp_bundled: list[LlamaCpp], prompts: 
     assert [whole.answer([prompt], 16).tokens[0] for prompt in prompts] == said["llama.cpp F16"]
     for peer in llama_cpp_bundled:
         peer.close()
+
+
+@pytest.mark.slow  # it loads and compiles three models
+def test_openvino_says_what_we_say(llama_cpp_bundled: list[LlamaCpp], prompts: list[list[int]]) -> None:
+    pytest.importorskip("openvino_genai", reason="OpenVINO is an extra")
+    ours = OwnEngine(resolve_model("bundled"), 3, 128, compiled=False).answer(prompts, 16).tokens
+    said = {peer.name: peer.answer(prompts, 16).tokens for peer in openvino_peers(resolve_model("bundled"), 1, 0)}
+    assert list(said) == ["openvino F16", "openvino Q8_0", "openvino Q4_0"]
+    assert shared(said["openvino F16"], ours) > 0.6

@@ -77,6 +77,7 @@ def results(tasks: Sequence[str] = ("a",), model: str = "m") -> Results:
             block=4,
             dtype="float32",
             quantize=None,
+            dtype_reason="that of the checkpoint",
             device="cpu",
             tasks=tuple(tasks),
             max_tokens=(8,) * len(tasks),

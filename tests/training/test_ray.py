@@ -85,6 +85,8 @@ def test_however_it_is_interrupted_a_run_ends_with_the_same_weights(make_config:
     whole = make_config("whole", optimizer=long, compute=WORKERS, checkpoint_every=10)
     assert Command(whole, tmp_path).finish()[0] == 0
     steps = read_metrics(whole.output)[-1].steps
+    settings = json.loads((whole.output / "settings.json").read_text())
+    assert settings["compute"]["precision"] == "float32"  # what auto means for so small a model
 
     cut = make_config("cut", optimizer=long, compute=WORKERS, checkpoint_every=10)
     command = Command(cut, tmp_path)

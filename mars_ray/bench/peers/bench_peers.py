@@ -11,16 +11,20 @@ import torch
 
 from mars_ray.bench.measure import Sample, interleaved
 from mars_ray.bench.peers.llama_cpp import llama_cpp_peers
-from mars_ray.bench.peers.own_engine import OwnEngine
+from mars_ray.bench.peers.openvino import openvino_peers
+from mars_ray.bench.peers.own_engine import BITS, OwnEngine
 from mars_ray.bench.peers.peer import Peer, PeerUnavailableError
 from mars_ray.bench.peers.prompts import PROMPT_TOKENS, prompts_of_one_length
-from mars_ray.errors import ConfigError
+from mars_ray.errors import ConfigError, ModelError
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
 from mars_ray.progress import ProgressLine
 
 ANSWER_TOKENS = 64
-FACTORIES: dict[str, Callable[[Path, int, int], Sequence[Peer]]] = {"llama.cpp": llama_cpp_peers}
+FACTORIES: dict[str, Callable[[Path, int, int], Sequence[Peer]]] = {
+    "llama.cpp": llama_cpp_peers,
+    "openvino": openvino_peers,
+}
 """Engines by name; each is made with a model folder, threads, and the id that is never chosen."""
 
 
@@ -66,8 +70,8 @@ def bench_peers(
     prompts = prompts_of_one_length(checkpoint, max(requests, *batches))
     others, absent = _others(peers, folder, threads, checkpoint.mask_id)
     del checkpoint
-    ours = OwnEngine(folder, max(batches), PROMPT_TOKENS)
-    everyone: dict[str, Peer] = {each.name: each for each in (ours, *others)}
+    ours, not_ours = _ours(folder, max(batches))
+    everyone: dict[str, Peer] = {each.name: each for each in (*ours, *others)}
     found = []
     for batch in batches:
         groups = [prompts[start : start + batch] for start in range(0, max(requests, batch) - batch + 1, batch)]
@@ -75,9 +79,11 @@ def bench_peers(
         with ProgressLine(f"batch {batch}", total=len(everyone) * (repeats + 1)) as progress:
             candidates = {name: _candidate(peer, groups) for name, peer in everyone.items()}
             samples = interleaved(candidates, repeats, progress)
-        same = {name: shared(answers, first[ours.name]) for name, answers in first.items()}
+        same = {name: shared(answers, first[ours[0].name]) for name, answers in first.items()}
         found.append(PeerBatch(batch=batch, samples=samples, same=same))
-    return PeerComparison(bits={name: peer.bits for name, peer in everyone.items()}, absent=absent, batches=found)
+    return PeerComparison(
+        bits={name: peer.bits for name, peer in everyone.items()}, absent=not_ours | absent, batches=found
+    )
 
 
 def shared(answers: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> float:
@@ -87,6 +93,17 @@ def shared(answers: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) ->
         differs = (place for place, pair in enumerate(zip(answer, other, strict=True)) if pair[0] != pair[1])
         equal += next(differs, len(other))
     return equal / sum(map(len, others))
+
+
+def _ours(folder: Path, rows: int) -> tuple[list[OwnEngine], dict[str, str]]:
+    """Return our engine at each number of bits, and why it is not at some."""
+    found, absent = [], {}
+    for quantize in BITS:
+        try:
+            found.append(OwnEngine(folder, rows, PROMPT_TOKENS, quantize))
+        except ModelError as error:
+            absent[f"mars-ray {quantize}"] = str(error).rstrip(".")
+    return found, absent
 
 
 def _others(names: Sequence[str], folder: Path, threads: int, never_id: int) -> tuple[list[Peer], dict[str, str]]:

@@ -1,10 +1,12 @@
-"""A model as a .gguf file without its tokenizer, for engines that are given token ids.
+"""A model as a .gguf file, for engines that are given token ids.
 
 The matrices are of 16 bits (F16), the vectors of 32. Llama and Qwen2 with plain rotary positions can be written, of
-which llama.cpp has the same arithmetic.
+which llama.cpp has the same arithmetic. The tokenizer goes along because some read no file without one; how it splits
+text does not, so it is not for text.
 """
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -14,7 +16,9 @@ from transformers import PretrainedConfig
 
 from mars_ray.bench.peers.peer import PeerUnavailableError
 from mars_ray.model.folder import check_folder
+from mars_ray.model.json_object import read_json_object
 from mars_ray.model.network import load_network
+from mars_ray.model.tokenizer import TOKENIZER_FILE
 
 ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2}
 SUFFIXES = (".weight", ".bias")
@@ -29,6 +33,7 @@ def write_gguf(folder: Path, file: Path) -> None:
     names = gguf.get_tensor_name_map(ARCHITECTURES[config.model_type], config.num_hidden_layers)
     writer = gguf.GGUFWriter(file, config.model_type)
     _add_sizes(writer, config)
+    _add_tokenizer(writer, folder, config)
     tied = network.get_output_embeddings().weight is network.get_input_embeddings().weight
     for name, tensor in network.state_dict().items():
         if tied and name == "lm_head.weight":
@@ -69,7 +74,28 @@ def _add_sizes(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
-    writer.add_tokenizer_model("none")
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: PretrainedConfig) -> None:
+    """Add the tokens of a tokenizer.json with merges; any other tokenizer stays away."""
+    rows: int = config.vocab_size
+    stored = read_json_object(folder / TOKENIZER_FILE) if (folder / TOKENIZER_FILE).is_file() else {}
+    model: dict[str, Any] = stored.get("model") or {}
+    if model.get("type") != "BPE":
+        writer.add_tokenizer_model("none")
+        return
+    added: list[dict[str, Any]] = stored.get("added_tokens") or []
+    special = {each["id"]: each["content"] for each in added}
+    names = {number: name for name, number in model["vocab"].items()} | special
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([names.get(number, f"<unused {number}>") for number in range(rows)])
+    writer.add_token_types(
+        [gguf.TokenType.CONTROL if number in special else gguf.TokenType.NORMAL for number in range(rows)]
+    )
+    stops = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    writer.add_eos_token_id(stops[0] or 0)
+    writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]])
 
 
 def _interleaved(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:

@@ -115,17 +115,14 @@ def llama_cpp_peers(folder: Path, threads: int, never_id: int) -> list[LlamaCpp]
     The files are made once and kept in the cache: F16 from the weights, the others by llama.cpp itself.
     """
     _api()
+    return [LlamaCpp(quantised_file(folder, kind), kind, threads, never_id) for kind in FORMATS]
+
+
+def quantised_file(folder: Path, kind: str) -> Path:
+    """Return the file of the model in `folder` in one of `FORMATS`, as llama.cpp quantises it."""
     digest = folder_digest(folder)
     whole = _kept(f"{digest}.F16.gguf", partial(write_gguf, folder))
-    return [
-        LlamaCpp(
-            whole if kind == "F16" else _kept(f"{digest}.{kind}.gguf", partial(_quantise, whole, kind)),
-            kind,
-            threads,
-            never_id,
-        )
-        for kind in FORMATS
-    ]
+    return whole if kind == "F16" else _kept(f"{digest}.{kind}.gguf", partial(_quantise, whole, kind))
 
 
 def _kept(name: str, write: Callable[[Path], None]) -> Path:

@@ -7,18 +7,26 @@ from pathlib import Path
 from mars_ray.bench.peers.peer import TimedAnswers
 from mars_ray.engine.core.load import load_engine
 from mars_ray.engine.mode import Mode
-from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.options import EngineOptions, Quantize
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
+
+BITS: dict[Quantize | None, int] = {None: 16, "int8": 8, "int4": 4}
+"""How our engine is compared, and the bits of its weights."""
 
 
 class OwnEngine:
-    """Our engine with the model in `folder`, for at most `rows` prompts of `prompt_tokens` at once."""
+    """Our engine with the model in `folder`, for at most `rows` prompts of `prompt_tokens` at once.
 
-    name = "mars-ray bfloat16"
-    bits = 16
+    Raises a `ModelError` where it cannot be quantised.
+    """
 
-    def __init__(self, folder: Path, rows: int, prompt_tokens: int, *, compiled: bool = True) -> None:
-        options = EngineOptions(max_num_seqs=rows, max_prefill_tokens=rows * prompt_tokens, compiled=compiled)
+    def __init__(
+        self, folder: Path, rows: int, prompt_tokens: int, quantize: Quantize | None = None, *, compiled: bool = True
+    ) -> None:
+        self.name, self.bits = f"mars-ray {quantize or 'bfloat16'}", BITS[quantize]
+        options = EngineOptions(
+            max_num_seqs=rows, max_prefill_tokens=rows * prompt_tokens, quantize=quantize, compiled=compiled
+        )
         self._engine, _, _ = load_engine(folder, "bfloat16", options)
         self._engine.wait_until_compiled()
 

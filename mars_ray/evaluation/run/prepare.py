@@ -25,6 +25,8 @@ from mars_ray.model.resolve import model_label, pin, resolve_model
 from mars_ray.model.tokenizer import load_tokenizer
 
 PLAN_FILE = "plan.json"
+NAMES_ONLY = {"model", "dtype_reason"}
+"""What a plan says beside what is done by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ def prepare(options: EvaluateOptions) -> PreparedEvaluation:
         block=block,
         dtype=dtype.name,
         quantize=options.workers.quantize,
+        dtype_reason=dtype.reason,
         device=options.workers.device,
         tasks=tuple(task.name for task in tasks),
         max_tokens=tuple(task.max_tokens for task in tasks),
@@ -96,8 +99,8 @@ def keep_plan(prepared: PreparedEvaluation) -> None:
     folder, path = prepared.folder, prepared.folder / PLAN_FILE
     if path.exists() and prepared.answers.exists():
         kept, asked = (
-            read_model(path, EvaluationPlan).model_dump(exclude={"model"}),
-            prepared.plan.model_dump(exclude={"model"}),
+            read_model(path, EvaluationPlan).model_dump(exclude=NAMES_ONLY),
+            prepared.plan.model_dump(exclude=NAMES_ONLY),
         )
         for name in asked:
             if kept[name] != asked[name]:
