@@ -48,7 +48,9 @@ def main() -> None:
     """Sample, filter, report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("runs/best-of-n"), help="folder of the run")
-    parser.add_argument("--model", default="bundled", help="'bundled' or a model folder")
+    parser.add_argument(
+        "--model", default="bundled", help="a model as everywhere: 'bundled', 'smollm2', a folder, a name on a hub"
+    )
     parser.add_argument("--prompts", type=int, default=2000)
     parser.add_argument("--n", type=int, default=4, help="answers to each prompt")
     parser.add_argument("--temperature", type=float, default=0.8)

@@ -56,7 +56,9 @@ def main() -> None:
     parser.add_argument("--input", nargs="+", help="files, folders or globs of JSONL (plain, gz, zst) or parquet")
     parser.add_argument("--schema", type=Path, help="JSON Schema; by default name, age and city of a person")
     parser.add_argument("--template", default=QUESTION + "{{ text }}", help="Jinja over the columns of a document")
-    parser.add_argument("--model", default="bundled", help="'bundled' or a model folder")
+    parser.add_argument(
+        "--model", default="bundled", help="a model as everywhere: 'bundled', 'smollm2', a folder, a name on a hub"
+    )
     parser.add_argument("--max-tokens", type=int, default=256, help="per answer at most")
     given = parser.parse_args()
     schema = read_schema(given.schema) if given.schema else json.dumps(PERSON)

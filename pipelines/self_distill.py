@@ -58,7 +58,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("runs/self-distill"), help="folder of the run")
     parser.add_argument("--json", type=Path, help="file for the comparison")
-    parser.add_argument("--model", default="bundled", help="'bundled' or the folder of a MARS model")
+    parser.add_argument(
+        "--model", default="bundled", help="'bundled' or another MARS model, by folder or by its name on a hub"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--prompts", type=int, default=1024, help="to learn from, per seed")
     parser.add_argument("--epochs", type=float, default=3.0)
