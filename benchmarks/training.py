@@ -5,7 +5,7 @@
 Rows hold random tokens in examples as long as those of instruction data (mean 146, 44 % of it responses). Each way
 trains in a process of its own, for what one does to memory must not help the other; they take turns. `transformers` is
 the loop that anybody would write: accelerate, the network's own loss over whole rows, AdamW. `dense` is our objective
-with one mask over whole rows.
+with one mask over whole rows. `adapter` trains a gated LoRA of rank 32 in place of the model.
 """
 
 import argparse
@@ -16,13 +16,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import median
 
 import torch
 from accelerate import Accelerator
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
+from mars_ray.adapter.gated_lora import new_adapter
+from mars_ray.adapter.loss import AdapterLoss
+from mars_ray.adapter.mask_streams import mask_streams
 from mars_ray.bench.machine import machine
 from mars_ray.method import tiles
 from mars_ray.method.loss import StreamLoss
@@ -32,7 +36,7 @@ from mars_ray.model.resolve import resolve_model
 from mars_ray.training.allocator import keep_freed_memory
 from mars_ray.training.step import train_step
 
-WAYS = ("transformers ar", "ar", "dense mars", "mars")
+WAYS = ("transformers ar", "ar", "dense mars", "mars", "adapter")
 BLOCK, EXAMPLE_TOKENS, RESPONSE_SHARE = 8, 146, 0.44
 
 
@@ -55,14 +59,18 @@ def rows(step: int, count: int, length: int, vocabulary: int) -> PackedRows:
 
 def train(way: str, model: str, precision: str, steps: int, count: int, length: int) -> list[float]:
     """Return the seconds of each step behind the first, in this process."""
-    checkpoint = load_checkpoint(resolve_model(model))
+    dtype = torch.bfloat16 if (way, precision) == ("adapter", "bfloat16") else torch.float32
+    checkpoint = load_checkpoint(resolve_model(model), dtype=dtype)
     network = checkpoint.network
-    if way in ("ar", "mars"):
+    if way in ("ar", "mars", "adapter"):
         network.set_attn_implementation(tiles.ATTENTION)
         keep_freed_memory()
+    trained: nn.Module = network if way == "transformers ar" else StreamLoss(network)
+    if way == "adapter":
+        trained = AdapterLoss(network, new_adapter(network, rank=32, alpha=64, masks=BLOCK, names=None), distill=1.0)
     accelerator = Accelerator(cpu=True, mixed_precision="bf16" if precision == "bfloat16" else "no")
-    adamw = torch.optim.AdamW(network.parameters(), lr=1e-5, betas=(0.9, 0.95), fused=True)
-    wrapped, optimizer = accelerator.prepare(network if way == "transformers ar" else StreamLoss(network), adamw)
+    adamw = torch.optim.AdamW(trained.parameters(), lr=1e-5, betas=(0.9, 0.95), fused=True)
+    wrapped, optimizer = accelerator.prepare(trained, adamw)
     network.train()
 
     def plain(packed: PackedRows) -> None:
@@ -75,8 +83,12 @@ def train(way: str, model: str, precision: str, steps: int, count: int, length: 
 
     def ours(packed: PackedRows) -> None:
         phase_RT = random_phases(packed, BLOCK, torch.Generator().manual_seed(0))
-        marked = mars_streams(packed, block=BLOCK, mask_id=checkpoint.mask_id, phase_RT=phase_RT)
-        streams = clean_stream(packed) if way == "ar" else marked
+        if way == "ar":
+            streams = clean_stream(packed)
+        elif way == "adapter":
+            streams = mask_streams(packed, block=BLOCK, phase_RT=phase_RT)
+        else:
+            streams = mars_streams(packed, block=BLOCK, mask_id=checkpoint.mask_id, phase_RT=phase_RT)
         train_step(wrapped, optimizer, [streams], accelerator, ar_weight=1.0, clip_norm=1.0)
 
     step: Callable[[PackedRows], None] = plain if way == "transformers ar" else ours
@@ -114,9 +126,9 @@ def main() -> None:
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             seconds = json.loads(done.stdout.splitlines()[-1])
             rates[way] += [asked.rows * asked.length / each for each in seconds]
-    table = Table("way", "tokens/s", "spread of steps", title=f"{asked.model}, {asked.precision}")
+    table = Table("way", "tokens/s, median", "slowest and fastest step", title=f"{asked.model}, {asked.precision}")
     for way, each in rates.items():
-        table.add_row(way, f"{mean(each):,.0f}", f"{stdev(each):,.0f}")
+        table.add_row(way, f"{median(each):,.0f}", f"{min(each):,.0f} to {max(each):,.0f}")
     Console().print(table)
     if asked.json:
         settings = {name: value for name, value in vars(asked).items() if name not in ("json", "only")}

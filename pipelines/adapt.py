@@ -125,7 +125,7 @@ def answered(model: str, source: Path, folder: Path, count: int) -> Path:
         write(prompts, (json.dumps(prompt(n, each)) for n, each in enumerate(islice(records(source), count))))
     if not result.exists():
         rows = own_answers(model, prompts, folder / "answers", max_tokens=MAX_TOKENS)
-        write(result, (json.dumps({"messages": [*row["messages"], answer(row)]}) for row in rows))
+        write(result, map(answered_conversation, rows))
     return result
 
 
@@ -135,9 +135,10 @@ def prompt(number: int, record: Record) -> Json:
     return {"id": f"{number:08d}", "messages": list(record.messages[:first])}
 
 
-def answer(row: Json) -> Json:
-    """Return what the model said."""
-    return {"role": "assistant", "content": row["text"]}
+def answered_conversation(row: Json) -> str:
+    """Return the line of what was asked and what the model said; columns that are no text stand as JSON in rows."""
+    messages = [*json.loads(row["messages"]), {"role": "assistant", "content": row["text"]}]
+    return json.dumps({"messages": messages}, ensure_ascii=False)
 
 
 def records(source: Path) -> Iterator[Record]:

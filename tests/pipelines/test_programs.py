@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from mars_ray.adapter.folder import load_adapter
 from mars_ray.data.records import parse_record
-from mars_ray.data.tasks import FAMILIES, examples, verify
+from mars_ray.data.tasks import FAMILIES, examples, mixture, verify
+from mars_ray.model.resolve import resolve_model
 
 pytestmark = pytest.mark.timeout(600)
 PIPELINES = Path(__file__).parents[2] / "pipelines"
@@ -120,3 +122,22 @@ def test_an_error_is_one_line_with_an_exit_code(program: str, tmp_path: Path) ->
     assert ended.returncode == 2
     assert ended.stderr.startswith(f"{program}: unknown model")
     assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_model_gets_an_adapter_from_its_own_answers_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    rows = [{"prompt": each.prompt, "response": each.response} for each in islice(mixture("train", 0), 40)]
+    data, output = tmp_path / "data.jsonl", tmp_path / "out"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = ("--model", "bundled", "--data", data, "--heldout", data, "--own", 30, "--output", output)
+    settings = ("--rank", 4, "--length", 256, "--checkpoint-every", 4, "--precision", "float32")
+    assert "The adapter is in" in done("adapt", *asked, *settings)
+    bundled = resolve_model("bundled")
+    assert load_adapter(output / "model", bundled).shape.rank == 4
+    taught = conversations(output / "data" / "train-own" / "conversations.jsonl")
+    assert {question for question, _ in taught} <= {row["prompt"] for row in rows}
+    assert "The adapter is in" in done("adapt", *asked, *settings)
+    other = run("adapt", *asked, *settings, "--block", 4)
+    assert other.returncode == 2
+    assert "block was 8, now it is 4" in other.stderr
