@@ -1,0 +1,142 @@
+"""What rounding the weights costs: agreement with bfloat16 on a model's own answers, and perplexity on people's.
+
+    python benchmarks/quantized.py --model smollm2 --json quantized.json
+
+The model answers prompts in bfloat16, one token at a time. Every format then reads the same answers: agreement is the
+share of tokens that it too finds likeliest. Perplexity is over the answers that come with the data.
+"""
+
+import argparse
+import gzip
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from mars_ray.bench.machine import machine
+from mars_ray.data.chat import ChatEncoder
+from mars_ray.engine.core.engine import Engine
+from mars_ray.engine.core.offline import decode_all
+from mars_ray.engine.kernels.decoder import FusedDecoder
+from mars_ray.engine.kv.cache import SlotKVCache
+from mars_ray.engine.mode import Mode
+from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.request import DecodeParams, Request, SamplingParams
+from mars_ray.errors import MarsRayError
+from mars_ray.model.checkpoint import load_checkpoint
+from mars_ray.model.resolve import resolve_model
+from mars_ray.progress import ProgressLine
+
+DATA = Path("../shared/data/instruct/val.jsonl.gz")
+FORMATS = {
+    "float32": (torch.float32, None),
+    "bfloat16": (torch.bfloat16, None),
+    "int8": (torch.bfloat16, "int8"),
+    "int4": (torch.bfloat16, "int4"),
+}
+MOST = 1024
+"""Tokens of a prompt with its answer at most; longer ones are left out."""
+
+Answer = tuple[list[int], list[int]]
+"""Tokens of a prompt, and of its answer."""
+
+
+def conversations(model: str, path: Path) -> list[Answer]:
+    """Return the first turn of each conversation in `path` with the answer that comes with it."""
+    tokenizer = load_checkpoint(resolve_model(model)).tokenizer
+    encoder = ChatEncoder(tokenizer)
+    found = []
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            first, second = json.loads(line)["messages"][:2]
+            prompt = list(encoder.prompt([first]))
+            answer = tokenizer(second["content"], add_special_tokens=False)["input_ids"]
+            if answer and len(prompt) + len(answer) <= MOST:
+                found.append((prompt, answer))
+    return found
+
+
+def own_answers(model: str, prompts: Sequence[list[int]], tokens: int) -> list[Answer]:
+    """Let the model answer in bfloat16, one token at a time, greedily."""
+    checkpoint = load_checkpoint(resolve_model(model), dtype=torch.bfloat16)
+    engine = Engine(checkpoint, EngineOptions(max_num_seqs=16))
+    sampling, decode = SamplingParams(max_tokens=tokens), DecodeParams(mode=Mode.AR)
+    requests = [
+        Request(id=str(n), prompt=tuple(prompt), sampling=sampling, decode=decode) for n, prompt in enumerate(prompts)
+    ]
+    with ProgressLine("answer", total=len(requests)) as progress:
+        done = {}
+        for result in decode_all(engine, iter(requests)):
+            done[int(result.request.id)] = list(result.tokens)
+            progress.update(len(done), {})
+    return [(prompt, done[number]) for number, prompt in enumerate(prompts) if done[number]]
+
+
+def read(model: str, name: str, own: Sequence[Answer], given: Sequence[Answer]) -> dict[str, Any]:
+    """Let one format read all answers."""
+    dtype, quantize = FORMATS[name]
+    checkpoint = load_checkpoint(resolve_model(model), dtype=dtype)
+    decoder = FusedDecoder(checkpoint.network, mask_id=checkpoint.mask_id, quantize=quantize, consume=True)
+    cache = SlotKVCache(checkpoint.network.config, dtype, torch.device("cpu"))
+    cache.resize(1, MOST)
+    agreements, losses = [], []
+    with ProgressLine(f"read in {name}", total=len(own) + len(given)) as progress:
+        for number, (prompt, answer) in enumerate([*own, *given], start=1):
+            ids = torch.tensor(prompt + answer)
+            picks = torch.arange(len(prompt) - 1, len(ids) - 1)
+            likeliest, _, logits = decoder.forward(
+                cache.layers, ids, torch.zeros_like(ids), torch.arange(len(ids)), picks
+            )
+            if number <= len(own):
+                agreements.append(mean(one == other for one, other in zip(likeliest, answer, strict=True)))
+            else:
+                losses.append((torch.nn.functional.cross_entropy(logits, ids[picks + 1]).item(), len(answer)))
+            progress.update(number, {})
+    tokens = sum(count for _, count in losses)
+    return {
+        "agreement": mean(agreements),
+        "agreement_std": stdev(agreements),
+        "same_answers": mean(agreement == 1 for agreement in agreements),
+        "perplexity": math.exp(sum(loss * count for loss, count in losses) / tokens),
+        "tokens": tokens,
+    }
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description="What rounding the weights costs.")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--answers", type=int, default=200, help="the model's own answers")
+    parser.add_argument("--tokens", type=int, default=96, help="of each of them at most")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    if not given.data.exists():
+        parser.error(f"{given.data} is not there; give --data")
+    try:
+        human = conversations(given.model, given.data)
+        step = max(1, len(human) // given.answers)
+        own = own_answers(given.model, [prompt for prompt, _ in human[::step]][: given.answers], given.tokens)
+        results = {name: read(given.model, name, own, human) for name in FORMATS}
+    except MarsRayError as error:
+        parser.error(str(error))
+    table = Table(title=f"{given.model}: {len(own)} own answers, {len(human)} of people")
+    for column in ("weights", "agreement with bfloat16", "answers wholly the same", "perplexity"):
+        table.add_column(column)
+    for name, figures in results.items():
+        agreement = f"{figures['agreement']:.4f} ± {figures['agreement_std']:.4f}"
+        table.add_row(name, agreement, f"{figures['same_answers']:.3f}", f"{figures['perplexity']:.3f}")
+    Console().print(table)
+    if given.json:
+        report = {"machine": machine(), "model": given.model, "own": len(own), "human": len(human), "formats": results}
+        given.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
