@@ -1,5 +1,7 @@
 """The index tensors of a forward against the batch they were made of."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from mars_ray.engine.execution.input_packer import ForwardBatch, InputPacker
 from mars_ray.engine.kv.attention import rectangle
-from mars_ray.engine.scheduling.scheduler import DECODE_TOKENS, ScheduledSequence
+from mars_ray.engine.scheduling.scheduler import DECODE_TOKENS, Masks, ScheduledSequence
 from tests.engine.engine_parts import sequence_of, slot_of
 
 MASK = 1016
@@ -15,12 +17,14 @@ PACKER = InputPacker(MASK, 4096, torch.device("cpu"))
 
 
 def scheduled(
-    slot: int, computed: int, count: int, *, behind: int = 0, drafts: int = 0, masks: int = 0
+    slot: int, computed: int, count: int, *, behind: int = 0, drafts: int = 0, masks: int = 0, rows: bool = False
 ) -> ScheduledSequence:
     """`count` tokens of a sequence from `computed` on; `behind` further ones wait."""
     tokens = [(100 * slot + number) % MASK for number in range(computed + count + behind)]
     sequence = sequence_of(tokens, computed=computed, slot=slot, drafts=[900 + slot] * drafts)
-    return ScheduledSequence(sequence, count) if behind else ScheduledSequence(sequence, count, drafts, masks)
+    return (
+        ScheduledSequence(sequence, count) if behind else ScheduledSequence(sequence, count, drafts, Masks(masks, rows))
+    )
 
 
 @st.composite
@@ -33,20 +37,40 @@ def batch_of_a_step(draw: st.DrawFn) -> tuple[list[ScheduledSequence], int]:
     for number, slot in enumerate(fed):
         few = st.integers(1, DECODE_TOKENS) if number < decoding else st.integers(DECODE_TOKENS + 1, 40)
         behind = draw(st.sampled_from([0, 0, 5]))
-        extra = {"drafts": draw(st.integers(0, 4)), "masks": draw(st.integers(0, 7))} if not behind else {}
+        extra: dict[str, Any] = {}
+        if not behind:
+            extra = {"drafts": draw(st.integers(0, 4)), "masks": draw(st.integers(0, 7)), "rows": draw(st.booleans())}
         batch.append(scheduled(slot, draw(st.integers(0, 30)), draw(few), behind=behind, **extra))
     return batch, active
 
 
 def fed_by_hand(batch: list[ScheduledSequence]) -> list[tuple[int, int, int]]:
-    """Slot, position and id of everything that goes through the network."""
+    """Slot, column and id of everything that goes through the network."""
     everything = []
     for each in batch:
         sequence, computed = each.sequence, each.sequence.num_computed_tokens
         ids = sequence.tokens[computed:][: each.num_tokens]
-        ids += sequence.draft_tokens[: each.num_drafts] + [MASK] * each.num_masks
+        ids += sequence.draft_tokens[: each.num_drafts] + [MASK] * (each.mask_rows * each.masks.count)
         everything += [(slot_of(sequence), computed + offset, token) for offset, token in enumerate(ids)]
     return everything
+
+
+def seen_at(packed: ForwardBatch, place: int) -> set[int]:
+    """Columns that a packed position attends to, by what the kernels are told."""
+    prefix, behind = int(packed.prefix_N[place]), int(packed.behind_N[place])
+    return {*range(prefix), *(prefix + bit for bit in range(63) if behind >> bit & 1)}
+
+
+def seen_by_hand(packed: ForwardBatch) -> list[set[int]]:
+    """Columns that each packed position attends to through torch."""
+    given = (packed.position_N, packed.prefix_N, packed.behind_N)
+    parts = [(packed.where_RP, packed.column_C)]
+    parts += [(packed.prefill.where_LQ, packed.prefill.column_C)] if packed.prefill else []
+    lines = []
+    for where, columns in parts:
+        visible = rectangle(where, *given, columns, 1, torch.float32).visible
+        lines += [{*line.isfinite().nonzero().flatten().tolist()} for line in visible.flatten(0, 2)]
+    return [lines[cell] for cell in packed.back_N.tolist()]
 
 
 def rectangles(packed: ForwardBatch) -> list[torch.Tensor]:
@@ -60,9 +84,9 @@ def test_everything_scheduled_stands_once_in_its_slot_at_its_position(
 ) -> None:
     batch, active = step
     packed, _ = PACKER.pack(batch, active, audit=audit)
-    stands = list(zip(packed.slot_N.tolist(), packed.position_N.tolist(), packed.id_N.tolist(), strict=True))
+    stands = list(zip(packed.slot_N.tolist(), packed.target_N.tolist(), packed.id_N.tolist(), strict=True))
     assert stands == fed_by_hand(batch)
-    assert len(set(zip(packed.slot_N.tolist(), packed.position_N.tolist(), strict=True))) == len(stands)
+    assert len(set(zip(packed.slot_N.tolist(), packed.target_N.tolist(), strict=True))) == len(stands)
     assert packed.kv_tokens == sum(each.sequence.num_computed_tokens for each in batch)
 
 
@@ -91,8 +115,8 @@ def test_every_packed_position_is_attended_from_its_own_slot_over_all_it_may_see
     assert [row_of_cell[cell] for cell in packed.back_N.tolist()] == packed.slot_N.tolist()
     columns = [len(packed.column_C)] * packed.where_RP.numel()
     columns += [len(packed.prefill.column_C)] * packed.prefill.where_LQ.numel() if packed.prefill else []
-    for cell, position in zip(packed.back_N.tolist(), packed.position_N.tolist(), strict=True):
-        assert columns[cell] > position
+    for cell, column in zip(packed.back_N.tolist(), packed.target_N.tolist(), strict=True):
+        assert columns[cell] > column
     assert packed.where_RP.shape[0] == active
 
 
@@ -108,7 +132,7 @@ def test_logits_are_read_from_the_last_token_on_or_from_all_tokens_to_audit(
         read = 0
         if each.has_logits:
             tokens = each.num_tokens if audit and each.is_decode else 1
-            read = tokens + each.num_drafts + each.num_masks
+            read = tokens + each.num_drafts + each.mask_rows * each.masks.count
         assert packed.pick_M[where].tolist() == list(
             range(start + each.num_positions - read, start + each.num_positions)
         )
@@ -157,5 +181,34 @@ def test_prompts_in_some_slots_leave_the_rectangle_of_the_others_to_fillers() ->
 @pytest.mark.parametrize("length", [1, 9])
 def test_a_position_sees_its_slot_up_to_itself(length: int) -> None:
     packed, _ = PACKER.pack([scheduled(0, 3, length)], 1, audit=False)
-    seen = rectangle(packed.where_RP, packed.position_N, packed.column_C, 1, torch.float32).visible
-    assert (seen[0, 0] == 0).sum(dim=1).tolist() == list(range(4, 4 + length))
+    assert [len(columns) for columns in seen_by_hand(packed)] == list(range(4, 4 + length))
+
+
+@given(batch_of_a_step())
+@settings(max_examples=100)
+def test_a_mask_stands_behind_its_draft_and_sees_that_and_its_own_row_alone(
+    step: tuple[list[ScheduledSequence], int],
+) -> None:
+    batch, active = step
+    packed, _ = PACKER.pack(batch, active, audit=False)
+    start = 0
+    for each in batch:
+        first = each.sequence.num_computed_tokens
+        end = each.num_tokens + each.num_drafts
+        for row in range(each.mask_rows):
+            kept = each.num_tokens + (row if each.masks.behind_every_draft else each.num_drafts)
+            for number in range(each.masks.count):
+                place = start + end + row * each.masks.count + number
+                own = range(first + end + row * each.masks.count, first + end + row * each.masks.count + number + 1)
+                assert packed.position_N[place] == first + kept + number
+                assert seen_at(packed, place) == {*range(first + kept), *own}
+        start += each.num_positions
+
+
+@given(batch_of_a_step())
+@settings(max_examples=50)
+def test_attention_through_torch_sees_what_the_numbers_say(step: tuple[list[ScheduledSequence], int]) -> None:
+    batch, active = step
+    packed, _ = PACKER.pack(batch, active, audit=False)
+    for place, columns in enumerate(seen_by_hand(packed)):
+        assert columns == seen_at(packed, place)

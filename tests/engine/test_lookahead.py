@@ -25,26 +25,31 @@ def test_trusted_tokens_are_fed_again_beside_the_next_masks(shares: list[float])
         assert found.positions_B[masks] == pytest.approx(1 + sum(survival[:masks]) + masks)
 
 
-def chain(drafted: list[float], right: list[float], masks: int, forwards: int = 40_000) -> tuple[float, float]:
+def chain(
+    drafted: list[float], right: list[float], masks: int, behind_every_draft: bool, forwards: int = 40_000
+) -> tuple[float, float]:
     """Tokens and positions per forward of a sequence whose drafts are drawn, forward by forward."""
     source, tokens, positions, drafts = random.Random(0), 0, 0, 0
     for _ in range(forwards):
-        positions += 1 + drafts + masks
+        positions += 1 + drafts + masks * (1 + drafts if behind_every_draft else 1)
         agreed = next((k for k in range(drafts) if source.random() >= right[k]), drafts)
         tokens += 1 + agreed
-        useful, drafts_now, draw = agreed == drafts, 0, source.random()
+        useful, drafts_now, draw = behind_every_draft or agreed == drafts, 0, source.random()
         if useful:
             drafts_now = sum(draw < share for share in drafted[:masks])
         drafts = drafts_now
     return tokens / forwards, positions / forwards
 
 
+@pytest.mark.parametrize("behind_every_draft", [False, True])
 @pytest.mark.parametrize("right", [[1.0, 1.0, 1.0], [0.9, 0.7, 0.5], [0.0, 0.5, 0.5], [0.4, 0.4, 0.4]])
-def test_verified_tokens_and_positions_are_those_of_drawing_drafts_forward_by_forward(right: list[float]) -> None:
+def test_verified_tokens_and_positions_are_those_of_drawing_drafts_forward_by_forward(
+    right: list[float], behind_every_draft: bool
+) -> None:
     drafted = [0.8, 0.5, 0.3]
-    found = verified(np.array(drafted), np.array(right))
+    found = verified(np.array(drafted), np.array(right), behind_every_draft=behind_every_draft)
     for masks in range(4):
-        tokens, positions = chain(drafted, right, masks)
+        tokens, positions = chain(drafted, right, masks, behind_every_draft)
         assert found.tokens_B[masks] == pytest.approx(tokens, rel=0.02)
         assert found.positions_B[masks] == pytest.approx(positions, rel=0.02)
 
@@ -52,7 +57,9 @@ def test_verified_tokens_and_positions_are_those_of_drawing_drafts_forward_by_fo
 @given(SHARES)
 def test_drafts_that_are_always_right_give_what_trusting_them_gives(shares: list[float]) -> None:
     drafted = np.array(falling(shares))
-    for one, other in zip(verified(drafted, np.ones(len(drafted))), trusted(drafted), strict=True):
+    for one, other in zip(
+        verified(drafted, np.ones(len(drafted)), behind_every_draft=False), trusted(drafted), strict=True
+    ):
         assert one == pytest.approx(other)
 
 

@@ -167,7 +167,8 @@ def test_draws_are_uniform_along_a_sequence_and_across_seeds_and_not_correlated(
 
 def test_draws_of_a_sequence_are_numbered_by_its_output() -> None:
     said = sequence_of([1, 2], [3, 4], temperature=1.0, seed=9)
-    assert [at.uniform for at in positions_of(said, 3)] == [uniform(9, number) for number in (2, 3, 4)]
+    assert [at.uniform for at in positions_of(said, 3, 0)] == [uniform(9, number) for number in (2, 3, 4)]
+    assert [at.uniform for at in positions_of(said, 2, 5)] == [uniform(9, number) for number in (7, 8)]
 
 
 def penalised_by_hand(logits_1V: Tensor, prompt: list[int], output: list[int], sampling: SamplingParams) -> Tensor:

@@ -15,7 +15,13 @@ from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams
 from mars_ray.engine.sampling.commit import advance
 from mars_ray.engine.sampling.verify import Verification
-from mars_ray.engine.scheduling.scheduler import DECODE_TOKENS, WORTH_WAITING_TOKENS, ScheduledSequence, Scheduler
+from mars_ray.engine.scheduling.scheduler import (
+    DECODE_TOKENS,
+    WORTH_WAITING_TOKENS,
+    Masks,
+    ScheduledSequence,
+    Scheduler,
+)
 from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import QueueFullError, RequestError
@@ -29,18 +35,22 @@ RANKED = (ServiceClass(name="gold", priority=1), ServiceClass(name="silver", sha
 BASES = [[20 + base * 10 + (number * number) % 7 for number in range(700)] for base in range(2)]
 
 
-def masks_for(sequence: Sequence) -> int:
-    block = sequence.request.decode.block or 1
-    return max(0, min(block, sequence.max_tokens - sequence.num_output_tokens - len(sequence.draft_tokens)) - 1)
+def masks_for(sequence: Sequence) -> Masks:
+    block, drafts = sequence.request.decode.block or 1, len(sequence.draft_tokens)
+    left = sequence.max_tokens - sequence.num_output_tokens - drafts
+    count = max(0, min(block, left) - 1)
+    fit = drafts + (drafts + 1) * count <= sequence.max_tokens - sequence.num_output_tokens
+    return Masks(count, behind_every_draft=fit and drafts > 0 and len(sequence.tokens) % 2 == 0)
 
 
 def any_outcome(scheduled: ScheduledSequence, random: Random) -> Verification:
     """What some network might say: tokens that share prefixes easily, drafts that are right or wrong."""
     sequence, token = scheduled.sequence, random.choice([20, 21, 27])
     right = random.randint(0, scheduled.num_drafts)
-    drafted = [random.choice([20, 21, 27]) for _ in range(random.randint(0, scheduled.num_masks))]
+    drafted = [random.choice([20, 21, 27]) for _ in range(random.randint(0, scheduled.masks.count))]
     verified = [*sequence.draft_tokens[:right], token][: sequence.max_tokens - sequence.num_output_tokens]
-    if right < scheduled.num_drafts or len(verified) <= right:
+    void = right < scheduled.num_drafts and not scheduled.masks.behind_every_draft
+    if void or len(verified) <= right:
         drafted = []
     return Verification(verified, drafted, [0.5] * len(drafted), num_accepted_drafts=min(right, len(verified)))
 
@@ -144,7 +154,9 @@ class Scheduling(RuleBasedStateMachine):
         for scheduled in batch:
             sequence = scheduled.sequence
             fed = sequence.tokens[sequence.num_computed_tokens : sequence.num_computed_tokens + scheduled.num_tokens]
-            fed += sequence.draft_tokens[: scheduled.num_drafts] + [MASK] * scheduled.num_masks
+            fed += sequence.draft_tokens[: scheduled.num_drafts] + [MASK] * (
+                scheduled.mask_rows * scheduled.masks.count
+            )
             self.shadow.write(slot_of(sequence), sequence.num_computed_tokens, fed)
         ended = []
         for scheduled in batch:
@@ -172,10 +184,10 @@ class Scheduling(RuleBasedStateMachine):
             assert 1 <= scheduled.num_tokens <= scheduled.sequence.num_pending_tokens
             reach = scheduled.sequence.num_computed_tokens + scheduled.num_positions
             assert reach <= self.slots.width, "what is scheduled fits its slot"
-            assert scheduled.has_logits or not (scheduled.num_drafts or scheduled.num_masks)
+            assert scheduled.has_logits or not (scheduled.num_drafts or scheduled.masks.count)
             if scheduled.has_logits:
                 drafts = len(scheduled.sequence.draft_tokens)
-                assert (scheduled.num_drafts, scheduled.num_masks) == (drafts, masks_for(scheduled.sequence))
+                assert (scheduled.num_drafts, scheduled.masks) == (drafts, masks_for(scheduled.sequence))
         assert sum(scheduled.num_tokens for scheduled in batch if not scheduled.is_decode) <= self.max_prefill_tokens
         short = [scheduled.is_decode for scheduled in batch]
         assert short == sorted(short, reverse=True), "decoding sequences stand before those that read a prompt"

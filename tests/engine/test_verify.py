@@ -1,12 +1,13 @@
 """Verification against loops and against accepted lengths of tensors."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mars_ray.engine.sampling.verify import Proposal, Verification, verify
+from mars_ray.engine.sampling.verify import Proposal, Proposals, Verification, verify
 from mars_ray.method.acceptance import accepted_lengths
 from mars_ray.method.metric import Metric, accepts_nothing
 
@@ -74,7 +75,7 @@ def test_the_outcome_is_that_of_the_slow_rules_and_looks_no_further_than_they_do
     count = data.draw(st.integers(0, len(proposals) - 1))
     drafts = [data.draw(st.sampled_from([each.token, 0])) for each in proposals[:count]]
     log: list[Proposal] = []
-    done = verify(asked(proposals, log), drafts, threshold, metric, stop_ids, max_tokens)
+    done = verify(behind_the_last(asked(proposals, log), drafts), drafts, threshold, metric, stop_ids, max_tokens)
     assert (done, len(log)) == verified_by_hand(proposals, drafts, threshold, metric, stop_ids, max_tokens)
 
 
@@ -84,11 +85,17 @@ def test_without_drafts_and_ends_the_tokens_are_as_many_as_the_accepted_length(
 ) -> None:
     assert not accepts_nothing(threshold, metric)
     proposals = [Proposal(number, value, True) for number, value in enumerate(confidences)]
-    done = verify(proposals, [], threshold, metric, NO_STOP, max_tokens=99)
+    done = verify(behind_the_last(proposals, []), [], threshold, metric, NO_STOP, max_tokens=99)
     (accepted,) = accepted_lengths(
         torch.tensor([confidences], dtype=torch.float64), torch.tensor([threshold], dtype=torch.float64), metric
     ).tolist()
     assert done.verified + done.drafted == list(range(accepted))
+
+
+def behind_the_last(proposals: Iterable[Proposal], drafts: list[int]) -> Proposals:
+    """Masks behind the last draft alone."""
+    coming = iter(proposals)
+    return Proposals(islice(coming, len(drafts) + 1), lambda right: coming if right == len(drafts) else ())
 
 
 def certain(*tokens: int) -> list[Proposal]:
@@ -96,31 +103,41 @@ def certain(*tokens: int) -> list[Proposal]:
 
 
 def test_one_proposal_is_one_token_however_unsure() -> None:
-    assert verify([Proposal(7, 0.0, False)], [], 0.9, Metric.PROBABILITY, NO_STOP, max_tokens=9) == Verification([7])
+    assert verify(
+        behind_the_last([Proposal(7, 0.0, False)], []), [], 0.9, Metric.PROBABILITY, NO_STOP, max_tokens=9
+    ) == Verification([7])
 
 
 def test_a_stop_token_at_a_mask_is_taken_and_nothing_behind_it() -> None:
-    done = verify(certain(1, 2, 3, 4), [], 0.9, Metric.PROBABILITY, frozenset({3}), max_tokens=9)
+    done = verify(behind_the_last(certain(1, 2, 3, 4), []), [], 0.9, Metric.PROBABILITY, frozenset({3}), max_tokens=9)
     assert done.verified + done.drafted == [1, 2, 3]
 
 
 def test_no_more_tokens_are_taken_than_asked_for() -> None:
-    done = verify(certain(1, 2, 3, 4), [], 0.9, Metric.PROBABILITY, NO_STOP, max_tokens=2)
+    done = verify(behind_the_last(certain(1, 2, 3, 4), []), [], 0.9, Metric.PROBABILITY, NO_STOP, max_tokens=2)
     assert done.verified + done.drafted == [1, 2]
 
 
 def test_a_token_that_is_not_the_models_first_choice_is_taken_and_is_the_last() -> None:
     proposals = [Proposal(1, 1.0, True), Proposal(2, 1.0, False), Proposal(3, 1.0, True)]
-    done = verify(proposals, [], 0.9, Metric.PROBABILITY, NO_STOP, max_tokens=9)
+    done = verify(behind_the_last(proposals, []), [], 0.9, Metric.PROBABILITY, NO_STOP, max_tokens=9)
     assert done.verified + done.drafted == [1, 2]
 
 
 def test_the_first_wrong_draft_is_replaced_and_what_stood_behind_it_is_dropped() -> None:
-    done = verify(certain(1, 2, 3, 4, 5), [1, 9, 3], 0.9, Metric.PROBABILITY, NO_STOP, max_tokens=9)
+    done = verify(
+        behind_the_last(certain(1, 2, 3, 4, 5), [1, 9, 3]), [1, 9, 3], 0.9, Metric.PROBABILITY, NO_STOP, max_tokens=9
+    )
     assert done == Verification([1, 2], num_accepted_drafts=1)
 
 
 def test_when_all_drafts_are_right_the_step_goes_on_at_the_masks() -> None:
     proposals = [*certain(1, 2, 3), Proposal(4, 0.95, True), Proposal(5, 0.97, True), Proposal(6, 0.5, True)]
-    done = verify(proposals, [1, 2], 0.9, Metric.PROBABILITY, NO_STOP, max_tokens=9)
+    done = verify(behind_the_last(proposals, [1, 2]), [1, 2], 0.9, Metric.PROBABILITY, NO_STOP, max_tokens=9)
     assert done == Verification([1, 2, 3], drafted=[4, 5], confidences=[0.95, 0.95], num_accepted_drafts=2)
+
+
+def test_behind_a_wrong_draft_the_step_goes_on_at_the_masks_behind_the_right_ones() -> None:
+    proposals = Proposals(iter(certain(1, 2, 3)), lambda right: certain(10 * right, 10 * right + 1))
+    done = verify(proposals, [1, 9], 0.9, Metric.PROBABILITY, NO_STOP, max_tokens=9)
+    assert done == Verification([1, 2], drafted=[10, 11], confidences=[1.0, 1.0], num_accepted_drafts=1)

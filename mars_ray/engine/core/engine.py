@@ -24,9 +24,9 @@ from mars_ray.engine.kv.slot_allocator import SlotAllocator
 from mars_ray.engine.options import DEFAULT_OPTIONS, EngineOptions
 from mars_ray.engine.request import LOSSLESS, Request
 from mars_ray.engine.sampling.commit import advance, picks_of, record
-from mars_ray.engine.sampling.proposals import Proposals, logprobs_of, propose_all
-from mars_ray.engine.sampling.verify import verify
-from mars_ray.engine.scheduling.scheduler import ScheduledSequence, Scheduler
+from mars_ray.engine.sampling.proposals import logprobs_of, propose_all
+from mars_ray.engine.sampling.verify import Proposals, verify
+from mars_ray.engine.scheduling.scheduler import NO_MASKS, Masks, ScheduledSequence, Scheduler
 from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.engine.service_class import check_classes
 from mars_ray.engine.stats.block_choice import BlockChoice
@@ -130,7 +130,7 @@ class Engine:
             preemptions=self._scheduler.preemptions,
             threshold_changes=self._thresholds.changes,
             block=self._blocks.chosen,
-            profile=self.profile.points(),
+            profile=self.profile.points(behind_every_draft=self._blocks.behind_every_draft),
             step_time=self.step_time.model,
             ttft_p95_s=self._stats.ttft_p95_s(),
             itl_p95_s=self._stats.itl_p95_s(),
@@ -196,9 +196,11 @@ class Engine:
             self._slots.operations.clear()
         return batch
 
-    def _masks_for(self, sequence: Sequence) -> int:
+    def _masks_for(self, sequence: Sequence) -> Masks:
         acceptance = self._thresholds.acceptance(sequence)
-        return 0 if acceptance is None else self._blocks.masks_for(sequence, acceptance)
+        if acceptance is None:
+            return NO_MASKS
+        return self._blocks.masks_for(sequence, acceptance, self.limits.max_model_len)
 
     def _run(self, batch: list[ScheduledSequence], audit: bool) -> list[Chunk]:
         """Run one forward over `batch`, verify and commit it; where that fails, find the sequences it fails for."""
@@ -245,7 +247,7 @@ class Engine:
             pieces=emitted.pieces,
             logprobs=logprobs,
             threshold=needs.quality,
-            masks=scheduled.num_masks,
+            masks=scheduled.mask_rows * scheduled.masks.count,
             finished=emitted.reason and self._finish(sequence, emitted.reason),
         )
 

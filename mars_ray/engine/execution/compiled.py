@@ -170,12 +170,14 @@ def example(network: PreTrainedModel, rows: int, positions: int) -> tuple[Any, .
     pick_M = number_N[-max(2, count - 2) :].clone()
     column_C = torch.arange(columns, device=network.device)
     slot_N, position_N, back_N = number_N // positions, number_N % positions + columns - positions, number_N.clone()
+    target_N, prefix_N, behind_N = position_N.clone(), position_N + 1, torch.zeros_like(position_N)
+    places = (number_N, slot_N, position_N, target_N, prefix_N, behind_N, back_N)
     dynamic = [(part, size) for layer in cache.layers for part in layer for size in (0, 2)]
-    dynamic += [(tensor, 0) for tensor in (number_N, slot_N, position_N, back_N, pick_M)] if count > 1 else []
+    dynamic += [(tensor, 0) for tensor in (*places, pick_M)] if count > 1 else []
     dynamic += [(where_RP, size) for size in (0, 1) if where_RP.shape[size] > 1] + [(column_C, 0)]
     for tensor, size in dynamic:
         torch._dynamo.mark_dynamic(tensor, size)
-    return cache.layers, number_N, slot_N, position_N, back_N, where_RP, pick_M, column_C
+    return cache.layers, *places, where_RP, pick_M, column_C
 
 
 def _key(network: PreTrainedModel, mask_id: int) -> str:

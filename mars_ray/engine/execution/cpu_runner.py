@@ -23,7 +23,14 @@ class CPURunner:
     def run(self, batch: ForwardBatch) -> ForwardOutput:
         """Run one forward; the keys and values of all its positions are in the cache afterwards."""
         tokens, confidences, logits_MV = self._decoder.forward(
-            self._cache.layers, batch.id_N, batch.slot_N, batch.position_N, batch.pick_M
+            self._cache.layers,
+            batch.id_N,
+            batch.slot_N,
+            batch.position_N,
+            batch.pick_M,
+            target_N=batch.target_N,
+            prefix_N=batch.prefix_N,
+            behind_N=batch.behind_N,
         )
         return ForwardOutput(tokens, confidences, logits_MV)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mars_ray.engine.kv.attention import Layers, PrefillBatch, rectangle
+from mars_ray.engine.kv.attention import Layers, PrefillBatch, Rectangle, rectangle
 from mars_ray.engine.kv.cache import kv_shape
 
 Forward = Callable[..., tuple[Tensor, Tensor, Tensor]]
@@ -27,12 +27,18 @@ def forward_of(network: PreTrainedModel, mask_id: int) -> Forward:
         id_N: Tensor,
         slot_N: Tensor,
         position_N: Tensor,
+        target_N: Tensor,
+        prefix_N: Tensor,
+        behind_N: Tensor,
         back_N: Tensor,
         where_RP: Tensor,
         pick_M: Tensor,
         column_C: Tensor,
         prefill: PrefillBatch | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        def laid_out(where_RP: Tensor, column_C: Tensor) -> Rectangle:
+            return rectangle(where_RP, position_N, prefix_N, behind_N, column_C, groups, network.dtype)
+
         logits: Tensor = network(
             input_ids=id_N[None],
             position_ids=position_N[None],
@@ -40,10 +46,10 @@ def forward_of(network: PreTrainedModel, mask_id: int) -> Forward:
             logits_to_keep=pick_M,
             layers=layers,
             slot_N=slot_N,
-            position_N=position_N,
+            target_N=target_N,
             back_N=back_N,
-            decoding=rectangle(where_RP, position_N, column_C, groups, network.dtype),
-            prefill=prefill and rectangle(prefill.where_LQ, position_N, prefill.column_C, groups, network.dtype),
+            decoding=laid_out(where_RP, column_C),
+            prefill=prefill and laid_out(prefill.where_LQ, prefill.column_C),
             prefill_slot_L=prefill and prefill.slot_L,
         ).logits
         logits_MV = logits[0].float()

@@ -22,7 +22,13 @@ class ForwardBatch:
     slot_N: Tensor
     """The slot of the cache each position belongs to."""
     position_N: Tensor
-    """The place of each position in its sequence, which is its column in the slot."""
+    """The place of each position in its sequence."""
+    target_N: Tensor
+    """The column of the slot where its keys and values go: its place, but for rows of masks beside one another."""
+    prefix_N: Tensor
+    """How many columns of the slot it attends to, from the first on."""
+    behind_N: Tensor
+    """Columns behind the prefix it attends to besides, a bit each: its own row of masks where there are several."""
     back_N: Tensor
     """Where each position stands in the rectangles of attention."""
     pick_M: Tensor
@@ -45,6 +51,9 @@ class _Lists:
     ids: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+    prefixes: list[int] = field(default_factory=list)
+    behind: list[int] = field(default_factory=list)
     picks: list[int] = field(default_factory=list)
     slices: list[slice] = field(default_factory=list)
     """Where in `picks` those of each sequence are."""
@@ -80,13 +89,17 @@ class InputPacker:
             back += behind
             where, slot_L = self._tensors(prefill_cells, slots[first:])
             prefill = PrefillBatch(where.view(count, longest), slot_L, self._columns[: max(packed.reaches[first:])])
-        id_N, slot_N, position_N, back_N, pick_M, where = self._tensors(
-            packed.ids, packed.slots, packed.positions, back, packed.picks, cells
+        lists = (packed.ids, packed.slots, packed.positions, packed.targets, packed.prefixes, packed.behind)
+        id_N, slot_N, position_N, target_N, prefix_N, behind_N, back_N, pick_M, where = self._tensors(
+            *lists, back, packed.picks, cells
         )
         forward_batch = ForwardBatch(
             id_N=id_N,
             slot_N=slot_N,
             position_N=position_N,
+            target_N=target_N,
+            prefix_N=prefix_N,
+            behind_N=behind_N,
             back_N=back_N,
             pick_M=pick_M,
             where_RP=where.view(rows, width),
@@ -105,12 +118,18 @@ class InputPacker:
             if scheduled.has_logits:
                 first = start if audit and scheduled.is_decode else len(packed.ids) - 1
                 packed.ids += sequence.draft_tokens
-                packed.ids += [self._mask_id] * scheduled.num_masks
+                packed.ids += [self._mask_id] * (scheduled.mask_rows * scheduled.masks.count)
                 packed.picks += range(first, len(packed.ids))
             length = len(packed.ids) - start
             packed.slots += [sequence.slot or 0] * length
-            packed.positions += range(computed, computed + length)
+            packed.targets += range(computed, computed + length)
             packed.reaches.append(computed + length)
+            if scheduled.masks.behind_every_draft:
+                _place_rows(packed, computed, scheduled)
+            else:
+                packed.positions += range(computed, computed + length)
+                packed.prefixes += range(computed + 1, computed + length + 1)
+                packed.behind += [0] * length
             packed.slices.append(slice(picked, len(packed.picks)))
         if len(packed.picks) < 2:
             # Some logits are always read. A compiled step takes any number but 1, unless it has but one position.
@@ -122,6 +141,23 @@ class InputPacker:
         together = torch.tensor([each for part in lists for each in part], device=self._device)
         parts: tuple[Tensor, ...] = torch.split(together, [len(part) for part in lists])
         return parts
+
+
+def _place_rows(packed: _Lists, computed: int, scheduled: ScheduledSequence) -> None:
+    """Place tokens and drafts one behind the other, and behind the last token and each draft a row of masks.
+
+    The rows lie behind one another in the slot. A mask attends to what its row stands behind, and to its own row.
+    """
+    length, count = scheduled.num_tokens + scheduled.num_drafts, scheduled.masks.count
+    packed.positions += range(computed, computed + length)
+    packed.prefixes += range(computed + 1, computed + length + 1)
+    packed.behind += [0] * length
+    for row in range(scheduled.mask_rows):
+        prefix = computed + scheduled.num_tokens + row
+        gap = computed + length + row * count - prefix  # columns between the prefix and the row
+        packed.positions += range(prefix, prefix + count)
+        packed.prefixes += [prefix] * count
+        packed.behind += [((1 << number) - 1) << gap for number in range(1, count + 1)]
 
 
 def _in_first_rectangle(batch: list[ScheduledSequence], rows: int) -> int:

@@ -27,8 +27,8 @@ class TorchRunner:
     @torch.inference_mode()
     def run(self, batch: ForwardBatch) -> ForwardOutput:
         """Run one forward; the keys and values of all its positions are in the cache afterwards."""
-        inputs = (batch.id_N, batch.slot_N, batch.position_N, batch.back_N, batch.where_RP, batch.pick_M)
-        given = (self._cache.layers, *inputs, batch.column_C)
+        places = (batch.id_N, batch.slot_N, batch.position_N, batch.target_N, batch.prefix_N, batch.behind_N)
+        given = (self._cache.layers, *places, batch.back_N, batch.where_RP, batch.pick_M, batch.column_C)
         if batch.prefill is not None:
             token_M, confidence_M, logits_MV = self._forward(*given, batch.prefill)
         else:

@@ -84,11 +84,22 @@ class FusedDecoder:
         """The cache whose addresses `_keys` and `_values` hold: it is another list once its tensors are."""
 
     def forward(
-        self, layers: Layers, id_N: Tensor, slot_N: Tensor, position_N: Tensor, pick_M: Tensor
+        self,
+        layers: Layers,
+        id_N: Tensor,
+        slot_N: Tensor,
+        position_N: Tensor,
+        pick_M: Tensor,
+        *,
+        target_N: Tensor | None = None,
+        prefix_N: Tensor | None = None,
+        behind_N: Tensor | None = None,
     ) -> tuple[list[int], list[float], Tensor]:
         """Return the likeliest token and its probability at each of M picks, and all logits, [M, V] in float32.
 
-        Keys and values of the N positions are in `layers` afterwards, in the columns of their positions.
+        Keys and values of the N positions are in `layers` afterwards, in the columns `target_N`, by default those of
+        their positions. A position attends to the first `prefix_N` columns of its slot, by default up to its own, and
+        to those of the next 63 whose bit is set in `behind_N`.
         """
         if layers is not self._layers:
             self._keys, self._values = (_addresses([pair[side] for pair in layers]) for side in (0, 1))
@@ -98,10 +109,12 @@ class FusedDecoder:
             part[0].float().contiguous()
             for part in self._body.rotary_emb(torch.empty(0, dtype=self._dtype), position_N[None])
         )
-        prefix_N, behind_N = position_N + 1, torch.zeros_like(position_N)
+        target_N = position_N if target_N is None else target_N
+        prefix_N = position_N + 1 if prefix_N is None else prefix_N
+        behind_N = torch.zeros_like(position_N) if behind_N is None else behind_N
         logits_MV = torch.empty(picks, self._model.head.columns)
         token_M, confidence_M = torch.empty(picks, dtype=torch.int64), torch.empty(picks)
-        given = (id_N, slot_N, position_N, position_N, prefix_N, behind_N, cosine_ND, sine_ND, pick_M)
+        given = (id_N, slot_N, position_N, target_N, prefix_N, behind_N, cosine_ND, sine_ND, pick_M)
         batch = _Batch(
             positions,
             picks,

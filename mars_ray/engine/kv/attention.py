@@ -1,7 +1,7 @@
 """Attention of one engine step over the cache, for any unmodified HF decoder.
 
 N packed positions bring their queries, keys and values; keys and values are written into the cache, and attention is
-over the cache alone. No position looks to its right, so nothing is read that was not written.
+over the cache alone. No position looks at a column that was not written.
 
 Registered with transformers under `ATTENTION`; the model is called with `use_cache=False` and our tensors as keyword
 arguments, which it hands down to this function.
@@ -36,10 +36,27 @@ class Rectangle:
     """[R, 1, G * P, C]: 0 where a position may attend to a column, -inf elsewhere, in the dtype of the queries."""
 
 
-def rectangle(where_RP: Tensor, position_N: Tensor, column_C: Tensor, groups: int, dtype: torch.dtype) -> Rectangle:
-    """Lay out causal attention over the columns 0..C-1 of each row, the same in all layers of a step."""
-    position_RP = position_N[where_RP]
-    return Rectangle(where_RP, position_RP, column_C, _hidden(column_C > position_RP[..., None], groups, dtype))
+def rectangle(
+    where_RP: Tensor,
+    position_N: Tensor,
+    prefix_N: Tensor,
+    behind_N: Tensor,
+    column_C: Tensor,
+    groups: int,
+    dtype: torch.dtype,
+) -> Rectangle:
+    """Lay out attention over the columns 0..C-1 of each row, the same in all layers of a step.
+
+    A position attends to the first `prefix_N` columns, and to those of the next 63 whose bit is set in `behind_N`.
+    """
+    position_RP, prefix_RP1, behind_RP1 = (
+        position_N[where_RP],
+        prefix_N[where_RP][..., None],
+        behind_N[where_RP][..., None],
+    )
+    beyond_RPC = column_C - prefix_RP1
+    hidden_RPC = (beyond_RPC >= 0) & ((behind_RP1 >> beyond_RPC.clamp(0, 63)) & 1 == 0)
+    return Rectangle(where_RP, position_RP, column_C, _hidden(hidden_RPC, groups, dtype))
 
 
 @dataclass(slots=True)
@@ -61,7 +78,7 @@ def attend(
     scaling: float,
     layers: Layers,
     slot_N: Tensor,
-    position_N: Tensor,
+    target_N: Tensor,
     back_N: Tensor,
     decoding: Rectangle,
     prefill: Rectangle | None = None,
@@ -75,8 +92,8 @@ def attend(
     """
     keys, values = layers[module.layer_idx]  # type: ignore[index]
     # Compiled, an index_copy_ into one slot would copy the whole layer; this writes in place.
-    keys[slot_N, :, position_N] = key_1KND[0].transpose(0, 1)
-    values[slot_N, :, position_N] = value_1KND[0].transpose(0, 1)
+    keys[slot_N, :, target_N] = key_1KND[0].transpose(0, 1)
+    values[slot_N, :, target_N] = value_1KND[0].transpose(0, 1)
     if decoding.where_RP.shape[0] == 1 and prefill is None:
         return _attend_alone(query_1HND, keys[:1], values[:1], decoding, scaling, sliding_window), None
     query_NHD = query_1HND[0].transpose(0, 1)

@@ -36,7 +36,8 @@ def picks_of(scheduled: ScheduledSequence, picks: slice) -> slice:
     """
     if not scheduled.has_logits:
         return picks
-    return slice(picks.stop - scheduled.num_drafts - scheduled.num_masks - 1, picks.stop)
+    masks = scheduled.mask_rows * scheduled.masks.count
+    return slice(picks.stop - scheduled.num_drafts - masks - 1, picks.stop)
 
 
 def advance(sequence: Sequence, found: Verification, *, verify: bool) -> Emitted:
@@ -118,7 +119,7 @@ def record(
     """
     if acceptance is None or acceptance.metric is not Metric.PROBABILITY:
         return
-    if scheduled.num_masks and found.num_accepted_drafts == scheduled.num_drafts:  # else what is at the masks is void
+    if scheduled.has_logits:
         _record_masks(profile, scheduled, picks_of(scheduled, picks), found, output, acceptance)
     if scheduled.num_drafts:
         _record_drafts(profile, scheduled.sequence, found, acceptance)
@@ -135,19 +136,22 @@ def _record_masks(
     acceptance: Acceptance,
 ) -> None:
     """Tell the profile how sure the model was at each mask, up to where a stop token would end the sequence."""
+    row = scheduled.mask_picks(picks, found.num_accepted_drafts)
+    if not row:
+        return  # what is at masks behind a wrong draft is void
     sequence = scheduled.sequence
-    confidences = output.confidences[picks.stop - scheduled.num_masks : picks.stop]
-    tokens = output.tokens[picks.start + scheduled.num_drafts : picks.stop]
+    confidences = output.confidences[row.start : row.stop]
+    tokens = [output.tokens[picks.start + found.num_accepted_drafts], *output.tokens[row.start : row.stop]]
     # The first of these is autoregressive, so up to a stop token there are as many masks as tokens before it.
     reached = next((number for number, token in enumerate(tokens) if token in sequence.stop_ids), len(tokens))
     if acceptance == LOSSLESS and sequence.matcher is None:  # a grammar's own tokens are no drafts of the model
         drafted = len(found.drafted)
     else:
         unsure = (number for number, each in enumerate(confidences) if each < DRAFT_THRESHOLD)
-        drafted = next(unsure, scheduled.num_masks)
+        drafted = next(unsure, len(row))
     # A stop token that was drafted counts as the autoregressive one of the forward that verifies it, the last.
     profile.observe_masks(
-        scheduled.num_masks, confidences[:reached], min(drafted, max(reached - 1, 0)), ended=drafted >= reached > 0
+        len(row), confidences[:reached], min(drafted, max(reached - 1, 0)), ended=drafted >= reached > 0
     )
 
 

@@ -14,6 +14,7 @@ from mars_ray.engine.execution.model_runner import ForwardOutput
 from mars_ray.engine.grammar.matcher import Matcher
 from mars_ray.engine.sampling.commit import Emitted
 from mars_ray.engine.sampling.sampler import (
+    SamplingPosition,
     has_penalties,
     is_greedy,
     positions_of,
@@ -21,12 +22,12 @@ from mars_ray.engine.sampling.sampler import (
     sample,
     sample_allowed,
 )
-from mars_ray.engine.sampling.verify import Proposal
+from mars_ray.engine.sampling.verify import PlainProposal, Proposal, Proposals
 from mars_ray.engine.scheduling.scheduler import ScheduledSequence
-from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.method.metric import Metric
 
-Proposals = abc.Iterable[Proposal | tuple[int, float, bool]]
+NOTHING = Proposals(iter(()), lambda _right: ())
+"""The proposals of a part of a prompt."""
 
 
 @torch.inference_mode()
@@ -36,73 +37,113 @@ def propose_all(batch: list[ScheduledSequence], picks: list[slice], output: Forw
     together: list[int] = []
     for number, (scheduled, where) in enumerate(zip(batch, picks, strict=True)):
         if not scheduled.has_logits:
-            proposed.append(())
+            proposed.append(NOTHING)
         elif is_greedy(scheduled.sequence):
-            proposed.append(zip(output.tokens[where], output.confidences[where], repeat(True)))
+            proposed.append(_likeliest(scheduled, where, output))
         elif has_penalties(scheduled.sequence.request.sampling):
-            proposed.append(_propose_one_by_one(scheduled.sequence, where, output))
+            proposed.append(_propose_one_by_one(scheduled, where, output))
         else:
-            proposed.append(())
+            proposed.append(NOTHING)
             together.append(number)
     if together:
-        sampled = _propose_together([(batch[number].sequence, picks[number]) for number in together], output)
+        sampled = _propose_together([(batch[number], picks[number]) for number in together], output)
         for number, proposals in zip(together, sampled, strict=True):
             proposed[number] = proposals
     for number, scheduled in enumerate(batch):
         if scheduled.has_logits and (matcher := scheduled.sequence.matcher) is not None:
-            proposed[number] = _within_grammar(scheduled.sequence, matcher, proposed[number], picks[number], output)
+            proposed[number] = _within_grammar(scheduled, matcher, proposed[number], picks[number], output)
     return proposed
 
 
-def _propose_together(wanted: list[tuple[Sequence, slice]], output: ForwardOutput) -> list[Proposals]:
+def _verified_picks(scheduled: ScheduledSequence, where: slice) -> range:
+    """Return the picks behind the last token and behind each draft."""
+    return range(where.start, where.start + scheduled.num_drafts + 1)
+
+
+def _likeliest(scheduled: ScheduledSequence, where: slice, output: ForwardOutput) -> Proposals:
+    """Propose the most likely token everywhere."""
+
+    def at(picks: range) -> abc.Iterator[PlainProposal]:
+        part = slice(picks.start, picks.stop)
+        return zip(output.tokens[part], output.confidences[part], repeat(True))
+
+    return Proposals(at(_verified_picks(scheduled, where)), lambda right: at(scheduled.mask_picks(where, right)))
+
+
+def _propose_together(wanted: list[tuple[ScheduledSequence, slice]], output: ForwardOutput) -> list[Proposals]:
     """Choose at all positions of several sequences in one go."""
     picks = [pick for _, where in wanted for pick in range(where.start, where.stop)]
     logits_MV = output.logits_MV[picks]
-    positions = []
-    start = 0
-    for sequence, where in wanted:
-        count = where.stop - where.start
-        process_logits(logits_MV[start : start + count], sequence, ahead=0)
-        positions += positions_of(sequence, count)
-        start += count
-    coming = iter(sample(logits_MV, [output.tokens[pick] for pick in picks], positions))
-    return [[next(coming) for _ in range(where.start, where.stop)] for _, where in wanted]
+    positions, start = list[SamplingPosition](), 0
+    for scheduled, _ in wanted:
+        count = scheduled.masks.count
+        rows = [(0, scheduled.num_drafts + 1)]
+        for row in range(scheduled.mask_rows if count else 0):
+            right = row if scheduled.masks.behind_every_draft else scheduled.num_drafts
+            rows.append((right + 1, count))
+        for ahead, length in rows:
+            process_logits(logits_MV[start : start + length], scheduled.sequence, ahead)
+            positions += positions_of(scheduled.sequence, length, ahead)
+            start += length
+    chosen = dict(zip(picks, sample(logits_MV, [output.tokens[pick] for pick in picks], positions), strict=True))
+    return [
+        Proposals(
+            (chosen[pick] for pick in _verified_picks(scheduled, where)),
+            lambda right, scheduled=scheduled, where=where: (  # type: ignore[misc]
+                chosen[pick] for pick in scheduled.mask_picks(where, right)
+            ),
+        )
+        for scheduled, where in wanted
+    ]
 
 
-def _propose_one_by_one(sequence: Sequence, where: slice, output: ForwardOutput) -> abc.Iterator[Proposal]:
+def _propose_one_by_one(scheduled: ScheduledSequence, where: slice, output: ForwardOutput) -> Proposals:
     """Choose at one position after the other: the next is asked for only if the one before was taken."""
+    sequence = scheduled.sequence
     taken = [] if sequence.matcher is None else sequence.matcher.ahead
-    for position, pick in zip(
-        positions_of(sequence, where.stop - where.start), range(where.start, where.stop), strict=True
-    ):
-        with torch.inference_mode():
-            logits_1V = output.logits_MV[pick : pick + 1].clone()
-            process_logits(logits_1V, sequence, len(taken), taken)
-            proposal = sample(logits_1V, output.tokens[pick : pick + 1], [position])[0]
-        if sequence.matcher is None:
-            taken.append(proposal.token)
-        yield proposal
+
+    def at(picks: range, ahead: int) -> abc.Iterator[Proposal]:
+        for position, pick in zip(positions_of(sequence, len(picks), ahead), picks, strict=True):
+            with torch.inference_mode():
+                logits_1V = output.logits_MV[pick : pick + 1].clone()
+                process_logits(logits_1V, sequence, len(taken), taken)
+                proposal = sample(logits_1V, output.tokens[pick : pick + 1], [position])[0]
+            if sequence.matcher is None:
+                taken.append(proposal.token)
+            yield proposal
+
+    return Proposals(
+        at(_verified_picks(scheduled, where), 0), lambda right: at(scheduled.mask_picks(where, right), right + 1)
+    )
 
 
 def _within_grammar(
-    sequence: Sequence, matcher: Matcher, proposals: Proposals, where: slice, output: ForwardOutput
-) -> abc.Iterator[Proposal | tuple[int, float, bool]]:
+    scheduled: ScheduledSequence, matcher: Matcher, proposals: Proposals, where: slice, output: ForwardOutput
+) -> Proposals:
     """Replace a proposal by what the grammar forces, or by a choice it allows where it forbids the proposal."""
+    sequence = scheduled.sequence
     certain = 0.0 if sequence.request.decode.metric is Metric.ENTROPY else 1.0
+
+    def allowed(given: abc.Iterable[PlainProposal], picks: range) -> abc.Iterator[PlainProposal]:
+        for proposal, pick in zip(given, picks, strict=True):
+            if matcher.ended:
+                return
+            best = output.tokens[pick]
+            if (forced := matcher.forced()) is not None:
+                proposal = Proposal(forced, certain, forced == best)
+                matcher.take(forced)
+            elif not matcher.take(proposal[0]):
+                with torch.inference_mode():
+                    logits_1V = output.logits_MV[pick : pick + 1].clone()
+                    proposal = sample_allowed(logits_1V, best, sequence, matcher.ahead, matcher.allowed())
+                matcher.take(proposal.token)
+            yield proposal
+
     matcher.seek([])
-    for proposal, pick in zip(proposals, range(where.start, where.stop), strict=True):
-        if matcher.ended:
-            return
-        best = output.tokens[pick]
-        if (forced := matcher.forced()) is not None:
-            proposal = Proposal(forced, certain, forced == best)
-            matcher.take(forced)
-        elif not matcher.take(proposal[0]):
-            with torch.inference_mode():
-                logits_1V = output.logits_MV[pick : pick + 1].clone()
-                proposal = sample_allowed(logits_1V, best, sequence, matcher.ahead, matcher.allowed())
-            matcher.take(proposal.token)
-        yield proposal
+    return Proposals(
+        allowed(proposals.verifying, _verified_picks(scheduled, where)),
+        lambda right: allowed(proposals.at_masks(right), scheduled.mask_picks(where, right)),
+    )
 
 
 @torch.inference_mode()

@@ -69,14 +69,14 @@ def uniform(seed: int, number: int) -> float:
     return int(int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
-def positions_of(sequence: Sequence, count: int) -> list[SamplingPosition]:
-    """Return the next `count` positions of a sequence."""
+def positions_of(sequence: Sequence, count: int, ahead: int) -> list[SamplingPosition]:
+    """Return `count` positions of a sequence, which begin `ahead` of its next one."""
     sampling, metric = sequence.request.sampling, sequence.request.decode.metric
-    first = sequence.num_output_tokens
+    first = sequence.num_output_tokens + ahead
     draws = sampling.temperature > 0
     return [
-        SamplingPosition(sampling, metric, uniform(sequence.seed, first + ahead) if draws else 0.0)
-        for ahead in range(count)
+        SamplingPosition(sampling, metric, uniform(sequence.seed, first + number) if draws else 0.0)
+        for number in range(count)
     ]
 
 

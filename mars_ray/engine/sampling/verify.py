@@ -1,13 +1,13 @@
 """Verify the drafts of a sequence, take the next token, then accept tokens at masks: the decision of one step.
 
-Proposals are read left to right and lazily, so that each may depend on those taken before it in the same step. No logit
-is looked at here.
+Proposals are read left to right and lazily, so that each may depend on those taken before it in the same step: which
+masks are read depends on how many drafts were right. No logit is looked at here.
 
 Sources: threshold acceptance, arXiv 2604.07023, section 3.3; verification, arXiv 2211.17192, with the draw at a
 position shared by draft and target (see `sampler`), so that a draft is right or wrong and nothing is left to chance.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,6 +22,19 @@ class Proposal(NamedTuple):
     is_argmax: bool
     """Whether the token is the model's own most likely one. What stands behind masks was proposed on the assumption
     that it would be; behind a token that a draw, a penalty, a bias or a grammar put there nothing more is accepted."""
+
+
+PlainProposal = Proposal | tuple[int, float, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Proposals:
+    """What is proposed for one sequence in a step."""
+
+    verifying: Iterator[PlainProposal]
+    """Behind the last token and behind each draft."""
+    at_masks: Callable[[int], Iterable[PlainProposal]]
+    """At the masks behind so many right drafts; nothing where there are none. Called once, behind what was verified."""
 
 
 @dataclass(slots=True)
@@ -39,7 +52,7 @@ class Verification:
 
 
 def verify(
-    proposals: Iterable[Proposal | tuple[int, float, bool]],
+    proposals: Proposals,
     draft_tokens: Sequence[int],
     threshold: float,
     metric: Metric,
@@ -48,13 +61,11 @@ def verify(
 ) -> Verification:
     """Verify `draft_tokens`, take the autoregressive token, then accept at masks while the confidence passes.
 
-    `proposals` are those behind the last token and behind each draft, then those at the masks. At most `max_tokens`
-    are taken, and nothing behind a stop token. Where the proposals end early, nothing can follow.
+    At most `max_tokens` are taken, and nothing behind a stop token. Where the proposals end early, nothing can follow.
     """
-    coming = iter(proposals)
     result = Verification([])
     for number in range(len(draft_tokens) + 1):
-        proposal = next(coming, None)
+        proposal = next(proposals.verifying, None)
         if proposal is None:
             return result
         token, _, is_argmax = proposal
@@ -63,8 +74,9 @@ def verify(
         result.num_accepted_drafts += right
         if token in stop_ids or len(result.verified) == max_tokens:
             return result
-        if number < len(draft_tokens) and not right:
-            return result  # what was proposed behind a wrong draft is void
+        if not right:
+            break  # the drafts behind it are void
+    coming = iter(proposals.at_masks(result.num_accepted_drafts))
     left = max_tokens - len(result.verified)
     least: float | None = None
     while left and is_argmax:

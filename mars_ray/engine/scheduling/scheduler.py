@@ -24,18 +24,31 @@ DECODE_TOKENS = 16
 WORTH_WAITING_TOKENS = 32
 """A prompt waits for a neighbour that is just now computing at least so many more tokens of its prefix."""
 
-MasksFor = abc.Callable[[Sequence], int]
-"""How many masks a sequence wants behind its last token in the next step."""
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """The masks a sequence wants in the next step."""
+
+    count: int
+    """Masks in a row."""
+    behind_every_draft: bool = False
+    """Whether each draft and the last token have such a row behind them, so that a wrong draft does not void the step's
+    masks; else there is one, behind the last draft. Apple calls the former quadratic decoding (arXiv 2507.11851)."""
+
+
+NO_MASKS = Masks(0)
+
+MasksFor = abc.Callable[[Sequence], Masks]
 
 
 @dataclass(slots=True)
 class ScheduledSequence:
-    """The part of one sequence in a step: `num_tokens` of its pending tokens, then its drafts, then masks."""
+    """The part of one sequence in a step: `num_tokens` of its pending tokens, then its drafts, then rows of masks."""
 
     sequence: Sequence
     num_tokens: int
     num_drafts: int = 0
-    num_masks: int = 0
+    masks: Masks = NO_MASKS
     has_logits: bool = field(init=False)
     """Whether the last token takes part, so that there are logits to choose the next token from; False for a part of a
     prompt that does not reach its end."""
@@ -47,7 +60,20 @@ class ScheduledSequence:
     @property
     def num_positions(self) -> int:
         """Positions that go through the network."""
-        return self.num_tokens + self.num_drafts + self.num_masks
+        return self.num_tokens + self.num_drafts + self.mask_rows * self.masks.count
+
+    @property
+    def mask_rows(self) -> int:
+        """Rows of masks: behind the last draft alone, or behind the last token and each draft."""
+        return self.num_drafts + 1 if self.masks.behind_every_draft else 1
+
+    def mask_picks(self, picks: slice, right: int) -> range:
+        """Return which of `picks`, that begin at the last token, are the masks behind the first `right` drafts."""
+        row = right if self.masks.behind_every_draft else right - self.num_drafts
+        if row < 0:
+            return range(0)
+        first = picks.start + 1 + self.num_drafts + row * self.masks.count
+        return range(first, first + self.masks.count)
 
     @property
     def is_decode(self) -> bool:
@@ -148,8 +174,9 @@ class Scheduler:
 
 
 def _reach(sequence: Sequence, masks_for: MasksFor) -> int:
-    """Return the positions a sequence needs in its slot."""
-    return len(sequence.tokens) + len(sequence.draft_tokens) + masks_for(sequence)
+    """Return the columns a sequence needs in its slot."""
+    masks, drafts = masks_for(sequence), len(sequence.draft_tokens)
+    return len(sequence.tokens) + drafts + masks.count * (drafts + 1 if masks.behind_every_draft else 1)
 
 
 def _scheduled(sequence: Sequence, num_tokens: int, masks_for: MasksFor) -> ScheduledSequence:

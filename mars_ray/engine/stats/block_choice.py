@@ -3,7 +3,9 @@
 A small batch leaves the processor idle while weights are read, so masks are nearly free; a large one pays for each
 position. The block with the most expected tokens per second, by the live profile and the step-time model, lies between
 1, which is autoregressive decoding, and the block the model was trained for. Before step times are known, large and
-small blocks take turns, to tell what a mask costs from what a step does. Where few masks are fed, one sequence now and
+small blocks take turns, to tell what a mask costs from what a step does. Where drafts are verified, it also lays
+out the masks: behind the last draft alone, which takes the fewest positions, or behind every draft, so that a wrong one
+does not void them. Where few masks are fed, one sequence now and
 then gets all, so that profile and step time go on learning, at a small part of the time; where many are, one step now
 and then has none.
 
@@ -18,6 +20,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mars_ray.engine.request import Acceptance
+from mars_ray.engine.scheduling.scheduler import NO_MASKS, Masks
 from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.engine.stats.profile import CALIBRATED_FORWARDS, Profile
 from mars_ray.engine.stats.step_time import CLOCK_S, StepTime, StepTimeFit, StepWork, block_rates
@@ -32,6 +35,9 @@ PLAIN_EVERY = 128
 """What masks cost is the difference of two kinds of steps, and both must have been seen lately: every so many steps one
 has no masks, or every `PROBE_EVERY` where that is expected to give `NEARLY` the most tokens per second."""
 
+ROWS_MOST = 63
+"""Masks of one sequence in a step, where there are several rows: what a mask attends to is told by as many bits."""
+
 AcceptanceOf = Callable[[Sequence], Acceptance | None]
 
 
@@ -41,6 +47,8 @@ class BlockChoice:
     def __init__(self, profile: Profile, step_time: StepTimeFit, block: int) -> None:
         self._profile, self._step_time, self._full = profile, step_time, block
         self._chosen = block
+        self.behind_every_draft = False
+        """Whether each draft that is verified has masks behind it."""
         self._probe: Sequence | None = None
         self._plain_every, self._plain = PROBE_EVERY, False
         self._steps = self._probed = 0
@@ -76,13 +84,20 @@ class BlockChoice:
             return self._full
         return 1 if self._plain else self._chosen
 
-    def masks_for(self, sequence: Sequence, acceptance: Acceptance) -> int:
-        """Return how many masks go behind the last token and the drafts of a sequence."""
-        drafts = sequence.draft_tokens
-        if drafts and drafts[-1] in sequence.stop_ids:
-            return 0  # the end is in sight
+    def masks_for(self, sequence: Sequence, acceptance: Acceptance, max_columns: int) -> Masks:
+        """Return the masks behind the drafts of a sequence, whose slot has at most `max_columns`."""
+        drafts = len(sequence.draft_tokens)
+        rows = drafts + 1 if self.behind_every_draft and acceptance.verify and sequence.accepted_confidences else 1
+        left = sequence.max_tokens - sequence.num_output_tokens - (drafts if rows == 1 else 0)
         block = sequence.request.decode.block or self.block(sequence, acceptance)
-        return max(0, min(block, sequence.max_tokens - sequence.num_output_tokens - len(drafts)) - 1)
+        count = max(0, min(block, left) - 1)
+        if rows > 1 and count:
+            if rows * count <= ROWS_MOST and len(sequence.tokens) + drafts + rows * count <= max_columns:
+                return Masks(count, behind_every_draft=True)
+            count = max(0, min(block, left - drafts) - 1)
+        if drafts and sequence.draft_tokens[-1] in sequence.stop_ids:
+            return NO_MASKS  # the end is in sight
+        return Masks(count)
 
     def _choose(self, model: StepTime, running: list[Sequence], acceptance_of: AcceptanceOf, kv_tokens: int) -> None:
         if self._profile.forwards < CALIBRATED_FORWARDS:
@@ -91,13 +106,18 @@ class BlockChoice:
         adapting = [needs for each in running if (needs := acceptance_of(each)) and _adapts(each, needs)]
         if not adapting:
             return
-        tokens_B = np.full(self._full, float(len(running) - len(adapting)))
-        positions_B = tokens_B.copy()
-        for quality, count in Counter(each.quality for each in adapting).items():
-            found = self._profile.lookahead(quality)
-            tokens_B += count * found.tokens_B
-            positions_B += count * found.positions_B
-        rates_B = block_rates(model, tokens_B, positions_B, num_seqs=len(running), kv_tokens=kv_tokens)
+        best = 0.0
+        for behind_every_draft in (False, True):
+            tokens_B = np.full(self._full, float(len(running) - len(adapting)))
+            fed_B = tokens_B.copy()
+            for quality, count in Counter(each.quality for each in adapting).items():
+                found = self._profile.lookahead(quality, behind_every_draft=behind_every_draft)
+                tokens_B += count * found.tokens_B
+                fed_B += count * found.positions_B
+            found_B = block_rates(model, tokens_B, fed_B, num_seqs=len(running), kv_tokens=kv_tokens)
+            if found_B.max() > best:
+                best, rates_B, positions_B = float(found_B.max()), found_B, fed_B
+                self.behind_every_draft = behind_every_draft
         self._chosen = 1 + int(rates_B.argmax())
         self._plain_every = PROBE_EVERY if rates_B[0] > NEARLY * rates_B.max() else PLAIN_EVERY
         usual_s = model.seconds(StepWork(len(running), round(float(positions_B[self._chosen - 1])), kv_tokens))

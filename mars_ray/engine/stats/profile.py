@@ -128,16 +128,16 @@ class Profile:
         """
         self._audits.append((threshold, confidences, right))
 
-    def lookahead(self, threshold: float) -> Lookahead:
+    def lookahead(self, threshold: float, *, behind_every_draft: bool = False) -> Lookahead:
         """Return what the threshold gives by block: the folded means, read linearly between thresholds of the grid."""
-        return between([(each, self._at(number)) for number, each in enumerate(GRID)], threshold)
+        return between([(each, self._at(number, behind_every_draft)) for number, each in enumerate(GRID)], threshold)
 
-    def points(self) -> tuple[ProfilePoint, ...]:
+    def points(self, *, behind_every_draft: bool = False) -> tuple[ProfilePoint, ...]:
         """Return the curve over the grid."""
         self._fold()
         curve = []
         for number, threshold in enumerate(GRID):
-            found = self._at(number)
+            found = self._at(number, behind_every_draft)
             tokens = float(found.tokens_B[-1])
             audited = float(self._audited_G[number])
             agreement = None
@@ -150,13 +150,14 @@ class Profile:
             curve.append(ProfilePoint(threshold, *by_block, agreement, audited))
         return tuple(curve)
 
-    def _at(self, number: int) -> Lookahead:
+    def _at(self, number: int, behind_every_draft: bool) -> Lookahead:
         looked_K = np.maximum(self._looked_K, 1e-9)
         if number:
             return trusted(self._accepted_GK[number] / looked_K)
         common = (self._right_K.sum() + 1) / (self._judged_K.sum() + 1)
         right_K = (self._right_K + COMMON_DRAFTS * common) / (self._judged_K + COMMON_DRAFTS)
-        return verified(self._drafted_K / np.maximum(self._verifying_K, 1e-9), right_K)
+        drafted_K = self._drafted_K / np.maximum(self._verifying_K, 1e-9)
+        return verified(drafted_K, right_K, behind_every_draft=behind_every_draft)
 
     def _fold(self) -> None:
         if self._looks:
