@@ -114,6 +114,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--answers", type=int, default=200, help="the model's own answers")
+    parser.add_argument("--people", type=int, default=200, help="answers that come with the data")
     parser.add_argument("--tokens", type=int, default=96, help="of each of them at most")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -123,6 +124,7 @@ def main() -> None:
         human = conversations(given.model, given.data)
         step = max(1, len(human) // given.answers)
         own = own_answers(given.model, [prompt for prompt, _ in human[::step]][: given.answers], given.tokens)
+        human = human[:: max(1, len(human) // given.people)][: given.people]
         results = {name: read(given.model, name, own, human) for name in FORMATS}
     except MarsRayError as error:
         parser.error(str(error))
