@@ -129,10 +129,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     logging.disable_progress_bar()
+    on = machine()  # the code that runs is that of now, whatever is committed meanwhile
     found = check(given.model, given.prompts, given.count, given.max_tokens, given.batch, given.generate)
     command = f"benchmarks/greedy_equality.py --model {given.model} --prompts {given.prompts.name}"
     command += f" --count {given.count} --max-tokens {given.max_tokens} --batch {given.batch}"
-    report = {"command": command, "machine": machine(), "dtype": "float32"} | found
+    report = {"command": command, "machine": on, "dtype": "float32"} | found
     print(json.dumps(found, indent=1))
     if given.json:
         given.json.write_text(json.dumps(report, indent=1) + "\n")
