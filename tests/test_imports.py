@@ -28,7 +28,7 @@ BELOW = {
     "data": SHARED | {"method", "model"},
     "adapter": {"errors", "method", "model"},
     "training": SHARED | {"method", "model", "data", "adapter"},
-    "engine": {"errors", "method", "model"},
+    "engine": {"errors", "method", "model", "adapter"},
     "control": {"errors", "ray_private", "engine"},
     "openai_api": {"errors", "engine"},
     "batch": SHARED | {"method", "model", "data", "engine", "control", "openai_api"},

@@ -10,6 +10,7 @@ Never: loads onto another base than the one it was trained on, whose keys and va
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -103,7 +104,15 @@ def read_adapter_card(folder: Path) -> AdapterCard:
         raise AdapterError(f"{folder} has no valid {CARD_FILE}: {error}. Give the folder of an adapter.") from error
 
 
-def load_adapter(folder: Path, base: Path) -> GatedLoRA:
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter and the card it came with."""
+
+    lora: GatedLoRA
+    card: AdapterCard
+
+
+def load_adapter(folder: Path, base: Path) -> Adapter:
     """Return the adapter in `folder` in float32, in eval mode and without gradients.
 
     Raises `AdapterError` unless it is complete and was trained on the model in `base`.
@@ -120,9 +129,10 @@ def load_adapter(folder: Path, base: Path) -> GatedLoRA:
         if config["peft_type"] != "LORA" or config["gated"] is not True:
             raise AdapterError(f"{folder} is no gated LoRA, which {CONFIG_FILE} says with gated: true.")
         tensors = load_file(folder / WEIGHTS_FILE)
-        return _built(config["r"], config["lora_alpha"], {name: each.float() for name, each in tensors.items()})
+        built = _built(config["r"], config["lora_alpha"], {name: each.float() for name, each in tensors.items()})
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise AdapterError(f"{folder} is not a complete adapter ({error!r}). Download or train it again.") from error
+    return Adapter(built, card)
 
 
 def _built(rank: int, alpha: float, tensors: dict[str, torch.Tensor]) -> GatedLoRA:

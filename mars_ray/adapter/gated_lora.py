@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from mars_ray.errors import AdapterError
 
@@ -59,7 +60,8 @@ class GatedLoRA(nn.Module):
         self.factors = {name: LowRank(shape.rank, *sizes) for name, sizes in shape.linears.items()}
         """Those of each linear layer, by its name."""
         self._registered = nn.ModuleList(self.factors.values())  # names with dots cannot be those of parameters
-        self._scale = shape.alpha / shape.rank
+        self.scale = shape.alpha / shape.rank
+        """What the products are multiplied with."""
         self._open = False
         self._where_M: Tensor | None = None
 
@@ -77,25 +79,29 @@ class GatedLoRA(nn.Module):
         finally:
             self._open, self._where_M = False, None
 
-    def attach(self, network: nn.Module) -> None:
-        """Stand beside the linear layers of `network`. Raises `AdapterError` for one that lacks them.
+    def attach(self, network: nn.Module) -> list[RemovableHandle]:
+        """Stand beside the linear layers of `network`, until what is returned is removed.
+
+        Raises `AdapterError` for a network that lacks one of them.
 
         Whatever computes a layer may stand in its place, as long as it takes and gives its sizes.
         """
+        attached = []
         for name, pair in self.factors.items():
             try:
                 linear = network.get_submodule(name)
             except AttributeError:
                 raise AdapterError(f"The adapter is for a network with a layer {name}, this has none.") from None
-            linear.register_forward_hook(partial(self._add, pair))
+            attached.append(linear.register_forward_hook(partial(self._add, pair)))
+        return attached
 
     def _add(self, pair: LowRank, _linear: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> Tensor:
         if not self._open:
             return out
         if self._where_M is None:
-            return out + pair.product(inputs[0]) * self._scale
+            return out + pair.product(inputs[0]) * self.scale
         # Positions are the last dimension but one, whether a batch of 1 stands before it or not.
-        product = pair.product(inputs[0].index_select(-2, self._where_M)) * self._scale
+        product = pair.product(inputs[0].index_select(-2, self._where_M)) * self.scale
         return out.index_add(-2, self._where_M, product)
 
 

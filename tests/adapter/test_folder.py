@@ -41,7 +41,7 @@ def saved(adapted: Adapted, base: Path, tmp_path: Path) -> Path:
 
 
 def test_what_is_saved_is_what_is_loaded(adapted: Adapted, base: Path, saved: Path) -> None:
-    loaded = load_adapter(saved, base)
+    loaded = load_adapter(saved, base).lora
     assert loaded.shape == adapted[1].shape
     assert torch.equal(loaded.mask_embedding_KH, adapted[1].mask_embedding_KH)
     for name, pair in adapted[1].factors.items():

@@ -134,7 +134,7 @@ def test_a_model_gets_an_adapter_from_its_own_answers_and_goes_on_where_it_stopp
     settings = ("--rank", 4, "--length", 256, "--checkpoint-every", 4, "--precision", "float32")
     assert "The adapter is in" in done("adapt", *asked, *settings)
     bundled = resolve_model("bundled")
-    assert load_adapter(output / "model", bundled).shape.rank == 4
+    assert load_adapter(output / "model", bundled).lora.shape.rank == 4
     taught = conversations(output / "data" / "train-own" / "conversations.jsonl")
     assert {question for question, _ in taught} <= {row["prompt"] for row in rows}
     assert "The adapter is in" in done("adapt", *asked, *settings)

@@ -81,5 +81,5 @@ def test_in_bfloat16_the_base_is_loaded_as_such_and_the_adapter_learns_in_float3
     assert first is not None
     assert last is not None
     assert last < first
-    loaded = load_adapter(RunFolder(made.output).model, start_model)
+    loaded = load_adapter(RunFolder(made.output).model, start_model).lora
     assert {name.rpartition(".")[2] for name in loaded.factors} == {"q_proj", "v_proj"}

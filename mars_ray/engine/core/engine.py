@@ -11,6 +11,7 @@ import random
 import time
 from collections import abc
 
+from mars_ray.adapter.folder import Adapter
 from mars_ray.engine.chunk import Chunk, Finished, FinishReason, TokenLogprobs
 from mars_ray.engine.core.class_thresholds import ClassThresholds
 from mars_ray.engine.core.limits import resolve_limits
@@ -47,6 +48,7 @@ AUDIT_EVERY = 16
 class Engine:
     """Decodes with the network of `checkpoint`, whose attention it may replace. Not thread-safe.
 
+    With an `adapter` masks, and they alone, are decoded with it; its block and calibration stand in for the card's.
     With `consume` the network gives its weights up where the engine packs copies of them: it cannot run afterwards.
     Raises `ModelError` for a network it cannot run and `ConfigError` for sizes it cannot have.
     """
@@ -56,11 +58,12 @@ class Engine:
         checkpoint: Checkpoint,
         options: EngineOptions = DEFAULT_OPTIONS,
         *,
+        adapter: Adapter | None = None,
         consume: bool = False,
         clock: abc.Callable[[], float] = time.perf_counter,
         new_seed: abc.Callable[[], int] | None = None,
     ) -> None:
-        network, card = checkpoint.network, checkpoint.card
+        network, card = checkpoint.network, adapter.card if adapter else checkpoint.card
         self._checkpoint, self._clock = checkpoint, clock
         self._new_seed = new_seed or (lambda: random.getrandbits(62))
         self.limits = limits = resolve_limits(network.config, network.dtype, network.device, options)
@@ -78,7 +81,14 @@ class Engine:
         )
         self._cache = SlotKVCache(network.config, network.dtype, network.device)
         self._packer = InputPacker(checkpoint.mask_id, limits.max_model_len, network.device)
-        self._runner, self.kernels = choose_runner(network, self._cache, checkpoint.mask_id, options, consume=consume)
+        self._runner, self.kernels = choose_runner(
+            network,
+            self._cache,
+            checkpoint.mask_id,
+            options,
+            consume=consume,
+            adapter=adapter.lora if adapter else None,
+        )
         """What runs a forward, and its description for reports."""
         self._grammars = Grammars(checkpoint, limits.vocab_size)
         self.block = (card and card.block) or BLOCK_WITHOUT_CARD

@@ -2,6 +2,7 @@
 
 from transformers import PreTrainedModel
 
+from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.engine.execution.cpu_runner import CPURunner
 from mars_ray.engine.execution.model_runner import ModelRunner
 from mars_ray.engine.execution.torch_runner import TorchRunner
@@ -12,7 +13,13 @@ from mars_ray.errors import ModelError
 
 
 def choose_runner(
-    network: PreTrainedModel, cache: SlotKVCache, mask_id: int, options: EngineOptions, *, consume: bool
+    network: PreTrainedModel,
+    cache: SlotKVCache,
+    mask_id: int,
+    options: EngineOptions,
+    *,
+    consume: bool,
+    adapter: GatedLoRA | None,
 ) -> tuple[ModelRunner, str]:
     """Return the runner, and in words what it is and why.
 
@@ -20,11 +27,10 @@ def choose_runner(
     shall be quantised and the kernels for it cannot be had.
     """
     try:
-        runner = CPURunner(network, cache, mask_id=mask_id, quantize=options.quantize, consume=consume)
+        runner = CPURunner(network, cache, mask_id=mask_id, quantize=options.quantize, consume=consume, adapter=adapter)
     except KernelError as error:
         if options.quantize:
             raise ModelError(f"quantize {options.quantize} needs kernels that do not run here: {error}") from None
-        if network.device.type != "cpu":
-            return TorchRunner(network, cache, mask_id=mask_id, compiled=options.compiled), "torch"
-        return TorchRunner(network, cache, mask_id=mask_id, compiled=options.compiled), f"torch, for {error}"
+        through_torch = TorchRunner(network, cache, mask_id=mask_id, compiled=options.compiled, adapter=adapter)
+        return through_torch, f"torch, for {error}" if network.device.type == "cpu" else "torch"
     return runner, f"CPU kernels, {options.quantize}" if options.quantize else "CPU kernels"

@@ -3,6 +3,7 @@
 import torch
 from transformers import PreTrainedModel
 
+from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.engine.execution.input_packer import ForwardBatch
 from mars_ray.engine.execution.model_runner import ForwardOutput
 from mars_ray.engine.kernels.decoder import FusedDecoder
@@ -14,9 +15,16 @@ class CPURunner:
     """Runs packed copies of the network's weights. Raises `KernelError` where the kernels do not fit the network."""
 
     def __init__(
-        self, network: PreTrainedModel, cache: SlotKVCache, *, mask_id: int, quantize: Quantize | None, consume: bool
+        self,
+        network: PreTrainedModel,
+        cache: SlotKVCache,
+        *,
+        mask_id: int,
+        quantize: Quantize | None,
+        consume: bool,
+        adapter: GatedLoRA | None,
     ) -> None:
-        self._decoder = FusedDecoder(network, mask_id=mask_id, quantize=quantize, consume=consume)
+        self._decoder = FusedDecoder(network, mask_id=mask_id, quantize=quantize, consume=consume, adapter=adapter)
         self._cache = cache
 
     @torch.inference_mode()
@@ -31,6 +39,7 @@ class CPURunner:
             target_N=batch.target_N,
             prefix_N=batch.prefix_N,
             behind_N=batch.behind_N,
+            offset_N=batch.offset_N,
         )
         return ForwardOutput(tokens, confidences, logits_MV)
 

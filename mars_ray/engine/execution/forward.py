@@ -35,12 +35,14 @@ def forward_of(network: PreTrainedModel, mask_id: int) -> Forward:
         pick_M: Tensor,
         column_C: Tensor,
         prefill: PrefillBatch | None = None,
+        embedded_NH: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         def laid_out(where_RP: Tensor, column_C: Tensor) -> Rectangle:
             return rectangle(where_RP, position_N, prefix_N, behind_N, column_C, groups, network.dtype)
 
         logits: Tensor = network(
-            input_ids=id_N[None],
+            input_ids=id_N[None] if embedded_NH is None else None,
+            inputs_embeds=None if embedded_NH is None else embedded_NH[None],
             position_ids=position_N[None],
             use_cache=False,
             logits_to_keep=pick_M,

@@ -29,6 +29,8 @@ class ForwardBatch:
     """How many columns of the slot it attends to, from the first on."""
     behind_N: Tensor
     """Columns behind the prefix it attends to besides, a bit each: its own row of masks where there are several."""
+    offset_N: Tensor
+    """Of a mask, how many masks stand before it in its row; -1 elsewhere."""
     back_N: Tensor
     """Where each position stands in the rectangles of attention."""
     pick_M: Tensor
@@ -54,6 +56,7 @@ class _Lists:
     targets: list[int] = field(default_factory=list)
     prefixes: list[int] = field(default_factory=list)
     behind: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
     picks: list[int] = field(default_factory=list)
     slices: list[slice] = field(default_factory=list)
     """Where in `picks` those of each sequence are."""
@@ -89,8 +92,16 @@ class InputPacker:
             back += behind
             where, slot_L = self._tensors(prefill_cells, slots[first:])
             prefill = PrefillBatch(where.view(count, longest), slot_L, self._columns[: max(packed.reaches[first:])])
-        lists = (packed.ids, packed.slots, packed.positions, packed.targets, packed.prefixes, packed.behind)
-        id_N, slot_N, position_N, target_N, prefix_N, behind_N, back_N, pick_M, where = self._tensors(
+        lists = (
+            packed.ids,
+            packed.slots,
+            packed.positions,
+            packed.targets,
+            packed.prefixes,
+            packed.behind,
+            packed.offsets,
+        )
+        id_N, slot_N, position_N, target_N, prefix_N, behind_N, offset_N, back_N, pick_M, where = self._tensors(
             *lists, back, packed.picks, cells
         )
         forward_batch = ForwardBatch(
@@ -100,6 +111,7 @@ class InputPacker:
             target_N=target_N,
             prefix_N=prefix_N,
             behind_N=behind_N,
+            offset_N=offset_N,
             back_N=back_N,
             pick_M=pick_M,
             where_RP=where.view(rows, width),
@@ -121,6 +133,8 @@ class InputPacker:
                 packed.ids += [self._mask_id] * (scheduled.mask_rows * scheduled.masks.count)
                 packed.picks += range(first, len(packed.ids))
             length = len(packed.ids) - start
+            masks = list(range(scheduled.masks.count)) * scheduled.mask_rows
+            packed.offsets += [-1] * (length - len(masks)) + masks
             packed.slots += [sequence.slot or 0] * length
             packed.targets += range(computed, computed + length)
             packed.reaches.append(computed + length)

@@ -1,8 +1,10 @@
 """One forward of an unmodified HF decoder through torch, compiled where a compiler is present."""
 
 import torch
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
+from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.engine.execution.compiled import CompiledSteps
 from mars_ray.engine.execution.forward import forward_of
 from mars_ray.engine.execution.input_packer import ForwardBatch
@@ -15,21 +17,35 @@ from mars_ray.errors import ModelError
 class TorchRunner:
     """Runs the network, whose attention it replaces, on one batch after the other."""
 
-    def __init__(self, network: PreTrainedModel, cache: SlotKVCache, *, mask_id: int, compiled: bool) -> None:
+    def __init__(
+        self, network: PreTrainedModel, cache: SlotKVCache, *, mask_id: int, compiled: bool, adapter: GatedLoRA | None
+    ) -> None:
         capped = getattr(network.config.get_text_config(), "attn_logit_softcapping", None)
         if capped is not None:
             raise ModelError(f"The model caps its attention logits at {capped}, which the engine's attention cannot.")
         network.set_attn_implementation(ATTENTION)
         self._cache = cache
         self._forward = forward_of(network, mask_id)
-        self._compiled = CompiledSteps(network, mask_id) if compiled else None
+        self._network, self._adapter = network, adapter
+        self._attached: list[RemovableHandle] = []
+        if adapter is not None:
+            self._attached = adapter.attach(network)
+        # What is compiled knows no adapter.
+        self._compiled = CompiledSteps(network, mask_id) if compiled and adapter is None else None
 
     @torch.inference_mode()
     def run(self, batch: ForwardBatch) -> ForwardOutput:
         """Run one forward; the keys and values of all its positions are in the cache afterwards."""
         places = (batch.id_N, batch.slot_N, batch.position_N, batch.target_N, batch.prefix_N, batch.behind_N)
         given = (self._cache.layers, *places, batch.back_N, batch.where_RP, batch.pick_M, batch.column_C)
-        if batch.prefill is not None:
+        if self._adapter is not None:
+            where_L = (batch.offset_N >= 0).nonzero().flatten()
+            embedded_NH = self._network.get_input_embeddings()(batch.id_N)
+            masks_LH = self._adapter.masks(batch.offset_N[where_L]).to(embedded_NH.dtype)
+            with self._adapter.at(where_L):
+                embedded_NH = embedded_NH.index_copy(0, where_L, masks_LH)
+                token_M, confidence_M, logits_MV = self._forward(*given, batch.prefill, embedded_NH)
+        elif batch.prefill is not None:
             token_M, confidence_M, logits_MV = self._forward(*given, batch.prefill)
         else:
             forward = (self._compiled and self._compiled.get(batch.where_RP)) or self._forward
@@ -42,6 +58,8 @@ class TorchRunner:
             self._compiled.wait()
 
     def close(self) -> None:
-        """Stop compiling."""
+        """Stop compiling, and leave the network without an adapter."""
+        for handle in self._attached:
+            handle.remove()
         if self._compiled:
             self._compiled.close()

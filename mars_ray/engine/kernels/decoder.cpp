@@ -27,6 +27,8 @@ struct Model {
   int64_t num_layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary, mask_id;
   float norm_epsilon, scaling;
   const void* embedding;
+  const void* mask_embedding;  // [masks, hidden], or none: masks look like the mask token
+  const LowRank* adapters;     // four of each layer (qkv, output, gate_up, down) that act at masks alone, or none
   const float* final_norm;
   Matrix head;
   const Layer* layers;
@@ -34,6 +36,8 @@ struct Model {
 
 struct Batch {
   int64_t positions, picks, threads;
+  int64_t first_mask;        // with an adapter masks stand behind everything else
+  const int64_t* offsets;    // of each mask: masks before it in its row
   const int64_t* ids;
   const int64_t* slots;
   const int64_t* places;    // in the sequence
@@ -53,7 +57,7 @@ struct Batch {
 
 template <class T>
 struct Buffers {
-  std::vector<T> hidden, normed, qkv, attended, gate_up, activated;
+  std::vector<T> hidden, normed, qkv, attended, gate_up, activated, low;
   std::vector<int32_t> words, sums;
   std::vector<float> scales, scores;
 };
@@ -86,7 +90,9 @@ class Step {
   void run() {
     const T* embedding = static_cast<const T*>(m.embedding);
     each(b.positions, [&](int64_t n) {
-      std::copy_n(embedding + b.ids[n] * m.hidden, m.hidden, &at.hidden[n * m.hidden]);
+      const T* from = embedding + b.ids[n] * m.hidden;
+      if (n >= b.first_mask) from = static_cast<const T*>(m.mask_embedding) + b.offsets[n - b.first_mask] * m.hidden;
+      std::copy_n(from, m.hidden, &at.hidden[n * m.hidden]);
     });
     for (int64_t index = 0; index < m.num_layers; index++) layer(m.layers[index], index);
     each(b.picks, [&](int64_t n) { norm(m.head, n, b.picked[n], m.final_norm); });
@@ -119,6 +125,7 @@ class Step {
     each(b.positions, [&](int64_t n) { norm(l.qkv, n, n, l.attention_norm); });
     wait();
     project(l.qkv, at.normed.data(), at.qkv.data());
+    adapt(4 * index, at.normed.data(), at.qkv.data());
     wait();
     T* keys = static_cast<T*>(b.keys[index]);
     T* values = static_cast<T*>(b.values[index]);
@@ -138,10 +145,12 @@ class Step {
     quantize_rows(l.output, at.attended.data());
     if (l.output.format >= INT8) wait();
     add(l.output, at.attended.data());
+    adapt(4 * index + 1, at.attended.data(), at.hidden.data());
     wait();
     each(b.positions, [&](int64_t n) { norm(l.gate_up, n, n, l.mlp_norm); });
     wait();
     project(l.gate_up, at.normed.data(), at.gate_up.data());
+    adapt(4 * index + 2, at.normed.data(), at.gate_up.data());
     wait();
     each(b.positions, [&](int64_t n) {
       silu_and_mul(&at.activated[n * m.intermediate], &at.gate_up[n * 2 * m.intermediate], m.intermediate);
@@ -149,6 +158,7 @@ class Step {
     quantize_rows(l.down, at.activated.data());
     wait();
     add(l.down, at.activated.data());
+    adapt(4 * index + 3, at.activated.data(), at.hidden.data());
     wait();
   }
 
@@ -186,8 +196,7 @@ class Step {
 
   // Rows as `w` reads them; of 8 bits, `quantize` has made them before.
   Rows rows(const Matrix& w, const T* from) const {
-    if (w.format < INT8)
-      return {reinterpret_cast<const int32_t*>(from), w.depth * static_cast<int64_t>(sizeof(T)) / 4, nullptr, nullptr, 0};
+    if (w.format < INT8) return plain(w.depth, from);
     return {at.words.data(), w.depth / 4, at.scales.data(), at.sums.data(), w.depth / GROUP};
   }
 
@@ -220,6 +229,39 @@ class Step {
              store(to + row * w.columns + column, left);
              store(to + row * w.columns + column + 16, right);
            });
+  }
+
+  // Adds the low-rank products at masks to what their layer gave.
+  void adapt(int64_t number, const T* from, T* to) {
+    const int64_t masks = b.positions - b.first_mask;
+    if (masks == 0 || m.adapters[number].parts == 0) return;
+    const LowRank& pair = m.adapters[number];
+    const int64_t ranks = pair.down.columns;
+    int64_t width = 0;
+    for (int64_t part = 0; part < pair.parts; part++) width += pair.up[part].columns;
+    linear(pair.down, plain(pair.down.depth, from + b.first_mask * pair.down.depth), masks, thread, threads,
+           [&](int64_t row, int64_t column, __m512 left, __m512 right) {
+             store(&at.low[row * ranks + column], left);
+             store(&at.low[row * ranks + column + 16], right);
+           });
+    wait();
+    int64_t rank = 0, first = b.first_mask * width;
+    for (int64_t part = 0; part < pair.parts; part++) {
+      const Matrix& up = pair.up[part];
+      Rows rows = plain(ranks, &at.low[rank]);
+      linear(up, rows, masks, thread, threads, [&](int64_t row, int64_t column, __m512 left, __m512 right) {
+        T* out = to + first + row * width + column;
+        store(out, _mm512_add_ps(load(out), rounded(left, out)));
+        store(out + 16, _mm512_add_ps(load(out + 16), rounded(right, out)));
+      });
+      rank += up.depth;
+      first += up.columns;
+    }
+  }
+
+  // Rows of numbers as they are, `width` from one to the next.
+  static Rows plain(int64_t width, const T* from) {
+    return {reinterpret_cast<const int32_t*>(from), width * static_cast<int64_t>(sizeof(T)) / 4, nullptr, nullptr, 0};
   }
 
   // Adds to the residual stream.
@@ -272,6 +314,10 @@ void run(const Model& model, const Batch& batch) {
   fit(buffers.attended, rows * model.heads * model.head_dim);
   fit(buffers.gate_up, rows * 2 * model.intermediate);
   fit(buffers.activated, rows * model.intermediate);
+  int64_t ranks = 0;
+  for (int64_t pair = 0; model.adapters && pair < 4 * model.num_layers; pair++)
+    ranks = std::max(ranks, model.adapters[pair].down.columns);
+  fit(buffers.low, (batch.positions - batch.first_mask) * ranks);
   fit(buffers.words, rows * depth / 4);
   fit(buffers.sums, rows * depth / GROUP);
   fit(buffers.scales, rows);

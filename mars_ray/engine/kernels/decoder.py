@@ -17,13 +17,21 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.engine.kernels.build import KernelError, kernel_library
-from mars_ray.engine.kernels.packed import Format, Matrix, pack
+from mars_ray.engine.kernels.packed import COLUMNS, Format, Matrix, pack, pack_weight
 from mars_ray.engine.kv.attention import Layers
 
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 """Networks whose layers are those of `decoder.cpp`; a subclass may differ, so a type must be one of these."""
 HEAD_SIZES = (32, 64, 96, 128, 256)
+TOGETHER = (
+    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    ("self_attn.o_proj",),
+    ("mlp.gate_proj", "mlp.up_proj"),
+    ("mlp.down_proj",),
+)
+"""Linear layers of a layer that are packed as one."""
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
@@ -41,12 +49,16 @@ class _Layer(ctypes.Structure):
     )
 
 
+class _LowRank(ctypes.Structure):
+    _fields_ = (("down", Matrix), ("up", Matrix * 3), ("parts", INT))
+
+
 class _Model(ctypes.Structure):
     _fields_ = (
         *((name, INT) for name in ("num_layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate")),
         *((name, INT) for name in ("vocabulary", "mask_id")),
         *((name, FLOAT) for name in ("norm_epsilon", "scaling")),
-        *((name, POINTER) for name in ("embedding", "final_norm")),
+        *((name, POINTER) for name in ("embedding", "mask_embedding", "adapters", "final_norm")),
         ("head", Matrix),
         ("layers", POINTER),
     )
@@ -54,7 +66,8 @@ class _Model(ctypes.Structure):
 
 class _Batch(ctypes.Structure):
     _fields_ = (
-        *((name, INT) for name in ("positions", "picks", "threads")),
+        *((name, INT) for name in ("positions", "picks", "threads", "first_mask")),
+        ("offsets", POINTER),
         *((name, POINTER) for name in ("ids", "slots", "places", "columns", "prefixes", "behind", "cosines", "sines")),
         *((name, POINTER) for name in ("picked", "keys", "values")),
         *((name, INT) for name in ("slot_stride", "head_stride")),
@@ -65,20 +78,31 @@ class _Batch(ctypes.Structure):
 class FusedDecoder:
     """Runs a decoder of the Llama family over packed weights.
 
+    With an `adapter`, which must not be attached to the network, masks are embedded and adapted by it.
     Raises `KernelError` with the reason where the model, its sizes or the machine do not allow it. With `consume` each
     layer of `network` gives its weights up once they are packed, so that memory never holds both.
     """
 
-    def __init__(self, network: PreTrainedModel, *, mask_id: int, quantize: str | None, consume: bool) -> None:
+    def __init__(
+        self,
+        network: PreTrainedModel,
+        *,
+        mask_id: int,
+        quantize: str | None,
+        consume: bool,
+        adapter: GatedLoRA | None = None,
+    ) -> None:
         _check(network)
         library = kernel_library()
         name = str(network.dtype).removeprefix("torch.")
         self._call = getattr(library, f"forward_{name}")
-        self._kind = Format[(quantize or name).upper()]
+        self._plain = Format[name.upper()]
+        self._kind = Format[quantize.upper()] if quantize else self._plain
         self._dtype, self._consume = network.dtype, consume
         self._body: Any = network.model
         self._kept: list[Any] = []
         """What owns the memory that the structures point into."""
+        self._adapter = adapter
         self._model = self._describe(network, mask_id)
         self._layers: Layers | None = None
         """The cache whose addresses `_keys` and `_values` hold: it is another list once its tensors are."""
@@ -94,24 +118,35 @@ class FusedDecoder:
         target_N: Tensor | None = None,
         prefix_N: Tensor | None = None,
         behind_N: Tensor | None = None,
+        offset_N: Tensor | None = None,
     ) -> tuple[list[int], list[float], Tensor]:
         """Return the likeliest token and its probability at each of M picks, and all logits, [M, V] in float32.
 
         Keys and values of the N positions are in `layers` afterwards, in the columns `target_N`, by default those of
         their positions. A position attends to the first `prefix_N` columns of its slot, by default up to its own, and
-        to those of the next 63 whose bit is set in `behind_N`.
+        to those of the next 63 whose bit is set in `behind_N`. With an adapter `offset_N` tells how many masks stand
+        before a mask in its row, and -1 where there is no mask.
         """
+        target_N = position_N if target_N is None else target_N
+        prefix_N = position_N + 1 if prefix_N is None else prefix_N
+        behind_N = torch.zeros_like(position_N) if behind_N is None else behind_N
         if layers is not self._layers:
             self._keys, self._values = (_addresses([pair[side] for pair in layers]) for side in (0, 1))
             self._layers = layers
         positions, picks, keys = id_N.shape[0], pick_M.shape[0], layers[0][0]
+        first_mask, offset_L = positions, pick_M
+        if self._adapter is not None and offset_N is not None:
+            masks_N = offset_N >= 0
+            order_N = masks_N.to(torch.uint8).argsort(stable=True)  # masks behind everything else
+            first_mask = positions - int(masks_N.sum())
+            given_N = (id_N, slot_N, position_N, target_N, prefix_N, behind_N)
+            id_N, slot_N, position_N, target_N, prefix_N, behind_N = (part[order_N] for part in given_N)
+            offset_L = offset_N[order_N][first_mask:].clamp(max=self._adapter.shape.masks - 1).contiguous()
+            pick_M = order_N.argsort()[pick_M]
         cosine_ND, sine_ND = (
             part[0].float().contiguous()
             for part in self._body.rotary_emb(torch.empty(0, dtype=self._dtype), position_N[None])
         )
-        target_N = position_N if target_N is None else target_N
-        prefix_N = position_N + 1 if prefix_N is None else prefix_N
-        behind_N = torch.zeros_like(position_N) if behind_N is None else behind_N
         logits_MV = torch.empty(picks, self._model.head.columns)
         token_M, confidence_M = torch.empty(picks, dtype=torch.int64), torch.empty(picks)
         given = (id_N, slot_N, position_N, target_N, prefix_N, behind_N, cosine_ND, sine_ND, pick_M)
@@ -119,6 +154,8 @@ class FusedDecoder:
             positions,
             picks,
             torch.get_num_threads(),
+            first_mask,
+            offset_L.data_ptr(),
             *(tensor.data_ptr() for tensor in given),
             ctypes.addressof(self._keys),
             ctypes.addressof(self._values),
@@ -146,6 +183,8 @@ class FusedDecoder:
             norm_epsilon=body.norm.variance_epsilon,
             scaling=attention.scaling,
             embedding=self._address(body.embed_tokens.weight.detach().contiguous()),
+            mask_embedding=self._adapter and self._address(self._adapter.mask_embedding_KH.detach().to(self._dtype)),
+            adapters=self._adapter and self._low_ranks(self._adapter),
             final_norm=self._norm(body.norm),
             # As others do: an output head in 4 bits costs more quality than it gains speed.
             head=self._pack([head], Format.INT8 if self._kind is Format.INT4 else self._kind),
@@ -165,6 +204,34 @@ class FusedDecoder:
             down=self._pack([mlp.down_proj], self._kind),
             window=_window(attention) or 0,
         )
+
+    def _low_ranks(self, adapter: GatedLoRA) -> int:
+        """Return where the low-rank products of all layers are."""
+        pairs = (_LowRank * (4 * len(self._body.layers)))(
+            *(self._low_rank(adapter, layer, names) for layer in range(len(self._body.layers)) for names in TOGETHER)
+        )
+        self._kept.append(pairs)
+        return ctypes.addressof(pairs)
+
+    def _low_rank(self, adapter: GatedLoRA, layer: int, names: tuple[str, ...]) -> _LowRank:
+        linears = [f"model.layers.{layer}.{name}" for name in names]
+        if not any(linear in adapter.factors for linear in linears):
+            return _LowRank(parts=0)
+        downs, ups = [], []
+        for linear in linears:
+            module = self._body.layers[layer].get_submodule(linear.split(".", 3)[3])
+            down, up = torch.zeros(1, module.in_features), torch.zeros(module.out_features, 1)
+            if linear in adapter.factors:
+                down, up = adapter.factors[linear].a.detach(), adapter.factors[linear].b.detach() * adapter.scale
+            missing = -down.shape[0] % COLUMNS
+            downs.append(nn.functional.pad(down, (0, 0, 0, missing)))
+            ups.append(self._pack_weight(nn.functional.pad(up, (0, missing))))
+        return _LowRank(down=self._pack_weight(torch.cat(downs)), up=(Matrix * 3)(*ups), parts=len(ups))
+
+    def _pack_weight(self, weight: Tensor) -> Matrix:
+        packed = pack_weight(weight.to(self._dtype), None, self._plain)
+        self._kept.append(packed)
+        return packed.matrix
 
     def _pack(self, layers: list[nn.Linear], kind: Format) -> Matrix:
         packed = pack(layers, kind)

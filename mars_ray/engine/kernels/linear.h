@@ -21,6 +21,13 @@ struct Matrix {
   Format format;
 };
 
+// A low-rank product beside up to three layers that read the same input and are packed as one.
+struct LowRank {
+  Matrix down;   // to the ranks of all of them, side by side
+  Matrix up[3];  // from the rank of each to its columns
+  int64_t parts;
+};
+
 // Rows of x as a linear layer reads them: as they are, or rounded to 8 bits, each row with a scale of its own.
 struct Rows {
   const int32_t* words;

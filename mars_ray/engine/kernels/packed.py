@@ -51,8 +51,16 @@ def pack(layers: Sequence[nn.Linear], kind: Format) -> PackedLinear:
 
     The inputs must be a multiple of 32.
     """
-    weight = _pad(torch.cat([layer.weight.detach() for layer in layers]))
-    scales = None
+    bias = None
+    if any(layer.bias is not None for layer in layers):
+        parts = [torch.zeros(layer.out_features) if layer.bias is None else layer.bias.detach() for layer in layers]
+        bias = _pad(torch.cat([part.float() for part in parts]))
+    return pack_weight(torch.cat([layer.weight.detach() for layer in layers]), bias, kind)
+
+
+def pack_weight(weight: Tensor, bias: Tensor | None, kind: Format) -> PackedLinear:
+    """Pack a weight [N, K], K a multiple of 32, with a bias in float32, padded as the outputs are."""
+    weight, scales = _pad(weight), None
     if kind is Format.INT4:
         packed = _pack_int4(weight.float())
     elif kind is Format.INT8:
@@ -61,10 +69,6 @@ def pack(layers: Sequence[nn.Linear], kind: Format) -> PackedLinear:
     else:
         dtype = torch.float32 if kind is Format.FLOAT32 else torch.bfloat16
         packed = _interleave(weight.to(dtype), 4 // dtype.itemsize)
-    bias = None
-    if any(layer.bias is not None for layer in layers):
-        parts = [torch.zeros(layer.out_features) if layer.bias is None else layer.bias.detach() for layer in layers]
-        bias = _pad(torch.cat([part.float() for part in parts]))
     where = [tensor.data_ptr() if tensor is not None else None for tensor in (packed, scales, bias)]
     return PackedLinear((packed, scales, bias), Matrix(*where, weight.shape[0], weight.shape[1], kind))
 
