@@ -73,7 +73,8 @@ def step_with_masks(behind_every_draft: bool) -> ForwardBatch:
 @pytest.mark.parametrize("names", [None, ["q_proj", "v_proj"], ["down_proj"]], ids=str)
 @pytest.mark.parametrize("behind_every_draft", [False, True])
 def test_kernels_and_torch_say_the_same_with_an_adapter(names: list[str] | None, behind_every_draft: bool) -> None:
-    batch, given = step_with_masks(behind_every_draft), dict[str, Any](names=names)
+    given: dict[str, Any] = {"names": names}
+    batch = step_with_masks(behind_every_draft)
     one, other = (engine_of(kernels, given)._runner.run(batch).logits_MV for kernels in (True, False))
     torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-4)
 
@@ -82,7 +83,8 @@ def test_kernels_and_torch_say_the_same_with_an_adapter(names: list[str] | None,
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_tokens_and_drafts_have_the_logits_of_the_base_bit_for_bit(kernels: bool, dtype: torch.dtype) -> None:
     batch = step_with_masks(behind_every_draft=True)
-    base, adapted = (engine_of(kernels, given, dtype)._runner.run(batch).logits_MV for given in (None, {}))
+    base = engine_of(kernels, None, dtype)._runner.run(batch).logits_MV
+    adapted = engine_of(kernels, {}, dtype)._runner.run(batch).logits_MV
     is_mask = batch.offset_N[batch.pick_M] >= 0
     assert torch.equal(adapted[~is_mask], base[~is_mask])
     assert not torch.isclose(adapted[is_mask], base[is_mask]).all(dim=1).any()

@@ -207,10 +207,8 @@ class Engine:
         return batch
 
     def _masks_for(self, sequence: Sequence) -> Masks:
-        acceptance = self._thresholds.acceptance(sequence)
-        if acceptance is None:
-            return NO_MASKS
-        return self._blocks.masks_for(sequence, acceptance, self.limits.max_model_len)
+        needs = self._thresholds.acceptance(sequence)
+        return self._blocks.masks_for(sequence, needs, self.limits.max_model_len) if needs else NO_MASKS
 
     def _run(self, batch: list[ScheduledSequence], audit: bool) -> list[Chunk]:
         """Run one forward over `batch`, verify and commit it; where that fails, find the sequences it fails for."""

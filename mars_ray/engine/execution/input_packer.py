@@ -30,7 +30,7 @@ class ForwardBatch:
     behind_N: Tensor
     """Columns behind the prefix it attends to besides, a bit each: its own row of masks where there are several."""
     offset_N: Tensor
-    """Of a mask, how many masks stand before it in its row; -1 elsewhere."""
+    """How many masks stand before a mask in its row; -1 where there is no mask."""
     back_N: Tensor
     """Where each position stands in the rectangles of attention."""
     pick_M: Tensor
