@@ -31,12 +31,12 @@ BELOW = {
     "engine": {"errors", "method", "model", "adapter"},
     "control": {"errors", "ray_private", "engine"},
     "openai_api": {"errors", "engine"},
-    "batch": SHARED | {"method", "model", "data", "engine", "control", "openai_api"},
-    "serve": SHARED | {"model", "data", "engine", "control", "openai_api"},
+    "batch": SHARED | {"method", "model", "adapter", "data", "engine", "control", "openai_api"},
+    "serve": SHARED | {"model", "adapter", "data", "engine", "control", "openai_api"},
     "bench": SHARED | {"method", "model", "data", "engine"},
     "simulate": SHARED | {"data", "model", "engine", "control", "bench"},
-    "evaluation": SHARED | {"method", "model", "data", "engine", "batch", "bench"},
-    "llm": SHARED | {"data", "engine", "model"},
+    "evaluation": SHARED | {"method", "model", "adapter", "data", "engine", "batch", "bench"},
+    "llm": SHARED | {"data", "engine", "model", "adapter"},
     "harness": SHARED | {"method", "model", "engine", "evaluation"},
 }
 """Parts, and what the files of each may import besides their own."""

@@ -21,9 +21,10 @@ from safetensors.torch import load_file, save_file
 
 from mars_ray.adapter.gated_lora import GatedLoRA, LoraShape
 from mars_ray.errors import AdapterError, OutputError
-from mars_ray.model.card import CARD_FILE, CalibrationPoint
+from mars_ray.model.card import CARD_FILE, CalibrationPoint, Card, read_card
 from mars_ray.model.checkpoint import save_folder
 from mars_ray.model.digest import folder_digest
+from mars_ray.model.resolve import resolve_model
 
 WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
 PREFIX, EMBEDDING = "base_model.model.", "mask_embedding"
@@ -102,6 +103,24 @@ def read_adapter_card(folder: Path) -> AdapterCard:
         return AdapterCard.model_validate_json((folder / CARD_FILE).read_bytes())
     except (OSError, ValidationError) as error:
         raise AdapterError(f"{folder} has no valid {CARD_FILE}: {error}. Give the folder of an adapter.") from error
+
+
+def resolve_adapter(name: str | None) -> Path | None:
+    """Return the folder of the adapter that a caller names: a folder, or a name on a hub; None for none.
+
+    Raises `AdapterError` for what is no adapter.
+    """
+    if name is None:
+        return None
+    folder = resolve_model(name)
+    if not is_adapter(folder):
+        raise AdapterError(f"{name} is no adapter: it has no {CONFIG_FILE}. Name a model by --model.")
+    return folder.absolute()
+
+
+def decoding_card(base: Path, adapter: Path | None) -> Card | AdapterCard | None:
+    """Return the card that says how far to look ahead and what thresholds give: the adapter's, else the model's."""
+    return read_card(base) if adapter is None else read_adapter_card(adapter)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mars_ray.cli.options import WITH_ERRORS, AsJson, Cpus, Dtype, Gpus, Model, QuantizeOption, Temperature, Workers
+from mars_ray.cli.options import (
+    WITH_ERRORS,
+    AdapterOption,
+    AsJson,
+    Cpus,
+    Dtype,
+    Gpus,
+    Model,
+    QuantizeOption,
+    Temperature,
+    Workers,
+)
 from mars_ray.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,6 +56,7 @@ def evaluate(
     tasks: Tasks,
     output: Output,
     model: Model = "bundled",
+    adapter: AdapterOption = None,
     thresholds: Thresholds = ".99,.95,.9,.8,.6",
     modes: Modes = "ar,exact,threshold",
     seeds: Seeds = 3,
@@ -85,6 +97,7 @@ def evaluate(
         tasks=_words(tasks),
         questions=questions,
         model=model,
+        adapter=adapter,
         modes=_words(modes),
         thresholds=_numbers(thresholds),
         temperature=temperature,

@@ -12,7 +12,18 @@ import typer
 from rich.console import Console
 
 from mars_ray.cli.control import seconds_of
-from mars_ray.cli.options import WITH_ERRORS, AsJson, Cpus, Dtype, Gpus, Model, QuantizeOption, Temperature, Workers
+from mars_ray.cli.options import (
+    WITH_ERRORS,
+    AdapterOption,
+    AsJson,
+    Cpus,
+    Dtype,
+    Gpus,
+    Model,
+    QuantizeOption,
+    Temperature,
+    Workers,
+)
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
 from mars_ray.errors import ConfigError, DataError
@@ -70,6 +81,7 @@ def generate(
     sources: Input,
     output: Output,
     model: Model = "bundled",
+    adapter: AdapterOption = None,
     template: Template = None,
     prompt_column: PromptColumn = None,
     threshold: Threshold = None,
@@ -110,6 +122,7 @@ def generate(
         input=tuple(sources),
         output=output,
         model=model,
+        adapter=adapter,
         sampling=replace(sampling, grammar=_grammar(schema, regex)),
         decode=DecodeParams(mode=mode, threshold=threshold),
         workers=WorkerOptions(count=workers, cpus=cpus, gpus=gpus, dtype=dtype, quantize=quantize, compiled=compiled),

@@ -23,6 +23,8 @@ class EvaluationPlan(_Frozen):
     model: str
     model_digest: str
     """Digest of weights, config, tokenizer and chat template."""
+    adapter_digest: str | None
+    """The same of the adapter."""
     block: int
     """Tokens proposed per forward."""
     dtype: str

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from mars_ray.adapter.folder import AdapterCard
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DRAFT_THRESHOLD, DecodeParams
 from mars_ray.errors import ConfigError, ModelError, RequestError
@@ -50,7 +51,7 @@ def settings_of(modes: Sequence[str], thresholds: Sequence[float]) -> tuple[Deco
     return tuple(found)
 
 
-def block_of(card: Card | None, model: str, settings: Sequence[DecodingSetting]) -> int:
+def block_of(card: Card | AdapterCard | None, model: str, settings: Sequence[DecodingSetting]) -> int:
     """Return how many tokens a forward proposes: as many as the model was trained to.
 
     Raises `ModelError` for a model that was not, unless nothing looks ahead.

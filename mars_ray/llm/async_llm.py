@@ -7,6 +7,7 @@ from typing import Self
 
 from transformers import PreTrainedTokenizerBase
 
+from mars_ray.adapter.folder import resolve_adapter
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import DEFAULT_OPTIONS, EngineOptions
@@ -39,15 +40,21 @@ class AsyncLLM:
     tokenizer: PreTrainedTokenizerBase
 
     def __init__(
-        self, model: str = "bundled", *, dtype: DtypeOrAuto = "auto", options: EngineOptions = DEFAULT_OPTIONS
+        self,
+        model: str = "bundled",
+        *,
+        adapter: str | None = None,
+        dtype: DtypeOrAuto = "auto",
+        options: EngineOptions = DEFAULT_OPTIONS,
     ) -> None:
-        self._model, self._dtype, self._options = model, dtype, options
+        self._model, self._adapter, self._dtype, self._options = model, adapter, dtype, options
 
     async def __aenter__(self) -> Self:
         folder = (await asyncio.to_thread(resolve_model, self._model)).absolute()
         found = await asyncio.to_thread(check_folder, folder)
         self.tokenizer = await asyncio.to_thread(load_tokenizer, folder, found.config, found.tokenizer_is_custom)
-        spec = EngineSpec(folder=folder, dtype=self._dtype, threads=_threads(), options=self._options)
+        adapter = await asyncio.to_thread(resolve_adapter, self._adapter)
+        spec = EngineSpec(folder=folder, dtype=self._dtype, threads=_threads(), options=self._options, adapter=adapter)
         self.engine, _ = await AsyncEngine.start(spec)
         return self
 

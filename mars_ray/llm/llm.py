@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import Self
 
+from mars_ray.adapter.folder import resolve_adapter
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.core.load import load_engine
 from mars_ray.engine.core.offline import run_steps
@@ -29,15 +30,23 @@ from mars_ray.progress import ProgressLine
 class LLM:
     """A model, and an engine that decodes several tokens per forward with it. Not thread-safe.
 
-    `model` is "bundled", "smollm2", a Hugging Face folder, a .gguf file or a name on a hub. `dtype` is "auto",
-    "float32" or "bfloat16". `options` are the sizes of the engine; by default they follow from the model and the free
-    memory. Raises `ModelError` for a model that cannot be loaded, and `ConfigError` for sizes the engine cannot have.
+    `model` is "bundled", "smollm2", a Hugging Face folder, a .gguf file or a name on a hub. `adapter` is the folder of
+    one that was trained for it, or its name on a hub: the model looks ahead with it, and stays itself. `dtype` is
+    "auto", "float32" or "bfloat16". `options` are the sizes of the engine; by default they follow from the model and
+    the free memory. Raises `ModelError` for a model that cannot be loaded, `AdapterError` for one of another model,
+    and `ConfigError` for sizes the engine cannot have.
     """
 
     def __init__(
-        self, model: str = "bundled", *, dtype: DtypeOrAuto = "auto", options: EngineOptions = DEFAULT_OPTIONS
+        self,
+        model: str = "bundled",
+        *,
+        adapter: str | None = None,
+        dtype: DtypeOrAuto = "auto",
+        options: EngineOptions = DEFAULT_OPTIONS,
     ) -> None:
-        self.engine, checkpoint, self.dtype = load_engine(resolve_model(model), dtype, options)
+        found = resolve_adapter(adapter)
+        self.engine, checkpoint, self.dtype = load_engine(resolve_model(model), dtype, options, found)
         self.tokenizer = checkpoint.tokenizer
 
     def generate(

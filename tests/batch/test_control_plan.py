@@ -8,7 +8,7 @@ from mars_ray.batch.run.control_plan import batch_plan
 from mars_ray.control.policies.bounds import bounds_of
 from mars_ray.control.settings import FLOOR, ControlSettings
 from mars_ray.errors import ConfigError
-from mars_ray.model.card import CalibrationPoint, Card, write_card
+from mars_ray.model.card import CalibrationPoint, Card, read_card, write_card
 
 RIGHT = {1.0: 0.9, 0.95: 0.9, 0.9: 0.895, 0.85: 0.88, 0.8: 0.86, 0.7: 0.8}
 AGREED = {1.0: 1.0, 0.95: 0.999, 0.9: 0.99, 0.85: 0.975, 0.8: 0.96, 0.7: 0.9}
@@ -52,7 +52,7 @@ def calibrated(folder: Path, *, accuracy: bool) -> Path:
 
 
 def floor(folder: Path, loss: float | None, threshold: float = 0.95) -> float:
-    plan = batch_plan(folder, threshold=threshold, deadline_s=7200, max_quality_loss=loss)
+    plan = batch_plan(read_card(folder), threshold=threshold, deadline_s=7200, max_quality_loss=loss)
     return bounds_of(plan, [])["standard"].floor
 
 
@@ -76,13 +76,13 @@ def test_no_floor_is_above_the_threshold_of_the_job(tmp_path: Path) -> None:
 
 
 def test_without_a_deadline_the_threshold_stays(tmp_path: Path) -> None:
-    plan = batch_plan(tmp_path, threshold=0.97, deadline_s=None, max_quality_loss=0.01)
+    plan = batch_plan(read_card(tmp_path), threshold=0.97, deadline_s=None, max_quality_loss=0.01)
     assert (plan.settings.policy, plan.ceiling) == ("fixed", 0.97)
 
 
 def test_a_job_of_minutes_comes_back_sooner_than_one_of_hours(tmp_path: Path) -> None:
     waits = [
-        batch_plan(tmp_path, threshold=0.95, deadline_s=each, max_quality_loss=None).settings.recover_s
+        batch_plan(read_card(tmp_path), threshold=0.95, deadline_s=each, max_quality_loss=None).settings.recover_s
         for each in (60.0, 36000.0)
     ]
     assert waits[0] < 2 and waits[1] == ControlSettings().recover_s
@@ -101,4 +101,4 @@ def test_what_cannot_be_meant_is_refused(
     tmp_path: Path, deadline_s: float | None, loss: float | None, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        batch_plan(tmp_path, threshold=0.95, deadline_s=deadline_s, max_quality_loss=loss)
+        batch_plan(read_card(tmp_path), threshold=0.95, deadline_s=deadline_s, max_quality_loss=loss)

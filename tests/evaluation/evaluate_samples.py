@@ -76,6 +76,7 @@ def results(tasks: Sequence[str] = ("a",), model: str = "m") -> Results:
             model_digest="0f",
             block=4,
             dtype="float32",
+            adapter_digest=None,
             quantize=None,
             dtype_reason="that of the checkpoint",
             device="cpu",

@@ -3,29 +3,27 @@
 Thresholds stay above what was calibrated, or above the usual floor for a model that never was.
 """
 
-from pathlib import Path
-
+from mars_ray.adapter.folder import AdapterCard
 from mars_ray.control.settings import ControlPlan, ControlSettings
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import ConfigError
-from mars_ray.model.card import read_card
+from mars_ray.model.card import Card
 
 RECOVER = 0.02
 """Share of the time until the deadline in which thresholds come back: sooner in a short job than in a long one."""
 
 
 def batch_plan(
-    folder: Path, *, threshold: float, deadline_s: float | None, max_quality_loss: float | None
+    card: Card | AdapterCard | None, *, threshold: float, deadline_s: float | None, max_quality_loss: float | None
 ) -> ControlPlan:
     """Return the plan. Without a deadline the threshold stays; without `max_quality_loss` the usual bounds hold.
 
-    Raises `ConfigError` for a value out of range, `ModelError` for an invalid card.
+    Raises `ConfigError` for a value out of range.
     """
     if deadline_s is not None and not 0 < deadline_s < float("inf"):
         raise ConfigError(f"the deadline is {deadline_s} s from now; it must be more than 0.")
     if max_quality_loss is not None and not 0 <= max_quality_loss <= 1:
         raise ConfigError(f"max_quality_loss is {max_quality_loss}; it must be in 0..1.")
-    card = read_card(folder)
     points = card.calibration if card else ()
     accuracy = tuple((each.threshold, each.accuracy) for each in points if each.accuracy is not None)
     settings: dict[str, object] = {"policy": "fixed"}

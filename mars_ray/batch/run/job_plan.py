@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from mars_ray.adapter.folder import AdapterCard, decoding_card, resolve_adapter
 from mars_ray.batch.output.folder import FileFormat, OutputFolder
 from mars_ray.batch.rows.columns import Kind, Survey
 from mars_ray.batch.rows.open_format import RowFormatSettings, open_row_format
@@ -24,7 +25,7 @@ from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.process.messages import EngineSpec
 from mars_ray.engine.request import DecodeParams
 from mars_ray.errors import EmptyDataError
-from mars_ray.model.card import read_card
+from mars_ray.model.card import Card
 from mars_ray.model.digest import folder_digest
 from mars_ray.model.dtype import ResolvedDtype, resolve_dtype
 from mars_ray.model.resolve import resolve_model, short_name
@@ -45,6 +46,8 @@ class JobPlan:
     """The files of the input."""
     model: Path
     """The model folder, absolute: workers have another working folder."""
+    adapter: Path | None
+    """The folder of the adapter, absolute."""
     dtype: ResolvedDtype
     row_format: RowFormatSettings
     control: ControlPlan
@@ -68,6 +71,7 @@ class JobPlan:
             folder=self.model,
             dtype=self.dtype.name,
             threads=workers.threads,
+            adapter=self.adapter,
             # Whoever asks for many tokens pays for them; the queue never refuses what a worker adds.
             options=EngineOptions(
                 max_waiting_seqs=QUEUE,
@@ -103,10 +107,11 @@ def plan_job(options: GenerateOptions) -> JobPlan:
     if options.sampling.grammar is not None:
         check_grammar(options.sampling.grammar)
     model = resolve_model(options.model).absolute()
-    read_card(model)
+    adapter = resolve_adapter(options.adapter)
+    card = decoding_card(model, adapter)
     paths = tuple(path.absolute() for given in options.input for path in find_sources(given))
     openai = is_openai_batch(_first_row(paths))
-    control, decode = _control(options, model)
+    control, decode = _control(options, card)
     row_format: RowFormatSettings
     if openai:
         row_format = OpenAIFormatSettings(model=short_name(options.model), decode=decode)
@@ -122,6 +127,7 @@ def plan_job(options: GenerateOptions) -> JobPlan:
     dtype = resolve_dtype(options.workers.dtype, model, options.workers.device)
     settings = {
         "model": folder_digest(model),
+        "adapter": folder_digest(adapter) if adapter else None,
         "dtype": dtype.name,
         "quantize": options.workers.quantize,
         "threshold": control.ceiling,
@@ -132,6 +138,7 @@ def plan_job(options: GenerateOptions) -> JobPlan:
         options=options,
         paths=paths,
         model=model,
+        adapter=adapter,
         dtype=dtype,
         row_format=row_format,
         control=control,
@@ -159,16 +166,14 @@ def _first_row(paths: Sequence[Path]) -> bytes:
     raise EmptyDataError(f"{', '.join(map(str, paths))} holds no rows.")
 
 
-def _control(options: GenerateOptions, model: Path) -> tuple[ControlPlan, DecodeParams]:
+def _control(options: GenerateOptions, card: Card | AdapterCard | None) -> tuple[ControlPlan, DecodeParams]:
     """Return what the controller goes by, and how rows are decoded that say nothing themselves.
 
     Only a job with a deadline leaves the threshold to the controller.
     """
     decode = options.decode
     ceiling = DEFAULT_THRESHOLD if decode.threshold is None else decode.threshold
-    plan = batch_plan(
-        model, threshold=ceiling, deadline_s=options.deadline_s, max_quality_loss=options.max_quality_loss
-    )
+    plan = batch_plan(card, threshold=ceiling, deadline_s=options.deadline_s, max_quality_loss=options.max_quality_loss)
     if decode.mode is not Mode.THRESHOLD:
         return plan, decode  # no threshold changes what it answers
     if options.deadline_s is not None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+from mars_ray.adapter.folder import load_adapter
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.options import EngineOptions
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
@@ -11,13 +12,18 @@ from mars_ray.model.dtype import DtypeOrAuto, ResolvedDtype, resolve_dtype
 from mars_ray.model.folder import check_folder
 
 
-def load_engine(folder: Path, dtype: DtypeOrAuto, options: EngineOptions) -> tuple[Engine, Checkpoint, ResolvedDtype]:
+def load_engine(
+    folder: Path, dtype: DtypeOrAuto, options: EngineOptions, adapter: Path | None = None
+) -> tuple[Engine, Checkpoint, ResolvedDtype]:
     """Return an engine, the checkpoint it decodes with, whose network is the engine's alone, and the dtype and why.
 
-    Raises `ModelError` for a folder that cannot be loaded, and `ConfigError` for sizes the engine cannot have.
+    With the folder of an `adapter` masks are decoded with it.
+    Raises `ModelError` for a folder that cannot be loaded, `AdapterError` for an adapter of another
+    model, and `ConfigError` for sizes the engine cannot have.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     check_folder(folder)
     resolved = resolve_dtype(dtype, folder, device)
+    found = load_adapter(adapter, folder) if adapter else None
     checkpoint = load_checkpoint(folder, dtype=getattr(torch, resolved.name), device=device)
-    return Engine(checkpoint, options, consume=True), checkpoint, resolved
+    return Engine(checkpoint, options, adapter=found, consume=True), checkpoint, resolved

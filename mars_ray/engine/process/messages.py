@@ -34,6 +34,8 @@ class EngineSpec:
     threads: int
     """Threads of a step on a CPU."""
     options: EngineOptions
+    adapter: Path | None = None
+    """Folder of the adapter that masks are decoded with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

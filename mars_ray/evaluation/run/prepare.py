@@ -8,6 +8,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from mars_ray.adapter.folder import decoding_card, resolve_adapter
 from mars_ray.engine.request import SamplingParams
 from mars_ray.engine.seeds import seed_of
 from mars_ray.errors import ConfigError, OutputError, RequestError
@@ -17,7 +18,6 @@ from mars_ray.evaluation.scoring.code_check import check_sandbox
 from mars_ray.evaluation.scoring.scorer import row_id
 from mars_ray.evaluation.settings import DecodingSetting, block_of, settings_of
 from mars_ray.evaluation.tasks.registry import Question, Task, open_tasks
-from mars_ray.model.card import read_card
 from mars_ray.model.digest import folder_digest
 from mars_ray.model.dtype import resolve_dtype
 from mars_ray.model.folder import check_folder
@@ -66,14 +66,16 @@ def prepare(options: EvaluateOptions) -> PreparedEvaluation:
     if any(question.match == "code" for question in questions):
         check_sandbox()
     model = resolve_model(options.model)
+    adapter = resolve_adapter(options.adapter)
     found = check_folder(model)
     tokenizer = load_tokenizer(model, found.config, found.tokenizer_is_custom)
     dtype = resolve_dtype(options.workers.dtype, model, options.workers.device)
     options = replace(options, model=pin(options.model, model), workers=replace(options.workers, dtype=dtype.name))
-    block = block_of(read_card(model), options.model, settings)
+    block = block_of(decoding_card(model, adapter), options.model, settings)
     plan = EvaluationPlan(
         model=model_label(options.model, model),
         model_digest=folder_digest(model),
+        adapter_digest=folder_digest(adapter) if adapter else None,
         block=block,
         dtype=dtype.name,
         quantize=options.workers.quantize,

@@ -32,6 +32,7 @@ def evaluate(options: EvaluateOptions) -> Results:
                 input=(str(questions),),
                 output=prepared.answers,
                 model=prepared.options.model,
+                adapter=prepared.options.adapter,
                 sampling=SamplingParams(temperature=options.temperature),
                 decode=DecodeParams(block=prepared.plan.block),
                 trace=True,

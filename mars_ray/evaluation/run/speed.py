@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 
 import torch
 
+from mars_ray.adapter.folder import Adapter
 from mars_ray.bench.machine import machine
 from mars_ray.bench.measure import Sample, interleaved
 from mars_ray.data.chat import ChatEncoder
@@ -37,13 +38,14 @@ def measure_speed(
     sampling: Callable[[Task, Question], SamplingParams],
     *,
     options: EngineOptions,
+    adapter: Adapter | None,
 ) -> SpeedMeasurement:
     """Answer the same prompts at every setting, round by round, with as many masks as the engine finds worth feeding.
 
     Raises `DataError` when the model takes none.
     """
     limit = max(task.max_tokens for task in tasks)
-    engine = Engine(checkpoint, replace(options, max_request_tokens=limit))
+    engine = Engine(checkpoint, replace(options, max_request_tokens=limit), adapter=adapter)
     try:
         prompts = _prompts(engine, ChatEncoder(checkpoint.tokenizer), tasks, sampling)
         if options.compiled:

@@ -10,13 +10,13 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from mars_ray.adapter.folder import decoding_card, resolve_adapter
 from mars_ray.control.settings import ControlPlan, ControlSettings
 from mars_ray.engine.mode import DEFAULT_THRESHOLD
 from mars_ray.engine.options import EngineOptions, Quantize
 from mars_ray.engine.process.messages import EngineSpec
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import ConfigError
-from mars_ray.model.card import read_card
 from mars_ray.model.dtype import DtypeOrAuto
 from mars_ray.model.resolve import short_name
 from mars_ray.openai_api.limits import RequestLimits
@@ -55,6 +55,8 @@ class ServeConfig(_Settings):
 
     model: str = "bundled"
     """'bundled', 'smollm2', a folder or a .gguf file, which every node must have, or a name on a hub."""
+    adapter: str | None = None
+    """Folder of an adapter that was trained for the model, which every node must have, or its name on a hub."""
     name: str | None = None
     """What callers call the model; None takes the name of the folder."""
     mode: Literal["ar", "threshold", "exact"] = "threshold"
@@ -102,6 +104,7 @@ class ServeConfig(_Settings):
             folder=folder,
             dtype=engine.dtype,
             threads=engine.threads,
+            adapter=resolve_adapter(self.adapter),
             options=EngineOptions(
                 max_num_seqs=engine.max_num_seqs,
                 max_kv_tokens=engine.max_kv_tokens,
@@ -117,7 +120,7 @@ class ServeConfig(_Settings):
 
     def plan(self, folder: Path) -> ControlPlan:
         """Return what the controller of the model in `folder` goes by. Raises `ModelError` for an invalid card."""
-        card = read_card(folder)
+        card = decoding_card(folder, resolve_adapter(self.adapter))
         points = card.calibration if card else ()
         return ControlPlan(
             settings=self.control,

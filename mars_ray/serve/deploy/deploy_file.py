@@ -29,6 +29,7 @@ def read_deploy_file(
     path: Path | None,
     *,
     model: str | None = None,
+    adapter: str | None = None,
     quantize: Quantize | None = None,
     host: str | None = None,
     port: int | None = None,
@@ -45,6 +46,8 @@ def read_deploy_file(
     args = _mapping(application, "args", f"{source}: applications[0]")
     if model is not None:
         args = args | {"model": model}
+    if adapter is not None:
+        args = args | {"adapter": adapter}
     if quantize is not None:
         args = args | {"engine": _mapping(args, "engine", f"{source}: applications[0].args") | {"quantize": quantize}}
     config = parse_config(args, source, "applications[0].args")
@@ -97,7 +100,8 @@ def _application(fields: dict[str, Any], source: str) -> dict[str, Any]:
 def _absolute(config: ServeConfig) -> dict[str, str]:
     """Return the paths in the settings as every process can find them."""
     paths = {} if config.keys is None else {"keys": str(config.keys.expanduser().absolute())}
-    folder = Path(config.model).expanduser()
-    if config.model != BUNDLED and folder.exists():  # else it is on the nodes only, or misspelt, and stays as written
-        paths["model"] = str(folder.absolute())
+    for field, name in (("model", config.model), ("adapter", config.adapter)):
+        folder = Path(name or BUNDLED).expanduser()
+        if name not in (None, BUNDLED) and folder.exists():  # else it is on the nodes only, or misspelt, and stays so
+            paths[field] = str(folder.absolute())
     return paths
