@@ -7,7 +7,8 @@ from mars_ray.engine.mode import DEFAULT_THRESHOLD
 from mars_ray.engine.service_class import ServiceClass
 
 Quantize = Literal["int8", "int4"]
-"""Bits of the weights, in linear layers: 8, with inputs in 8 bits too; or 4 in groups of 32, the output head in 8."""
+"""Bits of the weights of linear layers: 8, or 4 and in the output head 8. Inputs are rounded to 8
+bits; groups of 32 share a scale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

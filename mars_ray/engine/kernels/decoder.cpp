@@ -202,21 +202,20 @@ class Step {
 
   void quantize(const Matrix& w, const T* from, int64_t row) {
     from += row * w.depth;
-    __m512 largest = _mm512_setzero_ps();
-    for (int64_t d = 0; d < w.depth; d += 16) largest = _mm512_max_ps(largest, _mm512_abs_ps(load(from + d)));
-    const float top = std::max(_mm512_reduce_max_ps(largest), 1e-30f);
-    const __m512 scale = _mm512_set1_ps(127.0f / top);
     int8_t* to = reinterpret_cast<int8_t*>(&at.words[row * w.depth / 4]);
     for (int64_t d = 0; d < w.depth; d += GROUP) {
-      __m512i total = _mm512_setzero_si512();
-      for (int part = 0; part < GROUP; part += 16) {
-        const __m512i number = _mm512_cvtps_epi32(_mm512_mul_ps(load(from + d + part), scale));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(to + d + part), _mm512_cvtsepi32_epi8(number));
-        total = _mm512_add_epi32(total, number);
-      }
-      at.sums[row * (w.depth / GROUP) + d / GROUP] = _mm512_reduce_add_epi32(total);
+      const __m512 left = load(from + d), right = load(from + d + 16);
+      const __m512 largest = _mm512_max_ps(_mm512_abs_ps(left), _mm512_abs_ps(right));
+      const float top = std::max(_mm512_reduce_max_ps(largest), 1e-30f);
+      const __m512 scale = _mm512_set1_ps(127.0f / top);
+      const __m512i first = _mm512_cvtps_epi32(_mm512_mul_ps(left, scale));
+      const __m512i second = _mm512_cvtps_epi32(_mm512_mul_ps(right, scale));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + d), _mm512_cvtsepi32_epi8(first));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + d + 16), _mm512_cvtsepi32_epi8(second));
+      const int64_t group = row * (w.depth / GROUP) + d / GROUP;
+      at.sums[group] = _mm512_reduce_add_epi32(_mm512_add_epi32(first, second));
+      at.scales[group] = top / 127.0f;
     }
-    at.scales[row] = top / 127.0f;
   }
 
   void quantize_rows(const Matrix& w, const T* from) {
@@ -320,7 +319,7 @@ void run(const Model& model, const Batch& batch) {
   fit(buffers.low, (batch.positions - batch.first_mask) * ranks);
   fit(buffers.words, rows * depth / 4);
   fit(buffers.sums, rows * depth / GROUP);
-  fit(buffers.scales, rows);
+  fit(buffers.scales, rows * depth / GROUP);
   fit(buffers.scores, batch.threads * (model.heads / model.kv_heads) * (columns + 16));
   Buffers<T>& shared = buffers;
 #pragma omp parallel num_threads(batch.threads)

@@ -7,14 +7,13 @@
 #include "simd.h"
 
 constexpr int COLUMNS = 32;     // of a block
-constexpr int GROUP = 32;       // weights of 4 bits that share a scale and a minimum
+constexpr int GROUP = 32;       // numbers of 8 or 4 bits that share a scale
 constexpr int GROUP_STEPS = 8;  // of 4 weights each
 
 enum Format : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
 
 struct Matrix {
   const void* weights;
-  const float* scales;  // of each column, for INT8
   const float* bias;    // of each column, or none
   int64_t columns;      // padded to whole blocks
   int64_t depth;
@@ -28,12 +27,12 @@ struct LowRank {
   int64_t parts;
 };
 
-// Rows of x as a linear layer reads them: as they are, or rounded to 8 bits, each row with a scale of its own.
+// Rows of x as a linear layer reads them: as they are, or rounded to 8 bits in groups of 32, each with its own scale.
 struct Rows {
   const int32_t* words;
   int64_t stride;  // words from row to row
-  const float* scale;
-  const int32_t* sums;  // of each group of 32 numbers of 8 bits
+  const float* scales;
+  const int32_t* sums;
   int64_t groups;
 };
 
@@ -49,11 +48,6 @@ struct DotBFloat16 {
   static Sum add(Sum sum, __m512i w, int32_t x) {
     return _mm512_dpbf16_ps(sum, (__m512bh)w, (__m512bh)_mm512_set1_epi32(x));
   }
-};
-
-struct DotInt8 {  // weights are stored plus 128: the instruction takes one side without sign
-  using Sum = __m512i;
-  static Sum add(Sum sum, __m512i w, int32_t x) { return _mm512_dpbusd_epi32(sum, w, _mm512_set1_epi32(x)); }
 };
 
 template <class Dot, int R>
@@ -75,36 +69,69 @@ inline void tile(const Rows& x, int64_t row, const char* weights, int64_t steps,
   for (int r = 0; r < R; r++) out[r][0] = sum[r][0], out[r][1] = sum[r][1];
 }
 
-// A group of INT4: 8 steps of 64 bytes, columns 0-15 in the low halves, then 32 scales and 32 minima in float16.
-template <int R>
-inline void tile_int4(const Rows& x, int64_t row, const char* weights, int64_t groups, __m512 sum[R][2]) {
+// Rows of 8 bits. A group is summed in whole numbers, then put to its scale.
+//
+// INT8 weights are stored plus 128, for the instruction takes one side without sign: 8 steps of 128 bytes, then 32 scales
+// in float16. INT4: 8 steps of 64 bytes, columns 0-15 in the low halves, then 32 scales and 32 minima.
+template <int R, Format FORMAT>
+inline void tile_in_groups(const Rows& x, int64_t row, const char* weights, int64_t groups, __m512 out[R][2]) {
   const __m512i low = _mm512_set1_epi8(15);
+  __m512 sum[R][2];
+#pragma GCC unroll 6
   for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
   for (int64_t group = 0; group < groups; group++) {
     __m512i part[R][2];
-    for (int r = 0; r < R; r++) part[r][0] = part[r][1] = _mm512_setzero_si512();
-    for (int step = 0; step < GROUP_STEPS; step++, weights += 64) {
-      const __m512i both = _mm512_loadu_si512(weights);
-      const __m512i left = _mm512_and_si512(both, low), right = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++) {
+      const int32_t total = FORMAT == INT8 ? -128 * x.sums[(row + r) * x.groups + group] : 0;
+      part[r][0] = part[r][1] = _mm512_set1_epi32(total);
+    }
+    for (int step = 0; step < GROUP_STEPS; step++) {
+      __m512i left = _mm512_loadu_si512(weights), right;
+      if constexpr (FORMAT == INT8) {
+        right = _mm512_loadu_si512(weights + 64);
+        weights += 128;
+      } else {
+        right = _mm512_and_si512(_mm512_srli_epi16(left, 4), low);
+        left = _mm512_and_si512(left, low);
+        weights += 64;
+      }
 #pragma GCC unroll 6
       for (int r = 0; r < R; r++) {
-        const int32_t word = x.words[(row + r) * x.stride + group * GROUP_STEPS + step];
-        part[r][0] = DotInt8::add(part[r][0], left, word);
-        part[r][1] = DotInt8::add(part[r][1], right, word);
+        const __m512i word = _mm512_set1_epi32(x.words[(row + r) * x.stride + group * GROUP_STEPS + step]);
+        part[r][0] = _mm512_dpbusd_epi32(part[r][0], left, word);
+        part[r][1] = _mm512_dpbusd_epi32(part[r][1], right, word);
       }
     }
+#pragma GCC unroll 2
     for (int side = 0; side < 2; side++) {
       const __m256i* halves = reinterpret_cast<const __m256i*>(weights + 32 * side);
       const __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256(halves));
-      const __m512 least = _mm512_cvtph_ps(_mm256_loadu_si256(halves + 2));
+      [[maybe_unused]] __m512 least;
+      if constexpr (FORMAT == INT4) least = _mm512_cvtph_ps(_mm256_loadu_si256(halves + 2));
+#pragma GCC unroll 6
       for (int r = 0; r < R; r++) {
-        const __m512 total = _mm512_set1_ps(static_cast<float>(x.sums[(row + r) * x.groups + group]));
-        sum[r][side] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(part[r][side]), scale, sum[r][side]);
-        sum[r][side] = _mm512_fmadd_ps(total, least, sum[r][side]);
+        const float of_row = x.scales[(row + r) * x.groups + group];
+        const __m512 of_part = _mm512_mul_ps(_mm512_set1_ps(of_row), scale);
+        if constexpr (FORMAT == INT4) {
+          const __m512 total = _mm512_set1_ps(of_row * static_cast<float>(x.sums[(row + r) * x.groups + group]));
+          sum[r][side] = _mm512_fmadd_ps(total, least, sum[r][side]);
+        }
+        sum[r][side] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(part[r][side]), of_part, sum[r][side]);
       }
     }
-    weights += 128;
+    weights += FORMAT == INT8 ? 64 : 128;
   }
+#pragma GCC unroll 6
+  for (int r = 0; r < R; r++) out[r][0] = sum[r][0], out[r][1] = sum[r][1];
+}
+
+// Two halves of the rows: sums of groups and of rows together take twice the registers.
+template <int R, Format FORMAT>
+inline void halves(const Rows& x, int64_t row, const char* weights, int64_t groups, __m512 out[R][2]) {
+  constexpr int HALF = (R + 1) / 2;
+  tile_in_groups<HALF, FORMAT>(x, row, weights, groups, out);
+  if constexpr (R > HALF) tile_in_groups<R - HALF, FORMAT>(x, row + HALF, weights, groups, out + HALF);
 }
 
 // What is done with 32 columns of a row.
@@ -123,27 +150,13 @@ void block(const Matrix& w, const Rows& x, int64_t row, int64_t index, const Put
   } else if (w.format == BFLOAT16) {
     tile<DotBFloat16, R>(x, row, weights + index * (w.depth / 2) * 128, w.depth / 2, out);
   } else if (w.format == INT8) {
-    __m512i sum[R][2];
-    tile<DotInt8, R>(x, row, weights + index * (w.depth / 4) * 128, w.depth / 4, sum);
-    for (int r = 0; r < R; r++) {
-      int32_t total = 0;
-      for (int64_t group = 0; group < x.groups; group++) total += x.sums[(row + r) * x.groups + group];
-      const __m512i offset = _mm512_set1_epi32(128 * total);
-      for (int side = 0; side < 2; side++)
-        out[r][side] = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(sum[r][side], offset)),
-                                     load(w.scales + column + 16 * side));
-    }
+    halves<R, INT8>(x, row, weights + index * (w.depth / GROUP) * 1088, w.depth / GROUP, out);
   } else {
-    const int64_t groups = w.depth / GROUP;
-    constexpr int HALF = (R + 1) / 2;  // two kinds of sums: twice the registers
-    tile_int4<HALF>(x, row, weights + index * groups * 640, groups, out);
-    if constexpr (R > HALF) tile_int4<R - HALF>(x, row + HALF, weights + index * groups * 640, groups, out + HALF);
+    halves<R, INT4>(x, row, weights + index * (w.depth / GROUP) * 640, w.depth / GROUP, out);
   }
   for (int r = 0; r < R; r++) {
-    for (int side = 0; side < 2; side++) {
-      if (w.format >= INT8) out[r][side] = _mm512_mul_ps(out[r][side], _mm512_set1_ps(x.scale[row + r]));
+    for (int side = 0; side < 2; side++)
       if (w.bias) out[r][side] = _mm512_add_ps(out[r][side], load(w.bias + column + 16 * side));
-    }
     to.put(to.owner, row + r, column, out[r][0], out[r][1]);
   }
 }

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 COLUMNS = 32
 """Output columns of a block."""
 GROUP = 32
-"""Inputs that share a scale and a minimum in 4 bits."""
+"""Inputs of an output that share a scale."""
 
 
 class Format(IntEnum):
@@ -20,9 +20,9 @@ class Format(IntEnum):
     FLOAT32 = 0
     BFLOAT16 = 1
     INT8 = 2
-    """A scale for each output; inputs are rounded to 8 bits too, each row with a scale of its own."""
+    """A scale in float16 for each group of 32 inputs of an output; inputs are rounded to 8 bits in such groups too."""
     INT4 = 3
-    """A scale and a minimum in float16 for each group of 32 inputs of an output; inputs in 8 bits."""
+    """A scale and a minimum in float16 for each group of 32 inputs of an output; inputs as above."""
 
 
 class Matrix(ctypes.Structure):
@@ -30,7 +30,6 @@ class Matrix(ctypes.Structure):
 
     _fields_ = (
         ("weights", ctypes.c_void_p),
-        ("scales", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
         ("columns", ctypes.c_int64),
         ("depth", ctypes.c_int64),
@@ -60,23 +59,24 @@ def pack(layers: Sequence[nn.Linear], kind: Format) -> PackedLinear:
 
 def pack_weight(weight: Tensor, bias: Tensor | None, kind: Format) -> PackedLinear:
     """Pack a weight [N, K], K a multiple of 32, with a bias in float32, padded as the outputs are."""
-    weight, scales = _pad(weight), None
+    weight = _pad(weight)
     if kind is Format.INT4:
         packed = _pack_int4(weight.float())
     elif kind is Format.INT8:
-        number, scales = quantize_int8(weight)
-        packed = _interleave((number.to(torch.int16) + 128).to(torch.uint8), 4)
+        packed = _pack_int8(weight)
     else:
         dtype = torch.float32 if kind is Format.FLOAT32 else torch.bfloat16
         packed = _interleave(weight.to(dtype), 4 // dtype.itemsize)
-    where = [tensor.data_ptr() if tensor is not None else None for tensor in (packed, scales, bias)]
-    return PackedLinear((packed, scales, bias), Matrix(*where, weight.shape[0], weight.shape[1], kind))
+    where = [tensor.data_ptr() if tensor is not None else None for tensor in (packed, bias)]
+    return PackedLinear((packed, bias), Matrix(*where, weight.shape[0], weight.shape[1], kind))
 
 
 def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return [N, K] in 8 bits and the scale of each of the N outputs, in float32."""
-    scale = weight.float().abs().amax(dim=1).clamp(min=1e-30) / 127
-    return (weight.float() / scale[:, None]).round().to(torch.int8), scale
+    """Return [N, G, 32] in 8 bits, and the scale of each group, [N, G] in float16."""
+    groups = weight.float().view(weight.shape[0], -1, GROUP)
+    scale = (groups.abs().amax(dim=2) / 127).half()
+    number = (groups / scale.float().clamp(min=1e-30)[..., None]).round()
+    return number.clamp(-127, 127).to(torch.int8), scale
 
 
 def quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -100,10 +100,21 @@ def _interleave(weight: Tensor, together: int) -> Tensor:
     return weight.view(outputs // COLUMNS, COLUMNS, depth // together, together).transpose(1, 2).contiguous()
 
 
+def _pack_int8(weight: Tensor) -> Tensor:
+    number, scale = quantize_int8(weight)
+    blocks = (number.to(torch.int16) + 128).to(torch.uint8).view(-1, COLUMNS, number.shape[1], GROUP // 4, 4)
+    steps = blocks.permute(0, 2, 3, 1, 4).flatten(2)
+    return torch.cat([steps, _of_groups(scale)], dim=2).contiguous()
+
+
+def _of_groups(values: Tensor) -> Tensor:
+    """Lay out [N, G] in float16 as bytes [N / 32, G, 64]."""
+    return values.view(-1, COLUMNS, values.shape[1]).transpose(1, 2).contiguous().view(torch.uint8)
+
+
 def _pack_int4(weight: Tensor) -> Tensor:
     number, scale, least = quantize_int4(weight)
     blocks = number.view(-1, 2, COLUMNS // 2, number.shape[1], GROUP // 4, 4)
     halves = blocks[:, 0] | blocks[:, 1] << 4  # [blocks, 16, groups, 8, 4]
     steps = halves.permute(0, 2, 3, 1, 4).flatten(2)
-    of_group = [part.view(-1, COLUMNS, number.shape[1]).transpose(1, 2).contiguous() for part in (scale, least)]
-    return torch.cat([steps, *(part.view(torch.uint8) for part in of_group)], dim=2).contiguous()
+    return torch.cat([steps, _of_groups(scale), _of_groups(least)], dim=2).contiguous()
