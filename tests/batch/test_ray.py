@@ -132,12 +132,12 @@ def test_tokens_and_rows_under_way_are_shown_before_the_first_row_is_done(
     model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = AutoConfig.from_pretrained(model_folder)
-    config.update({"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 10, "layer_types": None})
+    config.update({"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 30, "layer_types": None})
     slow = shutil.copytree(model_folder, tmp_path / "slow")
     Qwen2ForCausalLM(Qwen2Config(**config.to_dict())).save_pretrained(slow)
     source = tmp_path / "rows.jsonl"
     source.write_text("".join(json.dumps({"prompt": f"say {number}"}) + "\n" for number in range(32)))
-    sampling, decode = SamplingParams(max_tokens=50, ignore_eos=True), DecodeParams(mode=Mode.AR)
+    sampling, decode = SamplingParams(max_tokens=100, ignore_eos=True), DecodeParams(mode=Mode.AR)
     generate_files(options(source, tmp_path / "out", slow, sampling=sampling, decode=decode))
     said = capsys.readouterr().err
     assert re.search(r"^generate: starting workers\n(.*\n)*?generate: loading the model$", said, re.MULTILINE)

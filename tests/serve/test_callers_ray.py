@@ -21,7 +21,8 @@ PYTHON_PROXY = {"RAY_SERVE_ENABLE_HA_PROXY": "0", "RAY_SERVE_THROUGHPUT_OPTIMIZE
 WORDS = ("Ann", "Bob: a list", "Ann, Bob: put them in a numbered list.", "Tell me about Ann.")
 IDS = ([5], [6, 7], [8, 9, 10], [5, 6, 7, 8])
 LEAVING = 8
-LONG = {"model": "bundled", "prompt": "x", "max_tokens": 1900, "ignore_eos": True, "threshold": 1.0}
+IMPATIENT = httpx2.Timeout(STEP_SECONDS, read=0.2)
+LONG = {"model": "bundled", "prompt": "x", "max_tokens": 1900, "ignore_eos": True, "mode": "ar"}
 
 
 @pytest.fixture(scope="module", params=["haproxy", pytest.param("python", marks=pytest.mark.slow)])
@@ -73,13 +74,13 @@ def by_socket(url: str, _pool: httpx2.Client, until_running: Callable[[], None])
 def by_pool(url: str, pool: httpx2.Client, _until_running: Callable[[], None]) -> None:
     """A client that gives up waiting, and stays open."""
     with pytest.raises(httpx2.ReadTimeout):
-        pool.post(f"{url}/v1/completions", json=LONG)
+        pytest.fail(pool.post(f"{url}/v1/completions", json=LONG).text[:300])
 
 
 def by_client(url: str, _pool: httpx2.Client, _until_running: Callable[[], None]) -> None:
     """A client that gives up waiting, and is closed."""
     with pytest.raises(httpx2.ReadTimeout):
-        httpx2.post(f"{url}/v1/completions", json=LONG, timeout=1)
+        pytest.fail(httpx2.post(f"{url}/v1/completions", json=LONG, timeout=IMPATIENT).text[:300])
 
 
 @pytest.mark.parametrize("leave", [by_socket, by_pool, by_client])
@@ -101,7 +102,7 @@ def test_a_caller_that_leaves_its_whole_answer_frees_its_rows(
 
     before = generated()
     with ExitStack() as stack:
-        pool = stack.enter_context(httpx2.Client(timeout=1))
+        pool = stack.enter_context(httpx2.Client(timeout=IMPATIENT))
         callers = stack.enter_context(ThreadPoolExecutor(LEAVING))
         for left in [callers.submit(leave, proxied.url, pool, until_running) for _ in range(LEAVING)]:
             left.result()
