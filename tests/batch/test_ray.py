@@ -138,7 +138,8 @@ def test_tokens_and_rows_under_way_are_shown_before_the_first_row_is_done(
     source = tmp_path / "rows.jsonl"
     source.write_text("".join(json.dumps({"prompt": f"say {number}"}) + "\n" for number in range(32)))
     sampling, decode = SamplingParams(max_tokens=100, ignore_eos=True), DecodeParams(mode=Mode.AR)
-    generate_files(options(source, tmp_path / "out", slow, sampling=sampling, decode=decode))
+    report = generate_files(options(source, tmp_path / "out", slow, sampling=sampling, decode=decode))
+    assert report.settings["dtype_reason"], "the report says why the dtype is what it is"
     said = capsys.readouterr().err
     assert re.search(r"^generate: starting workers\n(.*\n)*?generate: loading the model$", said, re.MULTILINE)
     assert re.search(r"^generate: 0/32  \d+ under way  [1-9]\d* tokens  ", said, re.MULTILINE)

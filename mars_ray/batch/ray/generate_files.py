@@ -67,7 +67,7 @@ def generate_files(options: GenerateOptions) -> JobReport:
             output,
             total=survey.rows,
             workers=options.workers.count,
-            settings=plan.settings,
+            settings=plan.reported_settings,
             clock=time.monotonic,
         )
         app = f"{BATCH}{hashlib.sha256(str(output.folder.absolute()).encode()).hexdigest()[:12]}"

@@ -64,6 +64,11 @@ class JobPlan:
         """The file format of the output."""
         return "jsonl" if self.openai else self.options.format
 
+    @property
+    def reported_settings(self) -> dict[str, Any]:
+        """The settings as the report tells them, with why the dtype is what it is."""
+        return self.settings | {"dtype_reason": self.dtype.reason}
+
     def engine_spec(self) -> EngineSpec:
         """Return the engine of each worker."""
         workers = self.options.workers
