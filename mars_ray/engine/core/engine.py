@@ -255,7 +255,7 @@ class Engine:
             pieces=emitted.pieces,
             logprobs=logprobs,
             threshold=needs.quality,
-            masks=scheduled.mask_rows * scheduled.masks.count,
+            masks=scheduled.num_masks,
             finished=emitted.reason and self._finish(sequence, emitted.reason),
         )
 

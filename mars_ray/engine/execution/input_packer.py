@@ -130,7 +130,7 @@ class InputPacker:
             if scheduled.has_logits:
                 first = start if audit and scheduled.is_decode else len(packed.ids) - 1
                 packed.ids += sequence.draft_tokens
-                packed.ids += [self._mask_id] * (scheduled.mask_rows * scheduled.masks.count)
+                packed.ids += [self._mask_id] * scheduled.num_masks
                 packed.picks += range(first, len(packed.ids))
             length = len(packed.ids) - start
             masks = list(range(scheduled.masks.count)) * scheduled.mask_rows

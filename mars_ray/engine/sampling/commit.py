@@ -36,8 +36,7 @@ def picks_of(scheduled: ScheduledSequence, picks: slice) -> slice:
     """
     if not scheduled.has_logits:
         return picks
-    masks = scheduled.mask_rows * scheduled.masks.count
-    return slice(picks.stop - scheduled.num_drafts - masks - 1, picks.stop)
+    return slice(picks.stop - scheduled.num_drafts - scheduled.num_masks - 1, picks.stop)
 
 
 def advance(sequence: Sequence, found: Verification, *, verify: bool) -> Emitted:

@@ -35,6 +35,10 @@ class Masks:
     """Whether each draft and the last token have such a row behind them, so that a wrong draft does not void the step's
     masks; else there is one, behind the last draft. Apple calls the former quadratic decoding (arXiv 2507.11851)."""
 
+    def rows(self, drafts: int) -> int:
+        """Return how many rows of masks stand behind so many drafts and the last token."""
+        return drafts + 1 if self.behind_every_draft else 1
+
 
 NO_MASKS = Masks(0)
 
@@ -60,12 +64,17 @@ class ScheduledSequence:
     @property
     def num_positions(self) -> int:
         """Positions that go through the network."""
-        return self.num_tokens + self.num_drafts + self.mask_rows * self.masks.count
+        return self.num_tokens + self.num_drafts + self.num_masks
 
     @property
     def mask_rows(self) -> int:
         """Rows of masks: behind the last draft alone, or behind the last token and each draft."""
-        return self.num_drafts + 1 if self.masks.behind_every_draft else 1
+        return self.masks.rows(self.num_drafts)
+
+    @property
+    def num_masks(self) -> int:
+        """Masks of all rows."""
+        return self.mask_rows * self.masks.count
 
     def mask_picks(self, picks: slice, right: int) -> range:
         """Return which of `picks`, that begin at the last token, are the masks behind the first `right` drafts."""
@@ -176,7 +185,7 @@ class Scheduler:
 def _reach(sequence: Sequence, masks_for: MasksFor) -> int:
     """Return the columns a sequence needs in its slot."""
     masks, drafts = masks_for(sequence), len(sequence.draft_tokens)
-    return len(sequence.tokens) + drafts + masks.count * (drafts + 1 if masks.behind_every_draft else 1)
+    return len(sequence.tokens) + drafts + masks.count * masks.rows(drafts)
 
 
 def _scheduled(sequence: Sequence, num_tokens: int, masks_for: MasksFor) -> ScheduledSequence:
