@@ -4,16 +4,20 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from upath import UPath
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from mars_ray.cli.main import main
+from mars_ray.storage.location import locate_url
 from tests.samples import VOCABULARY, Cli
+from tests.store_server import free_port, store_server, use_store
 
 # Fixtures are networks that no test changes, and two busy cores keep no deadline.
 settings.register_profile(
@@ -24,6 +28,10 @@ settings.load_profile("mars")
 # `make test` runs two processes on two cores: a thread each, for them and for what they start.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# Known before Ray starts, whose workers have the environment of its start; whoever needs the store starts it.
+STORE_PORT = free_port()
+use_store(STORE_PORT)
 
 
 class _RayTogether(LoadFileScheduling):  # type: ignore[misc]
@@ -69,6 +77,21 @@ def cluster() -> None:
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
+
+
+@pytest.fixture(scope="session")
+def s3_store() -> Iterator[None]:
+    """An S3 store in a process of its own."""
+    with store_server(STORE_PORT):
+        yield
+
+
+@pytest.fixture
+def bucket(s3_store: None, request: pytest.FixtureRequest) -> UPath:
+    """A bucket of the test's own in the store."""
+    place = locate_url(f"s3://test-{abs(hash(request.node.nodeid))}/")
+    place.fs.mkdir(place.path)
+    return place
 
 
 @pytest.fixture

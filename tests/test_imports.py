@@ -13,7 +13,7 @@ import mars_ray
 
 ROOT = Path(mars_ray.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
-SHARED = {"errors", "program", "progress", "ray_cluster", "ray_private", "report"}
+SHARED = {"errors", "program", "progress", "ray_cluster", "ray_private", "report", "storage"}
 """Small parts that everything above `method` and `model` may use."""
 BELOW = {
     "errors": set(),
@@ -22,9 +22,10 @@ BELOW = {
     "ray_cluster": {"errors", "ray_private"},
     "ray_private": set(),
     "report": set(),
+    "storage": {"errors"},
     "method": {"errors"},
     "baselines": {"errors", "method"},
-    "model": {"errors", "progress"},
+    "model": {"errors", "progress", "storage"},
     "data": SHARED | {"method", "model"},
     "adapter": {"errors", "method", "model"},
     "training": SHARED | {"method", "model", "data", "adapter"},

@@ -1,18 +1,18 @@
 """Read a file of prompts as conversations to answer; the first bad record is an error that names it."""
 
 from itertools import count, islice
-from pathlib import Path
 
 from mars_ray.data.record_file import check_source, read_records
 from mars_ray.data.records import Message, parse_messages, parse_object
 from mars_ray.errors import BadRecordError, DataError, EmptyDataError
+from mars_ray.storage.location import AnyPath
 
 Conversation = tuple[Message, ...]
 
 READ_RECORDS = 256
 
 
-def read_prompts(path: Path) -> list[Conversation]:
+def read_prompts(path: AnyPath) -> list[Conversation]:
     """Read all prompts. Raises `DataError` naming the first record that is not usable."""
     check_source(path)
     numbers = count(1)
@@ -26,7 +26,7 @@ def read_prompts(path: Path) -> list[Conversation]:
     return prompts
 
 
-def _conversation(path: Path, number: int, raw: bytes) -> Conversation:
+def _conversation(path: AnyPath, number: int, raw: bytes) -> Conversation:
     try:
         fields = parse_object(raw)
         # Columns of parquet exist in every row: one that is null is one that is not there.

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import pyarrow as pa
 import ray.data
@@ -14,11 +13,12 @@ from ray.exceptions import RayError
 
 from mars_ray.data.record_file import read_records
 from mars_ray.errors import MarsRayError
+from mars_ray.storage.location import AnyPath
 
 CHUNK_RECORDS = 1024
 
 
-def read_raw(path: Path, rows_per_block: int) -> ray.data.Dataset:
+def read_raw(path: AnyPath, rows_per_block: int) -> ray.data.Dataset:
     """Read JSONL (plain, gz, zst) or parquet as a binary column `raw`: the JSON text of a record, without blank lines.
 
     A record that is not JSON stays in the column: whoever parses it says so, and the other records go on. A file that
@@ -44,7 +44,7 @@ def our_error(error: RayError) -> MarsRayError | None:
 class _RecordFile(Datasource):  # type: ignore[misc]  # Ray is untyped to us
     """One file, read by one task as a stream. Ray's own text reader would hold it whole, and split it at U+0085."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: AnyPath) -> None:
         super().__init__()
         self._path = path
 
@@ -61,6 +61,6 @@ class _RecordFile(Datasource):  # type: ignore[misc]  # Ray is untyped to us
         return None
 
 
-def _tables(path: Path) -> Iterator[pa.Table]:
+def _tables(path: AnyPath) -> Iterator[pa.Table]:
     for records in read_records(path, CHUNK_RECORDS):
         yield pa.table({"raw": pa.array(records, pa.binary())})

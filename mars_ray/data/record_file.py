@@ -9,24 +9,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from itertools import islice
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mars_ray.errors import DataError
+from mars_ray.storage.location import AnyPath
 
 PARQUET = ".parquet"
-COMPRESSED = (".gz", ".zst")
+COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
 KINDS = (PARQUET, ".jsonl", ".ndjson", *(f"{kind}{by}" for kind in (".jsonl", ".ndjson", ".json") for by in COMPRESSED))
 """Suffixes of files of records."""
 GIVE = "Give a .parquet file or JSONL: .jsonl, .jsonl.gz or .jsonl.zst."
 
+READ_BYTES = 1 << 20
 RECORD_BYTES_MAX = 64 << 20
 """A longer line is no record but a file of another kind, and would be read into memory whole."""
 
 
-def check_source(path: Path) -> None:
+def check_source(path: AnyPath) -> None:
     """Raise `DataError` when `path` is missing, of another kind, or damaged.
 
     What is compressed is read to its end, many times faster than it is tokenised: half a download is found now and
@@ -40,16 +41,16 @@ def check_source(path: Path) -> None:
         raise DataError(f"{path} is neither JSONL nor parquet. {GIVE}")
     with _damage_named(path):
         if path.suffix == PARQUET:
-            with pq.ParquetFile(path) as file:
+            with path.open("rb") as stored, pq.ParquetFile(stored) as file:
                 for _ in file.iter_batches():
                     pass
         else:
             with _open_lines(path) as lines:
-                while lines.read(1 << 20) and path.suffix in COMPRESSED:
+                while lines.read(READ_BYTES) and path.suffix in COMPRESSED:
                     pass
 
 
-def read_records(path: Path, chunk_records: int) -> Iterator[list[bytes]]:
+def read_records(path: AnyPath, chunk_records: int) -> Iterator[list[bytes]]:
     """Yield the records in chunks, the last of which may be shorter. Raises `DataError` where the file is damaged."""
     records = _parquet_records(path, chunk_records) if path.suffix == PARQUET else _lines(path)
     with _damage_named(path):
@@ -57,12 +58,12 @@ def read_records(path: Path, chunk_records: int) -> Iterator[list[bytes]]:
             yield chunk
 
 
-def _open_lines(path: Path) -> BufferedReader:
-    # Arrow sees from the name how the file is compressed, and reads on where one compressed stream follows another.
-    return BufferedReader(pa.input_stream(path))
+def _open_lines(path: AnyPath) -> BufferedReader:
+    # Arrow reads on where one compressed stream follows another.
+    return BufferedReader(pa.input_stream(path.open("rb"), compression=COMPRESSED.get(path.suffix)), READ_BYTES)
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def _lines(path: AnyPath) -> Iterator[bytes]:
     with _open_lines(path) as file:
         while line := file.readline(RECORD_BYTES_MAX + 1):
             if len(line) > RECORD_BYTES_MAX:
@@ -71,8 +72,8 @@ def _lines(path: Path) -> Iterator[bytes]:
                 yield stripped
 
 
-def _parquet_records(path: Path, batch_records: int) -> Iterator[bytes]:
-    with pq.ParquetFile(path) as file:
+def _parquet_records(path: AnyPath, batch_records: int) -> Iterator[bytes]:
+    with path.open("rb") as stored, pq.ParquetFile(stored) as file:
         for batch in file.iter_batches(batch_size=batch_records):
             for row in batch.to_pylist():
                 yield json.dumps(row, default=_as_text).encode()
@@ -84,9 +85,11 @@ def _as_text(value: object) -> str:
 
 
 @contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
+def _damage_named(path: AnyPath) -> Iterator[None]:
     try:
         yield
-    # Arrow raises ValueError and OverflowError for a value that Python has no form for.
-    except (OSError, pa.ArrowException, ValueError, OverflowError) as error:
+    except DataError:
+        raise
+    # Arrow raises ValueError and OverflowError for a value that Python has no form for, and stores errors of their own.
+    except Exception as error:
         raise DataError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error

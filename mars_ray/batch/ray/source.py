@@ -20,6 +20,7 @@ from mars_ray.batch.rows.row_result import FAILURE
 from mars_ray.batch.run.job_plan import READ_RECORDS
 from mars_ray.data.record_file import read_records
 from mars_ray.errors import MarsRayError
+from mars_ray.storage.location import AnyPath
 
 SCHEMA = pa.schema(
     [("key", pa.binary()), ("id", pa.string()), ("repeated", pa.bool_()), ("raw", pa.binary()), (FAILURE, pa.string())]
@@ -31,7 +32,7 @@ SCHEMA = pa.schema(
 class InputRows:
     """Which rows of the input to read."""
 
-    paths: tuple[Path, ...]
+    paths: tuple[AnyPath, ...]
     ledger: Path
     """The ledger of the job: rows that are done by it are left out."""
     own_id: Callable[[bytes], str | None]

@@ -30,6 +30,7 @@ from mars_ray.model.digest import folder_digest
 from mars_ray.model.dtype import ResolvedDtype, resolve_dtype
 from mars_ray.model.resolve import resolve_model, short_name
 from mars_ray.progress import ProgressLine
+from mars_ray.storage.location import AnyPath
 
 READ_RECORDS = 1024
 """Records of a file that are read at a time."""
@@ -42,7 +43,7 @@ class JobPlan:
     """What a job will do."""
 
     options: GenerateOptions
-    paths: tuple[Path, ...]
+    paths: tuple[AnyPath, ...]
     """The files of the input."""
     model: Path
     """The model folder, absolute: workers have another working folder."""
@@ -151,7 +152,7 @@ def plan_job(options: GenerateOptions) -> JobPlan:
     )
 
 
-def survey_input(paths: Sequence[Path], limit: int | None) -> Survey:
+def survey_input(paths: Sequence[AnyPath], limit: int | None) -> Survey:
     """Read all of the input once: a damaged file is found now, and how much there is to do is known from the start."""
     survey = Survey()
     with ProgressLine("look at the input", total=None) as progress:
@@ -163,7 +164,7 @@ def survey_input(paths: Sequence[Path], limit: int | None) -> Survey:
     return survey
 
 
-def _first_row(paths: Sequence[Path]) -> bytes:
+def _first_row(paths: Sequence[AnyPath]) -> bytes:
     """Return the first row. Raises `EmptyDataError`."""
     for path in paths:
         for [raw] in read_records(path, 1):

@@ -1,0 +1,1 @@
+"""Places by path or URL: a disk and an object store alike."""

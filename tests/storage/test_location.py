@@ -1,0 +1,71 @@
+"""Places by path and URL, in an S3 store that nobody here wrote."""
+
+import gzip
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from upath import UPath
+
+from mars_ray.data.record_file import check_source, read_records
+from mars_ray.data.sources import find_sources
+from mars_ray.errors import ConfigError, DataError, RunError
+from mars_ray.storage import location
+from mars_ray.storage.location import check_reachable, locate, locate_url
+from mars_ray.storage.whole_file import create_object, write_file
+
+
+def test_a_path_and_a_file_url_are_paths_of_this_machine(tmp_path: Path) -> None:
+    assert locate(f"file://{tmp_path}/a") == locate(f"{tmp_path}/a") == tmp_path / "a"
+
+
+def test_an_unknown_kind_of_url_is_refused() -> None:
+    with pytest.raises(ConfigError, match="nowhere://bucket/a cannot be used: Unsupported filesystem"):
+        locate("nowhere://bucket/a")
+
+
+def test_an_input_in_a_store_is_a_file_a_folder_or_a_pattern(bucket: UPath) -> None:
+    for name in ("b.jsonl", "a.parquet", "notes.txt", "deep/d.jsonl.gz", "deep/_temporary/e.parquet"):
+        (bucket / "data" / name).write_bytes(b"{}")
+    for given, found in (
+        ("data/b.jsonl", ["b.jsonl"]),
+        ("data", ["a.parquet", "b.jsonl", "deep/d.jsonl.gz"]),
+        ("data/**/*.gz", ["deep/d.jsonl.gz"]),
+    ):
+        assert [str(each) for each in find_sources(f"{bucket}{given}")] == [f"{bucket}data/{name}" for name in found]
+    with pytest.raises(DataError, match=r"no file and no folder .*none"):
+        find_sources(f"{bucket}none")
+
+
+def test_records_of_a_store_are_those_of_a_disk(bucket: UPath) -> None:
+    lines = [b'{"prompt": "%d"}' % number for number in range(2000)]
+    for name, content in (("a.jsonl", b"\n".join(lines)), ("a.jsonl.gz", gzip.compress(b"\n".join(lines)))):
+        write_file(bucket / name, [content])
+        check_source(bucket / name)
+        assert [raw for chunk in read_records(bucket / name, 300) for raw in chunk] == lines
+
+
+def test_half_a_download_in_a_store_is_found_before_any_work(bucket: UPath) -> None:
+    (bucket / "half.jsonl.gz").write_bytes(gzip.compress(bytes(range(256)) * 1000)[:-300])
+    with pytest.raises(DataError, match=r"half\.jsonl\.gz cannot be read"):
+        check_source(bucket / "half.jsonl.gz")
+
+
+def test_of_many_who_create_an_object_at_once_one_succeeds(bucket: UPath) -> None:
+    place = bucket / "once"
+    with ThreadPoolExecutor(8) as pool:
+        written = list(pool.map(lambda number: create_object(place, b"%d" % number), range(8)))
+    assert sorted(written) == [False] * 7 + [True]
+    assert place.read_bytes() == b"%d" % written.index(True)
+
+
+def test_what_cannot_be_written_is_an_error_with_the_place(bucket: UPath) -> None:
+    with pytest.raises(RunError, match=r"Cannot write any more to s3://no-such-bucket/a: .*does not exist"):
+        write_file(locate_url("s3://no-such-bucket/a/b"), [b"x"])
+
+
+def test_a_store_that_is_out_of_reach_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(location, "ANSWER_S", 0.5)
+    monkeypatch.setitem(location.S3_OPTIONS, "endpoint_url", "http://127.0.0.1:9")
+    with pytest.raises(ConfigError, match=r"s3://bucket/a is out of reach"):
+        check_reachable(locate("s3://bucket/a"))
