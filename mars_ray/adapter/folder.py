@@ -1,6 +1,6 @@
 """An adapter on disk: a folder as PEFT lays it out, with a card that names the base it belongs to.
 
-    adapter_model.safetensors   the factors under PEFT's names, and `mask_embedding`
+    adapter_model.safetensors   the factors under PEFT's names, and `mask_embedding`; a factor in int8 has `…_scale`
     adapter_config.json         PEFT's keys where they mean the same, and `gated: true`
     mars.json                   how it was trained, and the digest of its base
 
@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from mars_ray.adapter.gated_lora import GatedLoRA, LoraShape
+from mars_ray.adapter.rounding import restored, rounded
 from mars_ray.errors import AdapterError, OutputError
 from mars_ray.model.card import CARD_FILE, CalibrationPoint, Card, read_card
 from mars_ray.model.checkpoint import save_folder
@@ -27,7 +28,7 @@ from mars_ray.model.digest import folder_digest
 from mars_ray.model.resolve import resolve_model
 
 WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
-PREFIX, EMBEDDING = "base_model.model.", "mask_embedding"
+PREFIX, EMBEDDING, SCALE = "base_model.model.", "mask_embedding", "_scale"
 
 
 class AdapterCard(BaseModel):
@@ -55,11 +56,11 @@ class AdapterCard(BaseModel):
 def save_adapter(
     adapter: GatedLoRA, card: AdapterCard, folder: Path, *, dtype: torch.dtype = torch.bfloat16, replace: bool = False
 ) -> None:
-    """Write `adapter` to `folder`, which must be absent or empty; with `replace` an older one there goes first."""
+    """Write `adapter` to `folder`, which must be absent or empty; with `replace` an older one there goes first.
+
+    In `torch.int8` a factor has one scale for each row, and the embeddings of masks are in bfloat16.
+    """
     shape = adapter.shape
-    tensors = {EMBEDDING: adapter.mask_embedding_KH}
-    for name, pair in adapter.factors.items():
-        tensors |= {f"{PREFIX}{name}.lora_A.weight": pair.a, f"{PREFIX}{name}.lora_B.weight": pair.b}
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -71,10 +72,7 @@ def save_adapter(
     }
 
     def write(partial: Path) -> None:
-        save_file(
-            {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in tensors.items()},
-            partial / WEIGHTS_FILE,
-        )
+        save_file(_tensors(adapter, dtype), partial / WEIGHTS_FILE)
         (partial / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (partial / CARD_FILE).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
         (partial / WEIGHTS_FILE).chmod((partial / CONFIG_FILE).stat().st_mode)
@@ -82,6 +80,19 @@ def save_adapter(
     if replace:
         _let_go(folder)
     save_folder(folder, write)
+
+
+def _tensors(adapter: GatedLoRA, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    plain = torch.bfloat16 if dtype is torch.int8 else dtype
+    tensors = {EMBEDDING: adapter.mask_embedding_KH.to(plain)}
+    for name, pair in adapter.factors.items():
+        for half, factor in (("A", pair.a), ("B", pair.b)):
+            key = f"{PREFIX}{name}.lora_{half}.weight"
+            if dtype is torch.int8:
+                tensors[key], tensors[key + SCALE] = rounded(factor)
+            else:
+                tensors[key] = factor.to(plain)
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def _let_go(folder: Path) -> None:
@@ -148,10 +159,19 @@ def load_adapter(folder: Path, base: Path) -> Adapter:
         if config["peft_type"] != "LORA" or config["gated"] is not True:
             raise AdapterError(f"{folder} is no gated LoRA, which {CONFIG_FILE} says with gated: true.")
         tensors = load_file(folder / WEIGHTS_FILE)
-        built = _built(config["r"], config["lora_alpha"], {name: each.float() for name, each in tensors.items()})
+        built = _built(config["r"], config["lora_alpha"], _in_float32(tensors))
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise AdapterError(f"{folder} is not a complete adapter ({error!r}). Download or train it again.") from error
     return Adapter(built, card)
+
+
+def _in_float32(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the factors and the embeddings, those in int8 with their scales put to them."""
+    return {
+        name: restored(each, tensors[name + SCALE]) if each.dtype is torch.int8 else each.float()
+        for name, each in tensors.items()
+        if not name.endswith(SCALE)
+    }
 
 
 def _built(rank: int, alpha: float, tensors: dict[str, torch.Tensor]) -> GatedLoRA:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from mars_ray.adapter.folder import (
@@ -51,6 +52,34 @@ def test_what_is_saved_is_what_is_loaded(adapted: Adapted, base: Path, saved: Pa
     assert is_adapter(saved)
     assert not is_adapter(base)
     assert read_adapter_card(saved).losses == {"mask": 1.5}
+
+
+def test_in_8_bits_every_number_is_off_by_half_a_step_of_its_row_at_most(
+    adapted: Adapted, base: Path, saved: Path, tmp_path: Path
+) -> None:
+    with torch.no_grad():
+        adapted[1].factors["model.layers.1.mlp.up_proj"].b[3] = 0.0
+    save_adapter(adapted[1], read_adapter_card(saved), tmp_path / "int8", dtype=torch.int8)
+    loaded = load_adapter(tmp_path / "int8", base).lora
+    for name, pair in adapted[1].factors.items():
+        for factor, found in ((pair.a, loaded.factors[name].a), (pair.b, loaded.factors[name].b)):
+            half_step_R1 = factor.abs().amax(dim=1, keepdim=True) / 127 / 2
+            assert ((found - factor).abs() <= half_step_R1 * 1.001).all()
+    torch.testing.assert_close(loaded.mask_embedding_KH, adapted[1].mask_embedding_KH, rtol=2**-8, atol=0)
+    kept = load_file(tmp_path / "int8" / WEIGHTS_FILE)
+    numbers = sum(pair.a.numel() + pair.b.numel() for pair in adapted[1].factors.values())
+    assert sum(each.numel() for each in kept.values() if each.dtype is torch.int8) == numbers
+
+
+def test_factors_in_8_bits_without_their_scales_are_not_complete(adapted: Adapted, base: Path, saved: Path) -> None:
+    card = read_adapter_card(saved)
+    save_adapter(adapted[1], card, saved, dtype=torch.int8, replace=True)
+    kept = load_file(saved / WEIGHTS_FILE)
+    name = next(name for name in kept if name.endswith("_scale"))
+    for damaged in (kept | {name: kept[name][:1, 0]}, {key: each for key, each in kept.items() if key != name}):
+        save_file(damaged, saved / WEIGHTS_FILE)
+        with pytest.raises(AdapterError, match="not a complete adapter"):
+            load_adapter(saved, base)
 
 
 def test_the_configuration_speaks_as_peft_does(saved: Path) -> None:
