@@ -160,9 +160,11 @@ class DecodeParams:
         if self.mode is Mode.AR:
             return None
         exact = self.mode is Mode.EXACT
+        if exact and self.threshold is None:
+            return LOSSLESS
         threshold = self.threshold
         if threshold is None:
-            threshold = DRAFT_THRESHOLD if exact else max(engine_threshold, self.floor or 0.0)
+            threshold = max(engine_threshold, self.floor or 0.0)
         if not accepts_nothing(threshold, self.metric):
             return Acceptance(threshold, self.metric, verify=exact)
         return LOSSLESS_BY[self.metric]

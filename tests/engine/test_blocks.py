@@ -7,7 +7,7 @@ import pytest
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import LOSSLESS, Acceptance, DecodeParams
 from mars_ray.engine.scheduling.sequence import Sequence
-from mars_ray.engine.stats.block_choice import CHOOSE_EVERY, PLAIN_EVERY, PROBE_EVERY, PROBE_SHARE, BlockChoice
+from mars_ray.engine.stats.block_choice import CHOOSE_EVERY, PROBE_EVERY, PROBE_SHARE, BlockChoice
 from mars_ray.engine.stats.profile import CALIBRATED_FORWARDS, FOLD_FORWARDS, Profile
 from mars_ray.engine.stats.step_time import FIRST_FIT, StepTimeFit, StepWork
 from tests.engine.engine_parts import sequence_of
@@ -128,19 +128,19 @@ def test_drafts_that_are_never_right_are_not_made_where_positions_cost() -> None
     assert chosen(blocks, running(), threshold=0.9) == [BLOCK] * 3
 
 
-def test_a_probe_takes_a_small_part_of_the_time_however_dear_masks_are() -> None:
+def test_trials_take_a_small_part_of_the_time_however_dear_masks_are() -> None:
     blocks = BlockChoice(learned(Profile(BLOCK), UNSURE), proportional(), BLOCK)
     sequences, extra = running(2), 0
     for _ in range(10_000):
         extra += sum(chosen(blocks, sequences)) - len(sequences)
-    assert 0 < extra <= 1.2 * PROBE_SHARE * 10_000 * len(sequences)
+    assert 0 < extra <= 2.2 * PROBE_SHARE * 10_000 * len(sequences), "probes of one sequence, and whole steps"
 
 
 def test_now_and_then_each_sequence_in_turn_gets_the_full_block() -> None:
     blocks = BlockChoice(learned(Profile(BLOCK), UNSURE), timed(fixed_s=1e-1, position_s=1e-4), BLOCK)
     sequences = running(3)
     steps = [chosen(blocks, sequences) for _ in range(3 * PROBE_EVERY)]
-    probed = [step.index(BLOCK) for step in steps if step != [1, 1, 1]]
+    probed = [step.index(BLOCK) for step in steps if BLOCK in step]
     assert sorted(probed) == [0, 1, 2]
     assert all(step.count(BLOCK) <= 1 for step in steps)
 
@@ -148,10 +148,17 @@ def test_now_and_then_each_sequence_in_turn_gets_the_full_block() -> None:
 def test_now_and_then_a_step_has_no_masks_and_more_often_where_that_might_be_better() -> None:
     profile = learned(Profile(BLOCK), SURE)
     near = BlockChoice(profile, timed(fixed_s=1.5e-3, position_s=1e-3), BLOCK)
-    steps = [chosen(near, running(1)) for _ in range(4 * PROBE_EVERY)]
-    assert near.chosen > 1 and steps.count([1]) == 4
+    steps = [chosen(near, running(1)) for _ in range(400)]
+    assert near.chosen > 1 and steps.count([1]) == 400 // PROBE_EVERY
     far = BlockChoice(profile, timed(fixed_s=1e-2, position_s=1e-4), BLOCK)
-    assert [chosen(far, running(1)) for _ in range(4 * PLAIN_EVERY)].count([1]) == 4
+    assert 0 < [chosen(far, running(1)) for _ in range(400)].count([1]) < 400 // PROBE_EVERY / 4
+
+
+def test_now_and_then_a_step_has_masks_for_all_where_that_might_be_better() -> None:
+    profile = learned(Profile(BLOCK), [0.95, *UNSURE[1:]])
+    near = BlockChoice(profile, timed(fixed_s=1e-3, position_s=1.2e-3), BLOCK)
+    steps = [chosen(near, running()) for _ in range(400)]
+    assert near.chosen == 1 and 4 <= steps.count([2, 2, 2]) <= 400 // PROBE_EVERY
 
 
 def test_where_all_masks_are_fed_or_none_runs_there_is_no_probe() -> None:
@@ -183,4 +190,4 @@ def test_a_request_that_fixes_its_block_keeps_it_in_every_step(make_engine: Make
         for chunk in engine.step():
             masks[chunk.request_id].append(chunk.masks)
     assert set(masks["fixed"][:-2]) == {2}
-    assert masks["free"].count(0) >= len(masks["free"]) - 1
+    assert masks["free"].count(0) >= len(masks["free"]) - 2, "all but the first, and one trial"

@@ -118,7 +118,9 @@ def record(
     """
     if acceptance is None or acceptance.metric is not Metric.PROBABILITY:
         return
-    if scheduled.has_logits:
+    if not scheduled.num_masks and not scheduled.sequence.accepted_confidences:
+        return
+    if scheduled.num_masks:
         _record_masks(profile, scheduled, picks_of(scheduled, picks), found, output, acceptance)
     if scheduled.num_drafts:
         _record_drafts(profile, scheduled.sequence, found, acceptance)

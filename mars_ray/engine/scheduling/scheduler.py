@@ -57,24 +57,19 @@ class ScheduledSequence:
     """Whether the last token takes part, so that there are logits to choose the next token from; False for a part of a
     prompt that does not reach its end."""
 
+    mask_rows: int = field(init=False)
+    """Rows of masks: behind the last draft alone, or behind the last token and each draft."""
+    num_masks: int = field(init=False)
+    """Masks of all rows."""
+    num_positions: int = field(init=False)
+    """Positions that go through the network."""
+
     def __post_init__(self) -> None:
         # Computed once: the sequence is ahead of this as soon as what the forward gave is committed.
         self.has_logits = self.num_tokens == self.sequence.num_pending_tokens
-
-    @property
-    def num_positions(self) -> int:
-        """Positions that go through the network."""
-        return self.num_tokens + self.num_drafts + self.num_masks
-
-    @property
-    def mask_rows(self) -> int:
-        """Rows of masks: behind the last draft alone, or behind the last token and each draft."""
-        return self.masks.rows(self.num_drafts)
-
-    @property
-    def num_masks(self) -> int:
-        """Masks of all rows."""
-        return self.mask_rows * self.masks.count
+        self.mask_rows = self.masks.rows(self.num_drafts)
+        self.num_masks = self.mask_rows * self.masks.count
+        self.num_positions = self.num_tokens + self.num_drafts + self.num_masks
 
     def mask_picks(self, picks: slice, right: int) -> range:
         """Return which of `picks`, that begin at the last token, are the masks behind the first `right` drafts."""

@@ -6,8 +6,9 @@ position. The block with the most expected tokens per second, by the live profil
 small blocks take turns, to tell what a mask costs from what a step does. Where drafts are verified, it also lays
 out the masks: behind the last draft alone, which takes the fewest positions, or behind every draft, so that a wrong one
 does not void them. Where few masks are fed, one sequence now and
-then gets all, so that profile and step time go on learning, at a small part of the time; where many are, one step now
-and then has none.
+then gets all, so that profile and step time go on learning, at a small part of the time. What a mask costs is told by
+whole steps only, for it falls with their number and includes all that the engine does with them besides the forward:
+one step now and then is of the other kind, without masks or with masks for all, the more often the nearer it comes.
 
 A request that fixes its block is left alone, and so is one that fixes its seed while tokens ahead are trusted: what
 comes out depends on the block then.
@@ -22,19 +23,16 @@ import numpy as np
 from mars_ray.engine.request import Acceptance
 from mars_ray.engine.scheduling.scheduler import NO_MASKS, Masks
 from mars_ray.engine.scheduling.sequence import Sequence
+from mars_ray.engine.stats.lookahead import Floats
 from mars_ray.engine.stats.profile import CALIBRATED_FORWARDS, Profile
 from mars_ray.engine.stats.step_time import CLOCK_S, StepTime, StepTimeFit, StepWork, block_rates
 from mars_ray.method.metric import Metric
 
 CHOOSE_EVERY = 16
 PROBE_EVERY = 16
+"""Steps, and times the length of a step, between two that try something else, at least."""
 PROBE_SHARE = 0.005
-"""A probe comes no more often than takes this part of the time, however dear masks are."""
-NEARLY = 0.75
-PLAIN_EVERY = 128
-"""What masks cost is the difference of two kinds of steps, and both must have been seen lately: every so many steps one
-has no masks, or every `PROBE_EVERY` where that is expected to give `NEARLY` the most tokens per second."""
-
+"""Part of the time that trying something else may cost at most, by what is known."""
 ROWS_MOST = 63
 """Masks of one sequence in a step, where there are several rows: what a mask attends to is told by as many bits."""
 
@@ -50,7 +48,8 @@ class BlockChoice:
         self.behind_every_draft = False
         """Whether each draft that is verified has masks behind it."""
         self._probe: Sequence | None = None
-        self._plain_every, self._plain = PROBE_EVERY, False
+        self._rival, self._rival_every, self._try_rival = 1, PROBE_EVERY, False
+        """The best block of the other kind, with masks or without, and how often a step is given to it."""
         self._steps = self._probed = 0
         self._probe_every = PROBE_EVERY
         self._chosen_for: tuple[int | None, tuple[float, ...]] | None = None
@@ -72,7 +71,7 @@ class BlockChoice:
         elif self._steps % CHOOSE_EVERY == 0 or situation != self._chosen_for:
             self._chosen_for = situation
             self._choose(model, running, acceptance_of, kv_tokens)
-        self._plain = self._chosen > 1 and self._steps % self._plain_every == PROBE_EVERY // 2
+        self._try_rival = self._rival != self._chosen and self._steps % self._rival_every == PROBE_EVERY // 2
         self._probe = None
         if self._chosen < self._full and running and self._steps % self._probe_every == 0:
             self._probe = running[self._probed % len(running)]
@@ -82,14 +81,16 @@ class BlockChoice:
         """Return the block of a sequence whose request names none."""
         if not _adapts(sequence, acceptance) or sequence is self._probe:
             return self._full
-        return 1 if self._plain else self._chosen
+        return self._rival if self._try_rival else self._chosen
 
     def masks_for(self, sequence: Sequence, acceptance: Acceptance, max_columns: int) -> Masks:
         """Return the masks behind the drafts of a sequence, whose slot has at most `max_columns`."""
+        block = sequence.request.decode.block or self.block(sequence, acceptance)
+        if block == 1:
+            return NO_MASKS
         drafts = len(sequence.draft_tokens)
         rows = drafts + 1 if self.behind_every_draft and acceptance.verify and sequence.accepted_confidences else 1
         left = sequence.max_tokens - sequence.num_output_tokens - (drafts if rows == 1 else 0)
-        block = sequence.request.decode.block or self.block(sequence, acceptance)
         count = max(0, min(block, left) - 1)
         if rows > 1 and count:
             if rows * count <= ROWS_MOST and len(sequence.tokens) + drafts + rows * count <= max_columns:
@@ -119,10 +120,20 @@ class BlockChoice:
                 best, rates_B, positions_B = float(found_B.max()), found_B, fed_B
                 self.behind_every_draft = behind_every_draft
         self._chosen = 1 + int(rates_B.argmax())
-        self._plain_every = PROBE_EVERY if rates_B[0] > NEARLY * rates_B.max() else PLAIN_EVERY
-        usual_s = model.seconds(StepWork(len(running), round(float(positions_B[self._chosen - 1])), kv_tokens))
+        self._set_trials(model, len(running), rates_B, positions_B, kv_tokens)
+
+    def _set_trials(self, model: StepTime, num_seqs: int, rates_B: Floats, positions_B: Floats, kv_tokens: int) -> None:
+        """Choose how often to try other blocks than the one chosen."""
+        self._rival = 1 if self._chosen > 1 or self._full == 1 else 2 + int(rates_B[1:].argmax())
+        usual_s, rival_s = (
+            max(CLOCK_S, model.seconds(StepWork(num_seqs, round(float(positions_B[block - 1])), kv_tokens)))
+            for block in (self._chosen, self._rival)
+        )
+        lost = 1 - float(rates_B[self._rival - 1] / rates_B[self._chosen - 1])
+        longer = rival_s / usual_s
+        self._rival_every = max(PROBE_EVERY, math.ceil(longer * max(PROBE_EVERY, lost / PROBE_SHARE)))
         probe_s = model.position_s * (self._full - self._chosen)
-        self._probe_every = max(PROBE_EVERY, math.ceil(probe_s / (PROBE_SHARE * max(usual_s, CLOCK_S))))
+        self._probe_every = max(PROBE_EVERY, math.ceil(probe_s / (PROBE_SHARE * usual_s)))
 
 
 def _adapts(sequence: Sequence, acceptance: Acceptance) -> bool:
