@@ -14,10 +14,13 @@ from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, SamplingParams
 
 
-def own_answers(model: str, prompts: Path, answers: Path, *, max_tokens: int, workers: int = 1) -> list[Json]:
+def own_answers(
+    model: str, prompts: Path, answers: Path, *, max_tokens: int, workers: int = 1, keep_cut: bool = False
+) -> list[Json]:
     """Answer the prompts of a file one token at a time, with `generate` (Ray Data), which resumes in `answers`.
 
-    Returns the rows that were answered to the end, by id: `text` is the answer, beside what the prompts came with.
+    Returns the rows that were answered to the end, by id; with `keep_cut` those that reached `max_tokens`, too. `text`
+    is the answer, beside what the prompts came with.
     """
     generate_files(
         GenerateOptions(
@@ -29,4 +32,5 @@ def own_answers(model: str, prompts: Path, answers: Path, *, max_tokens: int, wo
             workers=WorkerOptions(count=workers),
         )
     )
-    return sorted((row for row in rows_in(answers) if row["finish_reason"] == "stop"), key=itemgetter("id"))
+    kept = ("stop", "length") if keep_cut else ("stop",)
+    return sorted((row for row in rows_in(answers) if row["finish_reason"] in kept), key=itemgetter("id"))

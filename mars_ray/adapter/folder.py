@@ -43,6 +43,9 @@ class AdapterCard(BaseModel):
     base_model: str
     base_digest: str
     """`model.digest.folder_digest` of the base."""
+    init_digest: str | None = None
+    """The same of the adapter that training began with; null where it began with a new one. The counts below leave out
+    what that had seen."""
     data: str
     examples: int
     tokens: int
@@ -154,15 +157,35 @@ def load_adapter(folder: Path, base: Path) -> Adapter:
             f"{folder} is an adapter for {card.base_model} (digest {card.base_digest}); the model in {base} has the "
             f"digest {digest}. Give the model it was trained on, or train an adapter for this one."
         )
+    return Adapter(_load(folder).requires_grad_(False).eval(), card)
+
+
+def start_from(adapter: GatedLoRA, folder: Path) -> None:
+    """Give `adapter` the weights of the one in `folder`, whatever model that was trained on.
+
+    Raises `AdapterError` unless it is complete and has the same sizes.
+    """
+    other = _load(folder)
+    for name in ("rank", "alpha", "masks", "linears"):
+        here, there = getattr(adapter.shape, name), getattr(other.shape, name)
+        if here != there:
+            shown = f"{name} {there}, here it is {here}" if name != "linears" else "other linear layers"
+            raise AdapterError(f"Training cannot begin with the adapter in {folder}: it has {shown}.")
+    with torch.no_grad():
+        adapter.mask_embedding_KH.copy_(other.mask_embedding_KH)
+    for name, pair in other.factors.items():
+        adapter.factors[name].load_state_dict(pair.state_dict())
+
+
+def _load(folder: Path) -> GatedLoRA:
     try:
         config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
         if config["peft_type"] != "LORA" or config["gated"] is not True:
             raise AdapterError(f"{folder} is no gated LoRA, which {CONFIG_FILE} says with gated: true.")
         tensors = load_file(folder / WEIGHTS_FILE)
-        built = _built(config["r"], config["lora_alpha"], _in_float32(tensors))
+        return _built(config["r"], config["lora_alpha"], _in_float32(tensors))
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise AdapterError(f"{folder} is not a complete adapter ({error!r}). Download or train it again.") from error
-    return Adapter(built, card)
 
 
 def _in_float32(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -191,4 +214,4 @@ def _built(rank: int, alpha: float, tensors: dict[str, torch.Tensor]) -> GatedLo
         for name, (a, b) in pairs.items():
             adapter.factors[name].a.copy_(a)
             adapter.factors[name].b.copy_(b)
-    return adapter.requires_grad_(False).eval()
+    return adapter

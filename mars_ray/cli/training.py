@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from mars_ray.cli.options import AsJson, Model
+from mars_ray.cli.options import AdapterOption, AsJson, Model
 from mars_ray.cli.results import show_results
 
 
@@ -50,6 +50,7 @@ def prepare(
 
 def calibrate(
     model: Model = "bundled",
+    adapter: AdapterOption = None,
     data: Annotated[
         Path | None,
         typer.Option(help="JSONL or parquet with 'prompt' or 'messages'; by default the built-in task families."),
@@ -61,15 +62,17 @@ def calibrate(
     max_tokens: Annotated[int, typer.Option(help="Tokens per answer at most.")] = 256,
     as_json: AsJson = False,
 ) -> None:
-    """Measure speed, agreement and accuracy at each threshold, and write them into the model's mars.json."""
+    """Measure speed, agreement and accuracy at each threshold, and write them into the card, mars.json."""
+    from mars_ray.adapter.folder import resolve_adapter
     from mars_ray.evaluation.calibration.calibrate import CalibrateOptions
     from mars_ray.evaluation.calibration.calibrate import calibrate as run
     from mars_ray.evaluation.calibration.curve_text import print_curve
     from mars_ray.model.resolve import resolve_model
 
     options = CalibrateOptions(data=data, examples=examples, seeds=seeds, max_tokens=max_tokens)
-    folder = resolve_model(model)
-    curve = run(folder, options)
-    print_curve(curve, f"calibrated {folder}")
+    folder, adapter_folder = resolve_model(model), resolve_adapter(adapter)
+    curve = run(folder, options, adapter_folder)
+    calibrated = adapter_folder or folder
+    print_curve(curve, f"calibrated {calibrated}")
     if as_json:
-        print(json.dumps({"model": str(folder), "calibration": [point.model_dump() for point in curve]}))
+        print(json.dumps({"model": str(calibrated), "calibration": [point.model_dump() for point in curve]}))

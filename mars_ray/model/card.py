@@ -99,8 +99,8 @@ def read_card(folder: Path) -> Card | None:
         raise ModelError(f"{path} cannot be read: {error}.") from error
 
 
-def write_card(card: Card, folder: Path) -> None:
-    """Write `mars.json` into an existing folder; readers see the old card or the new one, nothing between."""
+def write_card(card: BaseModel, folder: Path) -> None:
+    """Write `mars.json`, of a model or an adapter, into an existing folder; readers see the old card or the new one."""
     partial = folder / f".{CARD_FILE}.{uuid.uuid4().hex[:8]}.partial"
     try:
         partial.write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")

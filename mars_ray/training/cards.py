@@ -40,12 +40,14 @@ def adapter_card(
 ) -> AdapterCard:
     """Return the card of an adapter trained by `config` for the model in `base`."""
     objective = config.objective
+    init = objective.adapter.init if objective.adapter else None
     told = {"growth", "phase", "decay", "distill"}
     return AdapterCard(
         block=objective.block,
         objective=objective.model_dump(include=told),
         base_model=model_label(config.model, base),
         base_digest=folder_digest(base),
+        init_digest=folder_digest(init) if init else None,
         data=config.data.train.name,
         examples=data.report.examples,
         tokens=state.tokens,

@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from mars_ray.adapter.folder import AdapterCard, save_adapter
+from mars_ray.adapter.folder import AdapterCard, save_adapter, start_from
 from mars_ray.adapter.gated_lora import GatedLoRA, new_adapter
 from mars_ray.adapter.loss import AdapterLoss, HeldoutAgreement, heldout_agreement
 from mars_ray.adapter.mask_streams import mask_streams
@@ -92,13 +92,16 @@ class TrainingRun:
         network.to(self._accelerator.device)
         with torch.random.fork_rng():
             torch.manual_seed(self._config.seed)
-            return new_adapter(
+            adapter = new_adapter(
                 network,
                 rank=section.rank,
                 alpha=section.alpha or 2.0 * section.rank,
                 masks=self._config.objective.block,
                 names=section.target_modules,
             )
+        if section.init:
+            start_from(adapter, section.init)
+        return adapter
 
     def run(self) -> RunState:
         """Train from the newest saved state to the end, or until asked to stop; the state is saved either way.

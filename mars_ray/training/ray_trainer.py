@@ -25,7 +25,7 @@ from mars_ray.model.dtype import resolve_dtype
 from mars_ray.model.resolve import is_hub_name, pin, resolve_model
 from mars_ray.progress import ProgressLine
 from mars_ray.ray_cluster import connect
-from mars_ray.training.config import TrainConfig, parse_config
+from mars_ray.training.config import ObjectiveSection, TrainConfig, parse_config
 from mars_ray.training.loop import TrainingRun
 from mars_ray.training.metrics import StepMetrics, follow_metrics, plot_metrics, read_metrics
 from mars_ray.training.run_folder import RunFolder
@@ -47,7 +47,7 @@ def train(config: TrainConfig) -> StepMetrics:
     # Decided here, so that the settings of the run name it and workers on other machines do the same.
     dtype = resolve_dtype(config.compute.precision, start, "cuda" if config.compute.gpu else "cpu")
     compute = config.compute.model_copy(update={"precision": dtype.name})
-    config = config.model_copy(update=absolute | {"compute": compute})
+    config = config.model_copy(update=absolute | {"compute": compute, "objective": _absolute(config.objective)})
     folder = RunFolder(config.output)
     with folder.only_driver():
         folder.check_settings(config)
@@ -60,6 +60,14 @@ def train(config: TrainConfig) -> StepMetrics:
         metrics = read_metrics(folder.path)
         plot_metrics(metrics, folder.picture)
         return metrics[-1]
+
+
+def _absolute(objective: ObjectiveSection) -> ObjectiveSection:
+    """Return `objective` with the whole path of the adapter it begins with, if it does."""
+    adapter = objective.adapter
+    if adapter is None or adapter.init is None:
+        return objective
+    return objective.model_copy(update={"adapter": adapter.model_copy(update={"init": adapter.init.absolute()})})
 
 
 def _prepare_data(config: TrainConfig, folder: RunFolder) -> None:

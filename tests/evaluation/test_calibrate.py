@@ -19,6 +19,8 @@ import torch
 from transformers import PreTrainedModel
 
 from mars_ray import progress
+from mars_ray.adapter.folder import AdapterCard, read_adapter_card, save_adapter
+from mars_ray.adapter.gated_lora import new_adapter
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.tasks import verify
 from mars_ray.engine.kv.attention import ATTENTION
@@ -32,6 +34,7 @@ from mars_ray.evaluation.scoring.agreement import agreed_tokens
 from mars_ray.method.reference import DecodeOptions, decode, window_logits
 from mars_ray.model.card import CARD_FILE, CalibrationPoint, read_card
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
+from mars_ray.model.digest import folder_digest
 from mars_ray.model.resolve import resolve_model
 from mars_ray.progress import ProgressLine
 from tests.samples import VOCABULARY, Cli
@@ -316,3 +319,22 @@ def test_ctrl_c_leaves_the_card(folder: Path, monkeypatch: pytest.MonkeyPatch) -
         signal.signal(signal.SIGINT, handler)
     assert (folder / CARD_FILE).read_bytes() == before
     assert not list(folder.glob(".*"))
+
+
+def test_the_calibration_of_an_adapter_goes_into_its_own_card(folder: Path, tmp_path: Path, mars_ray: Cli) -> None:
+    network = load_checkpoint(folder).network
+    card = AdapterCard(
+        block=2, objective={}, base_model="bundled", base_digest=folder_digest(folder), data="d.jsonl",
+        examples=1, tokens=2, steps=3, seed=0, versions={}, losses={},
+    )  # fmt: skip
+    save_adapter(new_adapter(network, rank=2, alpha=4, masks=2, names=None), card, tmp_path / "adapter")
+    before = (folder / CARD_FILE).read_bytes()
+    asked = ("--examples", 1, "--seeds", 1, "--max-tokens", 16)
+    code, _, err = mars_ray("calibrate", "--model", folder, "--adapter", tmp_path / "adapter", *asked)
+    assert code == 0, err
+    written = read_adapter_card(tmp_path / "adapter")
+    assert [point.threshold for point in written.calibration] == list(THRESHOLDS)
+    # The model itself looks further ahead.
+    assert all(1 < point.tokens_per_forward <= 1 + card.block for point in written.calibration)
+    assert written.model_copy(update={"calibration": ()}) == card
+    assert (folder / CARD_FILE).read_bytes() == before

@@ -1,5 +1,6 @@
 """The programs in pipelines/, run as a user runs them: on a real Ray, with the bundled model, small."""
 
+import gzip
 import json
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 from mars_ray.adapter.folder import load_adapter
 from mars_ray.data.records import parse_record
 from mars_ray.data.tasks import FAMILIES, examples, mixture, verify
+from mars_ray.evaluation.calibration.calibrate import THRESHOLDS
+from mars_ray.evaluation.tasks.reference_file import read_references
 from mars_ray.model.resolve import resolve_model
 
 pytestmark = pytest.mark.timeout(600)
@@ -115,6 +118,28 @@ def test_a_model_learns_from_itself_and_from_references_and_a_finished_seed_is_n
     assert "epochs was 1.0, now it is 2.0" in other.stderr
 
 
+def test_structure_tasks_ask_for_what_their_references_judge(tmp_path: Path) -> None:
+    tldr = [(f"Do thing {n} with `tool-{n}`.", f'`tool-{n} --say "{n}"`') for n in range(40)]
+    coffee = [(f"{n} lattes, please.", "Here you are.") for n in range(8)]
+    story = [(f"Read the text and answer.\n\nIt was day {n}.\n\nWhich day?", f"Day {n}.") for n in range(4)]
+    with gzip.open(tmp_path / "train.jsonl.gz", "wt") as file:
+        for source, pairs in (("tldr", tldr), ("taskmaster4", coffee), ("fairytaleqa", story)):
+            for asked, answer in pairs:
+                turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+                file.write(json.dumps({"source": source, "messages": turns}) + "\n")
+    (tmp_path / "val.jsonl.gz").write_bytes((tmp_path / "train.jsonl.gz").read_bytes())
+    done("structure_tasks", "--instruct", tmp_path, "--output", tmp_path / "out", "--train", 40, "--heldout", 40)
+    tasks = read_references(tmp_path / "out" / "heldout.jsonl", "exact")
+    assert {each.match for each in tasks} == {"exact", "json"}
+    by_prompt = {each.messages[0]["content"]: each for each in tasks}
+    assert len(tasks) == len(by_prompt) == 40
+    question = next(each for prompt, each in by_prompt.items() if prompt.startswith("Write these questions"))
+    [row] = json.loads(question.reference)
+    assert question.messages[0]["content"].endswith(f"Q: {row['question']}\nA: {row['answer']}")
+    answers = dict(conversations(tmp_path / "out" / "train.jsonl"))
+    assert answers == {prompt: each.reference for prompt, each in by_prompt.items()}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ["documents_to_instructions", "best_of_n", "self_distill"])
 def test_an_error_is_one_line_with_an_exit_code(program: str, tmp_path: Path) -> None:
@@ -131,12 +156,16 @@ def test_a_model_gets_an_adapter_from_its_own_answers_and_goes_on_where_it_stopp
     data, output = tmp_path / "data.jsonl", tmp_path / "out"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     asked = ("--model", "bundled", "--data", data, "--heldout", data, "--own", 30, "--output", output)
-    settings = ("--rank", 4, "--length", 256, "--checkpoint-every", 4, "--precision", "float32")
+    settings = ("--rank", 4, "--length", 256, "--heldout-prompts", 12)
     assert "The adapter is in" in done("adapt", *asked, *settings)
     bundled = resolve_model("bundled")
-    assert load_adapter(output / "model", bundled).lora.shape.rank == 4
-    taught = conversations(output / "data" / "train-own" / "conversations.jsonl")
+    adapter = load_adapter(output / "model", bundled)
+    assert adapter.lora.shape.rank == 4
+    assert [point.data for point in adapter.card.calibration] == ["questions.jsonl"] * len(THRESHOLDS)
+    taught = conversations(output / "own" / "train" / "conversations.jsonl")
     assert {question for question, _ in taught} <= {row["prompt"] for row in rows}
+    results = json.loads((output / "evaluation" / "results.json").read_text())
+    assert results["overall"]["exact"]["accuracy"] == 1.0
     assert "The adapter is in" in done("adapt", *asked, *settings)
     other = run("adapt", *asked, *settings, "--block", 4)
     assert other.returncode == 2

@@ -8,6 +8,8 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 
 from mars_ray.adapter.folder import WEIGHTS_FILE, load_adapter, read_adapter_card
+from mars_ray.errors import AdapterError
+from mars_ray.model.card import write_card
 from mars_ray.model.digest import folder_digest
 from mars_ray.training import loop
 from mars_ray.training.checkpoint import RunState
@@ -83,3 +85,25 @@ def test_in_bfloat16_the_base_is_loaded_as_such_and_the_adapter_learns_in_float3
     assert last < first
     loaded = load_adapter(RunFolder(made.output).model, start_model).lora
     assert {name.rpartition(".")[2] for name in loaded.factors} == {"q_proj", "v_proj"}
+
+
+def test_an_adapter_of_the_same_sizes_may_be_begun_with_whatever_its_base(
+    config: TrainConfig, make_config: MakeConfig, start_model: Path, tmp_path: Path
+) -> None:
+    run(config, tmp_path / "states")
+    first = RunFolder(config.output).model
+    card = read_adapter_card(first)
+    write_card(card.model_copy(update={"base_digest": "of another model"}), first)
+    adapter = {"rank": 4, "init": str(first)}
+    going_on = make_config("on", objective={"kind": "mars", "block": 4, "adapter": adapter})
+    pack(going_on, start_model)
+    run(going_on, tmp_path / "on-states")
+    began, ended = (read_metrics(each.output) for each in (going_on, config))
+    assert began[0].mask_loss is not None
+    assert ended[0].mask_loss is not None
+    assert began[0].mask_loss < ended[0].mask_loss
+    assert read_adapter_card(RunFolder(going_on.output).model).init_digest == folder_digest(first)
+    smaller = make_config(objective={"kind": "mars", "block": 4, "adapter": {"rank": 2, "init": str(first)}})
+    pack(smaller, start_model)
+    with pytest.raises(AdapterError, match="it has rank 4, here it is 2"):
+        run(smaller, tmp_path / "smaller-states")

@@ -6,6 +6,7 @@ How far is looked ahead is fixed, so the answers are the same whatever the load 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from mars_ray.adapter.folder import Adapter
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.core.offline import OfflineResult, decode_all
@@ -23,12 +24,14 @@ def answer_all(
     decodes: Sequence[DecodeParams],
     sampling: SamplingParams,
     progress: ProgressLine,
+    adapter: Adapter | None = None,
 ) -> list[list[OfflineResult]]:
     """Answer every prompt in every way of decoding; where one does not say how far to look, the card does.
 
     Raises `DataError` for a prompt the chat template refuses, or the model has no room for, before any is answered.
     """
-    engine = Engine(checkpoint, EngineOptions(compiled=False, max_request_tokens=sampling.max_tokens))
+    options = EngineOptions(compiled=False, max_request_tokens=sampling.max_tokens)
+    engine = Engine(checkpoint, options, adapter=adapter)
     encoder = ChatEncoder(checkpoint.tokenizer)
     decodes = [replace(decode, block=decode.block or engine.block) for decode in decodes]
     encoded = [_encoded(prompt, encoder, engine, sampling) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""Calibrate a model: measure what each threshold gives, and write it into its card.
+"""Calibrate a model, or an adapter on it: measure what each threshold gives, and write it into its card.
 
 Nothing else of the folder changes; the card is the old one or the new one, whatever happens.
 """
@@ -9,6 +9,7 @@ from tempfile import TemporaryFile
 
 import torch
 
+from mars_ray.adapter.folder import AdapterCard, is_adapter, load_adapter, read_adapter_card
 from mars_ray.engine.request import SamplingParams
 from mars_ray.engine.stats.profile import GRID
 from mars_ray.errors import ConfigError, InterruptedRunError, ModelError, OutputError
@@ -48,37 +49,40 @@ class CalibrateOptions:
                 raise ConfigError(f"{name} is {value}; it must be at least 1.")
 
 
-def calibrate(folder: Path, options: CalibrateOptions) -> tuple[CalibrationPoint, ...]:
-    """Measure, and replace the calibration in the card; Ctrl-C raises `InterruptedRunError` and leaves it."""
+def calibrate(folder: Path, options: CalibrateOptions, adapter: Path | None = None) -> tuple[CalibrationPoint, ...]:
+    """Measure, and replace the calibration in the card: that of the model in `folder`, or of its `adapter`.
+
+    Ctrl-C raises `InterruptedRunError` and leaves it.
+    """
+    calibrated = adapter or folder
     try:
         sampling = SamplingParams(max_tokens=options.max_tokens)
-        card = _card(folder)
+        card = _card(calibrated)
+        loaded = load_adapter(adapter, folder) if adapter else None
         prompts = _prompts(options)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         dtype = resolve_dtype("auto", folder, device)  # as who serves the model runs it
         checkpoint = load_checkpoint(folder, dtype=getattr(torch, dtype.name), device=device)
         data = options.data.name if options.data else FAMILIES_DATA
-        curve = curve_of(checkpoint, prompts, options.thresholds, sampling, data)
-        write_card(card.model_copy(update={"calibration": curve}), folder)
+        curve = curve_of(checkpoint, prompts, options.thresholds, sampling, data, loaded)
+        write_card(card.model_copy(update={"calibration": curve}), calibrated)
     except KeyboardInterrupt:
-        raise InterruptedRunError(f"Stopped; {folder / CARD_FILE} is as it was.") from None
+        raise InterruptedRunError(f"Stopped; {calibrated / CARD_FILE} is as it was.") from None
     return curve
 
 
-def _card(folder: Path) -> Card:
+def _card(folder: Path) -> Card | AdapterCard:
     """Return the card, once it is sure that another can be written: it would be a pity to find out at the end."""
     if name := hub_name_of(folder.absolute()):
         raise ModelError(f"{name} lies in the cache of the hub, which is not ours to write to. Copy {folder} first.")
-    card = read_card(folder)
+    card = read_adapter_card(folder) if is_adapter(folder) else read_card(folder)
     if card is None:
         raise ModelError(f"{folder} has no {CARD_FILE} to write to. `mars-ray train` makes models that have one.")
     try:
         with TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise OutputError(
-            f"Cannot write into {folder}: {error.strerror}. Copy the model to a folder of yours."
-        ) from None
+        raise OutputError(f"Cannot write into {folder}: {error.strerror}. Copy it to a folder of yours.") from None
     return card
 
 

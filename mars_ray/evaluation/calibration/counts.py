@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from mars_ray.adapter.folder import Adapter
 from mars_ray.data.tasks import verify
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.evaluation.calibration.answers import answer_all
@@ -53,11 +54,15 @@ def total_of(counts: Iterable[CalibrationCounts]) -> CalibrationCounts:
 
 
 def count_answers(
-    checkpoint: Checkpoint, prompts: Sequence[Prompt], decodes: Sequence[DecodeParams], sampling: SamplingParams
+    checkpoint: Checkpoint,
+    prompts: Sequence[Prompt],
+    decodes: Sequence[DecodeParams],
+    sampling: SamplingParams,
+    adapter: Adapter | None = None,
 ) -> list[list[CalibrationCounts]]:
     """Return for each way of decoding the count of each prompt. Raises `DataError` as `answer_all` does."""
     with ProgressLine("decode", total=len(prompts) * len(decodes)) as progress:
-        answers = answer_all(checkpoint, prompts, decodes, sampling, progress)
+        answers = answer_all(checkpoint, prompts, decodes, sampling, progress, adapter)
     different = list({(each.request.prompt, tuple(each.tokens)) for of_prompt in answers for each in of_prompt})
     with ProgressLine("compare with autoregressive decoding", total=len(different)) as progress:
         counts = agreed_tokens(checkpoint.network, different, checkpoint.mask_id, progress)

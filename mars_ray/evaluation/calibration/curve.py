@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
 
+from mars_ray.adapter.folder import Adapter
 from mars_ray.data.tasks import FAMILIES
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.evaluation.calibration.counts import CalibrationCounts, count_answers, total_of
@@ -20,10 +21,11 @@ def curve_of(
     thresholds: Sequence[float],
     sampling: SamplingParams,
     data: str,
+    adapter: Adapter | None = None,
 ) -> tuple[CalibrationPoint, ...]:
     """Measure every threshold; `data` is the name the prompts go by."""
     decodes = [DecodeParams(threshold=threshold) for threshold in thresholds]
-    counts = count_answers(checkpoint, prompts, decodes, sampling)
+    counts = count_answers(checkpoint, prompts, decodes, sampling, adapter)
     return tuple(
         _point(threshold, _samples(prompts, of_threshold), data)
         for threshold, of_threshold in zip(thresholds, counts, strict=True)
