@@ -36,7 +36,9 @@ Input = Annotated[
     list[str],
     typer.Option("--input", help="A file, folder or glob: JSONL (plain, gz, zst), parquet, OpenAI batch files."),
 ]
-Output = Annotated[Path, typer.Option(help="Folder for the rows. The same command goes on with what it holds.")]
+Output = Annotated[
+    str, typer.Option(help="Folder for the rows, or its URL. The same command goes on with what it holds.")
+]
 Template = Annotated[
     str | None, typer.Option(help="Jinja over the columns of a row, or a file of it: what the user says.")
 ]
@@ -116,11 +118,12 @@ def generate(
     """
     from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
     from mars_ray.engine.request import DecodeParams, SamplingParams
+    from mars_ray.storage.location import locate
 
     sampling = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens, n=n, logprobs=logprobs)
     options = GenerateOptions(
         input=tuple(sources),
-        output=output,
+        output=locate(output),
         model=model,
         adapter=adapter,
         sampling=replace(sampling, grammar=_grammar(schema, regex)),

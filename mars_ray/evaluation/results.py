@@ -5,8 +5,8 @@ from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from mars_ray.batch.output.shards import write_file
 from mars_ray.errors import DataError
+from mars_ray.storage.whole_file import write_file
 
 RESULTS_FILE = "results.json"
 T = TypeVar("T", bound=BaseModel)

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 
-from mars_ray.batch.output.folder import LEDGER
+from mars_ray.batch.output.ledger import LEDGER
 from mars_ray.batch.output.report import JobReport
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.run.options import GenerateOptions, WorkerOptions

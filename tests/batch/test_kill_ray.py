@@ -15,7 +15,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from mars_ray.batch.output.folder import LEDGER
+from mars_ray.batch.output.ledger import LEDGER
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 COMMAND = Path(sys.executable).with_name("mars-ray")

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mars_ray.batch.output import folder as module
-from mars_ray.batch.output.folder import LEDGER, OutputFolder, open_output
-from mars_ray.batch.output.ledger import Ledger, undone
+from mars_ray.batch.output.folder import OutputFolder
+from mars_ray.batch.output.ledger import LEDGER, Ledger, undone
+from mars_ray.batch.output.open_output import open_output
 from mars_ray.batch.rows.row_result import RowResult
 from mars_ray.errors import ConfigError, OutputError, RunError
 
@@ -83,7 +84,7 @@ def test_each_row_stands_in_the_output_once_whenever_the_driver_is_killed(
         folder = Path(place) / "out"
         for numbers, death in runs:
             with open_output(folder, new=False) as output:
-                output.format = format  # type: ignore[assignment]
+                output.begin(format, {})  # type: ignore[arg-type]
                 if death:
                     killed_at(output, death)
                 try:
@@ -91,7 +92,7 @@ def test_each_row_stands_in_the_output_once_whenever_the_driver_is_killed(
                 except Killed:
                     continue
         with open_output(folder, new=False) as output:
-            output.format = format  # type: ignore[assignment]
+            output.begin(format, {})  # type: ignore[arg-type]
             output.flush()
             every = {number for numbers, _ in runs for number in numbers}
             assert sorted(rows_in(folder)) == sorted(str(number) for number in every if number % 5)
@@ -102,7 +103,7 @@ def test_each_row_stands_in_the_output_once_whenever_the_driver_is_killed(
 def test_a_job_takes_what_its_runs_took_each_up_to_its_last_row(tmp_path: Path) -> None:
     for number, ends_s in enumerate([(0.25, 1.5), (0.75,)]):
         with open_output(tmp_path / "out", new=False) as output:
-            output.history.begin()
+            output.begin("parquet", {})
             for place, run_s in enumerate(ends_s):
                 output.take([answered(2 * number + place)], run_s)
     with open_output(tmp_path / "out", new=False) as output:
@@ -174,7 +175,7 @@ def test_a_damaged_ledger_is_named(tmp_path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"no database" * 100)
     with pytest.raises(OutputError, match=r"ledger\.sqlite is no ledger that can be used"):
-        Ledger(path)
+        Ledger(path, of=tmp_path, durable=True)
 
 
 FULL = """
@@ -182,7 +183,7 @@ import resource, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from test_output import answered
-from mars_ray.batch.output.folder import open_output
+from mars_ray.batch.output.open_output import open_output
 from mars_ray.errors import RunError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
@@ -217,9 +218,9 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
 
 def test_a_shard_that_cannot_be_written_stays_in_the_ledger(tmp_path: Path) -> None:
     with shards_of(1), open_output(tmp_path / "out", new=False) as output:
-        output.rows.rmdir()
-        with pytest.raises(RunError, match=r"Cannot write to .*rows any more"):
+        output._rows.rmdir()
+        with pytest.raises(RunError, match=r"Cannot write any more to .*rows"):
             output.take([answered(1)], 1.0)
-        output.rows.mkdir()
+        output._rows.mkdir()
         output.flush()
     assert rows_in(tmp_path / "out") == ["1"]

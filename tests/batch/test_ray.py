@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from transformers import AutoConfig, Qwen2Config, Qwen2ForCausalLM
+from upath import UPath
 
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
@@ -28,6 +30,7 @@ from mars_ray.errors import (
     RunError,
 )
 from mars_ray.model.card import Card, write_card
+from mars_ray.storage.location import AnyPath
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 SAMPLING, DECODE = SamplingParams(max_tokens=5), DecodeParams(threshold=0.5, block=4)
@@ -77,7 +80,7 @@ def errors_in(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "errors.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def options(source: Path, output: Path, model: Path, **changes: Any) -> GenerateOptions:
+def options(source: AnyPath, output: AnyPath, model: Path, **changes: Any) -> GenerateOptions:
     given: dict[str, Any] = {
         "input": (str(source),),
         "output": output,
@@ -87,6 +90,18 @@ def options(source: Path, output: Path, model: Path, **changes: Any) -> Generate
         "workers": WORKERS,
     }
     return GenerateOptions(**(given | changes))
+
+
+def test_rows_of_a_store_are_answered_into_a_store_each_once(model_folder: Path, bucket: UPath) -> None:
+    source, output = bucket / "rows.jsonl.gz", bucket / "out"
+    source.write_bytes(gzip.compress(lines()))
+    generate_files(options(source, output, model_folder, limit=100))
+    report = generate_files(options(source, output, model_folder))
+    tables = [pq.read_table(BytesIO(path.read_bytes())) for path in output.glob("rows/part-*")]
+    assert sorted(pa.concat_tables(tables)["id"].to_pylist()) == sorted(row["id"] for row in GOOD)
+    assert len((output / "errors.jsonl").read_text().splitlines()) == len(BAD)
+    assert (report.rows, report.runs, report.output) == (len(GOOD) + len(BAD), 2, str(output))
+    assert "<html" in (output / "report.html").read_text()
 
 
 def test_good_rows_are_answered_once_and_bad_ones_explained(model_folder: Path, tmp_path: Path) -> None:

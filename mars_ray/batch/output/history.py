@@ -36,6 +36,7 @@ class History:
 
     def begin(self) -> None:
         """Count a run."""
+        self._before_s = self._last_second
         self._count("runs", Counter([0]))
 
     def add(self, results: Sequence[RowResult], run_s: float) -> None:

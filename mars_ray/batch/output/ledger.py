@@ -17,6 +17,7 @@ from typing import Any
 
 from mars_ray.batch.rows.row_result import RowResult
 from mars_ray.errors import ConfigError, OutputError, RunError
+from mars_ray.storage.location import AnyPath
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS setting (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
@@ -28,27 +29,34 @@ CREATE TABLE IF NOT EXISTS shard (name TEXT PRIMARY KEY, records INTEGER) WITHOU
 """Tables of the database; `record` holds what is not in a shard yet."""
 
 
-class Ledger:
-    """The ledger at `path`, made where there is none."""
+LEDGER = Path(".job") / "ledger.sqlite"
+"""Where the ledger of a job lies in its folder."""
 
-    def __init__(self, path: Path) -> None:
-        """Open it. Raises `OutputError` when that is not possible."""
-        self._path = path
+
+class Ledger:
+    """The ledger at `path`, made where there is none, of the job in the folder `of`."""
+
+    def __init__(self, path: Path, *, of: AnyPath, durable: bool) -> None:
+        """Open it. Raises `OutputError` when that is not possible.
+
+        With `durable`, what was written survives a power cut.
+        """
+        self.path, self._job = path, of
         try:
             self.connection = sqlite3.connect(path, isolation_level=None)
             self.connection.execute("PRAGMA journal_mode = WAL")
-            self.connection.execute("PRAGMA synchronous = FULL")  # what was said to be done survives a power cut
+            self.connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
             self.connection.executescript(TABLES)
         except sqlite3.Error as error:
             raise OutputError(f"{path} is no ledger that can be used: {error}. Give another output folder.") from error
 
     def check_settings(self, settings: dict[str, Any]) -> None:
         """Keep the settings of a new job; raises `ConfigError` naming what differs from those the job began with."""
-        kept = {name: json.loads(value) for name, value in self.connection.execute("SELECT * FROM setting")}
+        kept = self.settings()
         for name, value in settings.items():
             if kept and kept.get(name) != value:
                 raise ConfigError(
-                    f"the job in {self._path.parent.parent} began with other settings: {name} was "
+                    f"the job in {self._job} began with other settings: {name} was "
                     f"{json.dumps(kept.get(name))}, now it is {json.dumps(value)}. Use the old one, give another "
                     "output, or --new to begin again."
                 )
@@ -58,10 +66,13 @@ class Ledger:
                 [(name, json.dumps(value)) for name, value in settings.items()],
             )
 
+    def settings(self) -> dict[str, Any]:
+        """Return what the job began with; nothing where it begins now."""
+        return {name: json.loads(value) for name, value in self.connection.execute("SELECT * FROM setting")}
+
     def setting(self, name: str) -> Any:
         """Return what the job began with; None where it begins now."""
-        found = self.connection.execute("SELECT value FROM setting WHERE name = ?", [name]).fetchone()
-        return None if found is None else json.loads(found[0])
+        return self.settings().get(name)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -76,7 +87,7 @@ class Ledger:
             self.connection.execute("COMMIT")
         except sqlite3.Error as error:
             raise RunError(
-                f"Cannot write to {self._path} any more: {error}. Make room, then give the same command again."
+                f"Cannot write to {self.path} any more: {error}. Make room, then give the same command again."
             ) from error
 
     def add(self, results: Iterable[RowResult]) -> list[RowResult]:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pyarrow as pa
 import ray
@@ -16,7 +17,7 @@ from ray.data import ActorPoolStrategy
 from ray.data.exceptions import ExecutionTimeoutError
 from ray.exceptions import RayError
 
-from mars_ray.batch.output.folder import LEDGER, open_output
+from mars_ray.batch.output.open_output import open_output
 from mars_ray.batch.output.report import JobReport, Status
 from mars_ray.batch.ray.control_loop import STARTING, ControlLoop
 from mars_ray.batch.ray.decoder import Decoder
@@ -59,10 +60,10 @@ def generate_files(options: GenerateOptions) -> JobReport:
     with open_output(options.output, new=options.new) as output:
         plan = plan.agree_with(output)
         survey = survey_input(plan.paths, options.limit)
-        output.kinds, output.format = plan.output_columns(survey.kinds), plan.file_format
-        if options.retry_errors:
-            output.ledger.forget_errors()
         _connect(plan)
+        output.begin(plan.file_format, plan.output_columns(survey.kinds))
+        if options.retry_errors:
+            output.forget_errors()
         job = Job(
             output,
             total=survey.rows,
@@ -77,7 +78,7 @@ def generate_files(options: GenerateOptions) -> JobReport:
         try:
             with watched.by(control_loop), silent_once_stopped():
                 try:
-                    for table in _tables(_dataset(plan, survey.rows, app)):
+                    for table in _tables(_dataset(plan, output.ledger.path, survey.rows, app)):
                         watched.add(table)
                     status = "complete with errors" if job.errors else "complete"
                 except KeyboardInterrupt:
@@ -154,12 +155,12 @@ def _check_cluster(workers: WorkerOptions) -> None:
         )
 
 
-def _dataset(plan: JobPlan, total: int, app: str) -> ray.data.Dataset:
+def _dataset(plan: JobPlan, ledger: Path, total: int, app: str) -> ray.data.Dataset:
     """Return the dataset whose blocks are results; nothing runs yet."""
     options, workers = plan.options, plan.options.workers
     rows = InputRows(
         paths=plan.paths,
-        ledger=options.output.absolute() / LEDGER,
+        ledger=ledger.absolute(),
         own_id=openai_id if plan.openai else plain_id,
         salt=json.dumps(plan.settings, sort_keys=True),
         limit=options.limit,

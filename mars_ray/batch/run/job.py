@@ -36,7 +36,6 @@ class Job:
         self._rows = Counter[str]()
         """Rows of each worker in this run."""
         self._threshold: float | None = None
-        output.history.begin()
 
     @property
     def errors(self) -> int:

@@ -2,13 +2,13 @@
 
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from mars_ray.batch.output.folder import FileFormat
 from mars_ray.engine.options import Quantize
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import ConfigError
 from mars_ray.model.dtype import DtypeOrAuto
+from mars_ray.storage.location import AnyPath
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +53,9 @@ class GenerateOptions:
     """What to answer, with what, and where to."""
 
     input: tuple[str, ...]
-    """Files, folders, globs: JSONL (plain, gz, zst), parquet, or OpenAI batch files."""
-    output: Path
-    """A folder that is absent, empty, or holds this very job, which then goes on."""
+    """Files, folders, globs, as paths or URLs: JSONL (plain, gz, zst), parquet, or OpenAI batch files."""
+    output: AnyPath
+    """A folder, here or in a store, that is absent, empty, or holds this very job, which then goes on."""
     model: str = "bundled"
     """What `resolve_model` takes: `bundled`, `smollm2`, a folder, a .gguf file or a name on a hub."""
     adapter: str | None = None

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from mars_ray.adapter.folder import load_adapter, resolve_adapter
-from mars_ray.batch.output.shards import write_file
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.options import EngineOptions
 from mars_ray.evaluation.number_cache import NumberCache
@@ -23,6 +22,7 @@ from mars_ray.evaluation.scoring.metrics import metrics_of, stops_of
 from mars_ray.evaluation.scoring.scorer import LazyCheckpoint, Scorer
 from mars_ray.evaluation.settings import AR
 from mars_ray.model.token_bytes import token_bytes
+from mars_ray.storage.whole_file import write_file
 
 
 def score_and_report(prepared: PreparedEvaluation, rows: Path) -> Results:

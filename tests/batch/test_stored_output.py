@@ -1,0 +1,208 @@
+"""An output in a store: every row once, whoever is killed when, and whatever machine goes on."""
+
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow.parquet as pq
+import pytest
+from upath import UPath
+
+from mars_ray.batch.output import driver_lease, folder, job_log
+from mars_ray.batch.output.folder import OutputFolder
+from mars_ray.batch.output.open_output import open_output
+from mars_ray.batch.output.stored_output import LOG
+from mars_ray.batch.rows.row_result import RowResult
+from mars_ray.errors import ConfigError, OutputError, RunError
+from mars_ray.storage.whole_file import create_object
+
+
+def answered(number: int, error: bool = False) -> RowResult:
+    key = number.to_bytes(16, "big")
+    if error:
+        return RowResult(key=key, error=json.dumps({"id": str(number)}), error_kind="bad")
+    record = json.dumps({"id": str(number), "text": f"text {number}"})
+    return RowResult(key=key, records=(record,), tokens=(number + 1,), forwards=(1,), threshold=0.9, worker="one")
+
+
+def ids_in(output: UPath) -> list[str]:
+    shards = [pq.read_table(io.BytesIO(path.read_bytes())) for path in sorted(output.glob("rows/part-*"), key=str)]
+    return [id for shard in shards for id in shard["id"].to_pylist()]
+
+
+@contextmanager
+def begun(output: UPath, *, new: bool = False) -> Iterator[OutputFolder]:
+    with open_output(output, new=new) as opened:
+        opened.ledger.check_settings({"model": "one"})
+        opened.begin("parquet", {})
+        yield opened
+
+
+class Killed(BaseException):
+    """Where a process would end."""
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver is gone after a second."""
+    monkeypatch.setattr(driver_lease, "LEASE_S", 1.0)
+    monkeypatch.setattr(driver_lease, "POLL_S", 0.1)
+
+
+@pytest.fixture
+def manual(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing happens by itself."""
+    monkeypatch.setattr(job_log, "COMMIT_S", 1000.0)
+
+
+def test_a_job_goes_on_with_all_that_stands_in_the_store(bucket: UPath, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "ROWS_PER_SHARD", 4)
+    for run in range(3):
+        with begun(bucket / "out") as output:
+            assert output.ledger.done == 5 * run
+            for number in range(5 * run, 5 * run + 5):
+                assert len(output.take([answered(number)], run_s=float(number % 5))) == 1
+            assert output.take([answered(0)], run_s=5.0) == []
+            output.flush()
+            assert (output.history.runs, output.history.seconds) == (run + 1, 4.0 * (run + 1))
+    assert sorted(ids_in(bucket / "out"), key=int) == [str(number) for number in range(15)]
+
+
+@pytest.mark.usefixtures("manual")
+def test_a_shard_that_a_kill_kept_from_being_written_is_written_by_the_next_driver(
+    bucket: UPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "ROWS_PER_SHARD", 4)
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    with pytest.raises(Killed), pytest.MonkeyPatch.context() as patch, begun(bucket / "out") as output:
+        patch.setattr(folder, "write_parquet", die)
+        output.take([answered(number) for number in range(6)], run_s=0.0)
+    assert ids_in(bucket / "out") == []
+    with begun(bucket / "out") as output:
+        assert ids_in(bucket / "out") == ["0", "1", "2", "3"]
+        assert output.ledger.done == 6
+        output.flush()
+    assert ids_in(bucket / "out") == ["0", "1", "2", "3", "4", "5"]
+
+
+@pytest.mark.usefixtures("manual")
+def test_what_did_not_reach_the_log_is_done_again(bucket: UPath) -> None:
+    with begun(bucket / "out") as output:
+        output.take([answered(0)], run_s=0.0)
+        output._log.commit()  # type: ignore[union-attr]
+        output.take([answered(1)], run_s=0.0)
+    with begun(bucket / "out") as output:
+        assert output.ledger.done == 1
+
+
+@pytest.mark.usefixtures("manual")
+def test_a_ctrl_c_between_ledger_and_log_leaves_what_the_log_says(bucket: UPath) -> None:
+    with begun(bucket / "out") as output:
+        output.take([answered(0)], run_s=0.0)
+        output.flush()
+        add = output._log.add  # type: ignore[union-attr]
+        output._log.add = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore
+        with pytest.raises(KeyboardInterrupt):
+            output.take([answered(1)], run_s=0.0)
+        output._log.add = add  # type: ignore
+        output.flush()
+    with begun(bucket / "out") as output:
+        assert output.ledger.done == 1
+        output.take([answered(1)], run_s=0.0)
+        output.flush()
+    assert ids_in(bucket / "out") == ["0", "1"]
+
+
+def test_errors_are_there_and_may_be_done_again(bucket: UPath) -> None:
+    with begun(bucket / "out") as output:
+        output.take([answered(0), answered(1, error=True)], run_s=0.0)
+        output.flush()
+    assert json.loads((bucket / "out" / "errors.jsonl").read_text()) == {"id": "1"}
+    for again in (True, False):
+        with begun(bucket / "out") as output:
+            assert output.ledger.done == 2
+            if again:
+                output.forget_errors()
+                output.take([answered(1)], run_s=0.0)
+            output.flush()
+    assert not (bucket / "out" / "errors.jsonl").exists()
+    assert ids_in(bucket / "out") == ["0", "1"]
+
+
+def test_a_second_driver_is_refused_while_the_first_lives(bucket: UPath, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_lease, "RENEW_S", 0.1)
+    monkeypatch.setattr(driver_lease, "POLL_S", 0.1)
+    monkeypatch.setattr(job_log, "COMMIT_S", 0.1)
+    refused = pytest.raises(OutputError, match=r"process \d+ on .* is working in s3://")
+    with begun(bucket / "out"), refused, begun(bucket / "out"):
+        pass
+
+
+@pytest.mark.usefixtures("impatient", "manual")
+def test_a_driver_that_was_given_up_writes_nothing_any_more(bucket: UPath) -> None:
+    with begun(bucket / "out") as first:
+        first.take([answered(0)], run_s=0.0)
+        first._log.commit()  # type: ignore[union-attr]
+        with begun(bucket / "out") as second:
+            assert second.ledger.done == 1
+            with pytest.raises(RunError, match="Another driver has gone on with the job in s3://"):
+                first.flush()
+            with pytest.raises(RunError, match="Another driver"):
+                first.take([answered(1)], run_s=0.0)
+            second.take([answered(1)], run_s=0.0)
+            second.flush()
+    assert ids_in(bucket / "out") == ["0", "1"]
+
+
+@pytest.mark.usefixtures("impatient", "manual")
+def test_of_two_drivers_that_begin_at_once_one_does(bucket: UPath) -> None:
+    with open_output(bucket / "out", new=False) as first, open_output(bucket / "out", new=False) as second:
+        second.begin("parquet", {})
+        with pytest.raises(RunError, match="Another driver"):
+            first.begin("parquet", {})
+
+
+def test_an_answer_that_was_lost_does_not_fence_its_own_driver(bucket: UPath, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_log, "create_object", lambda *given: create_object(*given) and create_object(*given))
+    with begun(bucket / "out") as output:
+        output.take([answered(0)], run_s=0.0)
+        output.flush()
+    assert ids_in(bucket / "out") == ["0"]
+
+
+def test_an_earlier_job_is_put_aside(bucket: UPath) -> None:
+    for number in range(2):
+        with begun(bucket / "out", new=True) as output:
+            assert output.ledger.done == 0
+            output.take([answered(number)], run_s=0.0)
+            output.flush()
+    assert (ids_in(bucket / "out"), ids_in(bucket / "out.before-1")) == (["1"], ["0"])
+
+
+def test_other_settings_and_foreign_folders_are_refused_and_nothing_is_left_of_a_job_without_a_row(
+    bucket: UPath,
+) -> None:
+    with begun(bucket / "out") as output:
+        output.take([answered(0)], run_s=0.0)
+    refused = pytest.raises(ConfigError, match=r"the job in s3://.*/out began with other settings: model")
+    with open_output(bucket / "out", new=False) as output, refused:
+        output.ledger.check_settings({"model": "two"})
+    (bucket / "other" / "file").write_text("mine")
+    with pytest.raises(OutputError, match="holds something that is no job"), open_output(bucket / "other", new=False):
+        pass
+    with begun(bucket / "empty"):
+        pass
+    assert not bucket.fs.find((bucket / "empty").path)
+
+
+def test_a_log_with_a_gap_is_refused(bucket: UPath) -> None:
+    with begun(bucket / "out") as output:
+        output.take([answered(0)], run_s=0.0)
+        output.flush()
+    next((bucket / "out" / ".job" / LOG).glob("*1.parquet")).unlink()
+    with pytest.raises(OutputError, match="lacks some of its objects"), open_output(bucket / "out", new=False):
+        pass
