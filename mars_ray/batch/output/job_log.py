@@ -46,7 +46,7 @@ class Event:
     driver: str
     """Who wrote it: a name no other start of a driver has."""
     details: dict[str, Any] = field(default_factory=dict)
-    """Of `begin`: what the job began with."""
+    """What the job began with, of `begin`."""
     results: Sequence[tuple[float, list[RowResult]]] = ()
     """Results and how many seconds after the start of the run they came; they precede what `kind` says."""
 
