@@ -11,6 +11,7 @@ Never: loads onto another base than the one it was trained on, whose keys and va
 
 import json
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,9 +26,11 @@ from mars_ray.errors import AdapterError, OutputError
 from mars_ray.model.card import CARD_FILE, CalibrationPoint, Card, read_card
 from mars_ray.model.checkpoint import save_folder
 from mars_ray.model.digest import folder_digest
-from mars_ray.model.resolve import resolve_model
+from mars_ray.model.resolve import is_hub_name, resolve_model
 
 WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
+SHIPPED = Path(str(files("mars_ray"))) / "assets" / "adapters"
+"""Adapters that come with the package, each in a folder named as the model it is for."""
 PREFIX, EMBEDDING, SCALE = "base_model.model.", "mask_embedding", "_scale"
 
 
@@ -119,14 +122,23 @@ def read_adapter_card(folder: Path) -> AdapterCard:
         raise AdapterError(f"{folder} has no valid {CARD_FILE}: {error}. Give the folder of an adapter.") from error
 
 
-def resolve_adapter(name: str | None) -> Path | None:
-    """Return the folder of the adapter that a caller names: a folder, or a name on a hub; None for none.
+def shipped_adapters() -> list[str]:
+    """Return the names of the adapters that come with the package."""
+    return sorted(each.name for each in SHIPPED.iterdir())
 
-    Raises `AdapterError` for what is no adapter.
+
+def resolve_adapter(name: str | None) -> Path | None:
+    """Return the folder of the adapter that a caller names: a folder, a shipped one, or one on a hub; None for none.
+
+    A folder that exists comes before a shipped one of its name. Raises `AdapterError` for what is no adapter.
     """
     if name is None:
         return None
-    folder = resolve_model(name)
+    exists, shipped = Path(name).expanduser().exists(), shipped_adapters()
+    if not exists and name not in shipped and not is_hub_name(name):
+        known = " or ".join(map(repr, shipped))
+        raise AdapterError(f"unknown adapter {name!r}: give {known}, a folder, or organisation/name of a hub.")
+    folder = SHIPPED / name if name in shipped and not exists else resolve_model(name)
     if not is_adapter(folder):
         raise AdapterError(f"{name} is no adapter: it has no {CONFIG_FILE}. Name a model by --model.")
     return folder.absolute()

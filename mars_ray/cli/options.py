@@ -10,7 +10,9 @@ from mars_ray.model.dtype import DtypeOrAuto
 
 MODEL_HELP = "'bundled', 'smollm2', a folder, a .gguf file, or organisation/name of a hub, with @revision or without."
 Model = Annotated[str, typer.Option(help=MODEL_HELP)]
-ADAPTER_HELP = "Folder or hub name of an adapter trained for the model: it looks ahead with it, and stays itself."
+ADAPTER_HELP = (
+    "'smollm2', a folder or a hub name: an adapter for the model, which looks ahead with it and stays itself."
+)
 AdapterOption = Annotated[str | None, typer.Option("--adapter", help=ADAPTER_HELP)]
 AsJson = Annotated[bool, typer.Option("--json", help="End with one machine-readable line.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write every sample here.")]

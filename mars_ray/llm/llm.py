@@ -30,8 +30,8 @@ from mars_ray.progress import ProgressLine
 class LLM:
     """A model, and an engine that decodes several tokens per forward with it. Not thread-safe.
 
-    `model` is "bundled", "smollm2", a Hugging Face folder, a .gguf file or a name on a hub. `adapter` is the folder of
-    one that was trained for it, or its name on a hub: the model looks ahead with it, and stays itself. `dtype` is
+    `model` is "bundled", "smollm2", a Hugging Face folder, a .gguf file or a name on a hub. `adapter` is one that was
+    trained for it: "smollm2", a folder, or a name on a hub; the model looks ahead with it, and stays itself. `dtype` is
     "auto", "float32" or "bfloat16". `options` are the sizes of the engine; by default they follow from the model and
     the free memory. Raises `ModelError` for a model that cannot be loaded, `AdapterError` for one of another model,
     and `ConfigError` for sizes the engine cannot have.

@@ -10,12 +10,15 @@ from transformers import PreTrainedModel
 
 from mars_ray.adapter.folder import (
     CONFIG_FILE,
+    SHIPPED,
     WEIGHTS_FILE,
     AdapterCard,
     is_adapter,
     load_adapter,
     read_adapter_card,
+    resolve_adapter,
     save_adapter,
+    shipped_adapters,
 )
 from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.errors import AdapterError, OutputError
@@ -123,3 +126,29 @@ def test_an_older_adapter_is_replaced_only_when_that_is_asked_for(adapted: Adapt
         save_adapter(adapted[1], card, saved)
     save_adapter(adapted[1], card.model_copy(update={"steps": 9}), saved, replace=True)
     assert read_adapter_card(saved).steps == 9
+
+
+def test_a_shipped_adapter_is_found_by_the_name_of_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in shipped_adapters():
+        folder = resolve_adapter(name)
+        assert folder == SHIPPED / name
+        assert read_adapter_card(folder).base_model == name
+        assert (folder / WEIGHTS_FILE).stat().st_size <= 12_000_000
+    assert shipped_adapters() == ["smollm2"]
+
+
+def test_a_folder_comes_before_a_shipped_adapter_of_its_name(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved.rename(tmp_path / "smollm2")
+    monkeypatch.chdir(tmp_path)
+    assert resolve_adapter("smollm2") == tmp_path / "smollm2"
+    assert resolve_adapter(None) is None
+
+
+def test_what_is_no_adapter_is_refused_with_what_there_is(base: Path) -> None:
+    with pytest.raises(AdapterError, match="unknown adapter 'smolm2': give 'smollm2', a folder, or"):
+        resolve_adapter("smolm2")
+    with pytest.raises(AdapterError, match="is no adapter"):
+        resolve_adapter(str(base))

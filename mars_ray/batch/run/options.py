@@ -59,7 +59,7 @@ class GenerateOptions:
     model: str = "bundled"
     """What `resolve_model` takes: `bundled`, `smollm2`, a folder, a .gguf file or a name on a hub."""
     adapter: str | None = None
-    """Folder of an adapter that was trained for the model, or its name on a hub."""
+    """'smollm2', which comes with the package, a folder, or a name on a hub: one that was trained for the model."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     """How rows are sampled that say nothing themselves. OpenAI batch files do not use it."""
     decode: DecodeParams = field(default_factory=DecodeParams)

@@ -20,7 +20,7 @@ class EvaluateOptions:
     model: str = "bundled"
     """What `resolve_model` takes: `bundled`, `smollm2`, a folder, a .gguf file or a name on a hub."""
     adapter: str | None = None
-    """Folder of an adapter that was trained for the model, or its name on a hub."""
+    """'smollm2', which comes with the package, a folder, or a name on a hub: one that was trained for the model."""
     modes: tuple[str, ...] = ("ar", "exact", "threshold")
     """Modes to compare; `ar` is always among them."""
     thresholds: tuple[float, ...] = (0.99, 0.95, 0.9, 0.8, 0.6)

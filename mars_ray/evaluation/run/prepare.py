@@ -35,11 +35,12 @@ class PreparedEvaluation:
 
     folder: Path
     model: Path
+    adapter: Path | None
     tasks: tuple[Task, ...]
     settings: tuple[DecodingSetting, ...]
     plan: EvaluationPlan
     options: EvaluateOptions
-    """The options, with the dtype resolved."""
+    """The options, with the dtype resolved, and the commit of what lies on a hub."""
     tokenizer: PreTrainedTokenizerBase
 
     @property
@@ -70,7 +71,12 @@ def prepare(options: EvaluateOptions) -> PreparedEvaluation:
     found = check_folder(model)
     tokenizer = load_tokenizer(model, found.config, found.tokenizer_is_custom)
     dtype = resolve_dtype(options.workers.dtype, model, options.workers.device)
-    options = replace(options, model=pin(options.model, model), workers=replace(options.workers, dtype=dtype.name))
+    options = replace(
+        options,
+        model=pin(options.model, model),
+        adapter=pin(options.adapter, adapter) if options.adapter and adapter else None,
+        workers=replace(options.workers, dtype=dtype.name),
+    )
     block = block_of(decoding_card(model, adapter), options.model, settings)
     plan = EvaluationPlan(
         model=model_label(options.model, model),
@@ -90,7 +96,7 @@ def prepare(options: EvaluateOptions) -> PreparedEvaluation:
         temperature=options.temperature,
         compiled=options.workers.compiled,
     )
-    return PreparedEvaluation(options.output, model, tasks, settings, plan, options, tokenizer)
+    return PreparedEvaluation(options.output, model, adapter, tasks, settings, plan, options, tokenizer)
 
 
 def keep_plan(prepared: PreparedEvaluation) -> None:

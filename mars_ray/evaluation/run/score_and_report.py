@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from mars_ray.adapter.folder import load_adapter, resolve_adapter
+from mars_ray.adapter.folder import load_adapter
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.options import EngineOptions
 from mars_ray.evaluation.number_cache import NumberCache
@@ -56,7 +56,6 @@ def _speed(prepared: PreparedEvaluation, checkpoint: LazyCheckpoint) -> SpeedMea
     path = prepared.folder / "speed.json"
     if path.exists():
         return read_model(path, SpeedMeasurement)
-    adapter = resolve_adapter(prepared.options.adapter)
     before = torch.get_num_threads()
     workers = prepared.options.workers
     torch.set_num_threads(workers.threads)  # as the workers have
@@ -67,7 +66,7 @@ def _speed(prepared: PreparedEvaluation, checkpoint: LazyCheckpoint) -> SpeedMea
             prepared.settings,
             prepared.sampling,
             options=EngineOptions(compiled=workers.compiled, quantize=workers.quantize),
-            adapter=load_adapter(adapter, prepared.model) if adapter else None,
+            adapter=load_adapter(prepared.adapter, prepared.model) if prepared.adapter else None,
         )
     finally:
         torch.set_num_threads(before)

@@ -56,7 +56,8 @@ class ServeConfig(_Settings):
     model: str = "bundled"
     """'bundled', 'smollm2', a folder or a .gguf file, which every node must have, or a name on a hub."""
     adapter: str | None = None
-    """Folder of an adapter that was trained for the model, which every node must have, or its name on a hub."""
+    """An adapter that was trained for the model: 'smollm2', which comes with the package, a folder, which every node
+    must have, or a name on a hub."""
     name: str | None = None
     """What callers call the model; None takes the name of the folder."""
     mode: Literal["ar", "threshold", "exact"] = "threshold"

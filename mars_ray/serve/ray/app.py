@@ -10,6 +10,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
+from mars_ray.adapter.folder import resolve_adapter
 from mars_ray.model.resolve import pin, resolve_model
 from mars_ray.serve.deploy.config import parse_config
 from mars_ray.serve.ray.engine import EngineReplica
@@ -31,8 +32,10 @@ def build(args: dict[str, Any]) -> Application:
     """Return the application. Raises `ConfigError` for unknown or impossible settings, `ModelError` for no model."""
     config = parse_config(args)
     # A branch of a hub may move before the next replica starts.
-    pinned = pin(config.model, resolve_model(config.model))
-    config = config.model_copy(update={"model": pinned, "name": config.model_name})
+    pinned = {"model": pin(config.model, resolve_model(config.model)), "name": config.model_name}
+    if config.adapter and (adapter := resolve_adapter(config.adapter)):
+        pinned["adapter"] = pin(config.adapter, adapter)
+    config = config.model_copy(update=pinned)
     engines = serve.deployment(EngineReplica).options(
         name="Engine",
         # Beyond what may run and wait the engine refuses; so many calls may be on their way.
