@@ -39,6 +39,7 @@ BELOW = {
     "evaluation": SHARED | {"method", "model", "adapter", "data", "engine", "batch", "bench"},
     "llm": SHARED | {"data", "engine", "model", "adapter"},
     "harness": SHARED | {"method", "model", "engine", "evaluation"},
+    "race": SHARED | {"data", "model", "adapter", "engine", "bench", "evaluation"},
 }
 """Parts, and what the files of each may import besides their own."""
 ROOMS = {

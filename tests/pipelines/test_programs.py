@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from mars_ray.adapter.folder import load_adapter
+from mars_ray.adapter.folder import AdapterCard, load_adapter, save_adapter
+from mars_ray.adapter.gated_lora import new_adapter
 from mars_ray.data.records import parse_record
 from mars_ray.data.tasks import FAMILIES, examples, mixture, verify
 from mars_ray.evaluation.calibration.calibrate import THRESHOLDS
 from mars_ray.evaluation.tasks.reference_file import read_references
+from mars_ray.model.checkpoint import load_checkpoint
+from mars_ray.model.digest import folder_digest
 from mars_ray.model.resolve import resolve_model
 
 pytestmark = pytest.mark.timeout(600)
@@ -170,3 +174,39 @@ def test_a_model_gets_an_adapter_from_its_own_answers_and_goes_on_where_it_stopp
     other = run("adapt", *asked, *settings, "--block", 4)
     assert other.returncode == 2
     assert "block was 8, now it is 4" in other.stderr
+
+
+@pytest.mark.slow
+def test_a_race_is_drawn_without_anything_that_a_reader_would_load(tmp_path: Path) -> None:
+    assert "The picture is in" in done("race_picture", "--model", "bundled", "--output", tmp_path / "race.svg")
+    drawn = (tmp_path / "race.svg").read_text()
+    assert "How&#160;do&#160;plants&#160;make&#160;their&#160;food?" in drawn
+    assert "url(http" not in drawn
+
+
+@pytest.mark.slow
+def test_an_adapter_is_shipped_in_8_bits_where_its_drafts_stay_what_they_were(tmp_path: Path) -> None:
+    bundled = resolve_model("bundled")
+    network = load_checkpoint(bundled).network
+    lora = new_adapter(network, rank=2, alpha=4.0, masks=3, names=["up_proj"])
+    card = AdapterCard(
+        block=4, objective={}, base_model="bundled", base_digest=folder_digest(bundled), data="", examples=1, tokens=1,
+        steps=1, seed=0, versions={}, losses={},
+    )  # fmt: skip
+    save_adapter(lora, card, tmp_path / "trained")
+    rows = [{"prompt": each.prompt, "response": each.response} for each in islice(mixture("heldout", 0), 20)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prepared = [sys.executable, "-m", "mars_ray", "prepare", "--length", "256"]
+    subprocess.run([*prepared, "--input", tmp_path / "data.jsonl", "--output", tmp_path / "rows"], check=True)
+    shipping = (tmp_path / "trained", "--model", "bundled", "--heldout", tmp_path / "rows")
+    assert "in 8 bits" in done("ship_adapter", *shipping, "--to", tmp_path / "shipped")
+    assert load_adapter(tmp_path / "shipped", bundled).card == card
+    with torch.no_grad():
+        for pair in lora.factors.values():
+            pair.b.normal_(std=3.0)
+            pair.b[:, 0] *= 1e4  # what the row shares its scale with
+    save_adapter(lora, card, tmp_path / "trained", replace=True)
+    refused = run("ship_adapter", *shipping, "--to", tmp_path / "other")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "loses too much in 8 bits" in refused.stderr
+    assert not (tmp_path / "other").exists()

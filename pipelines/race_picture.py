@@ -1,0 +1,51 @@
+"""Draw the race that the README begins with, as rich exports it.
+
+    python pipelines/race_picture.py --model smollm2 --adapter smollm2 --output docs/race.svg
+
+The races are those of `mars-ray demo --model`, run now on this machine. Each is drawn at the moment when the first
+setting has its answer.
+"""
+
+import argparse
+import io
+import re
+from pathlib import Path
+
+from pipeline_files import write
+from rich.console import Console
+
+from mars_ray.program import run_program
+from mars_ray.race.lanes import Race
+from mars_ray.race.picture import HOW, picture
+from mars_ray.race.prompts import PROMPTS
+from mars_ray.race.track import Track
+
+WIDTH = 120
+FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
+"""What rich would load from a network; readers have a font of their own."""
+
+
+def main() -> None:
+    """Race, draw, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2", help="as of `mars-ray demo`")
+    parser.add_argument("--adapter", help="the same")
+    parser.add_argument("--output", type=Path, default=Path("docs/race.svg"))
+    given = parser.parse_args()
+    with Track(given.model, given.adapter) as track:
+        races = [track.race(prompt) for prompt in PROMPTS]
+    write(given.output, [drawn(races, track.label)])
+    print(f"The picture is in {given.output}.")
+
+
+def drawn(races: list[Race], label: str) -> str:
+    """Return the picture as SVG."""
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    for race in races:
+        console.print(picture(race, race.first_s, console))
+    console.print(HOW, style="dim")
+    return FONTS.sub("", console.export_svg(title=f"mars-ray demo: {label}", unique_id="race"))
+
+
+if __name__ == "__main__":
+    run_program("race_picture", main)
