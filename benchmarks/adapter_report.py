@@ -1,0 +1,114 @@
+"""What `benchmarks/adapter.py` found, as Markdown; and the line through the curve over tokens trained."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+Json = dict[str, Any]
+
+FURTHER = (1, 10, 100)
+"""How many times as much training is asked about."""
+HEAD = ("", "tokens per forward", "tokens/s", "times `ar`", "agreement", "same answers", "right", "p")
+
+
+def fit(points: Sequence[Json]) -> Json | None:
+    """Return the line of tokens per forward over the binary logarithm of tokens trained; None for under three points.
+
+    `gain` is what a doubling brings, with its standard error; `expected` what the line says of more training.
+    """
+    if len(points) < 3:
+        return None
+    doublings = np.log2([each["tokens"] for each in points])
+    values = np.array([each["value"] for each in points])
+    (gain, start), (variance, *_) = np.polyfit(doublings, values, 1), np.diag(_covariance(doublings, values))
+    expected = {str(times): float(start + gain * (doublings[-1] + np.log2(times))) for times in FURTHER}
+    return {"gain": float(gain), "gain_error": float(np.sqrt(variance)), "start": float(start), "expected": expected}
+
+
+def _covariance(x: Any, y: Any) -> Any:
+    """Return the covariance of slope and start, from what the line leaves over."""
+    design = np.stack([x, np.ones_like(x)], axis=1)
+    left = y - design @ np.linalg.lstsq(design, y, rcond=None)[0]
+    return np.linalg.inv(design.T @ design) * (left @ left) / (len(x) - 2)
+
+
+def markdown(report: Json) -> str:
+    """Return a table of each workload, and one of the curve."""
+    machine = report["machine"]
+    parts = [
+        "# Adapters",
+        f"{machine['cpu']}, {report['threads']} threads, {report['dtype']}, commit {machine['commit']}; "
+        "made by `benchmarks/adapter.py`.",
+    ]
+    for name, found in report["workloads"].items():
+        parts += [f"## {name}", _about(found), "\n".join(_rows(found))]
+    if curve := report.get("curve"):
+        parts += ["## More training", "\n".join(_curve(curve))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _about(found: Json) -> str:
+    adapter, quality, speed = found["adapter"], found.get("quality"), found.get("speed")
+    said = [f"{found['model']}, adapter after {adapter['steps']} steps, {adapter['tokens']:,} tokens."]
+    if speed:
+        said.append(
+            f"Speed: {speed['prompts']} prompts, one at a time, {speed['max_tokens']} tokens each, medians of rounds "
+            "in turns, without reading the prompt."
+        )
+        said += [f"{name}: {reason}." for name, reason in speed["absent"].items()]
+    if quality:
+        said.append(
+            f"Quality: {quality['prompts']} prompts, {quality['max_tokens']} tokens at most; 95 % intervals (Wilson), "
+            "p of McNemar's test against `ar`. Agreement is judged through torch, whose rounding `ar` shows."
+        )
+    return " ".join(said)
+
+
+def _rows(found: Json) -> Iterator[str]:
+    yield from _head(HEAD)
+    quality = found.get("quality", {}).get("settings", {})
+    speed = found.get("speed", {}).get("settings", {})
+    for name in speed | quality:
+        yield _line([name, *_speed_cells(speed.get(name)), *_quality_cells(quality.get(name), found)])
+
+
+def _speed_cells(speed: Json | None) -> list[str]:
+    if speed is None:
+        return [""] * 3
+    rate, times = speed["tokens_per_s"], speed["times_ar"]
+    return [
+        f"{speed['tokens_per_forward']:.2f}",
+        f"{rate['median']:.0f} ({rate['min']:.0f}-{rate['max']:.0f})",
+        f"{times['median']:.2f} ({times['min']:.2f}-{times['max']:.2f})",
+    ]
+
+
+def _quality_cells(quality: Json | None, found: Json) -> list[str]:
+    if quality is None:
+        return [""] * 4
+    prompts = found["quality"]["prompts"]
+    judged = ["", ""]
+    if "right" in quality:
+        low, high = quality["interval"]
+        share = quality["right"] / prompts
+        judged = [f"{share:.1%} ({low:.1%}-{high:.1%})", f"{quality['p_value']:.2g}"]
+    return [f"{quality['agreement']:.2%}", f"{quality['same_answers'] / prompts:.0%}", *judged]
+
+
+def _curve(curve: Json) -> Iterator[str]:
+    yield f"Exact mode on {curve['prompts']} general prompts, one at a time.\n"
+    yield from _head(("steps", "tokens trained", "tokens per forward"))
+    for point in curve["points"]:
+        yield _line([str(point["steps"]), f"{point['tokens']:,}", f"{point['value']:.3f}"])
+    if line := curve["fit"]:
+        more = ", ".join(f"{value:.2f} at {times} times" for times, value in line["expected"].items())
+        yield f"\nA doubling brings {line['gain']:.3f} ± {line['gain_error']:.3f}. The line says {more} the training."
+
+
+def _head(names: Sequence[str]) -> list[str]:
+    return [_line(names), _line(["---", *["---:"] * (len(names) - 1)])]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
