@@ -7,8 +7,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 
-SECONDS = 60
+SERVER = Path(__file__).parent.parent / "benchmarks" / "s3_server.py"
+SECONDS = 180
 
 
 def free_port() -> int:
@@ -28,9 +30,9 @@ def use_store(port: int) -> None:
 
 
 @contextmanager
-def store_server(port: int) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run the store at `port`."""
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+def store_server(port: int, *options: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run the store at `port`; for its options see `benchmarks/s3_server.py`."""
+    command = [sys.executable, str(SERVER), str(port), *options]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             wait_for(port, process)

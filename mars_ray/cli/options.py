@@ -8,7 +8,10 @@ import typer
 from mars_ray.engine.options import Quantize
 from mars_ray.model.dtype import DtypeOrAuto
 
-MODEL_HELP = "'bundled', 'smollm2', a folder, a .gguf file, or organisation/name of a hub, with @revision or without."
+MODEL_HELP = (
+    "'bundled', 'smollm2', a folder, a .gguf file, a URL of either, or organisation/name of a hub, "
+    "with @revision or without."
+)
 Model = Annotated[str, typer.Option(help=MODEL_HELP)]
 ADAPTER_HELP = (
     "'smollm2', a folder or a hub name: an adapter for the model, which looks ahead with it and stays itself."

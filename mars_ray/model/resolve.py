@@ -10,11 +10,14 @@ from pathlib import Path
 
 from mars_ray.errors import ModelError
 from mars_ray.model.sources.hub import cached_names, download, hub_name_of, parse_hub_name
+from mars_ray.model.sources.store import fetched_from_store
+from mars_ray.storage.location import FILE_URL, is_url
 
 BUNDLED = "bundled"
 SMOLLM2 = "smollm2"
 WHAT_TO_GIVE = (
-    f"{BUNDLED!r}, {SMOLLM2!r}, a folder, a .gguf file, or organisation/name of a hub, with @revision or without"
+    f"{BUNDLED!r}, {SMOLLM2!r}, a folder, a .gguf file, a URL of either, "
+    "or organisation/name of a hub, with @revision or without"
 )
 
 
@@ -25,7 +28,7 @@ def resolve_model(name: str) -> Path:
     """
     if name == BUNDLED:
         return Path(str(files("mars_ray"))) / "assets" / "bundled"
-    path = Path(name).expanduser()
+    path = fetched_from_store(name) if is_url(name) else Path(name.removeprefix(FILE_URL)).expanduser()
     if path.is_dir():
         return path
     if path.is_file():

@@ -25,7 +25,8 @@ def test_a_folder_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_name_that_is_no_folder_says_what_to_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        ModelError, match=r"unknown model './no-such': give 'bundled', 'smollm2', a folder, a \.gguf file, or"
+        ModelError,
+        match=r"unknown model './no-such': give 'bundled', 'smollm2', a folder, a \.gguf file, a URL of either, or",
     ):
         resolve_model("./no-such")
     with pytest.raises(ModelError, match=r"Did you mean 'smollm2'"):

@@ -13,6 +13,7 @@ from mars_ray.errors import ConfigError, DataError, RunError
 from mars_ray.storage import location
 from mars_ray.storage.location import check_reachable, locate, locate_url
 from mars_ray.storage.whole_file import create_object, write_file
+from tests.store_server import free_port, store_server
 
 
 def test_a_path_and_a_file_url_are_paths_of_this_machine(tmp_path: Path) -> None:
@@ -69,3 +70,18 @@ def test_a_store_that_is_out_of_reach_is_said_to_be(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(location.S3_OPTIONS, "endpoint_url", "http://127.0.0.1:9")
     with pytest.raises(ConfigError, match=r"s3://bucket/a is out of reach"):
         check_reachable(locate("s3://bucket/a"))
+
+
+def test_a_store_that_is_asked_too_much_or_dies_slows_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    monkeypatch.setitem(location.S3_OPTIONS, "endpoint_url", f"http://127.0.0.1:{port}")
+    options = ("--recording", str(tmp_path / "writes"), "--slow-down", "0.2")
+    with store_server(port, *options):
+        bucket = locate_url("s3://bucket/")
+        bucket.fs.mkdir("bucket")
+        assert all(create_object(bucket / str(number), b"%d" % number) for number in range(8))
+    with store_server(port, *options):
+        assert [(bucket / str(number)).read_bytes() for number in range(8)] == [b"%d" % n for n in range(8)]
+        assert not create_object(bucket / "7", b"other")

@@ -5,6 +5,7 @@ import os
 import socket
 import time
 from contextlib import suppress
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -23,13 +24,23 @@ from mars_ray.control.settings import ControlPlan
 from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.engine.process.messages import EngineSpec
 from mars_ray.errors import MarsRayError, ReplicaLostError
+from mars_ray.model.sources.ray_folder import SharedFolder
 
 
 class Decoder:
     """One actor: an engine in a process of its own, rows in several calls at a time."""
 
-    def __init__(self, row_format: RowFormatSettings, spec: EngineSpec, plan: ControlPlan, app: str) -> None:
+    def __init__(
+        self,
+        row_format: RowFormatSettings,
+        spec: EngineSpec,
+        model: SharedFolder,
+        adapter: SharedFolder | None,
+        plan: ControlPlan,
+        app: str,
+    ) -> None:
         self._row_format, self._spec, self._plan = row_format, spec, plan
+        self._model, self._adapter = model, adapter
         self._name = f"{socket.gethostname()}:{os.getpid()}"
         self._app, self._controller = app, RayController(app, plan)
         self._worker: asyncio.Task[Worker] | None = None
@@ -61,11 +72,18 @@ class Decoder:
 
     async def _started(self) -> Worker:
         publish_startup_status(self._app, "loading the model")
+        self._spec = await asyncio.to_thread(self._spec_here)
         row_format = open_row_format(self._row_format, self._spec.folder)
         worker = Worker(self._name, row_format, self._engine, self._feeding)
         self._feeding.set()
         await worker.start()
         return worker
+
+    def _spec_here(self) -> EngineSpec:
+        """Return the engine to start with the folders as they are called on this node."""
+        return replace(
+            self._spec, folder=self._model.here(), adapter=None if self._adapter is None else self._adapter.here()
+        )
 
     async def _engine(self) -> AsyncEngine:
         engine, _ = await AsyncEngine.start(self._spec)

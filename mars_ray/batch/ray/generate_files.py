@@ -32,6 +32,7 @@ from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
 from mars_ray.control.core.ray_controller import BATCH
 from mars_ray.errors import ClusterError, InterruptedRunError, RunError
 from mars_ray.model.resolve import pin
+from mars_ray.model.sources.ray_folder import share_folder
 from mars_ray.ray_cluster import cluster_cpus, connect, silent_once_stopped
 from mars_ray.ray_private import pass_arguments_by_value
 
@@ -173,6 +174,8 @@ def _dataset(plan: JobPlan, ledger: Path, total: int, app: str) -> ray.data.Data
         fn_constructor_kwargs={
             "row_format": plan.row_format,
             "spec": plan.engine_spec(),
+            "model": share_folder(plan.model),
+            "adapter": plan.adapter and share_folder(plan.adapter),
             "plan": plan.control,
             "app": app,
         },

@@ -1,0 +1,245 @@
+"""A generate job from object storage to object storage, killed again and again, on a new disk each time.
+
+    python benchmarks/store_kill.py --rows 100000 --kills 10 --json benchmarks/results/DATE-store-kill.json
+    python benchmarks/store_kill.py --compare --rows 20000     # the same job on a disk and in a store, in turns
+
+Every row is to be there once. The store is `benchmarks/s3_server.py` in a process of its own, which answers a share of
+all requests with SlowDown. At random moments, spread over the job, `kill -9` goes to the driver, to an actor of Ray, to
+the store or to an engine, in turn. A driver that died has lost its disk: what it kept in temporary folders is removed
+before the next one starts. At the first kill of an actor a second driver is started beside the first.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import closing
+from io import BytesIO
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+from rich.console import Console
+
+from mars_ray.batch.ray.generate_files import generate_files
+from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
+from mars_ray.bench.machine import machine
+from mars_ray.data.tasks.split import mixture
+from mars_ray.engine.request import DecodeParams, SamplingParams
+from mars_ray.errors import MarsRayError
+from mars_ray.storage.location import locate, locate_url
+
+SERVER = Path(__file__).with_name("s3_server.py")
+TARGETS = ("driver", "ray::MapWorker", "store", "mars_ray.engine.process.worker")
+POLL_S = 0.5
+BUCKET = "s3://measured"
+STARTS_S = 120.0
+
+
+class Store:
+    """The store, which comes back with what it had."""
+
+    def __init__(self, place: Path, port: int, slow_down: float) -> None:
+        self._command = [sys.executable, str(SERVER), str(port), "--slow-down", str(slow_down)]
+        self._command += ["--recording", str(place / "writes")]
+        os.environ |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
+        os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{port}"
+        self.process = self._started()
+
+    def kill(self) -> None:
+        """Kill it and start it again."""
+        self.process.kill()
+        self.process.wait()
+        self.process = self._started()
+
+    def _started(self) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def main() -> None:
+    """Run the job to its end, or compare a disk with a store."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--slow-down", type=float, default=0.02)
+    parser.add_argument("--port", type=int, default=9123)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--compare", action="store_true")
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--run", nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.run:
+        source, output = given.run
+        run(source, output, given.max_tokens)
+        return
+    with TemporaryDirectory() as place:
+        store = Store(Path(place), given.port, 0.0 if given.compare else given.slow_down)
+        try:
+            measured = compare(Path(place), given) if given.compare else measure(Path(place), store, given)
+        finally:
+            store.process.kill()
+    words = {name: value for name, value in vars(given).items() if name not in ("json", "run")}
+    report = {"command": "python benchmarks/store_kill.py", "given": words, "machine": machine()} | measured
+    Console().print_json(data=report)
+    if given.json:
+        given.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def run(source: str, output: str, max_tokens: int) -> None:
+    """One start of the job, as the command line does it; prints tokens per second."""
+    options = GenerateOptions(
+        input=(source,),
+        output=locate(output),
+        sampling=SamplingParams(max_tokens=max_tokens),
+        decode=DecodeParams(threshold=0.95),
+        workers=WorkerOptions(count=2),
+    )
+    try:
+        report = generate_files(options)
+    except MarsRayError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+    print(json.dumps({"rows_per_s": report.rows / report.seconds, "tokens_per_s": report.tokens_per_s}))
+
+
+def measure(place: Path, store: Store, given: argparse.Namespace) -> dict[str, Any]:
+    """Return what came of the job that is killed."""
+    _write_rows(f"{BUCKET}/rows.jsonl", given)
+    chance, began_s = random.Random(given.seed), time.monotonic()
+    moments = sorted(chance.uniform(0.02, 0.98) * given.rows for _ in range(given.kills))
+    at_rows: list[int] = []
+    targets, starts = Counter[str](), 0
+    second: dict[str, Any] | None = None
+    while True:
+        starts += 1
+        disk = place / f"disk-{starts}"
+        disk.mkdir()
+        driver = _driver(given, disk, f"{BUCKET}/out")
+        while driver.poll() is None:
+            time.sleep(POLL_S)
+            done = _done(disk)
+            if not moments or done < moments[0]:
+                continue
+            target = TARGETS[len(at_rows) % len(TARGETS)]
+            family = psutil.Process(driver.pid).children(recursive=True)
+            victims = [each for each in family if target in _words(each)]
+            if not victims and target not in ("driver", "store"):
+                continue
+            moments.pop(0)
+            at_rows.append(done)
+            targets[target] += 1
+            if target == "store":
+                store.kill()
+            elif target == "driver":
+                driver.kill()
+            else:
+                victims[0].kill()
+                second = second or _second_driver(place, given)
+        _end(driver)
+        shutil.rmtree(disk)
+        if driver.returncode == 0 or starts > 3 * given.kills:
+            break
+    ids = Counter(_ids(f"{BUCKET}/out"))
+    wanted = {f"row-{number}" for number in range(given.rows)}
+    return {
+        "rows": given.rows,
+        "kills": {"at_rows": at_rows, "of": dict(targets), "starts_of_the_driver": starts},
+        "second_driver": second,
+        "exit_code": driver.returncode,
+        "seconds": time.monotonic() - began_s,
+        "missing": len(wanted - ids.keys()),
+        "twice": sum(count > 1 for count in ids.values()),
+        "unasked": len(ids.keys() - wanted),
+    }
+
+
+def compare(place: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """Return how fast the same job is on a disk and in a store, in turns."""
+    found: dict[str, list[float]] = {"disk": [], "store": []}
+    _write_rows(f"{BUCKET}/rows.jsonl", given)
+    _write_rows(str(place / "rows.jsonl"), given)
+    for turn in range(given.turns):
+        for kind, root in (("disk", str(place)), ("store", BUCKET)):
+            disk = place / f"temporary-{kind}-{turn}"
+            disk.mkdir()
+            driver = _driver(given, disk, f"{root}/out-{turn}", source=f"{root}/rows.jsonl", stdout=subprocess.PIPE)
+            said, _ = driver.communicate()
+            found[kind].append(json.loads(said)["rows_per_s"])
+    return {"rows_per_s": found, "store_over_disk": sum(found["store"]) / sum(found["disk"])}
+
+
+def _write_rows(place: str, given: argparse.Namespace) -> None:
+    if place.startswith(BUCKET):
+        bucket, ends_s = locate_url(BUCKET), time.monotonic() + STARTS_S
+        while not bucket.fs.exists("measured"):
+            try:
+                bucket.fs.mkdir("measured")
+            except Exception:
+                if time.monotonic() > ends_s:
+                    raise
+    rows = enumerate(islice(mixture("train", given.seed), given.rows))
+    lines = [json.dumps({"id": f"row-{number}", "prompt": example.prompt}) for number, example in rows]
+    locate(place).write_text("\n".join(lines))
+
+
+def _driver(given: argparse.Namespace, disk: Path, output: str, **more: Any) -> "subprocess.Popen[bytes]":
+    source = more.pop("source", f"{BUCKET}/rows.jsonl")
+    words = [sys.executable, __file__, "--max-tokens", str(given.max_tokens), "--run", source, output]
+    return subprocess.Popen(words, env=os.environ | {"TMPDIR": str(disk)}, start_new_session=True, **more)
+
+
+def _second_driver(place: Path, given: argparse.Namespace) -> dict[str, Any]:
+    disk = place / "disk-of-the-second"
+    disk.mkdir()
+    driver = _driver(given, disk, f"{BUCKET}/out", stderr=subprocess.PIPE)
+    _, said = driver.communicate()
+    return {"exit_code": driver.returncode, "says": said.decode().strip().splitlines()[-1]}
+
+
+def _end(driver: "subprocess.Popen[bytes]") -> None:
+    """Take down what a killed driver leaves behind."""
+    driver.wait()
+    for each in psutil.process_iter():
+        try:
+            if os.getsid(each.pid) == driver.pid:
+                each.kill()
+        except (OSError, psutil.Error):
+            continue
+
+
+def _done(disk: Path) -> int:
+    for path in disk.glob("*/ledger.sqlite"):
+        try:
+            with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+                [(done,)] = connection.execute("SELECT count(*) FROM done")
+                return int(done)
+        except sqlite3.OperationalError:
+            return 0
+    return 0
+
+
+def _ids(output: str) -> list[str]:
+    shards = locate_url(output).glob("rows/part-*")
+    return [id for path in shards for id in pq.read_table(BytesIO(path.read_bytes()))["id"].to_pylist()]
+
+
+def _words(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+if __name__ == "__main__":
+    main()

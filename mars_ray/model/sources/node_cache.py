@@ -1,0 +1,148 @@
+"""The cache of models that come from elsewhere: a machine fetches each once, whatever it is called.
+
+In:    the files of a folder, each with its size and a digest, and who reads pieces of them.
+Out:   a folder on this machine that holds them, however many processes ask at a time; a killed fetch goes on.
+Never: hands out a file that is not whole; removes a folder in use; takes more than half of the disk.
+
+A folder is named by what is in it. Whoever asked for it keeps a shared lock on it until his process ends; the one that
+was not asked for the longest makes room for a new one.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+from mars_ray.errors import ModelError, OutputError
+from mars_ray.model.sources.cache import cache_folder
+from mars_ray.progress import ProgressLine
+
+PIECE_BYTES = 32 << 20
+NAME_DIGITS = 32
+_in_use: list[IO[bytes]] = []
+"""Locks that end with this process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteFile:
+    """A file that lies elsewhere."""
+
+    name: str
+    size: int
+    """Bytes."""
+    digest: str
+    """How its content is told from another: `blake2b:` and digits that are checked, or whatever its store says."""
+
+
+ReadPiece = Callable[[str, int, int], bytes]
+"""Returns the bytes of the named file from a start up to an end."""
+
+
+def fetched(name: str, files: Sequence[RemoteFile], read: ReadPiece) -> Path:
+    """Return a folder called `name` that holds `files`, fetched where the cache has none with the same content.
+
+    Raises `ModelError` for a file that comes otherwise than was said, or a model that is larger than the cache may be,
+    `OutputError` where the cache cannot be written to, and what `read` raises.
+    """
+    told = json.dumps([name, [asdict(file) for file in sorted(files, key=lambda file: file.name)]])
+    key = hashlib.blake2b(told.encode(), digest_size=NAME_DIGITS // 2).hexdigest()
+    cache = cache_folder().parent / "fetched"
+    folder = cache / key / name
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        lock = (cache / f"{key}.lock").open("ab")
+    except OSError as error:
+        raise OutputError(f"the cache {cache} cannot be used: {error}. Set XDG_CACHE_HOME to another folder.") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        while not folder.exists():
+            with _alone(lock):
+                if not folder.exists():
+                    _make_room(cache, key, sum(file.size for file in files))
+                    _fetch(cache / f"{key}.partial" / name, files, read)
+                    (cache / f"{key}.partial").rename(cache / key)
+        os.utime(lock.name)
+    except BaseException:
+        lock.close()
+        raise
+    _in_use.append(lock)
+    return folder
+
+
+def file_digest(path: Path) -> str:
+    """Return the digest of a file of this machine, for `RemoteFile`; reads about a gigabyte in a second."""
+    with path.open("rb") as file:
+        return f"blake2b:{hashlib.file_digest(file, 'blake2b').hexdigest()}"
+
+
+@contextmanager
+def _alone(lock: IO[bytes]) -> Iterator[None]:
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+
+
+def _fetch(folder: Path, files: Sequence[RemoteFile], read: ReadPiece) -> None:
+    """Fetch what is missing in `folder`."""
+    total = sum(file.size for file in files)
+    with ProgressLine(f"fetch {folder.name}", total=total) as progress:
+        before = 0
+        for file in files:
+            path = folder / file.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab") as sink:
+                while (there := sink.tell()) < file.size:
+                    sink.write(read(file.name, there, min(there + PIECE_BYTES, file.size)))
+                    progress.update(before + sink.tell(), {})
+                sink.flush()
+                os.fsync(sink.fileno())
+            before += file.size
+            if path.stat().st_size != file.size or (
+                file.digest.startswith("blake2b:") and file_digest(path) != file.digest
+            ):
+                path.unlink()
+                raise ModelError(f"{file.name} of {folder.name} came otherwise than it was said to be. Try again.")
+
+
+def _make_room(cache: Path, key: str, size: int) -> None:
+    """Remove folders nobody uses, the one longest unused first, until one of `size` bytes may come."""
+    kept = {
+        lock: _size(lock.with_suffix("")) + _size(lock.with_suffix(".partial"))
+        for lock in cache.glob("*.lock")
+        if lock.stem != key
+    }
+    used, limit = sum(kept.values()), (shutil.disk_usage(cache).free + sum(kept.values())) // 2
+    if size > limit:
+        raise ModelError(
+            f"a model of {size / 1e9:.1f} GB does not fit: the cache {cache} may take {limit / 1e9:.1f} GB, half of "
+            "what is free. Make room, or set XDG_CACHE_HOME to a larger disk."
+        )
+    for path in sorted(kept, key=lambda lock: lock.stat().st_mtime):
+        if used + size <= limit:
+            return
+        with path.open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:  # in use
+                continue
+            shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+            shutil.rmtree(path.with_suffix(".partial"), ignore_errors=True)
+            used -= kept[path]
+    if used + size > limit:
+        raise ModelError(
+            f"a model of {size / 1e9:.1f} GB does not fit beside those in use: the cache {cache} may take "
+            f"{limit / 1e9:.1f} GB. Make room, or set XDG_CACHE_HOME to a larger disk."
+        )
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
