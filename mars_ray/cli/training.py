@@ -25,7 +25,9 @@ def train(
 
 
 def prepare(
-    input_file: Annotated[Path, typer.Option("--input", help="JSONL (plain, gz, zst) or parquet of conversations.")],
+    input_file: Annotated[
+        str, typer.Option("--input", help="JSONL (plain, gz, zst) or parquet of conversations; a path or URL.")
+    ],
     output: Annotated[Path, typer.Option(help="Folder for the packed rows.")],
     model: Model = "bundled",
     length: Annotated[int, typer.Option(min=8, help="Tokens per packed row.")] = 512,
@@ -39,12 +41,14 @@ def prepare(
     from mars_ray.model.resolve import resolve_model
     from mars_ray.progress import ProgressLine
     from mars_ray.ray_cluster import connect
+    from mars_ray.storage.location import locate
 
     options = PrepareOptions(length=length, overlong=overlong, bad_records=bad_records)
     folder = resolve_model(model).absolute()
     connect()
-    with ProgressLine(f"tokenise {input_file.name}", total=None) as progress:
-        report = run(input_file, output, folder, options, progress)
+    source = locate(input_file)
+    with ProgressLine(f"tokenise {source.name}", total=None) as progress:
+        report = run(source, output, folder, options, progress)
     show_results("prepared", asdict(report), as_json)
 
 

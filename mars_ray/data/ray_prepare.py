@@ -22,6 +22,7 @@ from mars_ray.errors import BadRecordError, EmptyDataError, RunError
 from mars_ray.model.folder import check_folder
 from mars_ray.model.tokenizer import load_tokenizer
 from mars_ray.progress import ProgressLine
+from mars_ray.storage.location import AnyPath
 
 ROWS_PER_BLOCK = 1024
 """Records of one tokenising task: some tenths of a second of work, against milliseconds of Ray's own."""
@@ -37,7 +38,7 @@ class PrepareOptions:
     bad_records: Literal["error", "drop"]
 
 
-def prepare(source: Path, folder: Path, model: Path, options: PrepareOptions, progress: ProgressLine) -> PackReport:
+def prepare(source: AnyPath, folder: Path, model: Path, options: PrepareOptions, progress: ProgressLine) -> PackReport:
     """Tokenise `source` with the tokenizer of `model` and write packed rows into `folder`.
 
     Raises `DataError` for an unreadable source or, unless they are dropped, its first bad record; `EmptyDataError`
@@ -86,7 +87,7 @@ def prepare(source: Path, folder: Path, model: Path, options: PrepareOptions, pr
     return report
 
 
-def _tokenised(source: Path, model: Path) -> Iterator[list[Encoded | str]]:
+def _tokenised(source: AnyPath, model: Path) -> Iterator[list[Encoded | str]]:
     """Yield block after block what became of each record: an example, or why there is none."""
     dataset = read_raw(source, ROWS_PER_BLOCK).map_batches(
         _tokenise, fn_kwargs={"model": str(model)}, batch_format="pyarrow"

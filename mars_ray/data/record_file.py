@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mars_ray.errors import DataError
-from mars_ray.storage.location import AnyPath
+from mars_ray.storage.location import AnyPath, check_reachable
 
 PARQUET = ".parquet"
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
@@ -28,11 +28,12 @@ RECORD_BYTES_MAX = 64 << 20
 
 
 def check_source(path: AnyPath) -> None:
-    """Raise `DataError` when `path` is missing, of another kind, or damaged.
+    """Raise `DataError` when `path` is missing, of another kind, or damaged, `ConfigError` when its store is away.
 
     What is compressed is read to its end, many times faster than it is tokenised: half a download is found now and
     not after hours of work.
     """
+    check_reachable(path)
     if path.is_dir():
         raise DataError(f"{path} is a folder. {GIVE}")
     if not path.exists():

@@ -4,13 +4,24 @@ Every key is known, every value in range, or `ConfigError` says which is not; no
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError, model_validator
 
 from mars_ray.errors import ConfigError
 from mars_ray.model.dtype import DtypeOrAuto
+from mars_ray.storage.location import AnyPath, locate
+
+
+def _located(given: object) -> AnyPath:
+    if not isinstance(given, str | AnyPath):
+        raise ValueError("must be a path or URL")
+    return locate(given)
+
+
+Source = Annotated[AnyPath, PlainValidator(_located), PlainSerializer(str)]
+"""A file, as a path or URL."""
 
 
 class _Section(BaseModel):
@@ -20,9 +31,9 @@ class _Section(BaseModel):
 class DataSection(_Section):
     """The data to learn from."""
 
-    train: Path
-    """JSONL (plain, gz, zst) or parquet with `messages`, or `prompt` and `response`."""
-    heldout: Path
+    train: Source
+    """JSONL (plain, gz, zst) or parquet, as a path or URL, with `messages`, or `prompt` and `response`."""
+    heldout: Source
     """The same form; a few rows of it are measured while training runs."""
     length: int = Field(512, ge=8)
     """Tokens per packed row; no example is longer."""

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from transformers import Qwen2Config, Qwen2ForCausalLM
+from upath import UPath
 
 from mars_ray.data import ray_prepare
 from mars_ray.data.chat import ChatEncoder, Encoded
@@ -108,6 +109,15 @@ def test_every_form_of_the_same_records_gives_the_same_bytes(
         source.write_bytes(gzip.compress(lines(RECORDS)) if kind == "jsonl.gz" else lines(RECORDS))
     packed(source, model)
     assert rows_of(source) == rows_of(prepared[0])
+
+
+def test_records_in_a_store_give_the_same_bytes(
+    prepared: tuple[Path, PackReport], model: Path, tmp_path: Path, bucket: UPath
+) -> None:
+    source = bucket / "again.jsonl.gz"
+    source.write_bytes(gzip.compress(lines(RECORDS)))
+    prepare(source, tmp_path / "again.packed", model, OPTIONS, PROGRESS)
+    assert rows_of(tmp_path / "again") == rows_of(prepared[0])
 
 
 def test_a_bad_record_is_named_by_file_number_and_reason(model: Path, tmp_path: Path) -> None:

@@ -29,9 +29,16 @@ def test_a_config_needs_no_more_than_what_has_no_default(tmp_path: Path) -> None
     assert config.compute.workers == 1
 
 
+def test_data_by_url_reaches_workers_by_url(tmp_path: Path) -> None:
+    config = read(tmp_path, GOOD.replace("a.jsonl", "s3://bucket/a.jsonl"))
+    again = TrainConfig.model_validate(config.model_dump(mode="json"))
+    assert (str(again.data.train), again.data) == ("s3://bucket/a.jsonl", config.data)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [
+        ("train: a.jsonl", "train: 3", r"data.train = 3: must be a path or URL"),
         ("epochs: 1", "epoch: 1", r"optimizer.epoch is not a setting"),
         ("epochs: 1", "epochs: -1", r"optimizer.epochs = -1"),
         ("kind: mars", "kind: marz", r"objective.kind = 'marz'"),
