@@ -12,9 +12,6 @@ from mars_ray.engine.service_class import STANDARD
 from mars_ray.errors import RequestError
 from mars_ray.method.metric import Metric, accepts_nothing
 
-DRAFT_THRESHOLD = 0.7
-"""Confidence a draft needs that will be verified: it costs no quality, only positions."""
-
 STOP_STRINGS_MAX = 16
 STOP_CHARACTERS_MAX = 256
 TOP_LOGPROBS_MAX = 20
@@ -109,15 +106,9 @@ class Acceptance:
         return 1.0 if self.verify else self.threshold
 
 
-LOSSLESS = Acceptance(DRAFT_THRESHOLD, Metric.PROBABILITY, verify=True)
-"""What tokens need at a threshold of 1 on the probability: drafts, all of them verified."""
-
-LOSSLESS_BY = {
-    Metric.PROBABILITY: LOSSLESS,
-    Metric.ENTROPY: Acceptance(1.0, Metric.ENTROPY, verify=True),
-    Metric.MARGIN: Acceptance(0.5, Metric.MARGIN, verify=True),
-}
-"""What drafts need, by metric, where the request's own threshold lets nothing pass."""
+LOSSLESS = Acceptance(0.0, Metric.PROBABILITY, verify=True)
+"""Exact mode, and a threshold of 1: every token ahead is a draft that is verified. How many are worth that is told by
+what they cost, for no draft can harm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +118,8 @@ class DecodeParams:
     mode: Mode = Mode.THRESHOLD
     threshold: float | None = None
     """0..1 for probability and margin, nats for entropy. Where nothing could pass it (1, or 0 nats), tokens ahead are
-    verified as in exact mode, so the answer is that of one token at a time. In exact mode it is what a draft needs.
-    None follows the engine's own threshold, which may change between steps, and is `DRAFT_THRESHOLD` in exact mode."""
+    verified as in exact mode, so the answer is that of one token at a time. In modes ar and exact it has no meaning.
+    None follows the engine's own threshold, which may change between steps."""
     floor: float | None = None
     """A request without a threshold of its own follows the engine's, but not below this."""
     metric: Metric = Metric.PROBABILITY
@@ -159,15 +150,18 @@ class DecodeParams:
         """
         if self.mode is Mode.AR:
             return None
-        exact = self.mode is Mode.EXACT
-        if exact and self.threshold is None:
+        threshold = max(engine_threshold, self.floor or 0.0) if self.threshold is None else self.threshold
+        if self.mode is Mode.EXACT or accepts_nothing(threshold, self.metric):
             return LOSSLESS
-        threshold = self.threshold
-        if threshold is None:
-            threshold = max(engine_threshold, self.floor or 0.0)
-        if not accepts_nothing(threshold, self.metric):
-            return Acceptance(threshold, self.metric, verify=exact)
-        return LOSSLESS_BY[self.metric]
+        return Acceptance(threshold, self.metric, verify=False)
+
+    @property
+    def confidence_metric(self) -> Metric:
+        """What confidences are measured by: for drafts, which need none, their probability of being right."""
+        unused = self.mode is Mode.EXACT or (
+            self.threshold is not None and accepts_nothing(self.threshold, self.metric)
+        )
+        return Metric.PROBABILITY if unused else self.metric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 from mars_ray.adapter.folder import AdapterCard
 from mars_ray.engine.mode import Mode
-from mars_ray.engine.request import DRAFT_THRESHOLD, DecodeParams
+from mars_ray.engine.request import DecodeParams
 from mars_ray.errors import ConfigError, ModelError, RequestError
 from mars_ray.model.card import CARD_FILE, Card
 
@@ -17,7 +17,7 @@ class DecodingSetting:
 
     mode: Mode
     threshold: float
-    """Threshold of confidence; it has no meaning in mode ar."""
+    """Threshold of confidence; it has no meaning in modes ar and exact."""
 
     @property
     def name(self) -> str:
@@ -31,7 +31,7 @@ class DecodingSetting:
 
 
 AR = DecodingSetting(mode=Mode.AR, threshold=1.0)
-EXACT = DecodingSetting(mode=Mode.EXACT, threshold=DRAFT_THRESHOLD)
+EXACT = DecodingSetting(mode=Mode.EXACT, threshold=1.0)
 
 
 def settings_of(modes: Sequence[str], thresholds: Sequence[float]) -> tuple[DecodingSetting, ...]:

@@ -20,7 +20,7 @@ from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.core.offline import decode_each
 from mars_ray.engine.mode import DEFAULT_THRESHOLD, Mode
 from mars_ray.engine.options import EngineOptions
-from mars_ray.engine.request import DRAFT_THRESHOLD, Request
+from mars_ray.engine.request import Request
 from mars_ray.errors import BadRecordError, ConfigError, ModelError, RunError
 from mars_ray.harness.generation import GenerationSettings, parse_gen_kwargs
 from mars_ray.harness.likelihood import Scored, likelihoods
@@ -71,8 +71,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             f"decoding on {self._device}, {self._dtype.name} ({self._dtype.reason}), "
             f"in blocks of {self._decode.block} tokens"
         )
-        usual = DRAFT_THRESHOLD if settings.mode is Mode.EXACT else DEFAULT_THRESHOLD
-        self._threshold = usual if settings.threshold is None else settings.threshold
+        self._threshold = DEFAULT_THRESHOLD if settings.threshold is None else settings.threshold
         self._tokens = self._forwards = 0
 
     @property
@@ -112,7 +111,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         settings = self._settings
         return {
             "mode": settings.mode.value,
-            "threshold": None if settings.mode is Mode.AR else self._threshold,
+            "threshold": self._threshold if settings.mode is Mode.THRESHOLD else None,
             "metric": settings.metric.value,
             "block": self._decode.block,
             "dtype": self._dtype.name,

@@ -1,7 +1,5 @@
 """The index tensors of a forward against the batch they were made of."""
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 
 from mars_ray.engine.execution.input_packer import ForwardBatch, InputPacker
 from mars_ray.engine.kv.attention import rectangle
-from mars_ray.engine.scheduling.scheduler import DECODE_TOKENS, Masks, ScheduledSequence
+from mars_ray.engine.scheduling.scheduler import DECODE_TOKENS, ScheduledSequence
 from tests.engine.engine_parts import sequence_of, slot_of
 
 MASK = 1016
@@ -17,14 +15,12 @@ PACKER = InputPacker(MASK, 4096, torch.device("cpu"))
 
 
 def scheduled(
-    slot: int, computed: int, count: int, *, behind: int = 0, drafts: int = 0, masks: int = 0, rows: bool = False
+    slot: int, computed: int, count: int, *, behind: int = 0, masks: tuple[int, ...] = (0,)
 ) -> ScheduledSequence:
     """`count` tokens of a sequence from `computed` on; `behind` further ones wait."""
     tokens = [(100 * slot + number) % MASK for number in range(computed + count + behind)]
-    sequence = sequence_of(tokens, computed=computed, slot=slot, drafts=[900 + slot] * drafts)
-    return (
-        ScheduledSequence(sequence, count) if behind else ScheduledSequence(sequence, count, drafts, Masks(masks, rows))
-    )
+    sequence = sequence_of(tokens, computed=computed, slot=slot, drafts=[900 + slot] * (len(masks) - 1))
+    return ScheduledSequence(sequence, count, masks)
 
 
 @st.composite
@@ -37,10 +33,8 @@ def batch_of_a_step(draw: st.DrawFn) -> tuple[list[ScheduledSequence], int]:
     for number, slot in enumerate(fed):
         few = st.integers(1, DECODE_TOKENS) if number < decoding else st.integers(DECODE_TOKENS + 1, 40)
         behind = draw(st.sampled_from([0, 0, 5]))
-        extra: dict[str, Any] = {}
-        if not behind:
-            extra = {"drafts": draw(st.integers(0, 4)), "masks": draw(st.integers(0, 7)), "rows": draw(st.booleans())}
-        batch.append(scheduled(slot, draw(st.integers(0, 30)), draw(few), behind=behind, **extra))
+        masks = (0,) if behind else tuple(draw(st.lists(st.integers(0, 7), min_size=1, max_size=5)))
+        batch.append(scheduled(slot, draw(st.integers(0, 30)), draw(few), behind=behind, masks=masks))
     return batch, active
 
 
@@ -50,7 +44,7 @@ def fed_by_hand(batch: list[ScheduledSequence]) -> list[tuple[int, int, int]]:
     for each in batch:
         sequence, computed = each.sequence, each.sequence.num_computed_tokens
         ids = sequence.tokens[computed:][: each.num_tokens]
-        ids += sequence.draft_tokens[: each.num_drafts] + [MASK] * (each.mask_rows * each.masks.count)
+        ids += sequence.draft_tokens[: each.num_drafts] + [MASK] * each.num_masks
         everything += [(slot_of(sequence), computed + offset, token) for offset, token in enumerate(ids)]
     return everything
 
@@ -132,7 +126,7 @@ def test_logits_are_read_from_the_last_token_on_or_from_all_tokens_to_audit(
         read = 0
         if each.has_logits:
             tokens = each.num_tokens if audit and each.is_decode else 1
-            read = tokens + each.num_drafts + each.mask_rows * each.masks.count
+            read = tokens + each.num_drafts + each.num_masks
         assert packed.pick_M[where].tolist() == list(
             range(start + each.num_positions - read, start + each.num_positions)
         )
@@ -195,13 +189,13 @@ def test_a_mask_stands_behind_its_draft_and_sees_that_and_its_own_row_alone(
     for each in batch:
         first = each.sequence.num_computed_tokens
         end = each.num_tokens + each.num_drafts
-        for row in range(each.mask_rows):
-            kept = each.num_tokens + (row if each.masks.behind_every_draft else each.num_drafts)
-            for number in range(each.masks.count):
-                place = start + end + row * each.masks.count + number
-                own = range(first + end + row * each.masks.count, first + end + row * each.masks.count + number + 1)
+        for right, masks in enumerate(each.masks):
+            kept = each.num_tokens + right
+            for number in range(masks):
+                place = start + end + number
                 assert packed.position_N[place] == first + kept + number
-                assert seen_at(packed, place) == {*range(first + kept), *own}
+                assert seen_at(packed, place) == {*range(first + kept), *range(first + end, first + end + number + 1)}
+            end += masks
         start += each.num_positions
 
 

@@ -27,18 +27,24 @@ def test_trusted_tokens_are_fed_again_beside_the_next_masks(shares: list[float])
 
 def chain(
     drafted: list[float], right: list[float], masks: int, behind_every_draft: bool, forwards: int = 40_000
-) -> tuple[float, float]:
-    """Tokens and positions per forward of a sequence whose drafts are drawn, forward by forward."""
-    source, tokens, positions, drafts = random.Random(0), 0, 0, 0
+) -> tuple[float, float, float, float]:
+    """Draw drafts, forward by forward.
+
+    Returns tokens and positions per forward, rows of masks, and the share of forwards in which one can be read.
+    """
+    source, tokens, positions, drafts, rows, read = random.Random(0), 0, 0, 0, 0, 0
     for _ in range(forwards):
-        positions += 1 + drafts + masks * (1 + drafts if behind_every_draft else 1)
+        laid = 1 + drafts if behind_every_draft else 1
+        rows += laid
+        positions += 1 + drafts + masks * laid
         agreed = next((k for k in range(drafts) if source.random() >= right[k]), drafts)
         tokens += 1 + agreed
         useful, drafts_now, draw = behind_every_draft or agreed == drafts, 0, source.random()
+        read += useful
         if useful:
             drafts_now = sum(draw < share for share in drafted[:masks])
         drafts = drafts_now
-    return tokens / forwards, positions / forwards
+    return tokens / forwards, positions / forwards, rows / forwards, read / forwards
 
 
 @pytest.mark.parametrize("behind_every_draft", [False, True])
@@ -47,9 +53,9 @@ def test_verified_tokens_and_positions_are_those_of_drawing_drafts_forward_by_fo
     right: list[float], behind_every_draft: bool
 ) -> None:
     drafted = [0.8, 0.5, 0.3]
-    found = verified(np.array(drafted), np.array(right), behind_every_draft=behind_every_draft)
     for masks in range(4):
-        tokens, positions = chain(drafted, right, masks, behind_every_draft)
+        tokens, positions, rows, read = chain(drafted, right, masks, behind_every_draft)
+        found = verified(np.array(drafted), np.array(right), rows=rows, read=read)
         assert found.tokens_B[masks] == pytest.approx(tokens, rel=0.02)
         assert found.positions_B[masks] == pytest.approx(positions, rel=0.02)
 
@@ -57,9 +63,7 @@ def test_verified_tokens_and_positions_are_those_of_drawing_drafts_forward_by_fo
 @given(SHARES)
 def test_drafts_that_are_always_right_give_what_trusting_them_gives(shares: list[float]) -> None:
     drafted = np.array(falling(shares))
-    for one, other in zip(
-        verified(drafted, np.ones(len(drafted)), behind_every_draft=False), trusted(drafted), strict=True
-    ):
+    for one, other in zip(verified(drafted, np.ones(len(drafted))), trusted(drafted), strict=True):
         assert one == pytest.approx(other)
 
 

@@ -1,13 +1,16 @@
-"""Masks behind every draft: answers stay those of one token at a time, and a wrong draft voids no masks."""
+"""Masks behind every draft: worth their positions, and answers stay those of one token at a time."""
 
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams
 from mars_ray.engine.stats.block_choice import BlockChoice
+from mars_ray.engine.stats.mask_rows import mask_rows
 from tests.engine.grammar_samples import regex
 from tests.engine_samples import MakeEngine, Output, request, run
 
@@ -20,6 +23,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "no stop before 20 tokens": {"min_tokens": 20},
     "log-probabilities": {"logprobs": 2},
 }
+SHARES = st.lists(st.floats(0, 1), max_size=6)
 
 
 @pytest.fixture(params=["kernels", "torch"])
@@ -36,42 +40,73 @@ def answer(
     return [said[str(number)] for number in range(len(prompts))]
 
 
+def at_price(engine: Engine, price: float) -> Engine:
+    """Positions cost so many tokens, whatever step times say."""
+    engine._blocks._price = price
+    return engine
+
+
 @pytest.fixture
-def every_draft(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Masks always stand behind every draft, whatever costs say."""
+def fixed_price(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BlockChoice, "_choose", lambda *_: None)
-    monkeypatch.setattr(BlockChoice, "behind_every_draft", property(lambda _: True, lambda *_: None), raising=False)
 
 
-@pytest.mark.usefixtures("every_draft")
+@given(SHARES, SHARES, st.floats(0.001, 1), st.data())
+def test_a_mask_stands_where_the_chance_that_it_is_read_is_worth_it(
+    confidences: list[float], worth: list[float], price: float, data: st.DataObject
+) -> None:
+    worth = sorted(worth, reverse=True)
+    most = data.draw(st.lists(st.integers(0, 8), min_size=len(confidences) + 1, max_size=len(confidences) + 1))
+    rows = mask_rows(confidences, worth, price, most)
+    for right, (count, limit) in enumerate(zip(rows, most, strict=True)):
+        chance = 1 - confidences[right] if right < len(confidences) else 1.0
+        for each in confidences[:right]:
+            chance *= each
+        paid = [chance * each >= price for each in worth[:limit]]
+        # To within rounding: the chance is a difference there and a product here.
+        near = any(abs(chance * each - price) < 1e-9 for each in worth[:limit])
+        assert count == sum(paid) or near
+
+
+def test_sure_drafts_leave_no_masks_to_the_rows_before_them_and_unsure_ones_do() -> None:
+    assert mask_rows([0.99, 0.99], [0.5, 0.3, 0.1], 0.05, [9, 9, 9]) == (0, 0, 3)
+    assert mask_rows([0.6], [0.5, 0.3, 0.1], 0.05, [9, 9]) == (2, 3)
+    assert mask_rows([0.6], [0.5, 0.3, 0.1], 0.001, [9, 1]) == (3, 1)
+
+
+@pytest.mark.usefixtures("fixed_price")
+@pytest.mark.parametrize("price", [0.001, 0.2])
 @pytest.mark.parametrize("way", WAYS)
-def test_answers_are_those_of_one_token_at_a_time(make: MakeEngine, prompts: list[tuple[int, ...]], way: str) -> None:
+def test_answers_are_those_of_one_token_at_a_time(
+    make: MakeEngine, prompts: list[tuple[int, ...]], way: str, price: float
+) -> None:
     chosen = prompts[::42]
     alone = answer(make(), chosen, Mode.AR, None, **WAYS[way])
-    ahead = answer(make(), chosen, Mode.EXACT, 5, **WAYS[way])
+    ahead = answer(at_price(make(), price), chosen, Mode.EXACT, 5, **WAYS[way])
     assert [each.tokens for each in ahead] == [each.tokens for each in alone]
     assert sum(each.finished.forwards for each in ahead) < sum(each.finished.forwards for each in alone)
 
 
-def test_a_wrong_draft_voids_no_masks(
-    make_engine: MakeEngine, prompts: list[tuple[int, ...]], request: pytest.FixtureRequest
+@pytest.mark.usefixtures("fixed_price")
+def test_with_masks_behind_every_draft_a_wrong_one_voids_none(
+    make_engine: MakeEngine, prompts: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = prompts[::12]
-    linear = answer(make_engine(), chosen, Mode.EXACT, 6, temperature=1.0, seed=1)
-    request.getfixturevalue("every_draft")
-    rows = answer(make_engine(), chosen, Mode.EXACT, 6, temperature=1.0, seed=1)
-    assert [each.tokens for each in rows] == [each.tokens for each in linear]
-    assert sum(each.finished.forwards for each in rows) < sum(each.finished.forwards for each in linear)
+    rows = answer(at_price(make_engine(), 0.001), chosen, Mode.EXACT, 6, temperature=1.0, seed=1)
+    monkeypatch.setattr("mars_ray.engine.stats.block_choice.mask_rows", lambda sure, *_: (*(0 for _ in sure), 5))
+    line = answer(at_price(make_engine(), 0.001), chosen, Mode.EXACT, 6, temperature=1.0, seed=1)
+    assert [each.tokens for each in rows] == [each.tokens for each in line]
+    assert sum(each.finished.forwards for each in rows) < sum(each.finished.forwards for each in line)
 
 
-@pytest.mark.usefixtures("every_draft")
+@pytest.mark.usefixtures("fixed_price")
 def test_at_the_end_of_the_context_masks_stand_behind_the_last_draft_alone(
     make_engine: MakeEngine, prompts: list[tuple[int, ...]]
 ) -> None:
-    engine = make_engine(max_kv_tokens=128)
+    engine = at_price(make_engine(max_kv_tokens=128), 0.001)
     long = prompts[0] * 10
-    room = engine.limits.max_model_len - len(long[: engine.limits.max_model_len - 20])
     prompt = long[: engine.limits.max_model_len - 20]
+    room = engine.limits.max_model_len - len(prompt)
     decode = DecodeParams(mode=Mode.EXACT, block=8)
     said = run(engine, [request("0", prompt, decode, max_tokens=room, ignore_eos=True)])["0"]
     assert len(said.tokens) == room

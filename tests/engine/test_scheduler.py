@@ -40,17 +40,17 @@ def masks_for(sequence: Sequence) -> Masks:
     left = sequence.max_tokens - sequence.num_output_tokens - drafts
     count = max(0, min(block, left) - 1)
     fit = drafts + (drafts + 1) * count <= sequence.max_tokens - sequence.num_output_tokens
-    return Masks(count, behind_every_draft=fit and drafts > 0 and len(sequence.tokens) % 2 == 0)
+    every = fit and drafts > 0 and len(sequence.tokens) % 2 == 0
+    return (*((number + count) % (count + 1) if every else 0 for number in range(drafts)), count)
 
 
 def any_outcome(scheduled: ScheduledSequence, random: Random) -> Verification:
     """What some network might say: tokens that share prefixes easily, drafts that are right or wrong."""
     sequence, token = scheduled.sequence, random.choice([20, 21, 27])
     right = random.randint(0, scheduled.num_drafts)
-    drafted = [random.choice([20, 21, 27]) for _ in range(random.randint(0, scheduled.masks.count))]
+    drafted = [random.choice([20, 21, 27]) for _ in range(random.randint(0, scheduled.masks[right]))]
     verified = [*sequence.draft_tokens[:right], token][: sequence.max_tokens - sequence.num_output_tokens]
-    void = right < scheduled.num_drafts and not scheduled.masks.behind_every_draft
-    if void or len(verified) <= right:
+    if len(verified) <= right:
         drafted = []
     return Verification(verified, drafted, [0.5] * len(drafted), num_accepted_drafts=min(right, len(verified)))
 
@@ -154,9 +154,7 @@ class Scheduling(RuleBasedStateMachine):
         for scheduled in batch:
             sequence = scheduled.sequence
             fed = sequence.tokens[sequence.num_computed_tokens : sequence.num_computed_tokens + scheduled.num_tokens]
-            fed += sequence.draft_tokens[: scheduled.num_drafts] + [MASK] * (
-                scheduled.mask_rows * scheduled.masks.count
-            )
+            fed += sequence.draft_tokens[: scheduled.num_drafts] + [MASK] * scheduled.num_masks
             self.shadow.write(slot_of(sequence), sequence.num_computed_tokens, fed)
         ended = []
         for scheduled in batch:
@@ -184,7 +182,7 @@ class Scheduling(RuleBasedStateMachine):
             assert 1 <= scheduled.num_tokens <= scheduled.sequence.num_pending_tokens
             reach = scheduled.sequence.num_computed_tokens + scheduled.num_positions
             assert reach <= self.slots.width, "what is scheduled fits its slot"
-            assert scheduled.has_logits or not (scheduled.num_drafts or scheduled.masks.count)
+            assert scheduled.has_logits or not (scheduled.num_drafts or scheduled.num_masks)
             if scheduled.has_logits:
                 drafts = len(scheduled.sequence.draft_tokens)
                 assert (scheduled.num_drafts, scheduled.masks) == (drafts, masks_for(scheduled.sequence))

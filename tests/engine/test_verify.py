@@ -1,5 +1,6 @@
 """Verification against loops and against accepted lengths of tensors."""
 
+import math
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
@@ -7,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mars_ray.engine.request import LOSSLESS, Acceptance
 from mars_ray.engine.sampling.verify import Proposal, Proposals, Verification, verify
 from mars_ray.method.acceptance import accepted_lengths
 from mars_ray.method.metric import Metric, accepts_nothing
@@ -33,8 +35,8 @@ def ends_at(tokens: list[int], stop_ids: frozenset[int], max_tokens: int) -> int
 def verified_by_hand(
     proposals: list[Proposal],
     drafts: list[int],
-    threshold: float,
-    metric: Metric,
+    needs: Acceptance,
+    draft_price: float,
     stop_ids: frozenset[int],
     max_tokens: int,
 ) -> tuple[Verification, int]:
@@ -52,31 +54,39 @@ def verified_by_hand(
     seen = 0
     for mask in masks:
         seen += 1
-        if (mask.confidence > threshold) if metric is Metric.ENTROPY else (mask.confidence < threshold):
+        if needs.verify:
+            enough = math.prod(each.confidence for each in masks[:seen]) >= draft_price
+        elif needs.metric is Metric.ENTROPY:
+            enough = mask.confidence <= needs.threshold
+        else:
+            enough = mask.confidence >= needs.threshold
+        if not enough:
             break
         result.drafted.append(mask.token)
-        so_far = [each.confidence for each in masks[:seen]]
-        result.confidences.append(max(so_far) if metric is Metric.ENTROPY else min(so_far))
+        result.confidences.append(mask.confidence)
         if mask.token in stop_ids or len(verified) + seen == max_tokens or not mask.is_argmax:
             break
     return result, len(verified) + seen
 
 
-@given(PROPOSALS, st.data(), THRESHOLDS, st.sampled_from(Metric), st.frozensets(TOKENS, max_size=2), st.integers(1, 10))
+ACCEPTANCES = st.one_of(st.just(LOSSLESS), st.builds(Acceptance, THRESHOLDS, st.sampled_from(Metric), st.just(False)))
+
+
+@given(PROPOSALS, st.data(), ACCEPTANCES, THRESHOLDS, st.frozensets(TOKENS, max_size=2), st.integers(1, 10))
 @settings(max_examples=300)
 def test_the_outcome_is_that_of_the_slow_rules_and_looks_no_further_than_they_do(
     proposals: list[Proposal],
     data: st.DataObject,
-    threshold: float,
-    metric: Metric,
+    needs: Acceptance,
+    draft_price: float,
     stop_ids: frozenset[int],
     max_tokens: int,
 ) -> None:
     count = data.draw(st.integers(0, len(proposals) - 1))
     drafts = [data.draw(st.sampled_from([each.token, 0])) for each in proposals[:count]]
     log: list[Proposal] = []
-    done = verify(behind_the_last(asked(proposals, log), drafts), drafts, threshold, metric, stop_ids, max_tokens)
-    assert (done, len(log)) == verified_by_hand(proposals, drafts, threshold, metric, stop_ids, max_tokens)
+    done = verify(behind_the_last(asked(proposals, log), drafts), drafts, needs, draft_price, stop_ids, max_tokens)
+    assert (done, len(log)) == verified_by_hand(proposals, drafts, needs, draft_price, stop_ids, max_tokens)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=9), THRESHOLDS, st.sampled_from(Metric))
@@ -85,7 +95,7 @@ def test_without_drafts_and_ends_the_tokens_are_as_many_as_the_accepted_length(
 ) -> None:
     assert not accepts_nothing(threshold, metric)
     proposals = [Proposal(number, value, True) for number, value in enumerate(confidences)]
-    done = verify(behind_the_last(proposals, []), [], threshold, metric, NO_STOP, max_tokens=99)
+    done = verify(behind_the_last(proposals, []), [], Acceptance(threshold, metric, False), 0, NO_STOP, max_tokens=99)
     (accepted,) = accepted_lengths(
         torch.tensor([confidences], dtype=torch.float64), torch.tensor([threshold], dtype=torch.float64), metric
     ).tolist()
@@ -98,46 +108,56 @@ def behind_the_last(proposals: Iterable[Proposal], drafts: list[int]) -> Proposa
     return Proposals(islice(coming, len(drafts) + 1), lambda right: coming if right == len(drafts) else ())
 
 
+SURE = Acceptance(0.9, Metric.PROBABILITY, verify=False)
+
+
 def certain(*tokens: int) -> list[Proposal]:
     return [Proposal(token, 1.0, True) for token in tokens]
 
 
 def test_one_proposal_is_one_token_however_unsure() -> None:
-    assert verify(
-        behind_the_last([Proposal(7, 0.0, False)], []), [], 0.9, Metric.PROBABILITY, NO_STOP, max_tokens=9
-    ) == Verification([7])
+    assert verify(behind_the_last([Proposal(7, 0.0, False)], []), [], SURE, 0, NO_STOP, max_tokens=9) == Verification(
+        [7]
+    )
 
 
 def test_a_stop_token_at_a_mask_is_taken_and_nothing_behind_it() -> None:
-    done = verify(behind_the_last(certain(1, 2, 3, 4), []), [], 0.9, Metric.PROBABILITY, frozenset({3}), max_tokens=9)
+    done = verify(behind_the_last(certain(1, 2, 3, 4), []), [], SURE, 0, frozenset({3}), max_tokens=9)
     assert done.verified + done.drafted == [1, 2, 3]
 
 
 def test_no_more_tokens_are_taken_than_asked_for() -> None:
-    done = verify(behind_the_last(certain(1, 2, 3, 4), []), [], 0.9, Metric.PROBABILITY, NO_STOP, max_tokens=2)
+    done = verify(behind_the_last(certain(1, 2, 3, 4), []), [], SURE, 0, NO_STOP, max_tokens=2)
     assert done.verified + done.drafted == [1, 2]
 
 
 def test_a_token_that_is_not_the_models_first_choice_is_taken_and_is_the_last() -> None:
     proposals = [Proposal(1, 1.0, True), Proposal(2, 1.0, False), Proposal(3, 1.0, True)]
-    done = verify(behind_the_last(proposals, []), [], 0.9, Metric.PROBABILITY, NO_STOP, max_tokens=9)
+    done = verify(behind_the_last(proposals, []), [], SURE, 0, NO_STOP, max_tokens=9)
     assert done.verified + done.drafted == [1, 2]
 
 
 def test_the_first_wrong_draft_is_replaced_and_what_stood_behind_it_is_dropped() -> None:
-    done = verify(
-        behind_the_last(certain(1, 2, 3, 4, 5), [1, 9, 3]), [1, 9, 3], 0.9, Metric.PROBABILITY, NO_STOP, max_tokens=9
-    )
+    done = verify(behind_the_last(certain(1, 2, 3, 4, 5), [1, 9, 3]), [1, 9, 3], SURE, 0, NO_STOP, max_tokens=9)
     assert done == Verification([1, 2], num_accepted_drafts=1)
 
 
 def test_when_all_drafts_are_right_the_step_goes_on_at_the_masks() -> None:
     proposals = [*certain(1, 2, 3), Proposal(4, 0.95, True), Proposal(5, 0.97, True), Proposal(6, 0.5, True)]
-    done = verify(behind_the_last(proposals, [1, 2]), [1, 2], 0.9, Metric.PROBABILITY, NO_STOP, max_tokens=9)
-    assert done == Verification([1, 2, 3], drafted=[4, 5], confidences=[0.95, 0.95], num_accepted_drafts=2)
+    done = verify(behind_the_last(proposals, [1, 2]), [1, 2], SURE, 0, NO_STOP, max_tokens=9)
+    assert done == Verification([1, 2, 3], drafted=[4, 5], confidences=[0.95, 0.97], num_accepted_drafts=2)
 
 
 def test_behind_a_wrong_draft_the_step_goes_on_at_the_masks_behind_the_right_ones() -> None:
     proposals = Proposals(iter(certain(1, 2, 3)), lambda right: certain(10 * right, 10 * right + 1))
-    done = verify(proposals, [1, 9], 0.9, Metric.PROBABILITY, NO_STOP, max_tokens=9)
+    done = verify(proposals, [1, 9], SURE, 0, NO_STOP, max_tokens=9)
     assert done == Verification([1, 2], drafted=[10, 11], confidences=[1.0, 1.0], num_accepted_drafts=1)
+
+
+def test_tokens_that_are_verified_are_drafted_while_all_are_likely_enough_to_be_right() -> None:
+    proposals = [*certain(1), Proposal(2, 0.6, True), Proposal(3, 0.6, True), Proposal(4, 0.9, True)]
+    drafted = [
+        verify(behind_the_last(proposals, []), [], LOSSLESS, price, NO_STOP, max_tokens=9).drafted
+        for price in (0.1, 0.33, 0.5, 0.61)
+    ]
+    assert drafted == [[2, 3, 4], [2, 3], [2], []]

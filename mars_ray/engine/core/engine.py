@@ -27,7 +27,7 @@ from mars_ray.engine.request import LOSSLESS, Request
 from mars_ray.engine.sampling.commit import advance, picks_of, record
 from mars_ray.engine.sampling.proposals import logprobs_of, propose_all
 from mars_ray.engine.sampling.verify import Proposals, verify
-from mars_ray.engine.scheduling.scheduler import NO_MASKS, Masks, ScheduledSequence, Scheduler
+from mars_ray.engine.scheduling.scheduler import Masks, ScheduledSequence, Scheduler
 from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.engine.service_class import check_classes
 from mars_ray.engine.stats.block_choice import BlockChoice
@@ -140,7 +140,7 @@ class Engine:
             preemptions=self._scheduler.preemptions,
             threshold_changes=self._thresholds.changes,
             block=self._blocks.chosen,
-            profile=self.profile.points(behind_every_draft=self._blocks.behind_every_draft),
+            profile=self.profile.points(),
             step_time=self.step_time.model,
             ttft_p95_s=self._stats.ttft_p95_s(),
             itl_p95_s=self._stats.itl_p95_s(),
@@ -208,7 +208,9 @@ class Engine:
 
     def _masks_for(self, sequence: Sequence) -> Masks:
         needs = self._thresholds.acceptance(sequence)
-        return self._blocks.masks_for(sequence, needs, self.limits.max_model_len) if needs else NO_MASKS
+        if needs is None:
+            return (0,) * (1 + len(sequence.draft_tokens))
+        return self._blocks.masks_for(sequence, needs, self.limits.max_model_len)
 
     def _run(self, batch: list[ScheduledSequence], audit: bool) -> list[Chunk]:
         """Run one forward over `batch`, verify and commit it; where that fails, find the sequences it fails for."""
@@ -240,8 +242,9 @@ class Engine:
         acceptance = self._thresholds.acceptance(sequence)
         needs = acceptance or LOSSLESS  # without masks there is nothing to accept
         left = sequence.max_tokens - sequence.num_output_tokens
-        found = verify(proposals, sequence.draft_tokens, needs.threshold, needs.metric, sequence.stop_ids, left)
-        record(self.profile, scheduled, picks, found, output, acceptance)
+        price = self._blocks.draft_price
+        found = verify(proposals, sequence.draft_tokens, needs, price, sequence.stop_ids, left)
+        record(self.profile, scheduled, picks, found, output, acceptance, price)
         emitted = advance(sequence, found, verify=needs.verify)
         if emitted.tokens:
             self._stats.gained(sequence, len(emitted.tokens))

@@ -133,12 +133,12 @@ class InputPacker:
                 packed.ids += [self._mask_id] * scheduled.num_masks
                 packed.picks += range(first, len(packed.ids))
             length = len(packed.ids) - start
-            masks = list(range(scheduled.masks.count)) * scheduled.mask_rows
+            masks = [offset for row in scheduled.masks for offset in range(row)]
             packed.offsets += [-1] * (length - len(masks)) + masks
             packed.slots += [sequence.slot or 0] * length
             packed.targets += range(computed, computed + length)
             packed.reaches.append(computed + length)
-            if scheduled.masks.behind_every_draft:
+            if any(scheduled.masks[:-1]):
                 _place_rows(packed, computed, scheduled)
             else:
                 packed.positions += range(computed, computed + length)
@@ -162,13 +162,15 @@ def _place_rows(packed: _Lists, computed: int, scheduled: ScheduledSequence) -> 
 
     The rows lie behind one another in the slot. A mask attends to what its row stands behind, and to its own row.
     """
-    length, count = scheduled.num_tokens + scheduled.num_drafts, scheduled.masks.count
+    length = scheduled.num_tokens + scheduled.num_drafts
     packed.positions += range(computed, computed + length)
     packed.prefixes += range(computed + 1, computed + length + 1)
     packed.behind += [0] * length
-    for row in range(scheduled.mask_rows):
+    column = computed + length
+    for row, count in enumerate(scheduled.masks):
         prefix = computed + scheduled.num_tokens + row
-        gap = computed + length + row * count - prefix  # columns between the prefix and the row
+        gap = column - prefix  # columns between the prefix and the row
+        column += count
         packed.positions += range(prefix, prefix + count)
         packed.prefixes += [prefix] * count
         packed.behind += [((1 << number) - 1) << gap for number in range(1, count + 1)]

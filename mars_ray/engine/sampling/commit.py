@@ -4,11 +4,13 @@ No token is chosen here, and none that left the engine is ever taken back.
 """
 
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 
 from mars_ray.engine.chunk import FinishReason
 from mars_ray.engine.execution.model_runner import ForwardOutput
 from mars_ray.engine.grammar.matcher import Matcher
-from mars_ray.engine.request import DRAFT_THRESHOLD, LOSSLESS, Acceptance
+from mars_ray.engine.request import LOSSLESS, Acceptance
 from mars_ray.engine.sampling.verify import Verification
 from mars_ray.engine.scheduling.scheduler import ScheduledSequence
 from mars_ray.engine.scheduling.sequence import Sequence
@@ -111,17 +113,18 @@ def record(
     found: Verification,
     output: ForwardOutput,
     acceptance: Acceptance | None,
+    draft_price: float,
 ) -> None:
     """Tell the profile what the masks would have given at every threshold, and which tokens ahead were right.
 
-    Called before the sequence advances.
+    `draft_price` is that of `verify`. Called before the sequence advances.
     """
     if acceptance is None or acceptance.metric is not Metric.PROBABILITY:
         return
     if not scheduled.num_masks and not scheduled.sequence.accepted_confidences:
         return
     if scheduled.num_masks:
-        _record_masks(profile, scheduled, picks_of(scheduled, picks), found, output, acceptance)
+        _record_masks(profile, scheduled, picks_of(scheduled, picks), found, output, acceptance, draft_price)
     if scheduled.num_drafts:
         _record_drafts(profile, scheduled.sequence, found, acceptance)
     else:
@@ -135,9 +138,12 @@ def _record_masks(
     found: Verification,
     output: ForwardOutput,
     acceptance: Acceptance,
+    draft_price: float,
 ) -> None:
     """Tell the profile how sure the model was at each mask, up to where a stop token would end the sequence."""
     row = scheduled.mask_picks(picks, found.num_accepted_drafts)
+    if acceptance.verify:
+        profile.observe_rows(scheduled.masks, bool(row))
     if not row:
         return  # what is at masks behind a wrong draft is void
     sequence = scheduled.sequence
@@ -148,8 +154,8 @@ def _record_masks(
     if acceptance == LOSSLESS and sequence.matcher is None:  # a grammar's own tokens are no drafts of the model
         drafted = len(found.drafted)
     else:
-        unsure = (number for number, each in enumerate(confidences) if each < DRAFT_THRESHOLD)
-        drafted = next(unsure, len(row))
+        all_right = accumulate(confidences, mul)
+        drafted = next((number for number, each in enumerate(all_right) if each < draft_price), len(row))
     # A stop token that was drafted counts as the autoregressive one of the forward that verifies it, the last.
     profile.observe_masks(
         len(row), confidences[:reached], min(drafted, max(reached - 1, 0)), ended=drafted >= reached > 0

@@ -76,11 +76,8 @@ def _propose_together(wanted: list[tuple[ScheduledSequence, slice]], output: For
     logits_MV = output.logits_MV[picks]
     positions, start = list[SamplingPosition](), 0
     for scheduled, _ in wanted:
-        count = scheduled.masks.count
         rows = [(0, scheduled.num_drafts + 1)]
-        for row in range(scheduled.mask_rows if count else 0):
-            right = row if scheduled.masks.behind_every_draft else scheduled.num_drafts
-            rows.append((right + 1, count))
+        rows += [(right + 1, masks) for right, masks in enumerate(scheduled.masks) if masks]
         for ahead, length in rows:
             process_logits(logits_MV[start : start + length], scheduled.sequence, ahead)
             positions += positions_of(scheduled.sequence, length, ahead)
@@ -122,7 +119,7 @@ def _within_grammar(
 ) -> Proposals:
     """Replace a proposal by what the grammar forces, or by a choice it allows where it forbids the proposal."""
     sequence = scheduled.sequence
-    certain = 0.0 if sequence.request.decode.metric is Metric.ENTROPY else 1.0
+    certain = 0.0 if sequence.request.decode.confidence_metric is Metric.ENTROPY else 1.0
 
     def allowed(given: abc.Iterable[PlainProposal], picks: range) -> abc.Iterator[PlainProposal]:
         for proposal, pick in zip(given, picks, strict=True):

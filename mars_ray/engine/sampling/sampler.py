@@ -39,7 +39,7 @@ def is_greedy(sequence: Sequence) -> bool:
     sampling = sequence.request.sampling
     return (
         sampling.temperature == 0
-        and sequence.request.decode.metric is Metric.PROBABILITY
+        and sequence.request.decode.confidence_metric is Metric.PROBABILITY
         and not sampling.logit_bias
         and not has_penalties(sampling)
         and sequence.num_output_tokens >= sampling.min_tokens
@@ -71,7 +71,7 @@ def uniform(seed: int, number: int) -> float:
 
 def positions_of(sequence: Sequence, count: int, ahead: int) -> list[SamplingPosition]:
     """Return `count` positions of a sequence, which begin `ahead` of its next one."""
-    sampling, metric = sequence.request.sampling, sequence.request.decode.metric
+    sampling, metric = sequence.request.sampling, sequence.request.decode.confidence_metric
     first = sequence.num_output_tokens + ahead
     draws = sampling.temperature > 0
     return [
@@ -116,7 +116,8 @@ def sample_allowed(
     if logits_1V.amax() == -torch.inf:
         raise StepError("the grammar and what else was asked for leave no token to choose.")
     request, number = sequence.request, sequence.num_output_tokens + len(taken)
-    again = SamplingPosition(request.sampling, request.decode.metric, uniform(sequence.seed, SECOND_DRAW + number))
+    draw = uniform(sequence.seed, SECOND_DRAW + number)
+    again = SamplingPosition(request.sampling, request.decode.confidence_metric, draw)
     return sample(logits_1V, [best], [again])[0]
 
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mars_ray.method.metric import Metric, passes
+from mars_ray.engine.request import Acceptance
+from mars_ray.method.metric import passes
 
 
 class Proposal(NamedTuple):
@@ -44,9 +45,9 @@ class Verification:
     verified: list[int]
     """Tokens the model itself chooses, given all before them: the right drafts and one more. At least one token."""
     drafted: list[int] = field(default_factory=list)
-    """Tokens at masks that passed the threshold, behind `verified`."""
+    """Tokens at masks that were accepted, behind `verified`."""
     confidences: list[float] = field(default_factory=list)
-    """For each of `drafted` the least confidence of the drafted tokens up to it, in the metric of the request."""
+    """Those of `drafted`, in the metric of the request."""
     num_accepted_drafts: int = 0
     """How many drafts of the step before were right."""
 
@@ -54,12 +55,15 @@ class Verification:
 def verify(
     proposals: Proposals,
     draft_tokens: Sequence[int],
-    threshold: float,
-    metric: Metric,
+    needs: Acceptance,
+    draft_price: float,
     stop_ids: frozenset[int],
     max_tokens: int,
 ) -> Verification:
     """Verify `draft_tokens`, take the autoregressive token, then accept at masks while the confidence passes.
+
+    Tokens that will be verified are drafted while all of them are right with a probability of `draft_price`, the tokens
+    that a draft has to give for what it costs.
 
     At most `max_tokens` are taken, and nothing behind a stop token. Where the proposals end early, nothing can follow.
     """
@@ -78,18 +82,18 @@ def verify(
             break  # the drafts behind it are void
     coming = iter(proposals.at_masks(result.num_accepted_drafts))
     left = max_tokens - len(result.verified)
-    least: float | None = None
+    all_right = 1.0
     while left and is_argmax:
         proposal = next(coming, None)
         if proposal is None:
             break
         token, confidence, is_argmax = proposal
-        if not passes(confidence, threshold, metric):
+        if needs.verify:
+            all_right *= confidence
+        if all_right < draft_price if needs.verify else not passes(confidence, needs.threshold, needs.metric):
             break
-        worse = max if metric is Metric.ENTROPY else min
-        least = confidence if least is None else worse(least, confidence)
         result.drafted.append(token)
-        result.confidences.append(least)
+        result.confidences.append(confidence)
         if token in stop_ids:
             break
         left -= 1

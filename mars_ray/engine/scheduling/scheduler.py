@@ -25,22 +25,8 @@ WORTH_WAITING_TOKENS = 32
 """A prompt waits for a neighbour that is just now computing at least so many more tokens of its prefix."""
 
 
-@dataclass(frozen=True, slots=True)
-class Masks:
-    """The masks a sequence wants in the next step."""
-
-    count: int
-    """Masks in a row."""
-    behind_every_draft: bool = False
-    """Whether each draft and the last token have such a row behind them, so that a wrong draft does not void the step's
-    masks; else there is one, behind the last draft. Apple calls the former quadratic decoding (arXiv 2507.11851)."""
-
-    def rows(self, drafts: int) -> int:
-        """Return how many rows of masks stand behind so many drafts and the last token."""
-        return drafts + 1 if self.behind_every_draft else 1
-
-
-NO_MASKS = Masks(0)
+Masks = tuple[int, ...]
+"""How many masks stand in a row behind the last token of a sequence, and how many behind each of its drafts."""
 
 MasksFor = abc.Callable[[Sequence], Masks]
 
@@ -51,14 +37,12 @@ class ScheduledSequence:
 
     sequence: Sequence
     num_tokens: int
-    num_drafts: int = 0
-    masks: Masks = NO_MASKS
+    masks: Masks = (0,)
     has_logits: bool = field(init=False)
     """Whether the last token takes part, so that there are logits to choose the next token from; False for a part of a
     prompt that does not reach its end."""
-
-    mask_rows: int = field(init=False)
-    """Rows of masks: behind the last draft alone, or behind the last token and each draft."""
+    num_drafts: int = field(init=False)
+    """Drafts that are verified."""
     num_masks: int = field(init=False)
     """Masks of all rows."""
     num_positions: int = field(init=False)
@@ -67,17 +51,13 @@ class ScheduledSequence:
     def __post_init__(self) -> None:
         # Computed once: the sequence is ahead of this as soon as what the forward gave is committed.
         self.has_logits = self.num_tokens == self.sequence.num_pending_tokens
-        self.mask_rows = self.masks.rows(self.num_drafts)
-        self.num_masks = self.mask_rows * self.masks.count
+        self.num_drafts, self.num_masks = len(self.masks) - 1, sum(self.masks)
         self.num_positions = self.num_tokens + self.num_drafts + self.num_masks
 
     def mask_picks(self, picks: slice, right: int) -> range:
         """Return which of `picks`, that begin at the last token, are the masks behind the first `right` drafts."""
-        row = right if self.masks.behind_every_draft else right - self.num_drafts
-        if row < 0:
-            return range(0)
-        first = picks.start + 1 + self.num_drafts + row * self.masks.count
-        return range(first, first + self.masks.count)
+        first = picks.start + 1 + self.num_drafts + sum(self.masks[:right])
+        return range(first, first + self.masks[right])
 
     @property
     def is_decode(self) -> bool:
@@ -179,11 +159,10 @@ class Scheduler:
 
 def _reach(sequence: Sequence, masks_for: MasksFor) -> int:
     """Return the columns a sequence needs in its slot."""
-    masks, drafts = masks_for(sequence), len(sequence.draft_tokens)
-    return len(sequence.tokens) + drafts + masks.count * masks.rows(drafts)
+    return len(sequence.tokens) + len(sequence.draft_tokens) + sum(masks_for(sequence))
 
 
 def _scheduled(sequence: Sequence, num_tokens: int, masks_for: MasksFor) -> ScheduledSequence:
     if num_tokens < sequence.num_pending_tokens:
         return ScheduledSequence(sequence, num_tokens)
-    return ScheduledSequence(sequence, num_tokens, len(sequence.draft_tokens), masks_for(sequence))
+    return ScheduledSequence(sequence, num_tokens, masks_for(sequence))

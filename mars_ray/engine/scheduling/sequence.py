@@ -32,8 +32,8 @@ class Sequence:
     draft_tokens: list[int] = field(default_factory=list)
     """Fed behind `tokens` to be verified: in exact mode tokens proposed at masks, in any mode what a grammar forces."""
     accepted_confidences: list[float] = field(default_factory=list)
-    """Threshold mode: for each token at the end of `tokens` that was accepted at a mask, the least confidence of the
-    tokens accepted with it up to there."""
+    """Those of the tokens accepted at masks in the last step: the drafts, or, where none are verified, the tokens at
+    the end of `tokens`."""
     num_cached_tokens: int = 0
     """Tokens of the prompt that the cache held already when the sequence started."""
     forwards: int = 0

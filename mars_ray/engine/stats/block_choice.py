@@ -3,12 +3,14 @@
 A small batch leaves the processor idle while weights are read, so masks are nearly free; a large one pays for each
 position. The block with the most expected tokens per second, by the live profile and the step-time model, lies between
 1, which is autoregressive decoding, and the block the model was trained for. Before step times are known, large and
-small blocks take turns, to tell what a mask costs from what a step does. Where drafts are verified, it also lays
-out the masks: behind the last draft alone, which takes the fewest positions, or behind every draft, so that a wrong one
-does not void them. Where few masks are fed, one sequence now and
+small blocks take turns, to tell what a mask costs from what a step does. Where few masks are fed, one sequence now and
 then gets all, so that profile and step time go on learning, at a small part of the time. What a mask costs is told by
 whole steps only, for it falls with their number and includes all that the engine does with them besides the forward:
 one step now and then is of the other kind, without masks or with masks for all, the more often the nearer it comes.
+
+Where drafts are verified and masks are worth their while, each sequence decides by the price of a position: the tokens
+that the engine makes in the time it takes. A token is drafted while its chance to be right pays for that, and a mask
+stands where its chance to be read does (`mask_rows`).
 
 A request that fixes its block is left alone, and so is one that fixes its seed while tokens ahead are trusted: what
 comes out depends on the block then.
@@ -21,9 +23,10 @@ from collections.abc import Callable
 import numpy as np
 
 from mars_ray.engine.request import Acceptance
-from mars_ray.engine.scheduling.scheduler import NO_MASKS, Masks
+from mars_ray.engine.scheduling.scheduler import Masks
 from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.engine.stats.lookahead import Floats
+from mars_ray.engine.stats.mask_rows import mask_rows
 from mars_ray.engine.stats.profile import CALIBRATED_FORWARDS, Profile
 from mars_ray.engine.stats.step_time import CLOCK_S, StepTime, StepTimeFit, StepWork, block_rates
 from mars_ray.method.metric import Metric
@@ -33,8 +36,15 @@ PROBE_EVERY = 16
 """Steps, and times the length of a step, between two that try something else, at least."""
 PROBE_SHARE = 0.005
 """Part of the time that trying something else may cost at most, by what is known."""
-ROWS_MOST = 63
-"""Masks of one sequence in a step, where there are several rows: what a mask attends to is told by as many bits."""
+
+COLUMNS_MOST = 63
+"""Drafts and masks of one sequence in a step, where there are several rows of masks: what a mask attends to is told by
+as many bits."""
+
+DRAFT_POSITIONS = 2
+"""Positions that one more draft takes: its own, and about one more for masks behind it."""
+FIRST_PRICE, LEAST_PRICE = 0.05, 0.01
+"""What a position costs before step times are known, in tokens, and what it costs at least."""
 
 AcceptanceOf = Callable[[Sequence], Acceptance | None]
 
@@ -45,8 +55,10 @@ class BlockChoice:
     def __init__(self, profile: Profile, step_time: StepTimeFit, block: int) -> None:
         self._profile, self._step_time, self._full = profile, step_time, block
         self._chosen = block
-        self.behind_every_draft = False
-        """Whether each draft that is verified has masks behind it."""
+        self._price: float | None = None
+        """Tokens that the engine makes in the time of one position; None before that is known."""
+        self._worth_K: list[float] = []
+        """Tokens that the k-th mask of a row is worth whose drafts are verified."""
         self._probe: Sequence | None = None
         self._rival, self._rival_every, self._try_rival = 1, PROBE_EVERY, False
         """The best block of the other kind, with masks or without, and how often a step is given to it."""
@@ -58,6 +70,11 @@ class BlockChoice:
     def chosen(self) -> int:
         """The block of a sequence that fixes nothing."""
         return self._chosen
+
+    @property
+    def draft_price(self) -> float:
+        """Tokens a draft has to give for what it costs."""
+        return DRAFT_POSITIONS * (FIRST_PRICE if self._price is None else self._price)
 
     def next_step(
         self, running: list[Sequence], acceptance_of: AcceptanceOf, thresholds: tuple[float, ...], kv_tokens: int
@@ -81,24 +98,29 @@ class BlockChoice:
         """Return the block of a sequence whose request names none."""
         if not _adapts(sequence, acceptance) or sequence is self._probe:
             return self._full
-        return self._rival if self._try_rival else self._chosen
+        if self._try_rival:
+            return self._rival
+        # Whether masks are fed at all is a matter of all sequences; how many is one of each whose drafts are verified.
+        return self._full if acceptance.verify and self._price is not None and self._chosen > 1 else self._chosen
 
     def masks_for(self, sequence: Sequence, acceptance: Acceptance, max_columns: int) -> Masks:
-        """Return the masks behind the drafts of a sequence, whose slot has at most `max_columns`."""
-        block = sequence.request.decode.block or self.block(sequence, acceptance)
+        """Return the masks behind the last token and each draft of a sequence, whose slot has at most `max_columns`."""
+        drafts, fixed = sequence.draft_tokens, sequence.request.decode.block
+        block = fixed or self.block(sequence, acceptance)
         if block == 1:
-            return NO_MASKS
-        drafts = len(sequence.draft_tokens)
-        rows = drafts + 1 if self.behind_every_draft and acceptance.verify and sequence.accepted_confidences else 1
-        left = sequence.max_tokens - sequence.num_output_tokens - (drafts if rows == 1 else 0)
-        count = max(0, min(block, left) - 1)
-        if rows > 1 and count:
-            if rows * count <= ROWS_MOST and len(sequence.tokens) + drafts + rows * count <= max_columns:
-                return Masks(count, behind_every_draft=True)
-            count = max(0, min(block, left - drafts) - 1)
-        if drafts and sequence.draft_tokens[-1] in sequence.stop_ids:
-            return NO_MASKS  # the end is in sight
-        return Masks(count)
+            return (0,) * (1 + len(drafts))
+        left = sequence.max_tokens - sequence.num_output_tokens
+        most = [max(0, min(block, left - right) - 1) for right in range(len(drafts) + 1)]
+        if drafts and drafts[-1] in sequence.stop_ids:
+            most[-1] = 0  # the end is in sight
+        sure = sequence.accepted_confidences
+        if acceptance.verify and self._price is not None and len(sure) == len(drafts) and sequence is not self._probe:
+            worth_K = [1.0] * (fixed - 1) if fixed else self._worth_K
+            rows = mask_rows(sure, worth_K, self._price, most)
+            added = len(drafts) + sum(rows)
+            if not any(rows[:-1]) or (added <= COLUMNS_MOST and len(sequence.tokens) + added <= max_columns):
+                return rows
+        return (*(0 for _ in drafts), most[-1])
 
     def _choose(self, model: StepTime, running: list[Sequence], acceptance_of: AcceptanceOf, kv_tokens: int) -> None:
         if self._profile.forwards < CALIBRATED_FORWARDS:
@@ -107,19 +129,16 @@ class BlockChoice:
         adapting = [needs for each in running if (needs := acceptance_of(each)) and _adapts(each, needs)]
         if not adapting:
             return
-        best = 0.0
-        for behind_every_draft in (False, True):
-            tokens_B = np.full(self._full, float(len(running) - len(adapting)))
-            fed_B = tokens_B.copy()
-            for quality, count in Counter(each.quality for each in adapting).items():
-                found = self._profile.lookahead(quality, behind_every_draft=behind_every_draft)
-                tokens_B += count * found.tokens_B
-                fed_B += count * found.positions_B
-            found_B = block_rates(model, tokens_B, fed_B, num_seqs=len(running), kv_tokens=kv_tokens)
-            if found_B.max() > best:
-                best, rates_B, positions_B = float(found_B.max()), found_B, fed_B
-                self.behind_every_draft = behind_every_draft
+        tokens_B = np.full(self._full, float(len(running) - len(adapting)))
+        positions_B = tokens_B.copy()
+        for quality, count in Counter(each.quality for each in adapting).items():
+            found = self._profile.lookahead(quality)
+            tokens_B += count * found.tokens_B
+            positions_B += count * found.positions_B
+        rates_B = block_rates(model, tokens_B, positions_B, num_seqs=len(running), kv_tokens=kv_tokens)
         self._chosen = 1 + int(rates_B.argmax())
+        self._price = max(LEAST_PRICE, model.position_s * float(rates_B.max()))
+        self._worth_K = self._profile.worth_of_masks(self._price)
         self._set_trials(model, len(running), rates_B, positions_B, kv_tokens)
 
     def _set_trials(self, model: StepTime, num_seqs: int, rates_B: Floats, positions_B: Floats, kv_tokens: int) -> None:

@@ -37,23 +37,17 @@ def trusted(survival_K: Floats) -> Lookahead:
     return Lookahead(tokens_B, tokens_B + masks_B)
 
 
-def verified(drafted_K: Floats, right_K: Floats, *, behind_every_draft: bool) -> Lookahead:
+def verified(drafted_K: Floats, right_K: Floats, *, rows: float = 1.0, read: float = 1.0) -> Lookahead:
     """Return what masks give whose tokens the next forward has to agree with (mode exact).
 
     `drafted_K`: share of forwards whose k-th mask gives a draft, of those whose masks stand behind right tokens.
     `right_K`: share of the k-th drafts that are right, of those behind right ones.
-    With masks behind the last draft alone, a forward that finds a wrong draft has fed them behind it, so they are void
-    and the next forward verifies nothing. With masks `behind_every_draft` those behind the right ones are left.
+    `rows`: masks in a forward, as multiples of its longest row; there may be one behind each draft.
+    `read`: share of the forwards with masks behind the last right draft; else there is nothing to verify in the next.
     """
-    all_right_K = right_K.cumprod()
     masks_B = np.arange(len(drafted_K) + 1)
-    if behind_every_draft:
-        drafts_B = _sums(drafted_K)
-        return Lookahead(1 + _sums(drafted_K * all_right_K), (1 + drafts_B) * (1 + masks_B))
-    wrong_K = drafted_K * (np.concatenate([[1.0], all_right_K[:-1]]) - all_right_K) if len(right_K) else right_K
-    useful_B = 1 / (1 + _sums(wrong_K))
-    tokens_B = 1 + useful_B * _sums(drafted_K * all_right_K)
-    return Lookahead(tokens_B, 1 + useful_B * _sums(drafted_K) + masks_B)
+    tokens_B = 1 + read * _sums(drafted_K * right_K.cumprod())
+    return Lookahead(tokens_B, 1 + read * _sums(drafted_K) + rows * masks_B)
 
 
 def between(known: Sequence[tuple[float, Lookahead]], threshold: float) -> Lookahead:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from mars_ray.engine.request import DRAFT_THRESHOLD
+from mars_ray.engine.scheduling.scheduler import Masks
 from mars_ray.engine.stats.lookahead import Lookahead, between, trusted, verified
 
 GRID = (1.0, 0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
@@ -24,8 +24,14 @@ HALF_LIFE = 4096
 CALIBRATED_FORWARDS = 32
 """Before anything is observed calibration says what thresholds give; a few real observations outweigh it."""
 
+ROWS_HALF_LIFE = 256
+"""Forwards after which rows of masks count half: how they are laid out changes with the load."""
+
 FOLD_FORWARDS = 128
 """Observations are folded into the means in batches of so many; in a step they are only appended."""
+
+CALIBRATED_DRAFTS = 0.7
+"""Calibration of this threshold says what drafts give before any are verified."""
 
 COMMON_DRAFTS = 4.0
 """How often drafts of one mask are right starts from the mean of all masks, as if from so many drafts: the last masks
@@ -79,6 +85,9 @@ class Profile:
         self._judged_K: Counts = np.zeros(masks)
         """Drafts behind right ones; `_right_K` of them were right themselves."""
         self._right_K: Counts = np.zeros(masks)
+        self._rows, self._read = 1.0, 1.0
+        """Where drafts are verified: masks of a forward as multiples of its longest row, and share of forwards in which
+        there was a row behind the last right draft."""
         self._audited_G: Counts = np.zeros(len(GRID))
         self._agreed_G: Counts = np.zeros(len(GRID))
         if calibration and masks:
@@ -92,11 +101,11 @@ class Profile:
         tokens_G = np.interp(GRID, (*thresholds, 1.0), (*tokens, 1.0))
         self._looked_K += CALIBRATED_FORWARDS
         self._accepted_GK += CALIBRATED_FORWARDS * np.array([_geometric(each, self._masks) for each in tokens_G])
-        drafted = GRID.index(DRAFT_THRESHOLD)
+        drafted = GRID.index(CALIBRATED_DRAFTS)
         self._verifying_K += CALIBRATED_FORWARDS
         self._drafted_K += self._accepted_GK[drafted]
         ahead = tokens_G[drafted] - 1
-        wrong = (1 - float(np.interp(DRAFT_THRESHOLD, thresholds, agreements))) * tokens_G[drafted]
+        wrong = (1 - float(np.interp(CALIBRATED_DRAFTS, thresholds, agreements))) * tokens_G[drafted]
         self._judged_K += self._drafted_K
         self._right_K += self._drafted_K * max(0.0, 1 - (wrong / ahead if ahead > 0 else 1.0))
 
@@ -120,24 +129,39 @@ class Profile:
         """Record drafts made as at a threshold of 1, of which the first `right` were right when verified."""
         self._verified.append((drafts, right))
 
+    def observe_rows(self, masks: Masks, read: bool) -> None:
+        """Record the rows of masks of a forward that verified drafts, and whether the row to read had any."""
+        if longest := max(masks):
+            keep = 0.5 ** (1 / ROWS_HALF_LIFE)
+            self._rows = keep * self._rows + (1 - keep) * sum(masks) / longest
+            self._read = keep * self._read + (1 - keep) * read
+
     def observe_audit(self, threshold: float, confidences: list[float], right: list[bool]) -> None:
         """Record which tokens accepted at masks are what the model says now; behind a wrong draft none is judged.
 
-        `confidences` are the least ones in the draft up to each. They say nothing of thresholds below the one at which
-        they were accepted.
+        The `confidences` they were accepted with say nothing of thresholds below the one that they passed.
         """
         self._audits.append((threshold, confidences, right))
 
-    def lookahead(self, threshold: float, *, behind_every_draft: bool = False) -> Lookahead:
+    def lookahead(self, threshold: float) -> Lookahead:
         """Return what the threshold gives by block: the folded means, read linearly between thresholds of the grid."""
-        return between([(each, self._at(number, behind_every_draft)) for number, each in enumerate(GRID)], threshold)
+        return between([(each, self._at(number)) for number, each in enumerate(GRID)], threshold)
 
-    def points(self, *, behind_every_draft: bool = False) -> tuple[ProfilePoint, ...]:
+    def worth_of_masks(self, price: float) -> list[float]:
+        """Return the tokens that the k-th mask gives whose draft is verified, less what verifying takes.
+
+        A position costs `price` tokens.
+        """
+        drafted_K, right_K = self._drafts()
+        worth_K: list[float] = (drafted_K * (right_K.cumprod() - price)).tolist()
+        return worth_K
+
+    def points(self) -> tuple[ProfilePoint, ...]:
         """Return the curve over the grid."""
         self._fold()
         curve = []
         for number, threshold in enumerate(GRID):
-            found = self._at(number, behind_every_draft)
+            found = self._at(number)
             tokens = float(found.tokens_B[-1])
             audited = float(self._audited_G[number])
             agreement = None
@@ -150,14 +174,16 @@ class Profile:
             curve.append(ProfilePoint(threshold, *by_block, agreement, audited))
         return tuple(curve)
 
-    def _at(self, number: int, behind_every_draft: bool) -> Lookahead:
-        looked_K = np.maximum(self._looked_K, 1e-9)
+    def _at(self, number: int) -> Lookahead:
         if number:
-            return trusted(self._accepted_GK[number] / looked_K)
+            return trusted(self._accepted_GK[number] / np.maximum(self._looked_K, 1e-9))
+        return verified(*self._drafts(), rows=self._rows, read=self._read)
+
+    def _drafts(self) -> tuple[Counts, Counts]:
+        """Return how often each mask gives a draft, and how often the draft is right where those before it are."""
         common = (self._right_K.sum() + 1) / (self._judged_K.sum() + 1)
         right_K = (self._right_K + COMMON_DRAFTS * common) / (self._judged_K + COMMON_DRAFTS)
-        drafted_K = self._drafted_K / np.maximum(self._verifying_K, 1e-9)
-        return verified(drafted_K, right_K, behind_every_draft=behind_every_draft)
+        return self._drafted_K / np.maximum(self._verifying_K, 1e-9), right_K
 
     def _fold(self) -> None:
         if self._looks:
@@ -196,7 +222,8 @@ class Profile:
         grid_G1 = np.array(GRID)[:, None]
         for threshold, confidences, right in audits:
             judged = min(len(confidences), len(right))
-            counts_GJ = (np.array(confidences[:judged], dtype=float) >= grid_G1) & (grid_G1 >= threshold)
+            least_J = np.minimum.accumulate(np.array(confidences[:judged], dtype=float))
+            counts_GJ = (least_J >= grid_G1) & (grid_G1 >= threshold)
             self._audited_G += counts_GJ.sum(axis=1)
             self._agreed_G += (counts_GJ & np.array(right[:judged], dtype=bool)).sum(axis=1)
 
