@@ -121,7 +121,7 @@ def test_a_request_that_fixes_its_seed_gets_the_full_block_unless_drafts_are_ver
 def test_drafts_that_are_never_right_are_not_made_where_positions_cost() -> None:
     profile = learned(Profile(BLOCK), SURE)
     for _ in range(2 * FOLD_FORWARDS):
-        profile.observe_drafts(len(SURE), 0)
+        profile.observe_drafts(SURE, 0)
     profile.points()
     blocks = BlockChoice(profile, timed(fixed_s=1e-2, position_s=1e-3), BLOCK)
     assert chosen(blocks, running(), threshold=1.0) == [1] * 3

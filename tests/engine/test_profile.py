@@ -1,5 +1,7 @@
 """The live profile against plain loops over everything that was observed."""
 
+from itertools import accumulate
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -90,7 +92,10 @@ def test_at_a_threshold_of_one_tokens_count_that_were_right_when_verified() -> N
     profile = Profile(BLOCK)
     for number in range(1000):
         profile.observe_masks(4, [1.0] * 4, 4)
-        profile.observe_drafts(4, 4 if number % 2 else 2)
+        profile.observe_drafts([1.0] * 4, 4 if number % 2 else 2)
+        profile.observe_rows((0, 0, 0, 0, 4), read=True)
+        if number % 2:
+            profile.observe_rows((0, 0, 0, 0, 4), read=False)
     # Half of the forwards behind right tokens give 4 drafts that are right, half give 2 and one that is wrong, which
     # voids the masks of one forward.
     assert tokens_per_forward(profile, 1.0) == pytest.approx(1 + 3 / 1.5, rel=0.02)
@@ -101,7 +106,7 @@ def test_an_end_in_sight_takes_one_more_forward_where_drafts_are_verified() -> N
     profile = Profile(BLOCK)
     for _ in range(1000):
         profile.observe_masks(4, [0.9] * 2, 2, ended=True)
-        profile.observe_drafts(2, 2)
+        profile.observe_drafts([0.9] * 2, 2)
     assert tokens_per_forward(profile, 1.0) == pytest.approx((1 + 2 + 1) / 2, rel=0.01)
     assert tokens_per_forward(profile, 0.9) == pytest.approx(3)
 
@@ -136,7 +141,7 @@ def test_agreement_and_audited_tokens_are_what_loops_count(
     profile = filled(forwards)
     for confidences, right in audits:
         profile.observe_audit(0.0, confidences, right)
-    judged = [pair for confidences, right in audits for pair in zip(confidences, right, strict=False)]
+    judged = [pair for sure, right in audits for pair in zip(accumulate(sure, min), right, strict=False)]
     for point in profile.points():
         accepted = [right for sure, right in judged if sure >= point.threshold]
         assert point.audited == pytest.approx(len(accepted))

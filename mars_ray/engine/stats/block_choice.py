@@ -55,9 +55,9 @@ class BlockChoice:
     def __init__(self, profile: Profile, step_time: StepTimeFit, block: int) -> None:
         self._profile, self._step_time, self._full = profile, step_time, block
         self._chosen = block
-        self._price: float | None = None
-        """Tokens that the engine makes in the time of one position; None before that is known."""
-        self._worth_K: list[float] = []
+        self._price = FIRST_PRICE
+        """Tokens that the engine makes in the time of one position."""
+        self._worth_K = [1.0] * (block - 1)
         """Tokens that the k-th mask of a row is worth whose drafts are verified."""
         self._probe: Sequence | None = None
         self._rival, self._rival_every, self._try_rival = 1, PROBE_EVERY, False
@@ -74,7 +74,7 @@ class BlockChoice:
     @property
     def draft_price(self) -> float:
         """Tokens a draft has to give for what it costs."""
-        return DRAFT_POSITIONS * (FIRST_PRICE if self._price is None else self._price)
+        return DRAFT_POSITIONS * self._price
 
     def next_step(
         self, running: list[Sequence], acceptance_of: AcceptanceOf, thresholds: tuple[float, ...], kv_tokens: int
@@ -101,7 +101,8 @@ class BlockChoice:
         if self._try_rival:
             return self._rival
         # Whether masks are fed at all is a matter of all sequences; how many is one of each whose drafts are verified.
-        return self._full if acceptance.verify and self._price is not None and self._chosen > 1 else self._chosen
+        by_price = acceptance.verify and self._step_time.model is not None and self._chosen > 1
+        return self._full if by_price else self._chosen
 
     def masks_for(self, sequence: Sequence, acceptance: Acceptance, max_columns: int) -> Masks:
         """Return the masks behind the last token and each draft of a sequence, whose slot has at most `max_columns`."""
@@ -114,7 +115,7 @@ class BlockChoice:
         if drafts and drafts[-1] in sequence.stop_ids:
             most[-1] = 0  # the end is in sight
         sure = sequence.accepted_confidences
-        if acceptance.verify and self._price is not None and len(sure) == len(drafts) and sequence is not self._probe:
+        if acceptance.verify and len(sure) == len(drafts) and sequence is not self._probe:
             worth_K = [1.0] * (fixed - 1) if fixed else self._worth_K
             rows = mask_rows(sure, worth_K, self._price, most)
             added = len(drafts) + sum(rows)

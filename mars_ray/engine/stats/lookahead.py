@@ -37,17 +37,15 @@ def trusted(survival_K: Floats) -> Lookahead:
     return Lookahead(tokens_B, tokens_B + masks_B)
 
 
-def verified(drafted_K: Floats, right_K: Floats, *, rows: float = 1.0, read: float = 1.0) -> Lookahead:
+def verified(drafted_K: Floats, right_K: Floats, *, rows: float = 1.0) -> Lookahead:
     """Return what masks give whose tokens the next forward has to agree with (mode exact).
 
-    `drafted_K`: share of forwards whose k-th mask gives a draft, of those whose masks stand behind right tokens.
-    `right_K`: share of the k-th drafts that are right, of those behind right ones.
+    `drafted_K`: share of forwards whose k-th mask gives a draft.
+    `right_K`: share of those whose k-th mask gives a draft that is right, with all before it.
     `rows`: masks in a forward, as multiples of its longest row; there may be one behind each draft.
-    `read`: share of the forwards with masks behind the last right draft; else there is nothing to verify in the next.
     """
     masks_B = np.arange(len(drafted_K) + 1)
-    tokens_B = 1 + read * _sums(drafted_K * right_K.cumprod())
-    return Lookahead(tokens_B, 1 + read * _sums(drafted_K) + rows * masks_B)
+    return Lookahead(1 + _sums(right_K), 1 + _sums(drafted_K) + rows * masks_B)
 
 
 def between(known: Sequence[tuple[float, Lookahead]], threshold: float) -> Lookahead:

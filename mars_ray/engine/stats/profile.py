@@ -24,8 +24,8 @@ HALF_LIFE = 4096
 CALIBRATED_FORWARDS = 32
 """Before anything is observed calibration says what thresholds give; a few real observations outweigh it."""
 
-ROWS_HALF_LIFE = 256
-"""Forwards after which rows of masks count half: how they are laid out changes with the load."""
+KEEP_ROWS = 0.5 ** (1 / 1024)
+"""What rows of masks count against those of the next forward: how they are laid out changes with the load."""
 
 FOLD_FORWARDS = 128
 """Observations are folded into the means in batches of so many; in a step they are only appended."""
@@ -34,8 +34,8 @@ CALIBRATED_DRAFTS = 0.7
 """Calibration of this threshold says what drafts give before any are verified."""
 
 COMMON_DRAFTS = 4.0
-"""How often drafts of one mask are right starts from the mean of all masks, as if from so many drafts: the last masks
-see few."""
+"""How far confidences of one mask can be believed starts from the mean of all masks, as if from so many drafts: the
+last masks see few."""
 
 Counts = NDArray[np.float64]
 
@@ -73,21 +73,24 @@ class Profile:
         """`calibration`: tokens per forward and agreement by threshold, as if from `CALIBRATED_FORWARDS` forwards."""
         masks = block - 1
         self._masks = masks
-        self._looks: list[tuple[int, list[float], int, bool]] = []
+        self._looks: list[tuple[int, list[float], int, bool, bool]] = []
         self._audits: list[tuple[float, list[float], list[bool]]] = []
-        self._verified: list[tuple[int, int]] = []
+        self._verified: list[tuple[list[float], int]] = []
         self._looked_K: Counts = np.zeros(masks)
         self._accepted_GK: Counts = np.zeros((len(GRID), masks))
         self._verifying_K: Counts = np.zeros(masks)
-        """Forwards there would be if drafts were verified, which takes one more at the end; `_drafted_K` of them give a
-        draft."""
+        """Forwards there would be if drafts were verified, which takes one more at the end and where there are no masks
+        to read; `_drafted_K` of them give a draft."""
         self._drafted_K: Counts = np.zeros(masks)
-        self._judged_K: Counts = np.zeros(masks)
-        """Drafts behind right ones; `_right_K` of them were right themselves."""
+        self._likely_K: Counts = np.zeros(masks)
+        """Of those drafts, how many should be right by their confidences, with all before them."""
+        self._expected_K: Counts = np.zeros(masks)
+        """The same of drafts that were verified; `_right_K` of them were right."""
         self._right_K: Counts = np.zeros(masks)
-        self._rows, self._read = 1.0, 1.0
-        """Where drafts are verified: masks of a forward as multiples of its longest row, and share of forwards in which
-        there was a row behind the last right draft."""
+        self._fed, self._rows = (float(CALIBRATED_FORWARDS),) * 2
+        """Where drafts are verified: forwards with masks, and these masks as multiples of the longest row."""
+        self._void = 0
+        """Forwards, not folded yet, with no masks behind the last right draft."""
         self._audited_G: Counts = np.zeros(len(GRID))
         self._agreed_G: Counts = np.zeros(len(GRID))
         if calibration and masks:
@@ -106,35 +109,38 @@ class Profile:
         self._drafted_K += self._accepted_GK[drafted]
         ahead = tokens_G[drafted] - 1
         wrong = (1 - float(np.interp(CALIBRATED_DRAFTS, thresholds, agreements))) * tokens_G[drafted]
-        self._judged_K += self._drafted_K
-        self._right_K += self._drafted_K * max(0.0, 1 - (wrong / ahead if ahead > 0 else 1.0))
+        right = max(0.0, 1 - (wrong / ahead if ahead > 0 else 1.0))
+        self._likely_K += self._drafted_K * right ** np.arange(1, self._masks + 1)
 
     @property
     def forwards(self) -> float:
         """Forwards in the means, old ones counting less."""
         return float(self._looked_K.max(initial=0))
 
-    def observe_masks(self, looked: int, confidences: list[float], drafted: int, *, ended: bool = False) -> None:
+    def observe_masks(
+        self, looked: int, confidences: list[float], drafted: int, *, ended: bool = False, surprised: bool = False
+    ) -> None:
         """Record one forward of one sequence: the confidences at its `looked` masks, in order.
 
         Where they are fewer, the sequence would have ended there at a stop token, whatever the threshold. `drafted` of
         them give drafts where drafts are verified; `ended` tells that these reach the stop token, so that all that is
-        left to do then is to verify them.
+        left to do then is to verify them. `surprised` tells that the masks stand behind a wrong draft: such forwards
+        stand for those, too, that had no masks to read.
         """
-        self._looks.append((looked, confidences, drafted, ended))
+        self._looks.append((looked, confidences, drafted, ended, surprised))
         if len(self._looks) >= FOLD_FORWARDS:
             self._fold()
 
-    def observe_drafts(self, drafts: int, right: int) -> None:
+    def observe_drafts(self, confidences: list[float], right: int) -> None:
         """Record drafts made as at a threshold of 1, of which the first `right` were right when verified."""
-        self._verified.append((drafts, right))
+        self._verified.append((confidences, right))
 
     def observe_rows(self, masks: Masks, read: bool) -> None:
         """Record the rows of masks of a forward that verified drafts, and whether the row to read had any."""
         if longest := max(masks):
-            keep = 0.5 ** (1 / ROWS_HALF_LIFE)
-            self._rows = keep * self._rows + (1 - keep) * sum(masks) / longest
-            self._read = keep * self._read + (1 - keep) * read
+            self._fed = KEEP_ROWS * self._fed + 1
+            self._rows = KEEP_ROWS * self._rows + sum(masks) / longest
+            self._void += not read
 
     def observe_audit(self, threshold: float, confidences: list[float], right: list[bool]) -> None:
         """Record which tokens accepted at masks are what the model says now; behind a wrong draft none is judged.
@@ -153,7 +159,7 @@ class Profile:
         A position costs `price` tokens.
         """
         drafted_K, right_K = self._drafts()
-        worth_K: list[float] = (drafted_K * (right_K.cumprod() - price)).tolist()
+        worth_K: list[float] = (right_K - price * drafted_K).tolist()
         return worth_K
 
     def points(self) -> tuple[ProfilePoint, ...]:
@@ -177,13 +183,14 @@ class Profile:
     def _at(self, number: int) -> Lookahead:
         if number:
             return trusted(self._accepted_GK[number] / np.maximum(self._looked_K, 1e-9))
-        return verified(*self._drafts(), rows=self._rows, read=self._read)
+        return verified(*self._drafts(), rows=self._rows / self._fed)
 
     def _drafts(self) -> tuple[Counts, Counts]:
-        """Return how often each mask gives a draft, and how often the draft is right where those before it are."""
-        common = (self._right_K.sum() + 1) / (self._judged_K.sum() + 1)
-        right_K = (self._right_K + COMMON_DRAFTS * common) / (self._judged_K + COMMON_DRAFTS)
-        return self._drafted_K / np.maximum(self._verifying_K, 1e-9), right_K
+        """Return the shares of forwards whose k-th mask gives a draft, and one that is right with all before it."""
+        common = (self._right_K.sum() + 1) / (self._expected_K.sum() + 1)
+        truth_K = (self._right_K + COMMON_DRAFTS * common) / (self._expected_K + COMMON_DRAFTS)
+        drafted_K, likely_K = (each / np.maximum(self._verifying_K, 1e-9) for each in (self._drafted_K, self._likely_K))
+        return drafted_K, np.minimum(likely_K * truth_K, drafted_K)
 
     def _fold(self) -> None:
         if self._looks:
@@ -197,21 +204,29 @@ class Profile:
         looks, self._looks = self._looks, []
         keep, masks_K = 0.5 ** (len(looks) / HALF_LIFE), np.arange(self._masks)
         # What was not looked at, or stands behind the end, is below every threshold.
-        sure_FK = np.array([(sure + [-1.0] * self._masks)[: self._masks] for _, sure, _, _ in looks])
-        looked_F1, drafted_F1, ended_F1 = (np.array([[each[part]] for each in looks]) for part in (0, 2, 3))
+        sure_FK = np.array([(sure + [-1.0] * self._masks)[: self._masks] for _, sure, *_ in looks])
+        looked_F1, drafted_F1, ended_F1, surprised_F1 = (
+            np.array([[each[part]] for each in looks]) for part in (0, 2, 3, 4)
+        )
+        stands_for_F1 = 1 + surprised_F1 * self._void / max(1, surprised_F1.sum())
         least_FK = np.minimum.accumulate(sure_FK, axis=1)
         grid_G11 = np.array([2.0, *GRID[1:]])[:, None, None]  # at the first none is trusted, however sure
-        self._accepted_GK = keep * self._accepted_GK + (least_FK >= grid_G11).sum(axis=1)
+        self._accepted_GK = keep * self._accepted_GK + ((least_FK >= grid_G11) * stands_for_F1).sum(axis=1)
         looked_FK = masks_K < looked_F1
-        self._looked_K = keep * self._looked_K + looked_FK.sum(axis=0)
+        self._looked_K = keep * self._looked_K + (looked_FK * stands_for_F1).sum(axis=0)
         self._verifying_K = keep * self._verifying_K + looked_FK.sum(axis=0) + (looked_FK & ended_F1).sum(axis=0)
-        self._drafted_K = keep * self._drafted_K + (masks_K < drafted_F1).sum(axis=0)
+        self._verifying_K += self._void
+        self._void = 0
+        is_draft_FK = masks_K < drafted_F1
+        self._drafted_K = keep * self._drafted_K + is_draft_FK.sum(axis=0)
+        self._likely_K = keep * self._likely_K + (is_draft_FK * sure_FK.cumprod(axis=1)).sum(axis=0)
 
     def _fold_verified(self) -> None:
         verified, self._verified = self._verified, []
         keep, masks_K = 0.5 ** (len(verified) / HALF_LIFE), np.arange(self._masks)
-        drafted_F1, right_F1 = np.array(verified)[:, :1], np.array(verified)[:, 1:]
-        self._judged_K = keep * self._judged_K + (masks_K < np.minimum(drafted_F1, right_F1 + 1)).sum(axis=0)
+        sure_FK = np.array([(sure + [0.0] * self._masks)[: self._masks] for sure, _ in verified])
+        right_F1 = np.array([[right] for _, right in verified])
+        self._expected_K = keep * self._expected_K + sure_FK.cumprod(axis=1).sum(axis=0)
         self._right_K = keep * self._right_K + (masks_K < right_F1).sum(axis=0)
 
     def _fold_audits(self) -> None:
