@@ -25,7 +25,7 @@ from mars_ray.adapter.rounding import restored, rounded
 from mars_ray.errors import AdapterError, OutputError
 from mars_ray.model.card import CARD_FILE, CalibrationPoint, Card, read_card
 from mars_ray.model.checkpoint import save_folder
-from mars_ray.model.digest import folder_digest
+from mars_ray.model.digest import weights_digest
 from mars_ray.model.resolve import is_hub_name, resolve_model
 
 WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
@@ -45,7 +45,7 @@ class AdapterCard(BaseModel):
     objective: dict[str, bool | float | str]
     base_model: str
     base_digest: str
-    """`model.digest.folder_digest` of the base."""
+    """`model.digest.weights_digest` of the base."""
     init_digest: str | None = None
     """The same of the adapter that training began with; null where it began with a new one. The counts below leave out
     what that had seen."""
@@ -163,7 +163,7 @@ def load_adapter(folder: Path, base: Path) -> Adapter:
     Raises `AdapterError` unless it is complete and was trained on the model in `base`.
     """
     card = read_adapter_card(folder)
-    digest = folder_digest(base)
+    digest = weights_digest(base)
     if card.base_digest != digest:
         raise AdapterError(
             f"{folder} is an adapter for {card.base_model} (digest {card.base_digest}); the model in {base} has the "

@@ -1,4 +1,4 @@
-"""A hash of all in a model folder that changes answers: weights, config, tokenizer, chat template.
+"""Hashes of a model folder: of all in it that changes answers (weights, config, tokenizer, chat template), or weights.
 
 The card does not count: a calibration does not change an answer.
 """
@@ -6,14 +6,24 @@ The card does not count: a calibration does not change an answer.
 import hashlib
 from pathlib import Path
 
-PATTERNS = ("*.safetensors", "config.json", "generation_config.json", "token*", "vocab*", "merges*", "*.jinja")
+WEIGHTS = "*.safetensors"
+PATTERNS = (WEIGHTS, "config.json", "generation_config.json", "token*", "vocab*", "merges*", "*.jinja")
 DIGITS = 16
 
 
 def folder_digest(folder: Path) -> str:
     """Return 16 hexadecimal digits; reads every byte of the weights, about a gigabyte in a second."""
+    return _digest(folder, PATTERNS)
+
+
+def weights_digest(folder: Path) -> str:
+    """Return 16 hexadecimal digits of the weights alone, which stay when a config names another library version."""
+    return _digest(folder, (WEIGHTS,))
+
+
+def _digest(folder: Path, patterns: tuple[str, ...]) -> str:
     digest = hashlib.blake2b(digest_size=DIGITS // 2)
-    for path in sorted({path for pattern in PATTERNS for path in folder.glob(pattern)}):
+    for path in sorted({path for pattern in patterns for path in folder.glob(pattern)}):
         with path.open("rb") as file:
             digest.update(path.name.encode() + b"\0" + hashlib.file_digest(file, "blake2b").digest())
     return digest.hexdigest()

@@ -6,7 +6,7 @@ from mars_ray.adapter.folder import AdapterCard
 from mars_ray.data.packed import PackedData
 from mars_ray.model.card import Card, library_versions
 from mars_ray.model.checkpoint import Checkpoint
-from mars_ray.model.digest import folder_digest
+from mars_ray.model.digest import folder_digest, weights_digest
 from mars_ray.model.resolve import model_label, resolve_model
 from mars_ray.training.checkpoint import RunState
 from mars_ray.training.config import TrainConfig
@@ -46,7 +46,7 @@ def adapter_card(
         block=objective.block,
         objective=objective.model_dump(include=told),
         base_model=model_label(config.model, base),
-        base_digest=folder_digest(base),
+        base_digest=weights_digest(base),
         init_digest=folder_digest(init) if init else None,
         data=config.data.train.name,
         examples=data.report.examples,

@@ -23,7 +23,7 @@ from mars_ray.adapter.folder import (
 from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.errors import AdapterError, OutputError
 from mars_ray.model.card import CARD_FILE
-from mars_ray.model.digest import folder_digest
+from mars_ray.model.digest import weights_digest
 
 Adapted = tuple[PreTrainedModel, GatedLoRA]
 
@@ -37,7 +37,7 @@ def base(network: PreTrainedModel, tmp_path: Path) -> Path:
 @pytest.fixture
 def saved(adapted: Adapted, base: Path, tmp_path: Path) -> Path:
     card = AdapterCard(
-        block=3, objective={"distill": 1.0}, base_model="tiny", base_digest=folder_digest(base), data="d.jsonl",
+        block=3, objective={"distill": 1.0}, base_model="tiny", base_digest=weights_digest(base), data="d.jsonl",
         examples=1, tokens=2, steps=3, seed=0, versions={}, losses={"mask": 1.5},
     )  # fmt: skip
     save_adapter(adapted[1], card, tmp_path / "adapter", dtype=torch.float32)

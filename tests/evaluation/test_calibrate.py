@@ -34,7 +34,7 @@ from mars_ray.evaluation.scoring.agreement import agreed_tokens
 from mars_ray.method.reference import DecodeOptions, decode, window_logits
 from mars_ray.model.card import CARD_FILE, CalibrationPoint, read_card
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
-from mars_ray.model.digest import folder_digest
+from mars_ray.model.digest import weights_digest
 from mars_ray.model.resolve import resolve_model
 from mars_ray.progress import ProgressLine
 from tests.samples import VOCABULARY, Cli
@@ -324,7 +324,7 @@ def test_ctrl_c_leaves_the_card(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_the_calibration_of_an_adapter_goes_into_its_own_card(folder: Path, tmp_path: Path, mars_ray: Cli) -> None:
     network = load_checkpoint(folder).network
     card = AdapterCard(
-        block=2, objective={}, base_model="bundled", base_digest=folder_digest(folder), data="d.jsonl",
+        block=2, objective={}, base_model="bundled", base_digest=weights_digest(folder), data="d.jsonl",
         examples=1, tokens=2, steps=3, seed=0, versions={}, losses={},
     )  # fmt: skip
     save_adapter(new_adapter(network, rank=2, alpha=4, masks=2, names=None), card, tmp_path / "adapter")

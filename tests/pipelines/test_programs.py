@@ -18,7 +18,7 @@ from mars_ray.data.tasks import FAMILIES, examples, mixture, verify
 from mars_ray.evaluation.calibration.calibrate import THRESHOLDS
 from mars_ray.evaluation.tasks.reference_file import read_references
 from mars_ray.model.checkpoint import load_checkpoint
-from mars_ray.model.digest import folder_digest
+from mars_ray.model.digest import weights_digest
 from mars_ray.model.resolve import resolve_model
 
 pytestmark = pytest.mark.timeout(600)
@@ -190,7 +190,7 @@ def test_an_adapter_is_shipped_in_8_bits_where_its_drafts_stay_what_they_were(tm
     network = load_checkpoint(bundled).network
     lora = new_adapter(network, rank=2, alpha=4.0, masks=3, names=["up_proj"])
     card = AdapterCard(
-        block=4, objective={}, base_model="bundled", base_digest=folder_digest(bundled), data="", examples=1, tokens=1,
+        block=4, objective={}, base_model="bundled", base_digest=weights_digest(bundled), data="", examples=1, tokens=1,
         steps=1, seed=0, versions={}, losses={},
     )  # fmt: skip
     save_adapter(lora, card, tmp_path / "trained")
