@@ -207,10 +207,7 @@ class Engine:
         return batch
 
     def _masks_for(self, sequence: Sequence) -> Masks:
-        needs = self._thresholds.acceptance(sequence)
-        if needs is None:
-            return (0,) * (1 + len(sequence.draft_tokens))
-        return self._blocks.masks_for(sequence, needs, self.limits.max_model_len)
+        return self._blocks.masks_for(sequence, self._thresholds.acceptance(sequence), self.limits.max_model_len)
 
     def _run(self, batch: list[ScheduledSequence], audit: bool) -> list[Chunk]:
         """Run one forward over `batch`, verify and commit it; where that fails, find the sequences it fails for."""

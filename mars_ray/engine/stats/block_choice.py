@@ -104,11 +104,10 @@ class BlockChoice:
         by_price = acceptance.verify and self._step_time.model is not None and self._chosen > 1
         return self._full if by_price else self._chosen
 
-    def masks_for(self, sequence: Sequence, acceptance: Acceptance, max_columns: int) -> Masks:
+    def masks_for(self, sequence: Sequence, acceptance: Acceptance | None, max_columns: int) -> Masks:
         """Return the masks behind the last token and each draft of a sequence, whose slot has at most `max_columns`."""
         drafts, fixed = sequence.draft_tokens, sequence.request.decode.block
-        block = fixed or self.block(sequence, acceptance)
-        if block == 1:
+        if acceptance is None or (block := fixed or self.block(sequence, acceptance)) == 1:
             return (0,) * (1 + len(drafts))
         left = sequence.max_tokens - sequence.num_output_tokens
         most = [max(0, min(block, left - right) - 1) for right in range(len(drafts) + 1)]

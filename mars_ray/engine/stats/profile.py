@@ -83,7 +83,7 @@ class Profile:
         to read; `_drafted_K` of them give a draft."""
         self._drafted_K: Counts = np.zeros(masks)
         self._likely_K: Counts = np.zeros(masks)
-        """Of those drafts, how many should be right by their confidences, with all before them."""
+        """How many of those drafts should be right by their confidences, with all before them."""
         self._expected_K: Counts = np.zeros(masks)
         """The same of drafts that were verified; `_right_K` of them were right."""
         self._right_K: Counts = np.zeros(masks)
