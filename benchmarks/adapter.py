@@ -57,7 +57,7 @@ SETTINGS = settings_of((Mode.EXACT, Mode.THRESHOLD), (0.95, 0.9, 0.8, 0.7, 0.5))
 ROUND_PROMPTS, WARM_UP_PROMPTS = 10, 3
 SPEED_TOKENS = 48
 """Tokens of an answer at most where speed is measured."""
-CURVE_PROMPTS = 40
+CURVE_PROMPTS = 24
 BATCH = 16
 PROMPT_TOKENS_MAX = 384
 MAX_TOKENS = {"general": 128, "reasoning": 192, "structure": 192}
@@ -258,7 +258,7 @@ def curve(checkpoint: Checkpoint, folder: Path, kept: Path, asked: list[Question
     points = []
     for adapter in sorted(kept.iterdir()):
         engine = Engine(checkpoint, EngineOptions(max_num_seqs=1), adapter=load_adapter(adapter, folder))
-        one_by_one(engine, EXACT, asked)  # it learns what to feed
+        one_by_one(engine, EXACT, asked[:WARM_UP_PROMPTS])  # it learns what to feed
         sample = one_by_one(engine, EXACT, asked)
         card = read_adapter_card(adapter)
         points.append({"steps": card.steps, "tokens": card.tokens, "value": sample.tokens / sample.forwards})
