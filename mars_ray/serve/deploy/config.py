@@ -54,7 +54,7 @@ class ServeConfig(_Settings):
     """The endpoint of one model."""
 
     model: str = "bundled"
-    """'bundled', 'smollm2', a folder or a .gguf file, which every node must have, or a name on a hub."""
+    """'bundled', 'smollm2', a folder or a .gguf file, which every node must have, a URL, or a name on a hub."""
     adapter: str | None = None
     """An adapter that was trained for the model: 'smollm2', which comes with the package, a folder, which every node
     must have, or a name on a hub."""
