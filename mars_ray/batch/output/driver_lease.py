@@ -74,7 +74,9 @@ class DriverLease:
             if now is None:
                 return
             if now != found:
-                raise OutputError(f"Another process ({who}) is working in {self._job}. Wait for it, or give another.")
+                raise OutputError(
+                    f"Another process ({who}) is working in {self._job}. Wait for it, or give another output."
+                )
 
     def _read(self) -> _Lease | None:
         try:
