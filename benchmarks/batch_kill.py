@@ -27,7 +27,6 @@ import pyarrow.dataset
 from rich.console import Console
 
 from mars_ray.batch.ray import decoder as ray_decoder
-from mars_ray.batch.ray import generate_files as ray_generate
 from mars_ray.batch.ray.decoder import Decoder
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
@@ -38,7 +37,7 @@ from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import MarsRayError
 
-TARGETS = ("driver", "ray::MapWorker", "mars_ray.engine.process.worker")
+TARGETS = ("driver", "ray::Decoder", "ray::MapWorker", "mars_ray.engine.process.worker")
 POLL_S = 0.2
 
 
@@ -93,7 +92,7 @@ def main() -> None:
 
 def run(place: Path, workers: int) -> None:
     """One start of the job, as the command line does it."""
-    ray_generate.Decoder = CountingDecoder  # type: ignore[attr-defined]
+    ray_decoder.Decoder = CountingDecoder  # type: ignore[misc]
     options = GenerateOptions(
         input=(str(place / "rows.jsonl"),),
         output=place / "out",

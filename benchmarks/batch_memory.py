@@ -22,21 +22,21 @@ import pyarrow as pa
 import pyarrow.dataset
 from rich.console import Console
 
-from mars_ray.batch.ray import generate_files as ray_generate
+from mars_ray.batch.ray import decoder as ray_decoder
 from mars_ray.batch.ray.decoder import Decoder
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.rows.row_result import RowResult, as_json, to_table
 from mars_ray.batch.run.options import GenerateOptions
 from mars_ray.bench.machine import machine
 
-PARTS = {"reader": "ray::Read", "worker": "ray::MapWorker"}
+PARTS = {"reader": "ray::Read", "worker": "ray::Decoder", "blocks": "ray::MapWorker"}
 POLL_S = 0.5
 
 
 class Echo(Decoder):
     """Answers every row with its own text."""
 
-    async def __call__(self, batch: pa.Table) -> pa.Table:
+    async def answer(self, rows: pa.Table, row_format: bytes) -> pa.Table:  # noqa: ARG002
         """Rows in, results out."""
         return to_table(
             [
@@ -48,7 +48,7 @@ class Echo(Decoder):
                     threshold=0.95,
                     worker="echo",
                 )
-                for row in batch.to_pylist()
+                for row in rows.to_pylist()
             ]
         )
 
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.run:
-        ray_generate.Decoder = Echo  # type: ignore[attr-defined]
+        ray_decoder.Decoder = Echo  # type: ignore[misc]
         generate_files(GenerateOptions(input=(str(given.run / "rows.jsonl"),), output=given.run / "out"))
         return
     report = {

@@ -1,4 +1,4 @@
-"""Rows through a generate job against the bare engine on the same rows.
+"""Rows through a generate job, and through a stage of a pipeline, against the bare engine on the same rows.
 
     python benchmarks/batch_throughput.py --rows 4000 --repeats 3 --json benchmarks/results/DATE-batch-throughput.json
 
@@ -20,6 +20,7 @@ from statistics import mean, stdev
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import ray.data
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -35,9 +36,11 @@ from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
+from mars_ray.ray_cluster import connect
+from mars_ray.ray_data import ProcessorConfig, build_processor
 
 SAMPLING, DECODE = SamplingParams(max_tokens=64), DecodeParams(threshold=0.95)
-CONTENDERS = ("bare engine", "2 bare engines", "1 worker", "2 workers")
+CONTENDERS = ("bare engine", "2 bare engines", "1 worker", "2 workers", "1 in a stage", "2 in a stage")
 
 
 def main() -> None:
@@ -90,7 +93,7 @@ def one(name: str, source: Path) -> float:
         command = [sys.executable, __file__, "--one", "bare engine", "--source", str(source)]
         both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
         return sum(float(each.communicate()[0].splitlines()[-1]) for each in both)
-    return job(source, int(name[0]))
+    return stage(source, int(name[0])) if name.endswith("stage") else job(source, int(name[0]))
 
 
 def bare_engine(source: Path) -> float:
@@ -124,6 +127,16 @@ def job(source: Path, workers: int) -> float:
         )
         report = generate_files(options)
     return steady([(point.second, point.tokens) for point in report.pace])
+
+
+def stage(source: Path, workers: int) -> float:
+    """Run the stage in a pipeline that does nothing else."""
+    connect()
+    answered = build_processor(ProcessorConfig(threshold=0.95, sampling=SAMPLING, concurrency=workers))
+    pace = []
+    for block in answered(ray.data.read_json(str(source))).iter_batches(batch_size=None, batch_format="pyarrow"):
+        pace.append((time.monotonic(), sum(block["tokens"].to_pylist())))
+    return steady(pace)
 
 
 def steady(pace: Sequence[tuple[float, int]]) -> float:

@@ -119,7 +119,7 @@ def endpoint(policy: dict[str, Any], slo: RequestSlo) -> Iterator[str]:
             {
                 "name": "mars",
                 "route_prefix": "/",
-                "import_path": "mars_ray.serve.ray.app:build",
+                "import_path": "mars_ray.ray_serve:build_openai_app",
                 "args": args,
                 "deployments": [{"name": "Gateway"}, {"name": "Engine", "num_replicas": REPLICAS}],
             }

@@ -9,6 +9,7 @@ import pytest
 import typer
 import typer.core
 import typer.main
+from _pytest.mark.structures import ParameterSet
 
 from mars_ray.cli.main import app
 from mars_ray.serve.deploy.config import ServeConfig
@@ -19,13 +20,19 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 ENDPOINT = "http://127.0.0.1:8000"
 
 
-def fenced(language: str) -> list[object]:
+def fenced(language: str) -> list[ParameterSet]:
     """Every block of a language, with where it stands."""
     return [
         pytest.param(block, id=f"{page.name}-{number}")
         for page in PAGES
         for number, block in enumerate(re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL))
     ]
+
+
+def uses_ray(parameter: ParameterSet) -> bool:
+    """Whether a program needs a cluster: `test_docs_ray` runs it."""
+    [block] = parameter.values
+    return "import ray\n" in str(block) or "from ray " in str(block)
 
 
 def commands() -> Iterator[object]:
@@ -37,7 +44,7 @@ def commands() -> Iterator[object]:
                     yield pytest.param(line, id=f"{page.name}: {line[9:50]}")
 
 
-@pytest.mark.parametrize("block", fenced("python"))
+@pytest.mark.parametrize("block", [each for each in fenced("python") if not uses_ray(each)])
 def test_python_runs(block: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     program = compile(block, "an example", "exec")
     if ENDPOINT in block:

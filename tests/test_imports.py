@@ -34,6 +34,8 @@ BELOW = {
     "openai_api": {"errors", "engine"},
     "batch": SHARED | {"method", "model", "adapter", "data", "engine", "control", "openai_api"},
     "serve": SHARED | {"model", "adapter", "data", "engine", "control", "openai_api"},
+    "ray_data": {"batch"},
+    "ray_serve": {"serve"},
     "bench": SHARED | {"method", "model", "data", "engine"},
     "simulate": SHARED | {"data", "model", "engine", "control", "bench"},
     "evaluation": SHARED | {"method", "model", "adapter", "data", "engine", "batch", "bench"},

@@ -6,6 +6,8 @@ from mars_ray.errors import ConfigError
 
 STANDARD = "standard"
 """The class of requests that name none, where the operator set no classes."""
+BATCH_CLASS = "batch"
+"""The class, where there is one of this name, of requests that may wait until others leave room."""
 
 
 class ServiceClass(BaseModel):

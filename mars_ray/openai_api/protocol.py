@@ -27,7 +27,6 @@ IGNORED = frozenset(
         "prompt_cache_options",
         "prompt_cache_retention",
         "safety_identifier",
-        "service_tier",
     )
 )
 """Fields that are accepted without effect: they say who asks, what is kept or billed, or what may make it cheaper."""
@@ -210,6 +209,8 @@ class GenerateRequest(RequestBody):
     threshold_floor: Annotated[float, Field(ge=0, le=1)] | None = None
     """Follow the threshold of the server, but not below this."""
     mode: Literal["ar", "threshold", "exact"] | None = None
+    service_tier: str | None = None
+    """OpenAI's `flex` may wait until others leave room: it is of the class `batch`, where the operator has one."""
     block: Annotated[int, Field(ge=1, le=64)] | None = None
     """Tokens proposed per forward at most; without it the engine chooses."""
 

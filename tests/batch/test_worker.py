@@ -68,7 +68,7 @@ def answered(folder: Path, raws: list[bytes], repeated: Sequence[int] = ()) -> l
 
         feeding = asyncio.Event()
         feeding.set()
-        worker = Worker("one", Letters(), start, feeding)
+        worker = Worker("one", start, feeding)
         await worker.start()
         row_ids = [
             RowId(key=number.to_bytes(16, "big"), id=f"row-{number}", repeated=number in repeated)
@@ -76,7 +76,7 @@ def answered(folder: Path, raws: list[bytes], repeated: Sequence[int] = ()) -> l
         ]
         half = len(raws) // 2
         parts = (slice(0, half), slice(half, None))  # two batches at a time
-        found = await asyncio.gather(*(worker.answer(row_ids[part], raws[part]) for part in parts))
+        found = await asyncio.gather(*(worker.answer(Letters(), row_ids[part], raws[part]) for part in parts))
         await worker.close()
         return [*found[0], *found[1]]
 
@@ -124,10 +124,10 @@ def test_without_any_engine_the_work_stops_and_says_why(model_folder: Path) -> N
 
         feeding = asyncio.Event()
         feeding.set()
-        worker = Worker("one", Letters(), start, feeding)
+        worker = Worker("one", start, feeding)
         await worker.start()
         try:
-            await worker.answer([RowId(key=b"k", id="a", repeated=False)], [b"!"])
+            await worker.answer(Letters(), [RowId(key=b"k", id="a", repeated=False)], [b"!"])
         except RunError as error:
             assert str(error) == "no engine starts: the folder is gone"
         else:
@@ -150,11 +150,11 @@ def test_an_engine_that_dies_while_it_starts_is_started_again(model_folder: Path
 
         feeding = asyncio.Event()
         feeding.set()
-        worker = Worker("one", Letters(), start, feeding)
+        worker = Worker("one", start, feeding)
         await worker.start()
-        assert [each.tokens for each in await worker.answer([RowId(key=b"k", id="a", repeated=False)], [b"x"])] == [
-            (8,)
-        ]
+        assert [
+            each.tokens for each in await worker.answer(Letters(), [RowId(key=b"k", id="a", repeated=False)], [b"x"])
+        ] == [(8,)]
         await worker.close()
 
     asyncio.run(run())
@@ -170,10 +170,10 @@ def test_no_row_begins_while_the_worker_is_not_to_feed(model_folder: Path) -> No
 
         feeding = asyncio.Event()
         feeding.set()
-        worker = Worker("one", Letters(), start, feeding)
+        worker = Worker("one", start, feeding)
         await worker.start()
         feeding.clear()
-        answers = asyncio.create_task(worker.answer([RowId(key=b"k", id="a", repeated=False)], [b"x"]))
+        answers = asyncio.create_task(worker.answer(Letters(), [RowId(key=b"k", id="a", repeated=False)], [b"x"]))
         for _ in range(3):
             state = await engine.state()
         assert state.classes[0].arrived == 0

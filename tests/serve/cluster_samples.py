@@ -41,7 +41,7 @@ def deploy_file(path: Path, args: dict[str, Any], **engine: Any) -> Path:
             {
                 "name": "mars",
                 "route_prefix": "/",
-                "import_path": "mars_ray.serve.ray.app:build",
+                "import_path": "mars_ray.ray_serve:build_openai_app",
                 "args": {"engine": {"compiled": False}} | args,
                 "deployments": [{"name": "Engine", **soon, **engine}, {"name": "Gateway", **soon}],
             }

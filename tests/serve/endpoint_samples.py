@@ -21,7 +21,7 @@ from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.model.resolve import resolve_model
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.serve.deploy.config import ServeConfig, parse_config
-from mars_ray.serve.http.gateway_app import make_gateway_app
+from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
 from mars_ray.serve.middleware.access import AccessMiddleware
 from mars_ray.serve.replicas.engine_client import EngineClient
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
@@ -106,7 +106,7 @@ def served(
             plan = config.plan(FOLDER)
             control = LocalControl(plan)
             lease = Lease("test", plan, control.clock)
-            gateway = make_gateway_app(wrap(client), control, config, FOLDER, name="test")
+            gateway = make_gateway_app(make_endpoint(wrap(client), config, FOLDER), control, config, name="test")
             options = uvicorn.Config(gateway, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=2)
             server = uvicorn.Server(options)
             serving = asyncio.create_task(server.serve())

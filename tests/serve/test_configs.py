@@ -11,10 +11,10 @@ from ray.serve._private.build_app import build_app
 from mars_ray.errors import ConfigError
 from mars_ray.model.resolve import resolve_model
 from mars_ray.openai_api.limits import RequestLimits
+from mars_ray.ray_serve import build_openai_app
 from mars_ray.serve.deploy.config import ServeConfig, parse_config
 from mars_ray.serve.deploy.deploy_file import DEPLOYMENTS, read_deploy_file
 from mars_ray.serve.deploy.environment import SETTINGS
-from mars_ray.serve.ray.app import build
 from mars_ray.serve.ray.autoscaling import by_capacity
 from mars_ray.serve.ray.schema import schema_of
 from tests.model.hub_server import running_hub
@@ -59,7 +59,7 @@ def full() -> Fields:
     application = {
         "name": "mars",
         "route_prefix": "/",
-        "import_path": "mars_ray.serve.ray.app:build",
+        "import_path": "mars_ray.ray_serve:build_openai_app",
         "logging_config": {"encoding": "JSON"},
         "args": {"model": "bundled", "engine": {"max_num_seqs": 2}, "limits": {"n": 2}},
         "deployments": [
@@ -99,7 +99,7 @@ def put(fields: Any, place: list[str | int], name: str, value: Any) -> None:
 
 
 def deployments_of(args: Fields) -> dict[str, Any]:
-    return {each.name: each for each in build_app(build(args), name="mars").deployments}
+    return {each.name: each for each in build_app(build_openai_app(args), name="mars").deployments}
 
 
 def test_there_are_files_for_a_laptop_a_cluster_fixed_quality_and_kubernetes() -> None:
@@ -111,7 +111,7 @@ def test_there_are_files_for_a_laptop_a_cluster_fixed_quality_and_kubernetes() -
 def test_every_file_is_what_ray_serve_and_the_endpoint_take(path: Path, own_file: Callable[[Path], Path]) -> None:
     schema = schema_of(read_deploy_file(own_file(path)), str(path))
     [application] = schema.applications
-    assert application.import_path == "mars_ray.serve.ray.app:build"
+    assert application.import_path == "mars_ray.ray_serve:build_openai_app"
     built = deployments_of(application.args)
     assert {each.name for each in application.deployments} == set(built)
 

@@ -1,7 +1,8 @@
-"""One actor of a job: an engine in a process of its own, and rows of several calls at a time (shell)."""
+"""One actor of a pool: an engine in a process of its own, and rows of several calls at a time (shell)."""
 
 import asyncio
 import os
+import pickle
 import socket
 import time
 from contextlib import suppress
@@ -11,8 +12,9 @@ import pyarrow as pa
 
 from mars_ray.batch.ray.startup_status import publish_startup_status
 from mars_ray.batch.rows.open_format import RowFormatSettings, open_row_format
-from mars_ray.batch.rows.row_ids import RowId
-from mars_ray.batch.rows.row_result import failure_in, failure_table, to_table
+from mars_ray.batch.rows.row_format import RowFormat
+from mars_ray.batch.rows.row_result import failure_table, to_table
+from mars_ray.batch.rows.row_table import from_row_table
 from mars_ray.batch.run.live_stats import engine_name
 from mars_ray.batch.run.worker import Worker
 from mars_ray.control.core.ray_controller import RayController
@@ -31,50 +33,43 @@ class Decoder:
     """One actor: an engine in a process of its own, rows in several calls at a time."""
 
     def __init__(
-        self,
-        row_format: RowFormatSettings,
-        spec: EngineSpec,
-        model: SharedFolder,
-        adapter: SharedFolder | None,
-        plan: ControlPlan,
-        app: str,
+        self, spec: EngineSpec, model: SharedFolder, adapter: SharedFolder | None, plan: ControlPlan, app: str
     ) -> None:
-        self._row_format, self._spec, self._plan = row_format, spec, plan
+        self._spec, self._plan = spec, plan
         self._model, self._adapter = model, adapter
         self._name = f"{socket.gethostname()}:{os.getpid()}"
         self._app, self._controller = app, RayController(app, plan)
         self._worker: asyncio.Task[Worker] | None = None
+        self._row_formats: dict[bytes, RowFormat] = {}
         self._feeding = asyncio.Event()
         self._heartbeat: asyncio.Task[None] | None = None
         # One prompt at a time gains nothing from threads, and the cores are the engines'.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-    async def __call__(self, batch: pa.Table) -> pa.Table:
-        """Return a table of results for a table of rows, or the reason why there can be none."""
-        try:
-            return await self._results(batch)
-        except MarsRayError as error:
-            return failure_table(str(error))
+    async def answer(self, rows: pa.Table, row_format: bytes) -> pa.Table:
+        """Return a table of results for a table of rows, in their order, or the reason why there can be none.
 
-    async def _results(self, batch: pa.Table) -> pa.Table:
-        if reason := failure_in(batch):
-            return failure_table(reason)
+        `row_format` are the pickled settings of their format: who passes them on need not load torch for that.
+        """
         if self._worker is None:
             # Made by the first block: when a constructor fails, Ray starts the actor again and again.
             self._worker = asyncio.create_task(self._started())
-        worker = await asyncio.shield(self._worker)
-        columns = batch.to_pydict()
-        row_ids = [
-            RowId(key=key, id=id, repeated=repeated)
-            for key, id, repeated in zip(columns["key"], columns["id"], columns["repeated"], strict=True)
-        ]
-        return to_table(await worker.answer(row_ids, columns["raw"]))
+        try:
+            worker = await asyncio.shield(self._worker)
+            return to_table(await worker.answer(self._open(row_format), *from_row_table(rows)))
+        except MarsRayError as error:
+            return failure_table(str(error))
+
+    def _open(self, row_format: bytes) -> RowFormat:
+        if row_format not in self._row_formats:
+            settings: RowFormatSettings = pickle.loads(row_format)
+            self._row_formats[row_format] = open_row_format(settings, self._spec.folder)
+        return self._row_formats[row_format]
 
     async def _started(self) -> Worker:
         publish_startup_status(self._app, "loading the model")
         self._spec = await asyncio.to_thread(self._spec_here)
-        row_format = open_row_format(self._row_format, self._spec.folder)
-        worker = Worker(self._name, row_format, self._engine, self._feeding)
+        worker = Worker(self._name, self._engine, self._feeding)
         self._feeding.set()
         await worker.start()
         return worker

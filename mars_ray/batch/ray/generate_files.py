@@ -3,24 +3,32 @@
 import hashlib
 import json
 import math
+import pickle
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
 import ray
 import ray.data
-from ray.data import ActorPoolStrategy
 from ray.data.exceptions import ExecutionTimeoutError
 from ray.exceptions import RayError
 
 from mars_ray.batch.output.open_output import open_output
 from mars_ray.batch.output.report import JobReport, Status
 from mars_ray.batch.ray.control_loop import STARTING, ControlLoop
-from mars_ray.batch.ray.decoder import Decoder
+from mars_ray.batch.ray.decoder_pool import (
+    BLOCK_ROWS,
+    CALLS,
+    AnsweredBlocks,
+    calls_of,
+    check_cluster,
+    pool_settings,
+    start_decoders,
+)
 from mars_ray.batch.ray.source import InputRows, read_rows
 from mars_ray.batch.rows.openai_format import openai_id
 from mars_ray.batch.rows.plain_format import plain_id
@@ -28,21 +36,15 @@ from mars_ray.batch.rows.row_result import failure_in
 from mars_ray.batch.run.job import Job
 from mars_ray.batch.run.job_plan import JobPlan, plan_job, survey_input
 from mars_ray.batch.run.job_progress import NAME, JobProgress
-from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
+from mars_ray.batch.run.options import GenerateOptions
 from mars_ray.control.core.ray_controller import BATCH
-from mars_ray.errors import ClusterError, InterruptedRunError, RunError
+from mars_ray.errors import InterruptedRunError, RunError
 from mars_ray.model.resolve import pin
-from mars_ray.model.sources.ray_folder import share_folder
 from mars_ray.ray_cluster import cluster_cpus, connect, silent_once_stopped
 from mars_ray.ray_private import pass_arguments_by_value
 
-BLOCK_ROWS = 64
-"""Rows of a block as a rule; a small job has blocks for all workers."""
 BLOCKS = 4096
 """Blocks of a job at most, for Ray keeps some kilobytes of each: a job has larger ones rather than more."""
-CALLS = 8
-"""Blocks an actor works on at a time. A block leaves when its last row is done, so there are several times as many
-rows as an engine decodes together: it never runs empty, however long single rows take."""
 BLOCKS_PER_WORKER = 4
 """Blocks for each worker at least."""
 READ_BYTES = 4 << 20
@@ -74,13 +76,16 @@ def generate_files(options: GenerateOptions) -> JobReport:
         )
         app = f"{BATCH}{hashlib.sha256(str(output.folder.absolute()).encode()).hexdigest()[:12]}"
         watched = _WatchedJob(job)
-        control_loop = ControlLoop(app, plan.control, job.estimate_tokens_left, options.deadline_s, watched.refresh)
+        control_loop = ControlLoop(
+            app, plan.engines.control, job.estimate_tokens_left, options.deadline_s, watched.refresh
+        )
         status: Status = "stopped"
         try:
             with watched.by(control_loop), silent_once_stopped():
                 try:
-                    for table in _tables(_dataset(plan, output.ledger.path, survey.rows, app)):
-                        watched.add(table)
+                    with _decoders(plan, app) as decoders:
+                        for table in _tables(_dataset(plan, output.ledger.path, survey.rows, decoders)):
+                            watched.add(table)
                     status = "complete with errors" if job.errors else "complete"
                 except KeyboardInterrupt:
                     pass
@@ -88,7 +93,7 @@ def generate_files(options: GenerateOptions) -> JobReport:
                     output.flush()
         finally:
             report = job.report(
-                status, model=pin(options.model, plan.model), deadline=control_loop.deadline_summary(status)
+                status, model=pin(options.model, plan.engines.model), deadline=control_loop.deadline_summary(status)
             )
             output.report(report)
     if status == "stopped":
@@ -135,30 +140,30 @@ class _WatchedJob:
 def _connect(plan: JobPlan) -> None:
     """Join the cluster. Raises `ClusterError` for one smaller than what the job asks for."""
     if not ray.is_initialized():
-        print(f"{NAME}: starting Ray; {plan.dtype.name}: {plan.dtype.reason}", file=sys.stderr)
+        dtype = plan.engines.dtype
+        print(f"{NAME}: starting Ray; {dtype.name}: {dtype.reason}", file=sys.stderr)
     connect()
     pass_arguments_by_value()
-    _check_cluster(plan.options.workers)
+    check_cluster(plan.options.workers)
 
 
-def _check_cluster(workers: WorkerOptions) -> None:
-    there, wanted = cluster_cpus(), workers.count * (workers.cpus or 1.0)
-    if wanted > there:
-        raise ClusterError(
-            f"{workers.count} workers need {wanted:g} CPUs, the cluster has {there:g}. "
-            "Lower workers or join a larger cluster with RAY_ADDRESS."
-        )
-    gpus = ray.cluster_resources().get("GPU", 0.0)
-    if workers.count * workers.gpus > gpus:
-        raise ClusterError(
-            f"{workers.count} workers need {workers.count * workers.gpus:g} GPUs, the cluster has {gpus:g}. "
-            "Lower workers or join a larger cluster with RAY_ADDRESS."
-        )
+@contextmanager
+def _decoders(plan: JobPlan, app: str) -> Iterator[Sequence[str]]:
+    """Start the decoders, hand out their names, and end them with the block."""
+    workers = plan.options.workers
+    # Together they leave one CPU to the task that reads, or it would wait for ever.
+    share = min(1.0, math.floor(100 * (cluster_cpus() - 1) / workers.count) / 100)
+    decoders = start_decoders(pool_settings(plan.engines, workers.cpus or share), app)
+    try:
+        yield list(decoders)
+    finally:
+        for each in decoders.values():
+            ray.kill(each)
 
 
-def _dataset(plan: JobPlan, ledger: Path, total: int, app: str) -> ray.data.Dataset:
+def _dataset(plan: JobPlan, ledger: Path, total: int, decoders: Sequence[str]) -> ray.data.Dataset:
     """Return the dataset whose blocks are results; nothing runs yet."""
-    options, workers = plan.options, plan.options.workers
+    options, count = plan.options, len(decoders)
     rows = InputRows(
         paths=plan.paths,
         ledger=ledger.absolute(),
@@ -166,24 +171,12 @@ def _dataset(plan: JobPlan, ledger: Path, total: int, app: str) -> ray.data.Data
         salt=json.dumps(plan.settings, sort_keys=True),
         limit=options.limit,
     )
-    block_rows = min(max(BLOCK_ROWS, math.ceil(total / BLOCKS)), math.ceil(total / (BLOCKS_PER_WORKER * workers.count)))
-    # Together the actors leave one CPU to the task that reads, or it would wait for ever.
-    share = min(1.0, math.floor(100 * (cluster_cpus() - 1) / workers.count) / 100)
+    block_rows = min(max(BLOCK_ROWS, math.ceil(total / BLOCKS)), math.ceil(total / (BLOCKS_PER_WORKER * count)))
     results = read_rows(rows, block_rows).map_batches(
-        Decoder,
-        fn_constructor_kwargs={
-            "row_format": plan.row_format,
-            "spec": plan.engine_spec(),
-            "model": share_folder(plan.model),
-            "adapter": plan.adapter and share_folder(plan.adapter),
-            "plan": plan.control,
-            "app": app,
-        },
-        compute=ActorPoolStrategy(
-            size=workers.count, max_tasks_in_flight_per_actor=CALLS, max_concurrent_calls_per_actor=CALLS
-        ),
-        num_cpus=workers.cpus or share,
-        num_gpus=workers.gpus or None,
+        AnsweredBlocks,
+        fn_constructor_args=(decoders, pickle.dumps(plan.row_format)),
+        compute=calls_of(CALLS * count),
+        num_cpus=0,
         batch_size=None,
         batch_format="pyarrow",
     )

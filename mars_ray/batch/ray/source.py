@@ -17,15 +17,11 @@ from ray.data.datasource import ReadTask
 from mars_ray.batch.output.ledger import undone
 from mars_ray.batch.rows.row_ids import RowId, RowIdAssigner
 from mars_ray.batch.rows.row_result import FAILURE
+from mars_ray.batch.rows.row_table import ROW_SCHEMA, to_row_table
 from mars_ray.batch.run.job_plan import READ_RECORDS
 from mars_ray.data.record_file import read_records
 from mars_ray.errors import MarsRayError
 from mars_ray.storage.location import AnyPath
-
-SCHEMA = pa.schema(
-    [("key", pa.binary()), ("id", pa.string()), ("repeated", pa.bool_()), ("raw", pa.binary()), (FAILURE, pa.string())]
-)
-"""The columns of a block. One that holds a `FAILURE` says why the rest of the input cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,19 +51,12 @@ class InputRows:
                 while chunk := list(islice(raws, READ_RECORDS)):
                     yield self._not_done(row_ids.assign(chunk), chunk)
         except MarsRayError as error:
-            yield pa.Table.from_pylist([{FAILURE: str(error)}], schema=SCHEMA)
+            yield pa.Table.from_pylist([{FAILURE: str(error)}], schema=ROW_SCHEMA)
 
     def _not_done(self, row_ids: Sequence[RowId], raws: Sequence[bytes]) -> pa.Table:
         left = undone(self.ledger, [each.key for each in row_ids])
         rows = [(each, raw) for each, raw in zip(row_ids, raws, strict=True) if each.key in left]
-        columns = {
-            "key": [each.key for each, _ in rows],
-            "id": [each.id for each, _ in rows],
-            "repeated": [each.repeated for each, _ in rows],
-            "raw": [raw for _, raw in rows],
-            FAILURE: [None] * len(rows),
-        }
-        return pa.table(columns, schema=SCHEMA)
+        return to_row_table([each for each, _ in rows], [raw for _, raw in rows])
 
 
 def read_rows(rows: InputRows, rows_per_block: int) -> ray.data.Dataset:

@@ -11,11 +11,10 @@ from mars_ray.batch.output.folder import OutputFolder
 from mars_ray.batch.output.report import JobMetrics, JobReport, Status, WorkerMetrics
 from mars_ray.batch.rows.row_result import from_table
 from mars_ray.batch.run.live_stats import LiveStats, worker_of
+from mars_ray.batch.run.stage_backlog import estimate_tokens_left
 
 RECENT_S = 30.0
 """Seconds that rates are taken over."""
-FIRST_TOKENS = 64
-"""Tokens of an answer, as long as no row is done."""
 
 
 class Job:
@@ -49,7 +48,7 @@ class Job:
 
     def estimate_tokens_left(self) -> float:
         """Return the tokens that the rows still to do will take, if they are like those that are done."""
-        return self.left * (self._tokens / self._done if self._done else FIRST_TOKENS)
+        return estimate_tokens_left(left=self.left, done=self._done, tokens=self._tokens)
 
     def add(self, table: pa.Table) -> None:
         """Write results down. Raises `RunError` when that is not possible."""

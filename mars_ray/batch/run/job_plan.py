@@ -2,40 +2,29 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from mars_ray.adapter.folder import AdapterCard, decoding_card, resolve_adapter
 from mars_ray.batch.output.folder import FileFormat, OutputFolder
 from mars_ray.batch.rows.columns import Kind, Survey
 from mars_ray.batch.rows.open_format import RowFormatSettings, open_row_format
 from mars_ray.batch.rows.openai_format import OpenAIFormatSettings, is_openai_batch
 from mars_ray.batch.rows.plain_format import PlainFormatSettings
-from mars_ray.batch.run.control_plan import batch_plan
+from mars_ray.batch.run.engine_plan import EnginePlan, plan_engines
 from mars_ray.batch.run.options import GenerateOptions
-from mars_ray.control.policies.bounds import bounds_of
-from mars_ray.control.settings import ControlPlan
 from mars_ray.data.record_file import check_source, read_records
 from mars_ray.data.sources import find_sources
 from mars_ray.engine.grammar.library import check_grammar
-from mars_ray.engine.mode import DEFAULT_THRESHOLD, Mode
-from mars_ray.engine.options import EngineOptions
-from mars_ray.engine.process.messages import EngineSpec
-from mars_ray.engine.request import DecodeParams
 from mars_ray.errors import EmptyDataError
-from mars_ray.model.card import Card
 from mars_ray.model.digest import folder_digest
-from mars_ray.model.dtype import ResolvedDtype, resolve_dtype
-from mars_ray.model.resolve import resolve_model, short_name
+from mars_ray.model.dtype import ResolvedDtype
+from mars_ray.model.resolve import short_name
 from mars_ray.progress import ProgressLine
 from mars_ray.storage.location import AnyPath
 
 READ_RECORDS = 1024
 """Records of a file that are read at a time."""
-QUEUE = 1 << 16
-"""Sequences that may wait in an engine: more than a worker ever adds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +34,8 @@ class JobPlan:
     options: GenerateOptions
     paths: tuple[AnyPath, ...]
     """The files of the input."""
-    model: Path
-    """The model folder, absolute: workers have another working folder."""
-    adapter: Path | None
-    """The folder of the adapter, absolute."""
-    dtype: ResolvedDtype
+    engines: EnginePlan
     row_format: RowFormatSettings
-    control: ControlPlan
     settings: dict[str, Any]
     """What the answers depend on, by dotted names: a job that goes on must have the same."""
 
@@ -68,26 +52,7 @@ class JobPlan:
     @property
     def reported_settings(self) -> dict[str, Any]:
         """The settings as the report tells them, with why the dtype is what it is."""
-        return self.settings | {"dtype_reason": self.dtype.reason}
-
-    def engine_spec(self) -> EngineSpec:
-        """Return the engine of each worker."""
-        workers = self.options.workers
-        return EngineSpec(
-            folder=self.model,
-            dtype=self.dtype.name,
-            threads=workers.threads,
-            adapter=self.adapter,
-            # Whoever asks for many tokens pays for them; the queue never refuses what a worker adds.
-            options=EngineOptions(
-                max_waiting_seqs=QUEUE,
-                max_request_tokens=QUEUE * self.options.sampling.max_tokens,
-                threshold=self.control.ceiling,
-                classes=self.control.classes,
-                quantize=workers.quantize,
-                compiled=workers.compiled,
-            ),
-        )
+        return self.settings | {"dtype_reason": self.engines.dtype.reason}
 
     def output_columns(self, kinds: dict[str, Kind | None]) -> dict[str, Kind | None]:
         """Return the input's columns that stand beside ours: `prompt` is one of ours where it was the question."""
@@ -102,7 +67,7 @@ class JobPlan:
         plan = self
         if self.options.workers.dtype == "auto" and (began := output.ledger.setting("dtype")) is not None:
             dtype = ResolvedDtype(began, "that the job began with")
-            plan = replace(self, dtype=dtype, settings=self.settings | {"dtype": began})
+            plan = replace(self, engines=replace(self.engines, dtype=dtype), settings=self.settings | {"dtype": began})
         output.ledger.check_settings(plan.settings)
         return plan
 
@@ -112,12 +77,16 @@ def plan_job(options: GenerateOptions) -> JobPlan:
     options.check()
     if options.sampling.grammar is not None:
         check_grammar(options.sampling.grammar)
-    model = resolve_model(options.model).absolute()
-    adapter = resolve_adapter(options.adapter)
-    card = decoding_card(model, adapter)
+    engines, decode = plan_engines(
+        model=options.model,
+        adapter=options.adapter,
+        workers=options.workers,
+        decode=options.decode,
+        deadline_s=options.deadline_s,
+        max_quality_loss=options.max_quality_loss,
+    )
     paths = tuple(path.absolute() for given in options.input for path in find_sources(given))
     openai = is_openai_batch(_first_row(paths))
-    control, decode = _control(options, card)
     row_format: RowFormatSettings
     if openai:
         row_format = OpenAIFormatSettings(model=short_name(options.model), decode=decode)
@@ -129,27 +98,17 @@ def plan_job(options: GenerateOptions) -> JobPlan:
             prompt_column=options.prompt_column,
             trace=options.trace,
         )
-    open_row_format(row_format, model)  # what is wrong with model or template is said before any work
-    dtype = resolve_dtype(options.workers.dtype, model, options.workers.device)
+    open_row_format(row_format, engines.model)  # what is wrong with model or template is said before any work
     settings = {
-        "model": folder_digest(model),
-        "adapter": folder_digest(adapter) if adapter else None,
-        "dtype": dtype.name,
+        "model": folder_digest(engines.model),
+        "adapter": folder_digest(engines.adapter) if engines.adapter else None,
+        "dtype": engines.dtype.name,
         "quantize": options.workers.quantize,
-        "threshold": control.ceiling,
+        "threshold": engines.control.ceiling,
         "row_format": "openai" if openai else "plain",
         **_flat(row_format),
     }
-    return JobPlan(
-        options=options,
-        paths=paths,
-        model=model,
-        adapter=adapter,
-        dtype=dtype,
-        row_format=row_format,
-        control=control,
-        settings=settings,
-    )
+    return JobPlan(options=options, paths=paths, engines=engines, row_format=row_format, settings=settings)
 
 
 def survey_input(paths: Sequence[AnyPath], limit: int | None) -> Survey:
@@ -170,24 +129,6 @@ def _first_row(paths: Sequence[AnyPath]) -> bytes:
         for [raw] in read_records(path, 1):
             return raw
     raise EmptyDataError(f"{', '.join(map(str, paths))} holds no rows.")
-
-
-def _control(options: GenerateOptions, card: Card | AdapterCard | None) -> tuple[ControlPlan, DecodeParams]:
-    """Return what the controller goes by, and how rows are decoded that say nothing themselves.
-
-    Only a job with a deadline leaves the threshold to the controller.
-    """
-    decode = options.decode
-    ceiling = DEFAULT_THRESHOLD if decode.threshold is None else decode.threshold
-    plan = batch_plan(card, threshold=ceiling, deadline_s=options.deadline_s, max_quality_loss=options.max_quality_loss)
-    if decode.mode is not Mode.THRESHOLD:
-        return plan, decode  # no threshold changes what it answers
-    if options.deadline_s is not None:
-        return plan, replace(decode, threshold=None)
-    if options.max_quality_loss is not None:
-        [bounds] = bounds_of(plan, []).values()
-        return plan, replace(decode, threshold=bounds.floor)
-    return plan, replace(decode, threshold=ceiling)
 
 
 def _flat(row_format: RowFormatSettings) -> dict[str, Any]:

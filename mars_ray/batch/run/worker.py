@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -41,11 +42,10 @@ class Worker:
     def __init__(
         self,
         name: str,
-        row_format: RowFormat,
         start_engine: Callable[[], Awaitable[AsyncEngine]],
         feeding: asyncio.Event,
     ) -> None:
-        self._name, self._row_format, self._start_engine = name, row_format, start_engine
+        self._name, self._start_engine = name, start_engine
         self._places, self._ready_s = asyncio.Semaphore(0), 0.0
         self._isolation, self._numbers, self._feeding = Isolation(), count(), feeding
         self._engine: asyncio.Future[AsyncEngine] | None = None
@@ -56,9 +56,9 @@ class Worker:
         self._places = asyncio.Semaphore((await engine.state()).max_num_seqs + LOOK_AHEAD)
         self._ready_s = time.monotonic()
 
-    async def answer(self, row_ids: Sequence[RowId], raws: Sequence[bytes]) -> list[RowResult]:
+    async def answer(self, row_format: RowFormat, row_ids: Sequence[RowId], raws: Sequence[bytes]) -> list[RowResult]:
         """Return the results in the order of the rows. Raises `RunError` when no engine starts."""
-        return list(await asyncio.gather(*map(self._result, row_ids, raws)))
+        return list(await asyncio.gather(*map(partial(self._result, row_format), row_ids, raws)))
 
     async def close(self) -> None:
         """Stop the engine."""
@@ -83,17 +83,17 @@ class Worker:
     def _dead(engine: asyncio.Future[AsyncEngine]) -> bool:
         return engine.exception() is not None or engine.result().gone.is_set()
 
-    async def _result(self, row_id: RowId, raw: bytes) -> RowResult:
+    async def _result(self, row_format: RowFormat, row_id: RowId, raw: bytes) -> RowResult:
         try:
             if row_id.repeated:
                 raise BadRecordError(f"its id {row_id.id!r} is that of an earlier row; give each row one of its own")
             async with self._places:
-                row = self._row_format.parse(row_id.id, raw)
-                return self._answered(row_id.key, row, await self._decoded(row))
+                row = row_format.parse(row_id.id, raw)
+                return self._answered(row_format, row_id.key, row, await self._decoded(row))
         except (BadRecordError, RequestError, StepError, ReplicaLostError) as error:
             return RowResult(
                 key=row_id.key,
-                error=as_json(self._row_format.error_record(row_id.id, raw, error)),
+                error=as_json(row_format.error_record(row_id.id, raw, error)),
                 error_kind=_error_kind(error),
                 **self._origin(),
             )
@@ -101,14 +101,14 @@ class Worker:
     def _origin(self) -> dict[str, Any]:
         return {"worker": self._name, "age_s": time.monotonic() - self._ready_s}
 
-    def _answered(self, key: bytes, row: ParsedRow, sequences: list[Chunk]) -> RowResult:
+    def _answered(self, row_format: RowFormat, key: bytes, row: ParsedRow, sequences: list[Chunk]) -> RowResult:
         answers = [answer_of(each) for each in sequences]
         failed = next((each.finished.error for each in answers if each.finished.error), None)
         if failed is not None:
             raise failed
         return RowResult(
             key=key,
-            records=tuple(as_json(record) for record in self._row_format.output_records(row, answers)),
+            records=tuple(as_json(record) for record in row_format.output_records(row, answers)),
             tokens=tuple(each.finished.tokens for each in answers),
             forwards=tuple(each.finished.forwards for each in answers),
             threshold=min(each.threshold for each in answers),

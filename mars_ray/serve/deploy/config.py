@@ -15,7 +15,7 @@ from mars_ray.control.settings import ControlPlan, ControlSettings
 from mars_ray.engine.mode import DEFAULT_THRESHOLD
 from mars_ray.engine.options import EngineOptions, Quantize
 from mars_ray.engine.process.messages import EngineSpec
-from mars_ray.engine.service_class import ServiceClass
+from mars_ray.engine.service_class import BATCH_CLASS, ServiceClass
 from mars_ray.errors import ConfigError
 from mars_ray.model.dtype import DtypeOrAuto
 from mars_ray.model.resolve import short_name
@@ -65,8 +65,12 @@ class ServeConfig(_Settings):
     threshold: float = Field(DEFAULT_THRESHOLD, ge=0, le=1)
     """The threshold of requests that name none, while there is room: the controller goes no higher. At 1 tokens ahead
     are verified, and answers are those of one token at a time."""
-    classes: tuple[ServiceClass, ...] = (ServiceClass(),)
-    """The classes of service. A key may name its class; a key that names none is of the first."""
+    classes: tuple[ServiceClass, ...] = (ServiceClass(), ServiceClass(name=BATCH_CLASS, priority=-1, share=0.25))
+    """The classes of service. A key may name its class; a key that names none is of the first, except for requests with
+    `service_tier: flex`, which are of the class `batch` if there is one."""
+    controller: str | None = None
+    """Name of the controller of the thresholds: deployments that name the same one, with the same settings, are judged
+    together. None takes the one of the Serve application."""
     control: ControlSettings = ControlSettings()
     """How thresholds follow the load."""
     engine: EngineConfig = EngineConfig()

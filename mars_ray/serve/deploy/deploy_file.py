@@ -19,7 +19,7 @@ from mars_ray.errors import ConfigError
 from mars_ray.model.resolve import BUNDLED
 from mars_ray.serve.deploy.config import ServeConfig, check_exposure, parse_config
 
-APPLICATION = {"name": "mars", "route_prefix": "/", "import_path": "mars_ray.serve.ray.app:build"}
+APPLICATION = {"name": "mars", "route_prefix": "/", "import_path": "mars_ray.ray_serve:build_openai_app"}
 
 DEPLOYMENTS = ("Gateway", "Engine")
 """The deployments that `serve.ray.app` builds: the HTTP gateway, and the engine behind it."""

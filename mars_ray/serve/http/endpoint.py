@@ -89,9 +89,10 @@ class Endpoint:
         *,
         default_mode: Mode,
         log_prompts: bool,
+        batch_class: str | None = None,
     ) -> None:
-        self.client, self.tokenizer, self._limits = client, tokenizer, limits
-        self._default_mode, self._log_prompts = default_mode, log_prompts
+        self.client, self.tokenizer, self.limits = client, tokenizer, limits
+        self.default_mode, self._log_prompts, self._batch_class = default_mode, log_prompts, batch_class
         self._model: ModelInfo | None = None
 
     @asynccontextmanager
@@ -120,10 +121,14 @@ class Endpoint:
             raise ApiError(404, message, type="invalid_request_error", param="model", code="model_not_found")
         return model
 
+    def service_class(self, body: GenerateRequest, own: str) -> str:
+        """Return the class that serves a request: the caller's `own`, or the one that may wait."""
+        return self._batch_class or own if body.service_tier == "flex" else own
+
     async def chat(self, body: ChatCompletionRequest, http: Request) -> Response:
         """Answer a conversation."""
         model = await self.check_model(body.model)
-        check_limits(body, self._limits)
+        check_limits(body, self.limits)
         messages = template_messages(body.messages)
         if self._log_prompts:
             Exchange.of(http.scope).prompt = messages
@@ -133,7 +138,7 @@ class Endpoint:
     async def complete(self, body: CompletionRequest, http: Request) -> Response:
         """Continue prompts."""
         model = await self.check_model(body.model)
-        check_limits(body, self._limits)
+        check_limits(body, self.limits)
         if self._log_prompts:
             Exchange.of(http.scope).prompt = "\n".join(body.texts)
         prompts = await self.tokenizer.encode(body.texts) if body.texts else body.ids
@@ -143,7 +148,7 @@ class Endpoint:
         """Return the token ids of a text or a conversation."""
         model = await self.check_model(body.model)
         if body.messages is not None:
-            check_messages(body.messages, self._limits)
+            check_messages(body.messages, self.limits)
             tokens = await self.tokenizer.apply_chat_template(template_messages(body.messages))
         else:
             [tokens] = await self.tokenizer.encode([body.prompt or ""])
@@ -168,10 +173,10 @@ class Endpoint:
             prompts,
             request_id=uuid4().hex,  # not the caller's, which two may share
             tenant=exchange.key or "",
-            service_class=exchange.service_class,
+            service_class=self.service_class(body, exchange.service_class),
             model=await self.model_info(),
-            limits=self._limits,
-            default_mode=self._default_mode,
+            limits=self.limits,
+            default_mode=self.default_mode,
         )
         exchange.usage = ResponseUsage(prompt_tokens=sum(map(len, prompts)))
         generation = _Generation(body, requests, http, builder, exchange.usage)
@@ -188,7 +193,7 @@ class Endpoint:
         choices: dict[int, list[Chunk]] = {}
         for prompt, chunks in enumerate(await run_unless_disconnected(generation.http.receive, collecting)):
             for chunk in chunks:
-                _count(chunk, usage)
+                count_chunk(chunk, usage)
                 choices.setdefault(generation.choice(prompt, chunk), []).append(chunk)
         full = [concatenate([delta_of(chunk, choice) for chunk in choices[choice]]) for choice in sorted(choices)]
         return Response(
@@ -208,7 +213,7 @@ class Endpoint:
         # The status is sent once there is something to say: until then an error is still a status of its own.
         try:
             first = await run_unless_disconnected(generation.http.receive, anext(arriving))
-            _count(first[1], generation.usage)
+            count_chunk(first[1], generation.usage)
         except BaseException:
             await arriving.aclose()
             raise
@@ -235,7 +240,7 @@ async def _events(
                         yield event.model_dump_json(exclude_unset=True)
                 arrived = await anext(arriving, None)
                 if arrived:
-                    _count(arrived[1], usage)
+                    count_chunk(arrived[1], usage)
             if options.include_usage:
                 yield builder.usage_chunk(usage.usage()).model_dump_json(exclude_unset=True)
             yield DONE
@@ -246,7 +251,7 @@ async def _events(
             yield json.dumps(refusal.body())
 
 
-def _count(chunk: Chunk, usage: ResponseUsage) -> None:
+def count_chunk(chunk: Chunk, usage: ResponseUsage) -> None:
     """Add a chunk to the usage. Raises the error its sequence ended with."""
     usage.add(chunk)
     if chunk.finished and chunk.finished.error:

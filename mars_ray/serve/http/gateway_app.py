@@ -1,6 +1,6 @@
 """The complete HTTP gateway as one ASGI app: access middleware, routes, log and metrics around an engine client.
 
-In:    settings, a client of the engines, the folder of the model.
+In:    settings, a client of the engines, the folder of the model; operators' client of the controller.
 Out:   one ASGI app, to be run by any ASGI server.
 Never: imports Ray.
 """
@@ -8,6 +8,7 @@ Never: imports Ray.
 from pathlib import Path
 
 from mars_ray.engine.mode import Mode
+from mars_ray.engine.service_class import BATCH_CLASS
 from mars_ray.serve.deploy.config import ServeConfig
 from mars_ray.serve.http.control_routes import ControlClient
 from mars_ray.serve.http.endpoint import Endpoint
@@ -22,19 +23,25 @@ from mars_ray.serve.middleware.retry_after import RetryAfter
 from mars_ray.serve.replicas.engine_client import EngineClient
 
 
-def make_gateway_app(
-    client: EngineClient, control: ControlClient, config: ServeConfig, folder: Path, *, name: str
-) -> AccessMiddleware:
-    """Return the app. `name` tells this process from others in the metrics. Raises `ConfigError` for a bad key file."""
-    tokenizer = TokenizerProcess(folder)
-    endpoint = Endpoint(
-        client, tokenizer, config.limits, default_mode=Mode(config.mode), log_prompts=config.log_prompts
+def make_endpoint(client: EngineClient, config: ServeConfig, folder: Path) -> Endpoint:
+    """Return what answers requests for the model in `folder`."""
+    return Endpoint(
+        client,
+        TokenizerProcess(folder),
+        config.limits,
+        default_mode=Mode(config.mode),
+        log_prompts=config.log_prompts,
+        batch_class=BATCH_CLASS if BATCH_CLASS in [each.name for each in config.classes] else None,
     )
+
+
+def make_gateway_app(endpoint: Endpoint, control: ControlClient, config: ServeConfig, *, name: str) -> AccessMiddleware:
+    """Return the app. `name` tells this process from others in the metrics. Raises `ConfigError` for a bad key file."""
     gateway_metrics, retry_after = GatewayMetrics(model=config.model_name, gateway=name), RetryAfter()
 
     async def metrics() -> str:
         in_flight = sum(app.admission.in_flight.values())
-        return merge_metrics([gateway_metrics.text(in_flight), *await client.metrics()])
+        return merge_metrics([gateway_metrics.text(in_flight), *await endpoint.client.metrics()])
 
     def observe(exchange: Exchange) -> None:
         gateway_metrics.observe(exchange)

@@ -1,4 +1,4 @@
-"""The endpoint as a Serve application: gateways that take HTTP, engines behind them (shell).
+"""A model as a Serve application: gateways that take HTTP or calls of handles, engines behind them (shell).
 
 `serve deploy` and `mars-ray serve` build it from the `args` of a config file; what stands under `deployments` there
 takes the place of what is set here.
@@ -12,7 +12,8 @@ from ray.serve.config import RequestRouterConfig
 
 from mars_ray.adapter.folder import resolve_adapter
 from mars_ray.model.resolve import pin, resolve_model
-from mars_ray.serve.deploy.config import parse_config
+from mars_ray.serve.deploy.config import ServeConfig, parse_config
+from mars_ray.serve.ray.chat import Chat
 from mars_ray.serve.ray.engine import EngineReplica
 from mars_ray.serve.ray.gateway import Gateway
 from mars_ray.serve.ray.router import PrefixRouter
@@ -28,14 +29,53 @@ MAX_NUM_SEQS = 256
 """Sequences that an engine decodes together at most where the operator sets no number."""
 
 
-def build(args: dict[str, Any]) -> Application:
-    """Return the application. Raises `ConfigError` for unknown or impossible settings, `ModelError` for no model."""
+def build_openai_app(args: dict[str, Any]) -> Application:
+    """Return an endpoint that speaks OpenAI's API, under whatever route prefix it is run.
+
+    `args` are the settings of `ServeConfig`. Its handle has the methods of `build_deployment`, too.
+    Raises `ConfigError` for unknown or impossible settings, `ModelError` for no model.
+    """
+    config = _pinned(args)
+    gateway = serve.deployment(serve.ingress()(Gateway)).options(
+        name="Gateway",
+        # The gateway refuses by itself, in words a client understands, long before Serve would.
+        max_ongoing_requests=16 * config.limits.requests,
+        graceful_shutdown_timeout_s=DRAIN_SECONDS,
+        health_check_period_s=HEALTH_SECONDS,
+        ray_actor_options={"num_cpus": 0},
+    )
+    app: Application = gateway.bind(_engines(config), config)
+    return app
+
+
+def build_deployment(args: dict[str, Any]) -> Application:
+    """Return a model for other deployments, which are bound to it and call its handle.
+
+    The handle streams with `options(stream=True).chat.remote(messages, threshold=0.9)` and answers whole with
+    `complete.remote(messages)`. Settings and errors are those of `build_openai_app`.
+    """
+    config = _pinned(args)
+    chat = serve.deployment(Chat).options(
+        name="Chat",
+        max_ongoing_requests=16 * config.limits.requests,
+        graceful_shutdown_timeout_s=DRAIN_SECONDS,
+        health_check_period_s=HEALTH_SECONDS,
+        ray_actor_options={"num_cpus": 0},
+    )
+    app: Application = chat.bind(_engines(config), config)
+    return app
+
+
+def _pinned(args: dict[str, Any]) -> ServeConfig:
     config = parse_config(args)
     # A branch of a hub may move before the next replica starts.
     pinned = {"model": pin(config.model, resolve_model(config.model)), "name": config.model_name}
     if config.adapter and (adapter := resolve_adapter(config.adapter)):
         pinned["adapter"] = pin(config.adapter, adapter)
-    config = config.model_copy(update=pinned)
+    return config.model_copy(update=pinned)
+
+
+def _engines(config: ServeConfig) -> Application:
     engines = serve.deployment(EngineReplica).options(
         name="Engine",
         # Beyond what may run and wait the engine refuses; so many calls may be on their way.
@@ -46,13 +86,5 @@ def build(args: dict[str, Any]) -> Application:
         health_check_timeout_s=HEALTH_TIMEOUT_SECONDS,
         ray_actor_options={"num_cpus": 1},
     )
-    gateway = serve.deployment(serve.ingress()(Gateway)).options(
-        name="Gateway",
-        # The gateway refuses by itself, in words a client understands, long before Serve would.
-        max_ongoing_requests=16 * config.limits.requests,
-        graceful_shutdown_timeout_s=DRAIN_SECONDS,
-        health_check_period_s=HEALTH_SECONDS,
-        ray_actor_options={"num_cpus": 0},
-    )
-    app: Application = gateway.bind(engines.bind(config), config)
+    app: Application = engines.bind(config)
     return app

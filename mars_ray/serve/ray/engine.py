@@ -33,7 +33,9 @@ class EngineReplica:
         plan = config.plan(folder)
         self._lease = Lease(replica.replica_id.unique_id, plan)
         self._beating = asyncio.create_task(
-            run_heartbeats(engine, self._lease, RayController(replica.app_name, plan).handle_report)
+            run_heartbeats(
+                engine, self._lease, RayController(config.controller or replica.app_name, plan).handle_report
+            )
         )
         created = int((folder / "config.json").stat().st_mtime)
         self._client = LocalEngineClient(

@@ -10,11 +10,13 @@ from mars_ray.control.core.ray_controller import RayController
 from mars_ray.model.resolve import resolve_model
 from mars_ray.ray_private import serve_http_host
 from mars_ray.serve.deploy.config import ServeConfig, check_exposure
-from mars_ray.serve.http.gateway_app import make_gateway_app
+from mars_ray.serve.http.chat_calls import ChatCalls
+from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
+from mars_ray.serve.ray.chat import ChatHandle
 from mars_ray.serve.ray.engine_client import RayEngineClient
 
 
-class Gateway:
+class Gateway(ChatHandle):
     """Raises `ConfigError` when it would let strangers in: no keys, and Serve listens beyond this machine."""
 
     def __init__(self, engines: DeploymentHandle, config: ServeConfig) -> None:
@@ -25,8 +27,12 @@ class Gateway:
         """Return the app; Serve calls this in the replica, so nothing of it is pickled."""
         name = serve.get_replica_context().replica_id.unique_id
         folder = resolve_model(self._config.model)
-        control = RayController(serve.get_replica_context().app_name, self._config.plan(folder))
-        gateway = make_gateway_app(RayEngineClient(self._engines), control, self._config, folder, name=name)
+        control = RayController(
+            self._config.controller or serve.get_replica_context().app_name, self._config.plan(folder)
+        )
+        endpoint = make_endpoint(RayEngineClient(self._engines), self._config, folder)
+        self.calls = ChatCalls(endpoint, self._config.classes[0].name)
+        gateway = make_gateway_app(endpoint, control, self._config, name=name)
 
         # Serve puts x-request-id on every answer, and a client would see both.
         async def app(scope: Scope, receive: Receive, send: Send) -> None:

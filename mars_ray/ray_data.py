@@ -1,0 +1,7 @@
+"""Answer the rows of your own Ray Data pipeline: `build_processor(ProcessorConfig(...))` is a stage of it."""
+
+from mars_ray.batch.ray.processor import Processor, build_processor
+from mars_ray.batch.run.endpoint_config import EndpointProcessorConfig
+from mars_ray.batch.run.processor_config import ProcessorConfig
+
+__all__ = ["EndpointProcessorConfig", "Processor", "ProcessorConfig", "build_processor"]

@@ -1,0 +1,5 @@
+"""A model in your own Ray Serve application: as an OpenAI-compatible endpoint, or as a deployment that others call."""
+
+from mars_ray.serve.ray.app import build_deployment, build_openai_app
+
+__all__ = ["build_deployment", "build_openai_app"]

@@ -1,0 +1,99 @@
+"""Conversations of other deployments, answered as the HTTP API answers them, without HTTP.
+
+In:    messages, and the other fields of a body of `/v1/chat/completions`.
+Out:   objects of the `openai` package; a `MarsRayError` for what cannot be answered.
+Never: checks who asks: whoever holds a handle may.
+"""
+
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+from openai.types.chat.chat_completion import ChatCompletion
+from openai.types.chat.chat_completion_chunk import ChatCompletionChunk
+from pydantic import ValidationError
+
+from mars_ray.engine.request import Request
+from mars_ray.errors import RequestError
+from mars_ray.openai_api.api_error import ApiError
+from mars_ray.openai_api.chat_response import ChatResponseBuilder
+from mars_ray.openai_api.deltas import concatenate, delta_of
+from mars_ray.openai_api.protocol import ChatCompletionRequest
+from mars_ray.openai_api.response_builder import ResponseMetadata
+from mars_ray.openai_api.translate import check_limits, engine_requests, template_messages
+from mars_ray.openai_api.usage import ResponseUsage
+from mars_ray.openai_api.validation_errors import validation_error
+from mars_ray.serve.http.endpoint import Endpoint, count_chunk
+from mars_ray.serve.http.failover import collect_with_retry, stream_with_retry
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    request: Request
+    builder: ChatResponseBuilder
+    usage: ResponseUsage
+
+
+class ChatCalls:
+    """Answers conversations with the engines of an endpoint that runs; requests are of `service_class`."""
+
+    def __init__(self, endpoint: Endpoint, service_class: str) -> None:
+        self._endpoint, self._service_class = endpoint, service_class
+
+    async def stream(self, messages: Messages, fields: Mapping[str, Any]) -> AsyncGenerator[ChatCompletionChunk, None]:
+        """Yield the chunks of an answer as they come, the usage last; closing the generator cancels it."""
+        call = await self._prepared(messages, fields)
+        async with aclosing(stream_with_retry(partial(self._endpoint.client.stream, call.request))) as chunks:
+            async for chunk in chunks:
+                count_chunk(chunk, call.usage)
+                for event in call.builder.chunks(delta_of(chunk, chunk.index)):
+                    yield event
+        yield call.builder.usage_chunk(call.usage.usage())
+
+    async def collect(self, messages: Messages, fields: Mapping[str, Any]) -> ChatCompletion:
+        """Return the answer once it is complete; cancelling the task cancels it."""
+        call = await self._prepared(messages, fields)
+        chunks = await collect_with_retry(partial(self._endpoint.client.collect, call.request))
+        for chunk in chunks:
+            count_chunk(chunk, call.usage)
+        deltas = [
+            concatenate([delta_of(chunk, choice) for chunk in chunks if chunk.index == choice])
+            for choice in range(call.request.sampling.n)
+        ]
+        return call.builder.full(deltas, call.usage.usage())
+
+    async def _prepared(self, messages: Messages, fields: Mapping[str, Any]) -> _Call:
+        """Return the request to the engine. Raises `RequestError`, as the HTTP API answers 400."""
+        model = await self._endpoint.model_info()
+        given = {"model": model.name, "messages": [dict(each) for each in messages], **fields}
+        try:
+            body = ChatCompletionRequest.model_validate(given)
+            check_limits(body, self._endpoint.limits)
+            prompt = await self._endpoint.tokenizer.apply_chat_template(template_messages(body.messages))
+            [request] = engine_requests(
+                body,
+                [prompt],
+                request_id=uuid4().hex,
+                tenant="",
+                service_class=self._endpoint.service_class(body, self._service_class),
+                model=model,
+                limits=self._endpoint.limits,
+                default_mode=self._endpoint.default_mode,
+            )
+        except ValidationError as error:
+            raise RequestError(validation_error(error.errors(), given).message) from None
+        except ApiError as error:
+            raise RequestError(error.message) from None
+        metadata = ResponseMetadata(
+            id=f"chatcmpl-{request.id}",
+            created=int(time.time()),
+            model=model.name,
+            token_bytes=model.engine.token_bytes,
+        )
+        return _Call(request, ChatResponseBuilder(metadata), ResponseUsage(prompt_tokens=len(prompt)))

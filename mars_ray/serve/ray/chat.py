@@ -1,0 +1,46 @@
+"""The engines of a model for other deployments, which call its handle (shell around `ChatCalls`)."""
+
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+from typing import Any
+
+from openai.types.chat.chat_completion import ChatCompletion
+from openai.types.chat.chat_completion_chunk import ChatCompletionChunk
+from ray.serve.handle import DeploymentHandle
+
+from mars_ray.model.resolve import resolve_model
+from mars_ray.serve.deploy.config import ServeConfig
+from mars_ray.serve.http.chat_calls import ChatCalls, Messages
+from mars_ray.serve.http.gateway_app import make_endpoint
+from mars_ray.serve.ray.engine_client import RayEngineClient
+
+
+class ChatHandle:
+    """What can be called by handle. `calls` answers; who inherits sets it."""
+
+    calls: ChatCalls
+
+    async def chat(self, messages: Messages, **fields: Any) -> AsyncGenerator[ChatCompletionChunk, None]:
+        """Yield the chunks of an answer: `handle.options(stream=True).chat.remote(messages, threshold=0.9)`.
+
+        `fields` are those of a body of `/v1/chat/completions`. Raises `RequestError` for what cannot be served.
+        """
+        async for chunk in self.calls.stream(messages, fields):
+            yield chunk
+
+    async def complete(self, messages: Messages, **fields: Any) -> ChatCompletion:
+        """Return a whole answer: `await handle.complete.remote(messages, threshold=0.9)`; the rest is as for `chat`."""
+        return await self.calls.collect(messages, fields)
+
+
+class Chat(ChatHandle):
+    """The deployment of `build_deployment`: no HTTP, and no keys."""
+
+    async def __init__(self, engines: DeploymentHandle, config: ServeConfig) -> None:  # type: ignore[misc]
+        endpoint = make_endpoint(RayEngineClient(engines), config, resolve_model(config.model))
+        self._running = AsyncExitStack()
+        await self._running.enter_async_context(endpoint.running())
+        self.calls = ChatCalls(endpoint, config.classes[0].name)
+
+    async def __del__(self) -> None:
+        await self._running.aclose()
