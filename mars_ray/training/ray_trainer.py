@@ -182,6 +182,9 @@ def _sigint(handle: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
         handle()
 
+    if threading.current_thread() is not threading.main_thread():  # the only one that signals reach
+        yield
+        return
     before = signal.signal(signal.SIGINT, on_sigint)
     try:
         yield
