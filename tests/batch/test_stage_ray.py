@@ -2,8 +2,8 @@
 
 import json
 import os
-import signal
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,25 +30,22 @@ def stage(model: Path, **changes: Any) -> Processor:
     return build_processor(ProcessorConfig(model=str(model), **(given | changes)), **functions)
 
 
-def engines() -> list[psutil.Process]:
-    """The engine processes of this cluster."""
+def engines_below(pid: int) -> list[psutil.Process]:
+    """The engine processes of the cluster whose processes stand below one: no other's, which may run here too."""
     found = []
-    for each in psutil.Process(os.getpid()).children(recursive=True):
-        try:
+    for each in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.Error):
             if ENGINE in each.cmdline():
                 found.append(each)
-        except psutil.Error:
-            continue
     return found
 
 
 def kill_an_engine(row: dict[str, Any]) -> dict[str, Any]:
     """A map of somebody's, at whose 20th row an engine dies."""
     if row["number"] == 20:
-        for each in psutil.process_iter():
-            if ENGINE in each.cmdline():
-                each.send_signal(signal.SIGKILL)
-                break
+        raylet = os.getppid()
+        for each in engines_below(raylet):
+            each.kill()
     return row
 
 
@@ -92,7 +89,7 @@ def test_stages_in_a_row_share_engines_and_keep_the_columns_as_they_were(model_f
     tables = []
     for table in count(first(given)).iter_batches(batch_format="pyarrow", batch_size=None):
         tables.append(table)
-        alive.append(len(engines()))
+        alive.append(len(engines_below(os.getpid())))
     found = pa.concat_tables(tables).sort_by("id")
     assert set(alive) == {1}
     assert found["id"].combine_chunks() == columns["id"]
