@@ -53,7 +53,7 @@ def pool_settings(engines: "EnginePlan", cpus: float) -> PoolSettings:
     return PoolSettings(
         spec=engines.spec(),
         model=share_folder(engines.model),
-        adapter=engines.adapter and share_folder(engines.adapter),
+        adapter=None if engines.adapter is None else share_folder(engines.adapter),
         control=engines.control,
         count=engines.workers.count,
         cpus=cpus,
