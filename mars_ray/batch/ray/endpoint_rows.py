@@ -9,19 +9,30 @@ import openai
 import pyarrow as pa
 from openai.types.chat.chat_completion import ChatCompletion
 from ray import serve
+from ray.exceptions import RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from mars_ray.batch.rows.row_result import RowResult
 from mars_ray.batch.rows.row_table import from_row_table
 from mars_ray.batch.rows.stage_rows import rows_to_answer, with_answers
 from mars_ray.batch.run.endpoint_config import EndpointProcessorConfig, body_of, refusal_of, result_of
-from mars_ray.errors import BadRecordError, QueueFullError, ReplicaLostError, RequestError, RunError, UnavailableError
+from mars_ray.errors import (
+    BadRecordError,
+    MarsRayError,
+    QueueFullError,
+    ReplicaLostError,
+    RequestError,
+    RunError,
+    UnavailableError,
+)
 
 FIRST_RETRIES = 5
 """An endpoint that is not there is given up after so many, some seconds."""
 RETRIES = 100
 """An endpoint that answered before is asked again for ten minutes at least: it may start anew, or be full for long."""
 PATIENCE_S, PAUSE_S = 600.0, 1.0
+FOR_NOW = (QueueFullError, UnavailableError, ReplicaLostError)
+"""What an application refuses for now only."""
 
 Complete = Callable[[dict[str, Any]], Awaitable[ChatCompletion]]
 
@@ -95,7 +106,11 @@ def _by_handle(config: EndpointProcessorConfig) -> Complete:
             try:
                 answer: ChatCompletion = await handle.complete.remote(messages, **fields)
                 return answer
-            except (QueueFullError, UnavailableError, ReplicaLostError) as error:
+            except (RayTaskError, MarsRayError) as raised:
+                # Ray's error is of our class too, but its message is a stack.
+                error = raised.cause if isinstance(raised, RayTaskError) else raised
+                if not isinstance(error, FOR_NOW):
+                    raise error from None
                 if time.monotonic() > ends_s:
                     raise RunError(f"the application {config.app!r} answers no more: {error}") from error
                 await asyncio.sleep(PAUSE_S)
