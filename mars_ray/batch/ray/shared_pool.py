@@ -25,7 +25,7 @@ from mars_ray.errors import RunError
 from mars_ray.ray_private import NAMESPACE
 
 BEAT_S = 2.0
-IDLE_S = 15.0
+IDLE_S = 15
 """Seconds after which decoders end that no stage asks for."""
 POOLS = 3
 """So many pools may die one after the other with a block in them."""
@@ -45,7 +45,7 @@ class SharedPool:
     def __init__(self, app: str, settings: SharedPoolSettings) -> None:
         self._decoders = list(start_decoders(settings.pool, app).values())
         self._backlogs: dict[str, StageBacklog] = {}
-        self._heard_s = time.monotonic()
+        self._silent_s = 0
         self._control_loop = ControlLoop(
             app, settings.pool.control, self._tokens_left, settings.deadline_s, lambda _: None
         )
@@ -54,7 +54,7 @@ class SharedPool:
 
     async def beat(self, stage: str, backlog: StageBacklog) -> list[Any]:
         """Hear that a stage is there, and what is left for it; return the decoders."""
-        self._heard_s = time.monotonic()
+        self._silent_s = 0
         self._backlogs[stage] = backlog
         return self._decoders
 
@@ -62,8 +62,10 @@ class SharedPool:
         return sum(each.tokens_left for each in list(self._backlogs.values()))
 
     async def _end_when_idle(self) -> None:
-        while time.monotonic() - self._heard_s < IDLE_S:
+        # Seconds are counted, not read off a clock: on a machine that was suspended everybody has been silent for long.
+        while self._silent_s < IDLE_S:
             await asyncio.sleep(1)
+            self._silent_s += 1
         await asyncio.to_thread(self._control_loop.__exit__, None, None, None)
         ray.kill(ray.get_runtime_context().current_actor)
 
