@@ -10,10 +10,11 @@ Never: loads onto another base than the one it was trained on, whose keys and va
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -28,6 +29,7 @@ from mars_ray.model.checkpoint import save_folder
 from mars_ray.model.digest import weights_digest
 from mars_ray.model.resolve import is_hub_name, resolve_model
 
+Found = TypeVar("Found")
 WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
 SHIPPED = Path(str(files("mars_ray"))) / "assets" / "adapters"
 """Adapters that come with the package, each in a folder named as the model it is for."""
@@ -127,6 +129,11 @@ def shipped_adapters() -> list[str]:
     return sorted(each.name for each in SHIPPED.iterdir())
 
 
+def unnamed(adapter: Found | None) -> dict[str | None, Found]:
+    """Return the adapters of an engine that has this one alone, for all requests, or none."""
+    return {} if adapter is None else {None: adapter}
+
+
 def resolve_adapter(name: str | None) -> Path | None:
     """Return the folder of the adapter that a caller names: a folder, a shipped one, or one on a hub; None for none.
 
@@ -142,6 +149,12 @@ def resolve_adapter(name: str | None) -> Path | None:
     if not is_adapter(folder):
         raise AdapterError(f"{name} is no adapter: it has no {CONFIG_FILE}. Name a model by --model.")
     return folder.absolute()
+
+
+def resolve_adapters(adapter: str | None, named: Mapping[str, str]) -> dict[str | None, Path]:
+    """Return the folders of the adapter of all requests, if there is one, and of those with names."""
+    found = unnamed(resolve_adapter(adapter))
+    return found | {name: folder for name, each in named.items() if (folder := resolve_adapter(each))}
 
 
 def decoding_card(base: Path, adapter: Path | None) -> Card | AdapterCard | None:

@@ -5,13 +5,15 @@ from typing import Annotated
 
 import typer
 
-from mars_ray.cli.options import MODEL_HELP, AdapterOption, QuantizeOption
+from mars_ray.cli.options import ADAPTER_HELP, MODEL_HELP, QuantizeOption
+
+SEVERAL = " NAME=DIR, repeated, serves several: callers choose one by its name as the model."
 
 
 def serve(
     config: Annotated[Path | None, typer.Option(help="Ray Serve config file; see serve_configs/.")] = None,
     model: Annotated[str | None, typer.Option(help=MODEL_HELP)] = None,
-    adapter: AdapterOption = None,
+    adapter: Annotated[list[str] | None, typer.Option(help=ADAPTER_HELP + SEVERAL)] = None,
     quantize: QuantizeOption = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on; without API keys this machine's own.")] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535)] = None,
@@ -22,7 +24,7 @@ def serve(
     from mars_ray.serve.deploy.deploy_file import read_deploy_file
     from mars_ray.serve.deploy.environment import set_environment
 
-    fields = read_deploy_file(config, model=model, adapter=adapter, quantize=quantize, host=host, port=port)
+    fields = read_deploy_file(config, model=model, adapters=adapter or (), quantize=quantize, host=host, port=port)
     with TemporaryDirectory(prefix="mars-ray-") as folder:
         set_environment(Path(folder))
         from mars_ray.serve.ray.schema import schema_of  # Ray reads its environment when it is imported

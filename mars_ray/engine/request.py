@@ -126,6 +126,9 @@ class DecodeParams:
     block: int | None = None
     """Tokens proposed per forward: the autoregressive one and block - 1 masks. None lets the engine choose for
     each step what the batch pays for, up to the block the model was trained with."""
+    adapter: str | None = None
+    """The adapter that decodes the masks, by its name in the engine; None takes the engine's unnamed one, if it has
+    one, else the model itself. In mode ar, and where tokens are verified, answers are the same with any."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.mode, Mode):

@@ -7,7 +7,7 @@ from typing import Self
 
 from transformers import PreTrainedTokenizerBase
 
-from mars_ray.adapter.folder import resolve_adapter
+from mars_ray.adapter.folder import resolve_adapter, unnamed
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import DEFAULT_OPTIONS, EngineOptions
@@ -54,7 +54,9 @@ class AsyncLLM:
         found = await asyncio.to_thread(check_folder, folder)
         self.tokenizer = await asyncio.to_thread(load_tokenizer, folder, found.config, found.tokenizer_is_custom)
         adapter = await asyncio.to_thread(resolve_adapter, self._adapter)
-        spec = EngineSpec(folder=folder, dtype=self._dtype, threads=_threads(), options=self._options, adapter=adapter)
+        spec = EngineSpec(
+            folder=folder, dtype=self._dtype, threads=_threads(), options=self._options, adapters=unnamed(adapter)
+        )
         self.engine, _ = await AsyncEngine.start(spec)
         return self
 

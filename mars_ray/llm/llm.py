@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import Self
 
-from mars_ray.adapter.folder import resolve_adapter
+from mars_ray.adapter.folder import resolve_adapter, unnamed
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.core.load import load_engine
 from mars_ray.engine.core.offline import run_steps
@@ -46,7 +46,7 @@ class LLM:
         options: EngineOptions = DEFAULT_OPTIONS,
     ) -> None:
         found = resolve_adapter(adapter)
-        self.engine, checkpoint, self.dtype = load_engine(resolve_model(model), dtype, options, found)
+        self.engine, checkpoint, self.dtype = load_engine(resolve_model(model), dtype, options, unnamed(found))
         self.tokenizer = checkpoint.tokenizer
 
     def generate(

@@ -1,6 +1,6 @@
 """What must be known of a model to check requests for it and to answer them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mars_ray.engine.process.messages import EngineFacts
 
@@ -14,3 +14,13 @@ class ModelInfo:
     created: int
     """Unix time of the model folder, in seconds."""
     engine: EngineFacts
+    adapter: str | None = None
+    """The adapter that answers under this name; None for the model with its unnamed one, or by itself."""
+    adapters: tuple[str, ...] = ()
+    """Names of the adapters that stand beside the model."""
+
+    def by_name(self, name: str | None) -> "ModelInfo | None":
+        """Return what callers call `name`: the model, or one of its adapters; None for neither."""
+        if name in self.adapters:
+            return replace(self, name=name, adapter=name)
+        return self if name in (None, self.name) else None

@@ -105,6 +105,7 @@ def engine_requests(
                 threshold=body.threshold,
                 floor=body.threshold_floor,
                 block=body.block,
+                adapter=model.adapter,
             ),
         )
         for number, prompt in enumerate(prompts)

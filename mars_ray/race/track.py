@@ -6,7 +6,7 @@ from typing import Self
 
 import torch
 
-from mars_ray.adapter.folder import decoding_card, resolve_adapter
+from mars_ray.adapter.folder import decoding_card, resolve_adapter, unnamed
 from mars_ray.bench.measure import interleaved
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.core.load import load_engine
@@ -41,7 +41,7 @@ class Track:
         self._sampling, self._rounds = SamplingParams(max_tokens=max_tokens), rounds
         self._engine, checkpoint, dtype = load_engine(
             # To compile steps takes longer than a race; whether they are ready must not differ between rounds.
-            folder, "auto", EngineOptions(max_num_seqs=1, compiled=False), adapter_folder
+            folder, "auto", EngineOptions(max_num_seqs=1, compiled=False), unnamed(adapter_folder)
         )  # fmt: skip
         self._encoder = ChatEncoder(checkpoint.tokenizer)
         with_adapter = f" with the adapter {adapter}" if adapter else ""

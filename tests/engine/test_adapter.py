@@ -1,19 +1,25 @@
 """An engine with an adapter: masks are decoded with it, tokens with the base alone."""
 
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
-from mars_ray.adapter.folder import Adapter, AdapterCard
+from mars_ray.adapter.folder import Adapter, AdapterCard, unnamed
 from mars_ray.adapter.gated_lora import GatedLoRA, LoraShape, linears_of
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.execution.input_packer import ForwardBatch, InputPacker
+from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
-from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.options import EngineOptions, Quantize
 from mars_ray.engine.request import DecodeParams
 from mars_ray.engine.scheduling.scheduler import ScheduledSequence
+from mars_ray.errors import RequestError
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import resolve_model
 from tests.engine.engine_parts import sequence_of
@@ -34,13 +40,13 @@ CARD = AdapterCard(
 )
 
 
-def some_adapter(checkpoint: Checkpoint, names: list[str] | None = None, rank: int = 5) -> Adapter:
+def some_adapter(checkpoint: Checkpoint, names: list[str] | None = None, rank: int = 5, std: float = 0.1) -> Adapter:
     torch.manual_seed(0)
     network = checkpoint.network
     shape = LoraShape(rank=rank, alpha=10.0, masks=4, linears=linears_of(network, names))
     lora = GatedLoRA(shape, network.config.hidden_size)
     for parameter in lora.parameters():
-        nn.init.normal_(parameter, std=0.1)
+        nn.init.normal_(parameter, std=std)
     return Adapter(lora.requires_grad_(False).eval(), CARD)
 
 
@@ -54,7 +60,7 @@ def fresh(kernels: bool, dtype: torch.dtype = torch.float32) -> Checkpoint:
 def engine_of(kernels: bool, adapter: Any = None, dtype: torch.dtype = torch.float32, **options: Any) -> Engine:
     checkpoint = fresh(kernels, dtype)
     chosen = some_adapter(checkpoint, **adapter) if adapter is not None else None
-    engine = Engine(checkpoint, EngineOptions(compiled=False, **options), adapter=chosen)
+    engine = Engine(checkpoint, EngineOptions(compiled=False, **options), adapters=unnamed(chosen))
     engine._cache.resize(4, 64)
     return engine
 
@@ -66,7 +72,7 @@ def step_with_masks(rows: tuple[int, ...]) -> ForwardBatch:
         ScheduledSequence(sequence_of([31, 32, 33], slot=2), 3),
     ]
     mask_id = fresh(kernels=True).mask_id
-    packed, _ = InputPacker(mask_id, 64, torch.device("cpu")).pack(batch, 3, audit=True)
+    packed, _ = InputPacker(mask_id, 64, torch.device("cpu"), lambda _: 0).pack(batch, 3, audit=True)
     return packed
 
 
@@ -115,3 +121,109 @@ def test_an_engine_that_is_closed_leaves_the_network_without_the_adapter() -> No
     assert hooks
     engine.close()
     assert not any(module._forward_hooks for module in hooks)
+
+
+KINDS: dict[str | None, dict[str, Any]] = {
+    None: {"rank": 3},
+    "wide": {"rank": 40},
+    "attention": {"names": ["q_proj", "v_proj"], "std": 0.5},
+    "mlp": {"names": ["down_proj"]},
+}
+
+
+@cache
+def engine_of_several(kernels: bool, quantize: Quantize | None = None) -> Engine:
+    """An engine with adapters of several kinds; it serves all examples."""
+    checkpoint = fresh(kernels)
+    adapters = {name: some_adapter(checkpoint, **given) for name, given in KINDS.items()}
+    return Engine(checkpoint, EngineOptions(compiled=False, max_num_seqs=4, quantize=quantize), adapters=adapters)
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_masks_of_several_adapters_in_one_step_are_those_of_each_alone(kernels: bool) -> None:
+    checkpoint = fresh(kernels)
+    mixed = engine_of_several(kernels)
+    mixed._cache.resize(4, 64)
+    sequences = [
+        sequence_of([11 + number, 12, 13], slot=number, decode=DecodeParams(adapter=name))
+        for number, name in enumerate(("mlp", None, "wide", "mlp"))
+    ]
+    batch = [ScheduledSequence(sequence, 3, (4,)) for sequence in sequences]
+
+    def logits(engine: Engine, adapter_of: Any) -> Any:
+        packer = InputPacker(checkpoint.mask_id, 64, torch.device("cpu"), adapter_of)
+        return engine._runner.run(packer.pack(batch, 4, audit=False)[0]).logits_MV
+
+    together = logits(mixed, mixed._adapters.of)
+    for number, sequence in enumerate(sequences):
+        given = KINDS[sequence.request.decode.adapter]
+        alone = logits(engine_of(kernels, given), lambda _: 0)
+        rows = slice(5 * number, 5 * number + 5)
+        torch.testing.assert_close(together[rows], alone[rows], atol=1e-4, rtol=1e-4)
+
+
+GRAMMARS = (
+    None,
+    GrammarSpec(kind="regex", text="[a-z ]{3,40}"),
+    GrammarSpec(kind="regex", text="(yes|no|maybe)( (yes|no|maybe)){1,6}"),
+)
+
+
+@st.composite
+def asked(draw: st.DrawFn) -> tuple[str | None, dict[str, Any]]:
+    """An adapter, and how tokens are chosen."""
+    return draw(st.sampled_from(list(KINDS))), {
+        "max_tokens": draw(st.integers(1, 24)),
+        "temperature": draw(st.sampled_from([0.0, 0.7, 1.5])),
+        "top_p": draw(st.sampled_from([1.0, 0.9])),
+        "seed": draw(st.integers(0, 99)),
+        "frequency_penalty": draw(st.sampled_from([0.0, 0.6])),
+        "repetition_penalty": draw(st.sampled_from([1.0, 1.3])),
+        "grammar": draw(st.sampled_from(GRAMMARS)),
+    }
+
+
+@pytest.mark.parametrize(("kernels", "quantize"), [(True, None), (True, "int8"), (False, None)])
+@settings(max_examples=25, deadline=None)
+@given(st.lists(asked(), min_size=1, max_size=6), st.sampled_from([None, 2, 5]), st.sampled_from([None, 0.0]))
+def test_exact_answers_of_any_mixture_of_adapters_are_those_of_the_base(
+    kernels: bool,
+    quantize: Quantize | None,
+    prompts: list[tuple[int, ...]],
+    several: list[tuple[str | None, dict[str, Any]]],
+    block: int | None,
+    threshold: float | None,
+) -> None:
+    engine = engine_of_several(kernels, quantize)
+    said: list[dict[Any, list[int]]] = []
+    for exact in (False, True):
+        requests = [
+            request(
+                number,
+                prompts[7 * number],
+                DecodeParams(mode=Mode.EXACT, adapter=name, block=block, threshold=threshold)
+                if exact
+                else DecodeParams(mode=Mode.AR),
+                **sampling,
+            )
+            for number, (name, sampling) in enumerate(several)
+        ]
+        engine.clear_cache()
+        said.append({name: each.tokens for name, each in run(engine, requests).items()})
+    assert said[1] == said[0]
+
+
+def test_an_adapter_that_is_not_there_is_refused() -> None:
+    with pytest.raises(RequestError, match="adapter is 'other'; this engine has wide, attention, mlp"):
+        engine_of_several(True).add(request("a", [1, 2], DecodeParams(adapter="other")))
+
+
+def test_a_base_that_knows_no_masks_decodes_without_them_where_no_adapter_is_named() -> None:
+    checkpoint = replace(fresh(True), card=None)
+    adapters: dict[str | None, Adapter] = {"only": some_adapter(checkpoint)}
+    engine = Engine(checkpoint, EngineOptions(compiled=False), adapters=adapters)
+    plain = request("plain", [11, 12], DecodeParams(mode=Mode.EXACT), max_tokens=6, ignore_eos=True)
+    ahead = request("ahead", [11, 13], DecodeParams(mode=Mode.EXACT, adapter="only"), max_tokens=6, ignore_eos=True)
+    said = run(engine, [plain, ahead])
+    assert not any(chunk.masks for chunk in said["plain"].chunks)
+    assert any(chunk.masks for chunk in said["ahead"].chunks)

@@ -11,7 +11,7 @@ from mars_ray.engine.scheduling.scheduler import DECODE_TOKENS, ScheduledSequenc
 from tests.engine.engine_parts import sequence_of, slot_of
 
 MASK = 1016
-PACKER = InputPacker(MASK, 4096, torch.device("cpu"))
+PACKER = InputPacker(MASK, 4096, torch.device("cpu"), lambda _: -1)
 
 
 def scheduled(

@@ -102,7 +102,11 @@ def served(
         try:
             engine, facts = await AsyncEngine.start(config.engine_spec(FOLDER))
             metrics = EngineMetrics(model=config.model_name, replica="test")
-            client = LocalEngineClient(engine, ModelInfo(name=config.model_name, created=1, engine=facts), metrics)
+            client = LocalEngineClient(
+                engine,
+                ModelInfo(name=config.model_name, created=1, engine=facts, adapters=tuple(config.adapters)),
+                metrics,
+            )
             plan = config.plan(FOLDER)
             control = LocalControl(plan)
             lease = Lease("test", plan, control.clock)

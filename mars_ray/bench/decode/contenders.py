@@ -14,7 +14,8 @@ from mars_ray.bench.decode.transformers_peers import PeerRun, Unavailable, gener
 from mars_ray.bench.decode.workload import Workload, bundled_workload
 from mars_ray.bench.measure import Sample
 from mars_ray.engine.chunk import Finished
-from mars_ray.engine.core.engine import BLOCK_WITHOUT_CARD, Engine
+from mars_ray.engine.core.adapters import BLOCK_WITHOUT_CARD
+from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams

@@ -11,8 +11,8 @@ import random
 import time
 from collections import abc
 
-from mars_ray.adapter.folder import Adapter
 from mars_ray.engine.chunk import Chunk, Finished, FinishReason, TokenLogprobs
+from mars_ray.engine.core.adapters import Adapters, AdaptersByName
 from mars_ray.engine.core.class_thresholds import ClassThresholds
 from mars_ray.engine.core.limits import resolve_limits
 from mars_ray.engine.core.new_sequences import new_sequences
@@ -38,9 +38,6 @@ from mars_ray.engine.stats.step_time import StepTimeFit
 from mars_ray.errors import ConfigError, MarsRayError, RequestError, StepError
 from mars_ray.model.checkpoint import Checkpoint
 
-BLOCK_WITHOUT_CARD = 8
-"""Block of a checkpoint whose card does not say what it was trained for."""
-
 AUDIT_EVERY = 16
 """Every so many steps the tokens accepted at masks are compared with what the model says one forward later."""
 
@@ -48,7 +45,7 @@ AUDIT_EVERY = 16
 class Engine:
     """Decodes with the network of `checkpoint`, whose attention it may replace. Not thread-safe.
 
-    With an `adapter` masks, and they alone, are decoded with it; its block and calibration stand in for the card's.
+    The masks of a request, and they alone, are decoded with the adapter it names; see `core/adapters`.
     With `consume` the network gives its weights up where the engine packs copies of them: it cannot run afterwards.
     Raises `ModelError` for a network it cannot run and `ConfigError` for sizes it cannot have.
     """
@@ -58,13 +55,14 @@ class Engine:
         checkpoint: Checkpoint,
         options: EngineOptions = DEFAULT_OPTIONS,
         *,
-        adapter: Adapter | None = None,
+        adapters: AdaptersByName | None = None,
         consume: bool = False,
         clock: abc.Callable[[], float] = time.perf_counter,
         new_seed: abc.Callable[[], int] | None = None,
     ) -> None:
-        network, card = checkpoint.network, adapter.card if adapter else checkpoint.card
+        network = checkpoint.network
         self._checkpoint, self._clock = checkpoint, clock
+        self._adapters = Adapters(adapters or {}, checkpoint.card)
         self._new_seed = new_seed or (lambda: random.getrandbits(62))
         self.limits = limits = resolve_limits(network.config, network.dtype, network.device, options)
         check_classes(options.classes)
@@ -80,23 +78,20 @@ class Engine:
             clock=clock,
         )
         self._cache = SlotKVCache(network.config, network.dtype, network.device)
-        self._packer = InputPacker(checkpoint.mask_id, limits.max_model_len, network.device)
+        self._packer = InputPacker(checkpoint.mask_id, limits.max_model_len, network.device, self._adapters.of)
         self._runner, self.kernels = choose_runner(
             network,
             self._cache,
             checkpoint.mask_id,
             options,
             consume=consume,
-            adapter=adapter.lora if adapter else None,
+            adapters=self._adapters.loras,
         )
         """What runs a forward, and its description for reports."""
         self._grammars = Grammars(checkpoint, limits.vocab_size)
-        self.block = (card and card.block) or BLOCK_WITHOUT_CARD
+        self.block = self._adapters.block
         """Tokens proposed per forward at most, where a request does not say."""
-        calibration = card.calibration if card else ()
-        self.profile = Profile(
-            self.block, {each.threshold: (each.tokens_per_forward, each.agreement) for each in calibration}
-        )
+        self.profile = Profile(self.block, self._adapters.calibration)
         self.step_time = StepTimeFit()
         self._blocks = BlockChoice(self.profile, self.step_time, self.block)
         self._stats = EngineStats(self._thresholds.by_class, self.step_time, clock)
@@ -149,6 +144,7 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request. Raises `RequestError` when it cannot be served, `QueueFullError` when not now."""
         self.limits.check(request)
+        self._adapters.check(request)
         if request.id in self._requests:
             raise RequestError(f"a request with the id {request.id!r} is already here; ids must differ.")
         if request.service_class not in self._thresholds.by_class:
@@ -207,7 +203,8 @@ class Engine:
         return batch
 
     def _masks_for(self, sequence: Sequence) -> Masks:
-        return self._blocks.masks_for(sequence, self._thresholds.acceptance(sequence), self.limits.max_model_len)
+        needs = self._thresholds.acceptance(sequence) if self._adapters.looks_ahead(sequence) else None
+        return self._blocks.masks_for(sequence, needs, self.limits.max_model_len)
 
     def _run(self, batch: list[ScheduledSequence], audit: bool) -> list[Chunk]:
         """Run one forward over `batch`, verify and commit it; where that fails, find the sequences it fails for."""

@@ -1,5 +1,6 @@
 """Load a model folder into an engine, on the best device of this machine."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -13,17 +14,17 @@ from mars_ray.model.folder import check_folder
 
 
 def load_engine(
-    folder: Path, dtype: DtypeOrAuto, options: EngineOptions, adapter: Path | None = None
+    folder: Path, dtype: DtypeOrAuto, options: EngineOptions, adapters: Mapping[str | None, Path] | None = None
 ) -> tuple[Engine, Checkpoint, ResolvedDtype]:
     """Return an engine, the checkpoint it decodes with, whose network is the engine's alone, and the dtype and why.
 
-    With the folder of an `adapter` masks are decoded with it.
+    `adapters` are folders by the name that requests know them by; None is that of requests that name none.
     Raises `ModelError` for a folder that cannot be loaded, `AdapterError` for an adapter of another
     model, and `ConfigError` for sizes the engine cannot have.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     check_folder(folder)
     resolved = resolve_dtype(dtype, folder, device)
-    found = load_adapter(adapter, folder) if adapter else None
+    found = {name: load_adapter(each, folder) for name, each in (adapters or {}).items()}
     checkpoint = load_checkpoint(folder, dtype=getattr(torch, resolved.name), device=device)
-    return Engine(checkpoint, options, adapter=found, consume=True), checkpoint, resolved
+    return Engine(checkpoint, options, adapters=found, consume=True), checkpoint, resolved

@@ -1,5 +1,7 @@
 """Choose what runs the forwards of a network: compiled kernels where they fit it, else torch."""
 
+from collections.abc import Sequence
+
 from transformers import PreTrainedModel
 
 from mars_ray.adapter.gated_lora import GatedLoRA
@@ -19,7 +21,7 @@ def choose_runner(
     options: EngineOptions,
     *,
     consume: bool,
-    adapter: GatedLoRA | None,
+    adapters: Sequence[GatedLoRA],
 ) -> tuple[ModelRunner, str]:
     """Return the runner, and in words what it is and why.
 
@@ -27,10 +29,12 @@ def choose_runner(
     shall be quantised and the kernels for it cannot be had.
     """
     try:
-        runner = CPURunner(network, cache, mask_id=mask_id, quantize=options.quantize, consume=consume, adapter=adapter)
+        runner = CPURunner(
+            network, cache, mask_id=mask_id, quantize=options.quantize, consume=consume, adapters=adapters
+        )
     except KernelError as error:
         if options.quantize:
             raise ModelError(f"quantize {options.quantize} needs kernels that do not run here: {error}") from None
-        through_torch = TorchRunner(network, cache, mask_id=mask_id, compiled=options.compiled, adapter=adapter)
+        through_torch = TorchRunner(network, cache, mask_id=mask_id, compiled=options.compiled, adapters=adapters)
         return through_torch, f"torch, for {error}" if network.device.type == "cpu" else "torch"
     return runner, f"CPU kernels, {options.quantize}" if options.quantize else "CPU kernels"

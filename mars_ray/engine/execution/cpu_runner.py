@@ -1,5 +1,7 @@
 """One forward of a decoder of the Llama family through the compiled kernels, on a CPU."""
 
+from collections.abc import Sequence
+
 import torch
 from transformers import PreTrainedModel
 
@@ -22,9 +24,9 @@ class CPURunner:
         mask_id: int,
         quantize: Quantize | None,
         consume: bool,
-        adapter: GatedLoRA | None,
+        adapters: Sequence[GatedLoRA],
     ) -> None:
-        self._decoder = FusedDecoder(network, mask_id=mask_id, quantize=quantize, consume=consume, adapter=adapter)
+        self._decoder = FusedDecoder(network, mask_id=mask_id, quantize=quantize, consume=consume, adapters=adapters)
         self._cache = cache
 
     @torch.inference_mode()
@@ -40,6 +42,7 @@ class CPURunner:
             prefix_N=batch.prefix_N,
             behind_N=batch.behind_N,
             offset_N=batch.offset_N,
+            adapter_N=batch.adapter_N,
         )
         return ForwardOutput(tokens, confidences, logits_MV)
 

@@ -4,6 +4,7 @@ Positions of all sequences are packed one behind the other, without padding: wha
 filler in attention. Letters are those of `attention`, and M are the positions whose logits are read, the picks.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from mars_ray.engine.kv.attention import PrefillBatch
 from mars_ray.engine.scheduling.scheduler import ScheduledSequence
+from mars_ray.engine.scheduling.sequence import Sequence
 
 
 @dataclass(slots=True)
@@ -31,6 +33,8 @@ class ForwardBatch:
     """Columns behind the prefix it attends to besides, a bit each: its own row of masks where there are several."""
     offset_N: Tensor
     """How many masks stand before a mask in its row; -1 where there is no mask."""
+    adapter_N: Tensor
+    """The adapter that decodes a mask; -1 where the base does alone, as it does all that is no mask."""
     back_N: Tensor
     """Where each position stands in the rectangles of attention."""
     pick_M: Tensor
@@ -57,6 +61,7 @@ class _Lists:
     prefixes: list[int] = field(default_factory=list)
     behind: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
+    adapters: list[int] = field(default_factory=list)
     picks: list[int] = field(default_factory=list)
     slices: list[slice] = field(default_factory=list)
     """Where in `picks` those of each sequence are."""
@@ -65,10 +70,15 @@ class _Lists:
 
 
 class InputPacker:
-    """Packs for a network with the mask token `mask_id`, on `device`, for sequences up to `max_model_len` tokens."""
+    """Packs for a network with the mask token `mask_id`, on `device`, for sequences up to `max_model_len` tokens.
 
-    def __init__(self, mask_id: int, max_model_len: int, device: torch.device) -> None:
-        self._mask_id, self._device = mask_id, device
+    `adapter_of` tells which adapter decodes the masks of a sequence, -1 for none.
+    """
+
+    def __init__(
+        self, mask_id: int, max_model_len: int, device: torch.device, adapter_of: Callable[[Sequence], int]
+    ) -> None:
+        self._mask_id, self._device, self._adapter_of = mask_id, device, adapter_of
         with torch.inference_mode():
             self._columns = torch.arange(max_model_len, device=device)
 
@@ -100,9 +110,10 @@ class InputPacker:
             packed.prefixes,
             packed.behind,
             packed.offsets,
+            packed.adapters,
         )
-        id_N, slot_N, position_N, target_N, prefix_N, behind_N, offset_N, back_N, pick_M, where = self._tensors(
-            *lists, back, packed.picks, cells
+        id_N, slot_N, position_N, target_N, prefix_N, behind_N, offset_N, adapter_N, back_N, pick_M, where = (
+            self._tensors(*lists, back, packed.picks, cells)
         )
         forward_batch = ForwardBatch(
             id_N=id_N,
@@ -112,6 +123,7 @@ class InputPacker:
             prefix_N=prefix_N,
             behind_N=behind_N,
             offset_N=offset_N,
+            adapter_N=adapter_N,
             back_N=back_N,
             pick_M=pick_M,
             where_RP=where.view(rows, width),
@@ -135,6 +147,7 @@ class InputPacker:
             length = len(packed.ids) - start
             masks = [offset for row in scheduled.masks for offset in range(row)]
             packed.offsets += [-1] * (length - len(masks)) + masks
+            packed.adapters += [-1] * (length - len(masks)) + [self._adapter_of(sequence)] * len(masks)
             packed.slots += [sequence.slot or 0] * length
             packed.targets += range(computed, computed + length)
             packed.reaches.append(computed + length)

@@ -1,5 +1,8 @@
 """One forward of an unmodified HF decoder through torch, compiled where a compiler is present."""
 
+from collections.abc import Sequence
+from contextlib import ExitStack
+
 import torch
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
@@ -18,7 +21,13 @@ class TorchRunner:
     """Runs the network, whose attention it replaces, on one batch after the other."""
 
     def __init__(
-        self, network: PreTrainedModel, cache: SlotKVCache, *, mask_id: int, compiled: bool, adapter: GatedLoRA | None
+        self,
+        network: PreTrainedModel,
+        cache: SlotKVCache,
+        *,
+        mask_id: int,
+        compiled: bool,
+        adapters: Sequence[GatedLoRA],
     ) -> None:
         capped = getattr(network.config.get_text_config(), "attn_logit_softcapping", None)
         if capped is not None:
@@ -26,24 +35,25 @@ class TorchRunner:
         network.set_attn_implementation(ATTENTION)
         self._cache = cache
         self._forward = forward_of(network, mask_id)
-        self._network, self._adapter = network, adapter
-        self._attached: list[RemovableHandle] = []
-        if adapter is not None:
-            self._attached = adapter.attach(network)
+        self._network, self._adapters = network, adapters
+        self._attached: list[RemovableHandle] = [each for lora in adapters for each in lora.attach(network)]
         # What is compiled knows no adapter.
-        self._compiled = CompiledSteps(network, mask_id) if compiled and adapter is None else None
+        self._compiled = CompiledSteps(network, mask_id) if compiled and not adapters else None
 
     @torch.inference_mode()
     def run(self, batch: ForwardBatch) -> ForwardOutput:
         """Run one forward; the keys and values of all its positions are in the cache afterwards."""
         places = (batch.id_N, batch.slot_N, batch.position_N, batch.target_N, batch.prefix_N, batch.behind_N)
         given = (self._cache.layers, *places, batch.back_N, batch.where_RP, batch.pick_M, batch.column_C)
-        if self._adapter is not None:
-            where_L = (batch.offset_N >= 0).nonzero().flatten()
+        if self._adapters:
             embedded_NH = self._network.get_input_embeddings()(batch.id_N)
-            masks_LH = self._adapter.masks(batch.offset_N[where_L]).to(embedded_NH.dtype)
-            with self._adapter.at(where_L):
-                embedded_NH = embedded_NH.index_copy(0, where_L, masks_LH)
+            with ExitStack() as acting:
+                for number, lora in enumerate(self._adapters):
+                    where_L = (batch.adapter_N == number).nonzero().flatten()
+                    if len(where_L):
+                        masks_LH = lora.masks(batch.offset_N[where_L]).to(embedded_NH.dtype)
+                        embedded_NH = embedded_NH.index_copy(0, where_L, masks_LH)
+                        acting.enter_context(lora.at(where_L))
                 token_M, confidence_M, logits_MV = self._forward(*given, batch.prefill, embedded_NH)
         elif batch.prefill is not None:
             token_M, confidence_M, logits_MV = self._forward(*given, batch.prefill)

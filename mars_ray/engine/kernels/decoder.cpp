@@ -27,17 +27,27 @@ struct Model {
   int64_t num_layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary, mask_id;
   float norm_epsilon, scaling;
   const void* embedding;
-  const void* mask_embedding;  // [masks, hidden], or none: masks look like the mask token
-  const LowRank* adapters;     // four of each layer (qkv, output, gate_up, down) that act at masks alone, or none
   const float* final_norm;
   Matrix head;
   const Layer* layers;
 };
 
+struct Adapter {
+  const void* mask_embedding;  // [masks, hidden]
+  const LowRank* pairs;        // four of each layer: qkv, output, gate_up, down; all of the batch's `adapter_format`
+  int64_t ranks;               // of the widest of them
+};
+
+// Masks that one adapter decodes. They stand side by side.
+struct Group {
+  const Adapter* adapter;
+  int64_t first, count;
+};
+
 struct Batch {
-  int64_t positions, picks, threads;
-  int64_t first_mask;        // with an adapter masks stand behind everything else
-  const int64_t* offsets;    // of each mask: masks before it in its row
+  int64_t positions, picks, threads, num_groups, adapter_format;
+  const Group* groups;  // masks of adapters, behind everything else
+  const int64_t* offsets;  // masks before a mask in its row
   const int64_t* ids;
   const int64_t* slots;
   const int64_t* places;    // in the sequence
@@ -55,11 +65,43 @@ struct Batch {
   float* confidences;
 };
 
+// Rows rounded to 8 bits in groups of 32, as `Rows` are read.
+struct Rounded {
+  std::vector<int32_t> words, sums;
+  std::vector<float> scales;
+
+  void fit(size_t numbers) {
+    if (words.size() < numbers / 4) words.resize(numbers / 4), sums.resize(numbers / GROUP), scales.resize(numbers / GROUP);
+  }
+
+  Rows from(int64_t first, int64_t depth) const {
+    return {&words[first / 4], depth / 4, &scales[first / GROUP], &sums[first / GROUP], depth / GROUP};
+  }
+
+  template <class T>
+  void round(const T* from, int64_t first, int64_t depth) {
+    int8_t* to = reinterpret_cast<int8_t*>(&words[first / 4]);
+    for (int64_t d = 0; d < depth; d += GROUP) {
+      const __m512 left = load(from + d), right = load(from + d + 16);
+      const __m512 largest = _mm512_max_ps(_mm512_abs_ps(left), _mm512_abs_ps(right));
+      const float top = std::max(_mm512_reduce_max_ps(largest), 1e-30f);
+      const __m512 scale = _mm512_set1_ps(127.0f / top);
+      const __m512i one = _mm512_cvtps_epi32(_mm512_mul_ps(left, scale));
+      const __m512i other = _mm512_cvtps_epi32(_mm512_mul_ps(right, scale));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + d), _mm512_cvtsepi32_epi8(one));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + d + 16), _mm512_cvtsepi32_epi8(other));
+      const int64_t group = (first + d) / GROUP;
+      sums[group] = _mm512_reduce_add_epi32(_mm512_add_epi32(one, other));
+      scales[group] = top / 127.0f;
+    }
+  }
+};
+
 template <class T>
 struct Buffers {
   std::vector<T> hidden, normed, qkv, attended, gate_up, activated, low;
-  std::vector<int32_t> words, sums;
-  std::vector<float> scales, scores;
+  Rounded rounded, rounded_low;
+  std::vector<float> scores;
 };
 
 template <class T>
@@ -91,11 +133,16 @@ class Step {
     const T* embedding = static_cast<const T*>(m.embedding);
     each(b.positions, [&](int64_t n) {
       const T* from = embedding + b.ids[n] * m.hidden;
-      if (n >= b.first_mask) from = static_cast<const T*>(m.mask_embedding) + b.offsets[n - b.first_mask] * m.hidden;
+      for (int64_t g = 0; g < b.num_groups; g++)
+        if (const Group& group = b.groups[g]; group.first <= n && n < group.first + group.count)
+          from = static_cast<const T*>(group.adapter->mask_embedding) + b.offsets[n] * m.hidden;
       std::copy_n(from, m.hidden, &at.hidden[n * m.hidden]);
     });
     for (int64_t index = 0; index < m.num_layers; index++) layer(m.layers[index], index);
-    each(b.picks, [&](int64_t n) { norm(m.head, n, b.picked[n], m.final_norm); });
+    each(b.picks, [&](int64_t n) {
+      norm(n, b.picked[n], m.final_norm);
+      if (m.head.format >= INT8) at.rounded.round(&at.normed[n * m.hidden], n * m.hidden, m.hidden);
+    });
     wait();
     linear(m.head, rows(m.head, at.normed.data()), b.picks, thread, threads,
            [&](int64_t row, int64_t column, __m512 left, __m512 right) {
@@ -122,7 +169,8 @@ class Step {
   }
 
   void layer(const Layer& l, int64_t index) {
-    each(b.positions, [&](int64_t n) { norm(l.qkv, n, n, l.attention_norm); });
+    each(b.positions, [&](int64_t n) { norm(n, n, l.attention_norm); });
+    round_rows(l.qkv, at.normed.data());
     wait();
     project(l.qkv, at.normed.data(), at.qkv.data());
     adapt(4 * index, at.normed.data(), at.qkv.data());
@@ -142,12 +190,12 @@ class Step {
                   keys + offset, values + offset, Sight{b.prefixes[n], b.behind[n], first}, groups, scores);
     });
     wait();
-    quantize_rows(l.output, at.attended.data());
-    if (l.output.format >= INT8) wait();
+    if (round_rows(l.output, at.attended.data())) wait();
     add(l.output, at.attended.data());
     adapt(4 * index + 1, at.attended.data(), at.hidden.data());
     wait();
-    each(b.positions, [&](int64_t n) { norm(l.gate_up, n, n, l.mlp_norm); });
+    each(b.positions, [&](int64_t n) { norm(n, n, l.mlp_norm); });
+    round_rows(l.gate_up, at.normed.data());
     wait();
     project(l.gate_up, at.normed.data(), at.gate_up.data());
     adapt(4 * index + 2, at.normed.data(), at.gate_up.data());
@@ -155,16 +203,15 @@ class Step {
     each(b.positions, [&](int64_t n) {
       silu_and_mul(&at.activated[n * m.intermediate], &at.gate_up[n * 2 * m.intermediate], m.intermediate);
     });
-    quantize_rows(l.down, at.activated.data());
+    round_rows(l.down, at.activated.data());
     wait();
     add(l.down, at.activated.data());
     adapt(4 * index + 3, at.activated.data(), at.hidden.data());
     wait();
   }
 
-  void norm(const Matrix& next, int64_t row, int64_t from, const float* weight) {
+  void norm(int64_t row, int64_t from, const float* weight) {
     rms_norm(&at.normed[row * m.hidden], &at.hidden[from * m.hidden], weight, m.hidden, m.norm_epsilon);
-    if (next.format >= INT8) quantize(next, at.normed.data(), row);
   }
 
   void write(const Layer& l, int64_t n, T* keys, T* values) {
@@ -194,32 +241,21 @@ class Step {
     }
   }
 
-  // Rows as `w` reads them; of 8 bits, `quantize` has made them before.
-  Rows rows(const Matrix& w, const T* from) const {
-    if (w.format < INT8) return plain(w.depth, from);
-    return {at.words.data(), w.depth / 4, at.scales.data(), at.sums.data(), w.depth / GROUP};
+  // Rows from `first` on as `w` reads them; of 8 bits, `round_rows` has made them before.
+  Rows rows(const Matrix& w, const T* from, int64_t first = 0) const {
+    if (w.format < INT8) return plain(w.depth, from + first * w.depth);
+    return at.rounded.from(first * w.depth, w.depth);
   }
 
-  void quantize(const Matrix& w, const T* from, int64_t row) {
-    from += row * w.depth;
-    int8_t* to = reinterpret_cast<int8_t*>(&at.words[row * w.depth / 4]);
-    for (int64_t d = 0; d < w.depth; d += GROUP) {
-      const __m512 left = load(from + d), right = load(from + d + 16);
-      const __m512 largest = _mm512_max_ps(_mm512_abs_ps(left), _mm512_abs_ps(right));
-      const float top = std::max(_mm512_reduce_max_ps(largest), 1e-30f);
-      const __m512 scale = _mm512_set1_ps(127.0f / top);
-      const __m512i first = _mm512_cvtps_epi32(_mm512_mul_ps(left, scale));
-      const __m512i second = _mm512_cvtps_epi32(_mm512_mul_ps(right, scale));
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + d), _mm512_cvtsepi32_epi8(first));
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + d + 16), _mm512_cvtsepi32_epi8(second));
-      const int64_t group = row * (w.depth / GROUP) + d / GROUP;
-      at.sums[group] = _mm512_reduce_add_epi32(_mm512_add_epi32(first, second));
-      at.scales[group] = top / 127.0f;
-    }
-  }
-
-  void quantize_rows(const Matrix& w, const T* from) {
-    if (w.format >= INT8) each(b.positions, [&](int64_t n) { quantize(w, from, n); });
+  // Rounds this thread's rows, all of them or the masks alone, where `w` or adapters beside it are of 8 bits.
+  bool round_rows(const Matrix& w, const T* from) {
+    const bool masks = b.num_groups && b.adapter_format >= INT8;
+    if (w.format < INT8 && !masks) return false;
+    const int64_t first = w.format >= INT8 ? 0 : b.groups[0].first;
+    each(b.positions, [&](int64_t n) {
+      if (n >= first) at.rounded.round(from + n * w.depth, n * w.depth, w.depth);
+    });
+    return true;
   }
 
   void project(const Matrix& w, const T* from, T* to) {
@@ -232,29 +268,52 @@ class Step {
 
   // Adds the low-rank products at masks to what their layer gave.
   void adapt(int64_t number, const T* from, T* to) {
-    const int64_t masks = b.positions - b.first_mask;
-    if (masks == 0 || m.adapters[number].parts == 0) return;
-    const LowRank& pair = m.adapters[number];
+    if (b.num_groups == 0) return;
+    each_pair(number, [&](const LowRank& pair, const Group& group, int64_t start) {
+      const int64_t ranks = pair.down.columns;
+      linear(pair.down, rows(pair.down, from, group.first), group.count, thread, threads,
+             [&](int64_t row, int64_t column, __m512 left, __m512 right) {
+               store(&at.low[start + row * ranks + column], left);
+               store(&at.low[start + row * ranks + column + 16], right);
+             });
+    });
+    wait();
+    if (b.adapter_format >= INT8) {
+      each_pair(number, [&](const LowRank& pair, const Group& group, int64_t start) {
+        const int64_t ranks = pair.down.columns;
+        each(group.count, [&](int64_t n) { at.rounded_low.round(&at.low[start + n * ranks], start + n * ranks, ranks); });
+      });
+      wait();
+    }
+    each_pair(number, [&](const LowRank& pair, const Group& group, int64_t start) { widen(pair, group, start, to); });
+  }
+
+  // Calls `act` for each group with low-rank products here, and where in `low` those of the group begin.
+  template <class Act>
+  void each_pair(int64_t number, const Act& act) const {
+    int64_t start = 0;
+    for (int64_t g = 0; g < b.num_groups; g++) {
+      const Group& group = b.groups[g];
+      if (const LowRank& pair = group.adapter->pairs[number]; pair.parts) act(pair, group, start);
+      start += group.count * group.adapter->ranks;
+    }
+  }
+
+  void widen(const LowRank& pair, const Group& group, int64_t start, T* to) {
     const int64_t ranks = pair.down.columns;
     int64_t width = 0;
     for (int64_t part = 0; part < pair.parts; part++) width += pair.up[part].columns;
-    linear(pair.down, plain(pair.down.depth, from + b.first_mask * pair.down.depth), masks, thread, threads,
-           [&](int64_t row, int64_t column, __m512 left, __m512 right) {
-             store(&at.low[row * ranks + column], left);
-             store(&at.low[row * ranks + column + 16], right);
-           });
-    wait();
-    int64_t rank = 0, first = b.first_mask * width;
+    to += group.first * width;
     for (int64_t part = 0; part < pair.parts; part++) {
       const Matrix& up = pair.up[part];
-      Rows rows = plain(ranks, &at.low[rank]);
-      linear(up, rows, masks, thread, threads, [&](int64_t row, int64_t column, __m512 left, __m512 right) {
-        T* out = to + first + row * width + column;
+      const Rows x = up.format < INT8 ? plain(ranks, &at.low[start]) : at.rounded_low.from(start, ranks);
+      linear(up, x, group.count, thread, threads, [&](int64_t row, int64_t column, __m512 left, __m512 right) {
+        T* out = to + row * width + column;
         store(out, _mm512_add_ps(load(out), rounded(left, out)));
         store(out + 16, _mm512_add_ps(load(out + 16), rounded(right, out)));
       });
-      rank += up.depth;
-      first += up.columns;
+      start += up.depth;
+      to += up.columns;
     }
   }
 
@@ -313,13 +372,11 @@ void run(const Model& model, const Batch& batch) {
   fit(buffers.attended, rows * model.heads * model.head_dim);
   fit(buffers.gate_up, rows * 2 * model.intermediate);
   fit(buffers.activated, rows * model.intermediate);
-  int64_t ranks = 0;
-  for (int64_t pair = 0; model.adapters && pair < 4 * model.num_layers; pair++)
-    ranks = std::max(ranks, model.adapters[pair].down.columns);
-  fit(buffers.low, (batch.positions - batch.first_mask) * ranks);
-  fit(buffers.words, rows * depth / 4);
-  fit(buffers.sums, rows * depth / GROUP);
-  fit(buffers.scales, rows * depth / GROUP);
+  int64_t low = 0;
+  for (int64_t g = 0; g < batch.num_groups; g++) low += batch.groups[g].count * batch.groups[g].adapter->ranks;
+  fit(buffers.low, low);
+  buffers.rounded_low.fit(low);
+  buffers.rounded.fit(rows * depth);
   fit(buffers.scores, batch.threads * (model.heads / model.kv_heads) * (columns + 16));
   Buffers<T>& shared = buffers;
 #pragma omp parallel num_threads(batch.threads)

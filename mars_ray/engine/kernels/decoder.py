@@ -5,6 +5,7 @@ So a token that was drafted and checked has the same logits as one that was deco
 """
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -58,16 +59,24 @@ class _Model(ctypes.Structure):
         *((name, INT) for name in ("num_layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate")),
         *((name, INT) for name in ("vocabulary", "mask_id")),
         *((name, FLOAT) for name in ("norm_epsilon", "scaling")),
-        *((name, POINTER) for name in ("embedding", "mask_embedding", "adapters", "final_norm")),
+        *((name, POINTER) for name in ("embedding", "final_norm")),
         ("head", Matrix),
         ("layers", POINTER),
     )
 
 
+class _Adapter(ctypes.Structure):
+    _fields_ = (("mask_embedding", POINTER), ("pairs", POINTER), ("ranks", INT))
+
+
+class _Group(ctypes.Structure):
+    _fields_ = (("adapter", POINTER), ("first", INT), ("count", INT))
+
+
 class _Batch(ctypes.Structure):
     _fields_ = (
-        *((name, INT) for name in ("positions", "picks", "threads", "first_mask")),
-        ("offsets", POINTER),
+        *((name, INT) for name in ("positions", "picks", "threads", "num_groups", "adapter_format")),
+        *((name, POINTER) for name in ("groups", "offsets")),
         *((name, POINTER) for name in ("ids", "slots", "places", "columns", "prefixes", "behind", "cosines", "sines")),
         *((name, POINTER) for name in ("picked", "keys", "values")),
         *((name, INT) for name in ("slot_stride", "head_stride")),
@@ -78,7 +87,7 @@ class _Batch(ctypes.Structure):
 class FusedDecoder:
     """Runs a decoder of the Llama family over packed weights.
 
-    With an `adapter`, which must not be attached to the network, masks are embedded and adapted by it.
+    Masks are embedded and adapted by one of `adapters`, which must not be attached to the network.
     Raises `KernelError` with the reason where the model, its sizes or the machine do not allow it. With `consume` each
     layer of `network` gives its weights up once they are packed, so that memory never holds both.
     """
@@ -90,7 +99,7 @@ class FusedDecoder:
         mask_id: int,
         quantize: str | None,
         consume: bool,
-        adapter: GatedLoRA | None = None,
+        adapters: Sequence[GatedLoRA] = (),
     ) -> None:
         _check(network)
         library = kernel_library()
@@ -98,12 +107,15 @@ class FusedDecoder:
         self._call = getattr(library, f"forward_{name}")
         self._plain = Format[name.upper()]
         self._kind = Format[quantize.upper()] if quantize else self._plain
+        # What an adapter says is checked, so it may be rounded; in float32 it is what training said.
+        self._low = Format.FLOAT32 if network.dtype == torch.float32 else Format.INT8
         self._dtype, self._consume = network.dtype, consume
         self._body: Any = network.model
         self._kept: list[Any] = []
         """What owns the memory that the structures point into."""
-        self._adapter = adapter
         self._model = self._describe(network, mask_id)
+        self._masks_of = [lora.shape.masks for lora in adapters]
+        self._adapters = [self._adapter(lora) for lora in adapters]
         self._layers: Layers | None = None
         """The cache whose addresses `_keys` and `_values` hold: it is another list once its tensors are."""
 
@@ -119,13 +131,14 @@ class FusedDecoder:
         prefix_N: Tensor | None = None,
         behind_N: Tensor | None = None,
         offset_N: Tensor | None = None,
+        adapter_N: Tensor | None = None,
     ) -> tuple[list[int], list[float], Tensor]:
         """Return the likeliest token and its probability at each of M picks, and all logits, [M, V] in float32.
 
         Keys and values of the N positions are in `layers` afterwards, in the columns `target_N`, by default those of
         their positions. A position attends to the first `prefix_N` columns of its slot, by default up to its own, and
-        to those of the next 63 whose bit is set in `behind_N`. With an adapter `offset_N` tells how many masks stand
-        before a mask in its row, and -1 where there is no mask.
+        to those of the next 63 whose bit is set in `behind_N`. `adapter_N` tells which adapter decodes a position, -1
+        for none, and `offset_N` how many masks stand before such a position in its row.
         """
         target_N = position_N if target_N is None else target_N
         prefix_N = position_N + 1 if prefix_N is None else prefix_N
@@ -134,15 +147,19 @@ class FusedDecoder:
             self._keys, self._values = (_addresses([pair[side] for pair in layers]) for side in (0, 1))
             self._layers = layers
         positions, picks, keys = id_N.shape[0], pick_M.shape[0], layers[0][0]
-        first_mask, offset_L = positions, pick_M
-        if self._adapter is not None and offset_N is not None:
-            masks_N = offset_N >= 0
-            order_N = masks_N.to(torch.uint8).argsort(stable=True)  # masks behind everything else
-            first_mask = positions - int(masks_N.sum())
-            given_N = (id_N, slot_N, position_N, target_N, prefix_N, behind_N)
-            id_N, slot_N, position_N, target_N, prefix_N, behind_N = (part[order_N] for part in given_N)
-            offset_L = offset_N[order_N][first_mask:].clamp(max=self._adapter.shape.masks - 1).contiguous()
+        groups: list[_Group] = []
+        if self._adapters and adapter_N is not None and offset_N is not None:
+            order_N = adapter_N.argsort(stable=True)  # what the base alone decodes, then the masks of each adapter
+            given_N = (id_N, slot_N, position_N, target_N, prefix_N, behind_N, offset_N)
+            id_N, slot_N, position_N, target_N, prefix_N, behind_N, offset_N = (part[order_N] for part in given_N)
             pick_M = order_N.argsort()[pick_M]
+            first, *counts = (adapter_N + 1).bincount().tolist()
+            for number, count in enumerate(counts):
+                if count:
+                    groups.append(_Group(ctypes.addressof(self._adapters[number]), first, count))
+                    offset_N[first : first + count].clamp_(max=self._masks_of[number] - 1)
+                    first += count
+        packed_groups = (_Group * len(groups))(*groups)
         cosine_ND, sine_ND = (
             part[0].float().contiguous()
             for part in self._body.rotary_emb(torch.empty(0, dtype=self._dtype), position_N[None])
@@ -154,8 +171,10 @@ class FusedDecoder:
             positions,
             picks,
             torch.get_num_threads(),
-            first_mask,
-            offset_L.data_ptr(),
+            len(groups),
+            self._low,
+            ctypes.addressof(packed_groups),
+            None if offset_N is None else offset_N.data_ptr(),
             *(tensor.data_ptr() for tensor in given),
             ctypes.addressof(self._keys),
             ctypes.addressof(self._values),
@@ -183,8 +202,6 @@ class FusedDecoder:
             norm_epsilon=body.norm.variance_epsilon,
             scaling=attention.scaling,
             embedding=self._address(body.embed_tokens.weight.detach().contiguous()),
-            mask_embedding=self._adapter and self._address(self._adapter.mask_embedding_KH.detach().to(self._dtype)),
-            adapters=self._adapter and self._low_ranks(self._adapter),
             final_norm=self._norm(body.norm),
             # As others do: an output head in 4 bits costs more quality than it gains speed.
             head=self._pack([head], Format.INT8 if self._kind is Format.INT4 else self._kind),
@@ -205,13 +222,16 @@ class FusedDecoder:
             window=_window(attention) or 0,
         )
 
-    def _low_ranks(self, adapter: GatedLoRA) -> int:
-        """Return where the low-rank products of all layers are."""
-        pairs = (_LowRank * (4 * len(self._body.layers)))(
-            *(self._low_rank(adapter, layer, names) for layer in range(len(self._body.layers)) for names in TOGETHER)
+    def _adapter(self, lora: GatedLoRA) -> _Adapter:
+        """Return where the mask embeddings and the low-rank products of all layers are."""
+        layers = range(len(self._body.layers))
+        pairs = [self._low_rank(lora, layer, names) for layer in layers for names in TOGETHER]
+        self._kept.append(packed := (_LowRank * len(pairs))(*pairs))
+        return _Adapter(
+            mask_embedding=self._address(lora.mask_embedding_KH.detach().to(self._dtype)),
+            pairs=ctypes.addressof(packed),
+            ranks=max(pair.down.columns for pair in pairs),
         )
-        self._kept.append(pairs)
-        return ctypes.addressof(pairs)
 
     def _low_rank(self, adapter: GatedLoRA, layer: int, names: tuple[str, ...]) -> _LowRank:
         linears = [f"model.layers.{layer}.{name}" for name in names]
@@ -229,7 +249,7 @@ class FusedDecoder:
         return _LowRank(down=self._pack_weight(torch.cat(downs)), up=(Matrix * 3)(*ups), parts=len(ups))
 
     def _pack_weight(self, weight: Tensor) -> Matrix:
-        packed = pack_weight(weight.to(self._dtype), None, self._plain)
+        packed = pack_weight(weight.to(self._dtype), None, self._low)
         self._kept.append(packed)
         return packed.matrix
 

@@ -12,7 +12,7 @@ import select
 import socket
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mars_ray.engine.chunk import Chunk
@@ -34,8 +34,8 @@ class EngineSpec:
     threads: int
     """Threads of a step on a CPU."""
     options: EngineOptions
-    adapter: Path | None = None
-    """Folder of the adapter that masks are decoded with."""
+    adapters: Mapping[str | None, Path] = field(default_factory=dict)
+    """Folders of adapters by the name that requests know them by; None is that of requests that name none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,7 +121,7 @@ def _start(spec: EngineSpec) -> tuple[Engine, EngineFacts]:
     from mars_ray.model.token_bytes import token_bytes
 
     torch.set_num_threads(spec.threads)
-    engine, checkpoint, dtype = load_engine(spec.folder, spec.dtype, spec.options, spec.adapter)
+    engine, checkpoint, dtype = load_engine(spec.folder, spec.dtype, spec.options, spec.adapters)
     where = checkpoint.network.device.type
     print(
         f"engine on {where}, {engine.kernels}; {dtype.name}: {dtype.reason}", file=sys.stderr

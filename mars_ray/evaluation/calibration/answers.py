@@ -6,7 +6,7 @@ How far is looked ahead is fixed, so the answers are the same whatever the load 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from mars_ray.adapter.folder import Adapter
+from mars_ray.adapter.folder import Adapter, unnamed
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.core.offline import OfflineResult, decode_all
@@ -31,7 +31,7 @@ def answer_all(
     Raises `DataError` for a prompt the chat template refuses, or the model has no room for, before any is answered.
     """
     options = EngineOptions(compiled=False, max_request_tokens=sampling.max_tokens)
-    engine = Engine(checkpoint, options, adapter=adapter)
+    engine = Engine(checkpoint, options, adapters=unnamed(adapter))
     encoder = ChatEncoder(checkpoint.tokenizer)
     decodes = [replace(decode, block=decode.block or engine.block) for decode in decodes]
     encoded = [_encoded(prompt, encoder, engine, sampling) for prompt in prompts]

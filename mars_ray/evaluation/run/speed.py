@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 
 import torch
 
-from mars_ray.adapter.folder import Adapter
+from mars_ray.adapter.folder import Adapter, unnamed
 from mars_ray.bench.machine import machine
 from mars_ray.bench.measure import Sample, interleaved
 from mars_ray.data.chat import ChatEncoder
@@ -45,7 +45,7 @@ def measure_speed(
     Raises `DataError` when the model takes none.
     """
     limit = max(task.max_tokens for task in tasks)
-    engine = Engine(checkpoint, replace(options, max_request_tokens=limit), adapter=adapter)
+    engine = Engine(checkpoint, replace(options, max_request_tokens=limit), adapters=unnamed(adapter))
     try:
         prompts = _prompts(engine, ChatEncoder(checkpoint.tokenizer), tasks, sampling)
         if options.compiled:

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from mars_ray.adapter.folder import decoding_card, resolve_adapter
+from mars_ray.adapter.folder import decoding_card, resolve_adapter, resolve_adapters
 from mars_ray.control.settings import ControlPlan, ControlSettings
 from mars_ray.engine.mode import DEFAULT_THRESHOLD
 from mars_ray.engine.options import EngineOptions, Quantize
@@ -58,6 +58,8 @@ class ServeConfig(_Settings):
     adapter: str | None = None
     """An adapter that was trained for the model: 'smollm2', which comes with the package, a folder, which every node
     must have, or a name on a hub."""
+    adapters: dict[str, str] = {}
+    """Further adapters, as above, by the names that callers call them: each is a model of the endpoint."""
     name: str | None = None
     """What callers call the model; None takes the name of the folder."""
     mode: Literal["ar", "threshold", "exact"] = "threshold"
@@ -95,6 +97,8 @@ class ServeConfig(_Settings):
         if len({each.name for each in self.classes}) < max(1, len(self.classes)):
             raise ValueError("name one class of service or more, each once")
         ControlPlan(ceiling=self.threshold, classes=self.classes)
+        if self.model_name in self.adapters:
+            raise ValueError(f"call no adapter {self.model_name!r}, which is the model")
         return self
 
     @property
@@ -109,7 +113,7 @@ class ServeConfig(_Settings):
             folder=folder,
             dtype=engine.dtype,
             threads=engine.threads,
-            adapter=resolve_adapter(self.adapter),
+            adapters=resolve_adapters(self.adapter, self.adapters),
             options=EngineOptions(
                 max_num_seqs=engine.max_num_seqs,
                 max_kv_tokens=engine.max_kv_tokens,

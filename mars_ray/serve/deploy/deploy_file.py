@@ -9,6 +9,7 @@ Paths in the file start from the working directory, as those on the command line
 made absolute: the processes that open them run elsewhere.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,14 @@ def read_deploy_file(
     path: Path | None,
     *,
     model: str | None = None,
-    adapter: str | None = None,
+    adapters: Sequence[str] = (),
     quantize: Quantize | None = None,
     host: str | None = None,
     port: int | None = None,
 ) -> dict[str, Any]:
     """Return the fields of `path`, or of an endpoint on this machine alone, with what is given in their place.
 
+    `adapters` are folders or hub names, `NAME=` before those that callers shall call by a name of their own.
     Raises `ConfigError` naming the file and the field.
     """
     source = "the command line" if path is None else str(path)
@@ -46,8 +48,8 @@ def read_deploy_file(
     args = _mapping(application, "args", f"{source}: applications[0]")
     if model is not None:
         args = args | {"model": model}
-    if adapter is not None:
-        args = args | {"adapter": adapter}
+    if adapters:
+        args = args | _adapters(adapters)
     if quantize is not None:
         args = args | {"engine": _mapping(args, "engine", f"{source}: applications[0].args") | {"quantize": quantize}}
     config = parse_config(args, source, "applications[0].args")
@@ -97,11 +99,29 @@ def _application(fields: dict[str, Any], source: str) -> dict[str, Any]:
     return application
 
 
-def _absolute(config: ServeConfig) -> dict[str, str]:
+def _adapters(given: Sequence[str]) -> dict[str, Any]:
+    """Return the settings that `--adapter DIR` and `--adapter NAME=DIR` stand for."""
+    found: dict[str, Any] = {"adapter": None, "adapters": {}}
+    for each in given:
+        name, named, folder = each.partition("=")
+        if not named:
+            taken, found["adapter"] = found["adapter"], each
+        else:
+            taken, found["adapters"][name] = found["adapters"].get(name), folder
+        if taken is not None or (named and not (name and folder)):
+            raise ConfigError(f"--adapter {each}: give DIR once, for all requests, and NAME=DIR with different names.")
+    return found
+
+
+def _absolute(config: ServeConfig) -> dict[str, Any]:
     """Return the paths in the settings as every process can find them."""
-    paths = {} if config.keys is None else {"keys": str(config.keys.expanduser().absolute())}
-    for field, name in (("model", config.model), ("adapter", config.adapter)):
-        folder = Path(name or BUNDLED).expanduser()
-        if name not in (None, BUNDLED) and folder.exists():  # else it is on the nodes only, or misspelt, and stays so
-            paths[field] = str(folder.absolute())
-    return paths
+    paths: dict[str, Any] = {} if config.keys is None else {"keys": str(config.keys.expanduser().absolute())}
+    paths["model"], paths["adapter"] = _found(config.model), config.adapter and _found(config.adapter)
+    paths["adapters"] = {name: _found(adapter) for name, adapter in config.adapters.items()}
+    return {field: found for field, found in paths.items() if found != getattr(config, field)}
+
+
+def _found(name: str) -> str:
+    """Return a folder here as every process can find it. Else it is on the nodes only, or misspelt, and stays so."""
+    folder = Path(name).expanduser()
+    return str(folder.absolute()) if name != BUNDLED and folder.exists() else name

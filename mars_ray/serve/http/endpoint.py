@@ -114,12 +114,13 @@ class Endpoint:
         return self._model
 
     async def check_model(self, name: str | None) -> ModelInfo:
-        """Return what is known of the model. Raises a 404 for another name; None is whichever model is served."""
+        """Return what is known of the model or adapter. Raises a 404 for another name; None is the model served."""
         model = await self.model_info()
-        if name not in (None, model.name):
-            message = f"the model {(name or '')[:80]!r} does not exist here; there is {model.name!r}."
+        if (found := model.by_name(name)) is None:
+            known = ", ".join(map(repr, (model.name, *model.adapters)))
+            message = f"the model {(name or '')[:80]!r} does not exist here; there is {known}."
             raise ApiError(404, message, type="invalid_request_error", param="model", code="model_not_found")
-        return model
+        return found
 
     def service_class(self, body: GenerateRequest, own: str) -> str:
         """Return the class that serves a request: the caller's `own`, or the one that may wait."""
@@ -133,7 +134,9 @@ class Endpoint:
         if self._log_prompts:
             Exchange.of(http.scope).prompt = messages
         prompt = await self.tokenizer.apply_chat_template(messages)
-        return await self._generate(body, [prompt], http, ChatResponseBuilder(_metadata(model, "chatcmpl", http)))
+        return await self._generate(
+            body, model, [prompt], http, ChatResponseBuilder(_metadata(model, "chatcmpl", http))
+        )
 
     async def complete(self, body: CompletionRequest, http: Request) -> Response:
         """Continue prompts."""
@@ -142,7 +145,9 @@ class Endpoint:
         if self._log_prompts:
             Exchange.of(http.scope).prompt = "\n".join(body.texts)
         prompts = await self.tokenizer.encode(body.texts) if body.texts else body.ids
-        return await self._generate(body, prompts, http, CompletionResponseBuilder(_metadata(model, "cmpl", http)))
+        return await self._generate(
+            body, model, prompts, http, CompletionResponseBuilder(_metadata(model, "cmpl", http))
+        )
 
     async def tokenize(self, body: TokenizeRequest) -> TokenizeResponse:
         """Return the token ids of a text or a conversation."""
@@ -165,7 +170,12 @@ class Endpoint:
         return DetokenizeResponse(prompt=await self.tokenizer.decode(body.tokens))
 
     async def _generate(
-        self, body: GenerateRequest, prompts: list[list[int]], http: Request, builder: ResponseBuilder
+        self,
+        body: GenerateRequest,
+        model: ModelInfo,
+        prompts: list[list[int]],
+        http: Request,
+        builder: ResponseBuilder,
     ) -> Response:
         exchange = Exchange.of(http.scope)
         requests = engine_requests(
@@ -174,7 +184,7 @@ class Endpoint:
             request_id=uuid4().hex,  # not the caller's, which two may share
             tenant=exchange.key or "",
             service_class=self.service_class(body, exchange.service_class),
-            model=await self.model_info(),
+            model=model,
             limits=self.limits,
             default_mode=self.default_mode,
         )

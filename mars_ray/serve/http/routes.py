@@ -115,7 +115,8 @@ def openai_routes(endpoint: Endpoint) -> APIRouter:
 
     @routes.get("/v1/models")
     async def models() -> ModelList:
-        return ModelList(data=[_model(await endpoint.model_info())])
+        model = await endpoint.model_info()
+        return ModelList(data=[_model(each) for name in (None, *model.adapters) if (each := model.by_name(name))])
 
     @routes.get("/v1/models/{model:path}")
     async def model(model: str) -> Model:

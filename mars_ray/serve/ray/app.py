@@ -69,9 +69,9 @@ def build_deployment(args: dict[str, Any]) -> Application:
 def _pinned(args: dict[str, Any]) -> ServeConfig:
     config = parse_config(args)
     # A branch of a hub may move before the next replica starts.
-    pinned = {"model": pin(config.model, resolve_model(config.model)), "name": config.model_name}
-    if config.adapter and (adapter := resolve_adapter(config.adapter)):
-        pinned["adapter"] = pin(config.adapter, adapter)
+    pinned: dict[str, Any] = {"model": pin(config.model, resolve_model(config.model)), "name": config.model_name}
+    pinned["adapter"] = _pinned_adapter(config.adapter)
+    pinned["adapters"] = {name: _pinned_adapter(adapter) for name, adapter in config.adapters.items()}
     return config.model_copy(update=pinned)
 
 
@@ -88,3 +88,8 @@ def _engines(config: ServeConfig) -> Application:
     )
     app: Application = engines.bind(config)
     return app
+
+
+def _pinned_adapter(adapter: str | None) -> str | None:
+    folder = resolve_adapter(adapter)
+    return pin(adapter, folder) if adapter and folder else None

@@ -40,7 +40,7 @@ class EngineReplica:
         created = int((folder / "config.json").stat().st_mtime)
         self._client = LocalEngineClient(
             engine,
-            ModelInfo(name=config.model_name, created=created, engine=facts),
+            ModelInfo(name=config.model_name, created=created, engine=facts, adapters=tuple(config.adapters)),
             EngineMetrics(model=config.model_name, replica=replica.replica_id.unique_id),
         )
 
