@@ -126,10 +126,10 @@ inline void tile_in_groups(const Rows& x, int64_t row, const char* weights, int6
   for (int r = 0; r < R; r++) out[r][0] = sum[r][0], out[r][1] = sum[r][1];
 }
 
-// Two halves of the rows: sums of groups and of rows together take twice the registers.
+// More than 6 rows in two halves: sums of groups and of rows together take twice the registers.
 template <int R, Format FORMAT>
 inline void halves(const Rows& x, int64_t row, const char* weights, int64_t groups, __m512 out[R][2]) {
-  constexpr int HALF = (R + 1) / 2;
+  constexpr int HALF = R > 6 ? (R + 1) / 2 : R;
   tile_in_groups<HALF, FORMAT>(x, row, weights, groups, out);
   if constexpr (R > HALF) tile_in_groups<R - HALF, FORMAT>(x, row + HALF, weights, groups, out + HALF);
 }
