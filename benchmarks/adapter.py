@@ -30,7 +30,7 @@ from adapter_report import fit, markdown
 from scipy.stats import binomtest
 from transformers.utils import logging
 
-from mars_ray.adapter.folder import load_adapter, read_adapter_card
+from mars_ray.adapter.folder import load_adapter, read_adapter_card, unnamed
 from mars_ray.bench.machine import machine
 from mars_ray.bench.measure import Sample, speedup, throughput
 from mars_ray.bench.peers.llama_cpp import LlamaCpp, llama_cpp_peers
@@ -139,7 +139,7 @@ def first_question(text: Conversation) -> Conversation:
 def quality(checkpoint: Checkpoint, folder: Path, adapter: Path, asked: list[Question], tokens: int) -> Json:
     """Return how answers at each setting agree with the base, and how many are right."""
     loaded = load_adapter(adapter, folder)
-    engine = Engine(checkpoint, EngineOptions(max_num_seqs=BATCH, compiled=False), adapter=loaded)
+    engine = Engine(checkpoint, EngineOptions(max_num_seqs=BATCH, compiled=False), adapters=unnamed(loaded))
     answers: dict[str, list[OfflineResult]] = {}
     with ProgressLine("answers", total=len(SETTINGS)) as progress:
         for number, setting in enumerate(SETTINGS):
@@ -190,7 +190,7 @@ def speed(checkpoint: Checkpoint, folder: Path, given: argparse.Namespace, asked
     """Return tokens per second of each setting and of llama.cpp, one request at a time."""
     options = EngineOptions(max_num_seqs=1)
     alone = Engine(checkpoint, options)
-    adapted = Engine(checkpoint, options, adapter=load_adapter(given.adapter, folder))
+    adapted = Engine(checkpoint, options, adapters=unnamed(load_adapter(given.adapter, folder)))
     ways: dict[str, Callable[[list[Question]], Sample]] = {
         each.name: partial(one_by_one, alone if each is AR else adapted, each) for each in SETTINGS
     }
@@ -257,7 +257,7 @@ def curve(checkpoint: Checkpoint, folder: Path, kept: Path, asked: list[Question
     """Return tokens per forward in exact mode of every adapter in `kept`, by the tokens it was trained on."""
     points = []
     for adapter in sorted(kept.iterdir()):
-        engine = Engine(checkpoint, EngineOptions(max_num_seqs=1), adapter=load_adapter(adapter, folder))
+        engine = Engine(checkpoint, EngineOptions(max_num_seqs=1), adapters=unnamed(load_adapter(adapter, folder)))
         one_by_one(engine, EXACT, asked[:WARM_UP_PROMPTS])  # it learns what to feed
         sample = one_by_one(engine, EXACT, asked)
         card = read_adapter_card(adapter)

@@ -2,10 +2,10 @@
 
     python benchmarks/adapter_cost.py --ranks 32,64 --batch 1,16 --json cost.json
 
-The engine decodes in exact mode with random low-rank weights; its profile is told that drafts are right as often as
-those of a trained adapter are (`--right`), so it lays out the masks that it would lay out for one. The forwards of its
-last steps are then run again, in turns, with the adapter and with the same masks as plain tokens. What is added is
-compared with a whole step, that is the forward without adapter and all that the engine does beside it.
+The engine decodes in exact mode with random low-rank weights; it is told that they are as sure of their drafts, and
+right as often, as a trained adapter is (`--right`), so it lays out the masks that it would lay out for one. The
+forwards of its last steps are then run again, in turns, with the adapter and with the same masks as plain tokens. What
+is added is compared with a whole step, that is the forward without adapter and all that the engine does beside it.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -55,16 +56,21 @@ def random_adapter(checkpoint: Checkpoint, rank: int) -> Adapter:
 
 def teach(engine: Engine, right: Sequence[float]) -> None:
     """Tell the profile that the k-th draft is right in this share of forwards, and that all masks give drafts."""
-    masks = BLOCK - 1
+    sure = chances(right)
     for number in range(LEARNED):
         draw = (number * 0.6180339887) % 1
-        engine.profile.observe_masks(masks, [0.9] * masks, masks)
-        engine.profile.observe_drafts(masks, sum(draw < share for share in right))
+        engine.profile.observe_masks(len(sure), sure, len(sure))
+        engine.profile.observe_drafts(sure, sum(draw < share for share in right))
     engine.profile.points()
 
 
+def chances(right: Sequence[float]) -> list[float]:
+    """Return the chance of each draft to be right where those before it are."""
+    return [now / before for before, now in pairwise([1.0, *right])]
+
+
 def recorded(
-    engine: Engine, prompts: Sequence[tuple[int, ...]], callers: int
+    engine: Engine, prompts: Sequence[tuple[int, ...]], callers: int, sure: Sequence[float]
 ) -> tuple[list[ForwardBatch], list[float]]:
     """Return the last decoding forwards of the engine with so many `callers`, and what their steps took beside them."""
     forwards: list[ForwardBatch] = []
@@ -76,10 +82,14 @@ def recorded(
         started_s = time.perf_counter()
         output = run(batch)
         seconds = time.perf_counter() - started_s
+        offsets = batch.offset_N[batch.pick_M].tolist()
+        output.confidences = [
+            sure[offset] if offset >= 0 else each for offset, each in zip(offsets, output.confidences, strict=True)
+        ]
         forwards.append(batch)
         return output
 
-    decode = DecodeParams(mode=Mode.EXACT, threshold=0.0)  # every mask gives a draft
+    decode = DecodeParams(mode=Mode.EXACT)
     for number, prompt in enumerate(prompts[:callers]):
         sampling = SamplingParams(max_tokens=4 * STEPS, ignore_eos=True)
         engine.add(Request(id=str(number), prompt=prompt, sampling=sampling, decode=decode))
@@ -111,7 +121,6 @@ def measure(engine: Engine, forwards: Sequence[ForwardBatch], beside: Sequence[f
     return {
         "positions": sum(len(each.id_N) for each in forwards) / len(forwards),
         "masks": sum(int((each.offset_N >= 0).sum()) for each in forwards) / len(forwards),
-        "behind_every_draft": engine._blocks.behind_every_draft,
         "block": engine._blocks.chosen,
         "forward_ms": 1e3 * without_s,
         "with_adapter_ms": 1e3 * with_s,
@@ -136,14 +145,15 @@ def main() -> None:
     quantize: Quantize | None = given.quantize
     encoder = ChatEncoder(load_checkpoint(folder).tokenizer)
     prompts = [tuple(encoder.prompt([{"role": "user", "content": f"Tell me of the number {n}."}])) for n in range(64)]
+    right = [float(each) for each in given.right.split(",")]
     rows = []
     for rank in map(int, given.ranks.split(",")):
         for batch in map(int, given.batch.split(",")):
             checkpoint = load_checkpoint(folder, dtype=getattr(torch, dtype.name))
             options = EngineOptions(max_num_seqs=batch, compiled=False, quantize=quantize)
             engine = Engine(checkpoint, options, adapters={None: random_adapter(checkpoint, rank)}, consume=True)
-            teach(engine, [float(each) for each in given.right.split(",")])
-            row = {"rank": rank, "batch": batch} | measure(engine, *recorded(engine, prompts, batch))
+            teach(engine, right)
+            row = {"rank": rank, "batch": batch} | measure(engine, *recorded(engine, prompts, batch, chances(right)))
             rows.append(row)
             print(json.dumps(row))
     command = f"benchmarks/adapter_cost.py --model {given.model} --ranks {given.ranks} --batch {given.batch}"

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from mars_ray.adapter.folder import unnamed
 from mars_ray.batch.ray.startup_status import publish_startup_status
 from mars_ray.batch.rows.open_format import RowFormatSettings, open_row_format
 from mars_ray.batch.rows.row_format import RowFormat
@@ -77,7 +78,9 @@ class Decoder:
     def _spec_here(self) -> EngineSpec:
         """Return the engine to start with the folders as they are called on this node."""
         return replace(
-            self._spec, folder=self._model.here(), adapter=None if self._adapter is None else self._adapter.here()
+            self._spec,
+            folder=self._model.here(),
+            adapters=unnamed(None if self._adapter is None else self._adapter.here()),
         )
 
     async def _engine(self) -> AsyncEngine:

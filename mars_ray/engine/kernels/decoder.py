@@ -153,12 +153,7 @@ class FusedDecoder:
             given_N = (id_N, slot_N, position_N, target_N, prefix_N, behind_N, offset_N)
             id_N, slot_N, position_N, target_N, prefix_N, behind_N, offset_N = (part[order_N] for part in given_N)
             pick_M = order_N.argsort()[pick_M]
-            first, *counts = (adapter_N + 1).bincount().tolist()
-            for number, count in enumerate(counts):
-                if count:
-                    groups.append(_Group(ctypes.addressof(self._adapters[number]), first, count))
-                    offset_N[first : first + count].clamp_(max=self._masks_of[number] - 1)
-                    first += count
+            groups = self._groups(adapter_N, offset_N)
         packed_groups = (_Group * len(groups))(*groups)
         cosine_ND, sine_ND = (
             part[0].float().contiguous()
@@ -184,6 +179,17 @@ class FusedDecoder:
         )
         self._call(ctypes.byref(self._model), ctypes.byref(batch))
         return token_M.tolist(), confidence_M.tolist(), logits_MV[:, : self._model.vocabulary]
+
+    def _groups(self, adapter_N: Tensor, offset_N: Tensor) -> list[_Group]:
+        """Return where the masks of each adapter stand, and bound `offset_N`, which is sorted, to its embeddings."""
+        groups = []
+        first, *counts = (adapter_N + 1).bincount().tolist()
+        for adapter, masks, count in zip(self._adapters, self._masks_of, counts, strict=False):
+            if count:
+                groups.append(_Group(ctypes.addressof(adapter), first, count))
+                offset_N[first : first + count].clamp_(max=masks - 1)
+                first += count
+        return groups
 
     def _describe(self, network: PreTrainedModel, mask_id: int) -> _Model:
         config, body, head = network.config, self._body, _head(network)
