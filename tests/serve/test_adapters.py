@@ -8,7 +8,7 @@ import pytest
 from mars_ray.adapter.folder import save_adapter
 from mars_ray.errors import ConfigError
 from mars_ray.model.checkpoint import load_checkpoint
-from mars_ray.model.digest import folder_digest
+from mars_ray.model.digest import weights_digest
 from mars_ray.model.resolve import resolve_model
 from mars_ray.serve.deploy.deploy_file import read_deploy_file
 from tests.engine.test_adapter import some_adapter
@@ -18,7 +18,7 @@ from tests.serve.endpoint_samples import config_of, served
 def saved(folder: Path, rank: int) -> str:
     base = resolve_model("bundled")
     adapter = some_adapter(load_checkpoint(base), rank=rank)
-    save_adapter(adapter.lora, adapter.card.model_copy(update={"base_digest": folder_digest(base)}), folder)
+    save_adapter(adapter.lora, adapter.card.model_copy(update={"base_digest": weights_digest(base)}), folder)
     return str(folder)
 
 

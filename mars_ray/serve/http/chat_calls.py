@@ -70,10 +70,11 @@ class ChatCalls:
 
     async def _prepared(self, messages: Messages, fields: Mapping[str, Any]) -> _Call:
         """Return the request to the engine. Raises `RequestError`, as the HTTP API answers 400."""
-        model = await self._endpoint.model_info()
-        given = {"model": model.name, "messages": [dict(each) for each in messages], **fields}
+        served = await self._endpoint.model_info()
+        given = {"model": served.name, "messages": [dict(each) for each in messages], **fields}
         try:
             body = ChatCompletionRequest.model_validate(given)
+            model = await self._endpoint.check_model(body.model)
             check_limits(body, self._endpoint.limits)
             prompt = await self._endpoint.tokenizer.apply_chat_template(template_messages(body.messages))
             [request] = engine_requests(
