@@ -102,9 +102,9 @@ def deployments_of(args: Fields) -> dict[str, Any]:
     return {each.name: each for each in build_app(build_openai_app(args), name="mars").deployments}
 
 
-def test_there_are_files_for_a_laptop_a_cluster_fixed_quality_and_kubernetes() -> None:
+def test_there_are_files_for_a_laptop_a_cluster_fixed_quality_kubernetes_and_a_real_model() -> None:
     names = {path.stem for path in FILES}
-    assert names == {"laptop", "autoscaled", "fixed_threshold", "kuberay"}
+    assert names == {"laptop", "autoscaled", "fixed_threshold", "kuberay", "smollm2"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -112,7 +112,8 @@ def test_every_file_is_what_ray_serve_and_the_endpoint_take(path: Path, own_file
     schema = schema_of(read_deploy_file(own_file(path)), str(path))
     [application] = schema.applications
     assert application.import_path == "mars_ray.ray_serve:build_openai_app"
-    built = deployments_of(application.args)
+    parse_config(application.args)
+    built = deployments_of(application.args | {"model": "bundled", "adapter": None})  # nothing is downloaded for a test
     assert {each.name for each in application.deployments} == set(built)
 
 
