@@ -30,7 +30,7 @@ from adapter_report import fit, markdown
 from scipy.stats import binomtest
 from transformers.utils import logging
 
-from mars_ray.adapter.folder import load_adapter, read_adapter_card, unnamed
+from mars_ray.adapter.folder import load_adapter, read_adapter_card, resolve_adapter, unnamed
 from mars_ray.bench.machine import machine
 from mars_ray.bench.measure import Sample, speedup, throughput
 from mars_ray.bench.peers.llama_cpp import LlamaCpp, llama_cpp_peers
@@ -79,7 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", choices=[*MAX_TOKENS, "curve"])
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--adapter", type=Path, required=True, help="its folder; for curve the folder of those kept")
+    parser.add_argument("--adapter", required=True, help="its name or folder; for curve the folder of those kept")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="holds instruct/ and gsm8k/")
     parser.add_argument("--tasks", type=Path, help="prompts with references, for structure")
     parser.add_argument("--prompts", type=int, default=100, help="whose answers are judged")
@@ -95,14 +95,16 @@ def main() -> None:
     checkpoint = load_checkpoint(folder, dtype=torch.bfloat16)
     asked = questions(given, ChatEncoder(checkpoint.tokenizer))
     if given.workload == "curve":
-        report["curve"] = curve(checkpoint, folder, given.adapter, asked[:CURVE_PROMPTS])
+        report["curve"] = curve(checkpoint, folder, Path(given.adapter), asked[:CURVE_PROMPTS])
     else:
         found = report["workloads"].setdefault(given.workload, {})
-        found |= about(given.model, folder, given.adapter)
+        adapter = resolve_adapter(given.adapter)
+        assert adapter is not None
+        found |= about(given.model, folder, adapter)
         if given.prompts:
-            found["quality"] = quality(checkpoint, folder, given.adapter, asked, MAX_TOKENS[given.workload])
+            found["quality"] = quality(checkpoint, folder, adapter, asked, MAX_TOKENS[given.workload])
         if given.rounds:
-            found["speed"] = speed(checkpoint, folder, given, asked)
+            found["speed"] = speed(checkpoint, folder, adapter, given, asked)
     given.json.write_text(json.dumps(report, indent=1) + "\n")
     given.json.with_suffix(".md").write_text(markdown(report))
     print(markdown(report))
@@ -186,11 +188,13 @@ def answered(engine: Engine, asked: list[Question], decode: DecodeParams, tokens
     return sorted(decode_all(engine, requests), key=lambda each: int(each.request.id))
 
 
-def speed(checkpoint: Checkpoint, folder: Path, given: argparse.Namespace, asked: list[Question]) -> Json:
+def speed(
+    checkpoint: Checkpoint, folder: Path, adapter: Path, given: argparse.Namespace, asked: list[Question]
+) -> Json:
     """Return tokens per second of each setting and of llama.cpp, one request at a time."""
     options = EngineOptions(max_num_seqs=1)
     alone = Engine(checkpoint, options)
-    adapted = Engine(checkpoint, options, adapters=unnamed(load_adapter(given.adapter, folder)))
+    adapted = Engine(checkpoint, options, adapters=unnamed(load_adapter(adapter, folder)))
     ways: dict[str, Callable[[list[Question]], Sample]] = {
         each.name: partial(one_by_one, alone if each is AR else adapted, each) for each in SETTINGS
     }
