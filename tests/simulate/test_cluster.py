@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from mars_ray.control.policies.bounds import bounds_of
 from mars_ray.control.settings import ControlPlan
+from mars_ray.engine.service_class import STANDARD
 from mars_ray.errors import ConfigError, EmptyDataError
 from mars_ray.model.resolve import resolve_model
 from mars_ray.serve.deploy.config import parse_config
@@ -121,7 +122,7 @@ def test_overload_lowers_the_threshold_and_it_comes_back() -> None:
 
 def test_what_ships_lowers_its_threshold_under_overload_and_returns_to_lossless_answers() -> None:
     plan = parse_config({}).plan(resolve_model("bundled"))
-    [bounds] = bounds_of(plan, []).values()
+    bounds = bounds_of(plan, [])[STANDARD]
     assert (bounds.ceiling, bounds.floor, bounds.asked) == (1.0, 0.95, 0.9)
     assert "calibration" in bounds.floor_reason
     ships = read_machine(None)

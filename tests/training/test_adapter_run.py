@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from mars_ray.adapter.folder import WEIGHTS_FILE, load_adapter, read_adapter_card
 from mars_ray.errors import AdapterError
 from mars_ray.model.card import write_card
-from mars_ray.model.digest import folder_digest
+from mars_ray.model.digest import folder_digest, weights_digest
 from mars_ray.training import loop
 from mars_ray.training.checkpoint import RunState
 from mars_ray.training.config import TrainConfig
@@ -48,7 +48,8 @@ def test_an_adapter_learns_what_its_base_says_and_the_base_stays(
     assert all(len(each.heldout_agreement_by_offset or []) == 4 for each in measured)
     plot_metrics(metrics, tmp_path / "metrics.png")
     card = read_adapter_card(RunFolder(config.output).model)
-    assert (card.steps, card.tokens, card.base_digest, card.block) == (state.steps, state.tokens, before, 4)
+    assert (card.steps, card.tokens, card.block) == (state.steps, state.tokens, 4)
+    assert card.base_digest == weights_digest(start_model)
     load_adapter(RunFolder(config.output).model, start_model)
     kept = sorted(path.name for path in (config.output / "adapters").iterdir())
     assert kept == [f"step-{2**n:06d}" for n in range(2, state.steps.bit_length())]
