@@ -20,7 +20,12 @@ from mars_ray.errors import ClusterError, ConfigError, ModelError
 from mars_ray.ray_data import Processor, ProcessorConfig, build_processor
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
-SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
 ENGINE = "mars_ray.engine.process.worker"
 
 
