@@ -46,7 +46,7 @@ TIE = {"float32": 1e-4, "bfloat16": 0.5}
 """Logits closer than this are a tie. Sums of this length differ by their order in the fifth digit in float32, and in
 bfloat16 by a few steps of the output, which are 0.125 at logits from 16 to 32."""
 PROMPT_TOKENS_MAX = 256
-EXACT = DecodeParams(mode=Mode.EXACT)
+AR = DecodeParams(mode=Mode.AR)
 
 
 def question(messages: Sequence[Message]) -> list[Message]:
@@ -101,12 +101,17 @@ def answered(
     return [answers[number] for number in range(len(prompts))], forwards
 
 
+def exact_of(engine: Engine) -> DecodeParams:
+    """Return exact mode with masks in each step: left to itself the engine feeds few in a batch, and drafts little."""
+    return DecodeParams(mode=Mode.EXACT, block=engine.block)
+
+
 def against_own_ar(engine: Engine, prompts: Sequence[Sequence[int]], room: int) -> dict[str, Any]:
     """Return how many answers in exact mode are those of one token at a time, greedy and drawn."""
     found: dict[str, Any] = {}
     for name, drawn in (("greedy", False), ("drawn", True)):
-        exact, forwards = answered(engine, prompts, room, EXACT, drawn=drawn)
-        alone, _ = answered(engine, prompts, room, DecodeParams(mode=Mode.AR), drawn=drawn)
+        exact, forwards = answered(engine, prompts, room, exact_of(engine), drawn=drawn)
+        alone, _ = answered(engine, prompts, room, AR, drawn=drawn)
         equal = sum(one == other for one, other in zip(exact, alone, strict=True))
         found[name] = {"equal": equal, "tokens_per_forward": sum(map(len, exact)) / forwards}
     return found
@@ -127,7 +132,7 @@ def check(given: argparse.Namespace) -> dict[str, Any]:
     options = EngineOptions(max_num_seqs=given.batch, compiled=False)
     engine = Engine(checkpoint, options, adapters=unnamed(adapter))
     started_s = time.perf_counter()
-    answers, forwards = answered(engine, prompts, room, EXACT if adapter else DecodeParams(mode=Mode.AR), drawn=False)
+    answers, forwards = answered(engine, prompts, room, exact_of(engine) if adapter else AR, drawn=False)
     engine_s = time.perf_counter() - started_s
     own = against_own_ar(engine, prompts, room) if adapter else None
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
