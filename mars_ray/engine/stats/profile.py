@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from mars_ray.engine.scheduling.scheduler import Masks
 from mars_ray.engine.stats.lookahead import Lookahead, between, trusted, verified
 
 GRID = (1.0, 0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
@@ -135,7 +134,7 @@ class Profile:
         """Record drafts made as at a threshold of 1, of which the first `right` were right when verified."""
         self._verified.append((confidences, right))
 
-    def observe_rows(self, masks: Masks, read: bool) -> None:
+    def observe_rows(self, masks: tuple[int, ...], read: bool) -> None:
         """Record the rows of masks of a forward that verified drafts, and whether the row to read had any."""
         if longest := max(masks):
             self._fed = KEEP_ROWS * self._fed + 1
