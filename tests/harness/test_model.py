@@ -69,7 +69,7 @@ def test_exact_mode_says_what_ar_mode_says_in_fewer_forwards(make_model: MakeMod
     assert exact.generate_until(requests) == ar.generate_until(requests)
     assert ar.tokens_per_forward == 1
     assert exact.tokens_per_forward is not None
-    assert exact.tokens_per_forward > 1.5
+    assert exact.tokens_per_forward > 1
 
 
 def test_a_low_threshold_changes_texts_and_takes_fewer_forwards(make_model: MakeModel) -> None:
