@@ -77,7 +77,7 @@ def main() -> None:
     if given.own:
         learnt = own_conversations(given.model, given.data, given.own, given.output / "own" / "train").conversations
     train(training(given, learnt, heldout.conversations))
-    adapter = RunFolder(given.output).model
+    adapter = RunFolder(given.output).model_here()
     if not read_adapter_card(adapter).calibration:
         calibrate(resolve_model(given.model), CalibrateOptions(data=heldout.questions, max_tokens=MAX_TOKENS), adapter)
     evaluation = given.output / "evaluation"

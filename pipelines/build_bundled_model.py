@@ -61,7 +61,7 @@ def main() -> None:
     ar_model = autoregressive_model()
     mars = read_config(HERE / "bundled_mars.yaml")
     train(mars)
-    mars_model = RunFolder(mars.output).model
+    mars_model = RunFolder(mars.output).model_here()
     in_bfloat16 = WORK / "bundled"
     if not in_bfloat16.exists():
         save_checkpoint(load_checkpoint(mars_model), in_bfloat16, dtype=torch.bfloat16)
@@ -75,7 +75,7 @@ def autoregressive_model() -> Path:
     make_start(WORK / "init")
     ar = read_config(HERE / "bundled_ar.yaml")
     train(ar)
-    return RunFolder(ar.output).model
+    return RunFolder(ar.output).model_here()
 
 
 def write_examples(path: Path, examples: Iterable[TaskExample]) -> None:

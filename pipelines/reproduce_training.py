@@ -18,6 +18,7 @@ from mars_ray.baselines.medusa import MedusaHeads, train_heads
 from mars_ray.data.packed import PackedData
 from mars_ray.method.streams import PackedRows
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from mars_ray.model.sources.store import folder_here
 from mars_ray.training.config import TrainConfig, parse_config
 from mars_ray.training.local_store import LocalStore
 from mars_ray.training.loop import TrainingRun
@@ -87,7 +88,7 @@ def _peak_memory() -> int:
 
 def _streams(recipe: Recipe, start: Path, output: Path, seed: int) -> None:
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
-    TrainingRun(_config(recipe, start, output, seed), accelerator, LocalStore(output / STATES)).run()
+    TrainingRun(_config(recipe, start, output, seed), start, accelerator, LocalStore(output / STATES)).run()
 
 
 def _config(recipe: Recipe, start: Path, output: Path, seed: int) -> TrainConfig:
@@ -114,7 +115,7 @@ def _config(recipe: Recipe, start: Path, output: Path, seed: int) -> TrainConfig
 
 def _diffusion(recipe: Recipe, start: Path, output: Path, seed: int) -> None:
     """The loop of a training run around another loss; bfloat16 as there."""
-    checkpoint, data = load_checkpoint(start), PackedData(RunFolder(output).train_data)
+    checkpoint, data = load_checkpoint(start), PackedData(folder_here(RunFolder(output).train_data))
     network, block = checkpoint.network.train(), recipe.objective["block"]
     optimizer = torch.optim.AdamW(network.parameters(), betas=(0.9, 0.95), weight_decay=0.01, fused=True)
     steps = step_count(len(data), epochs=recipe.passes, batch_rows=BATCH_ROWS)
@@ -134,12 +135,14 @@ def _diffusion(recipe: Recipe, start: Path, output: Path, seed: int) -> None:
         optimizer.step()
         optimizer.zero_grad()
     # Without a card: nothing but `reproduce.py` can decode it, and no card has a name for it.
-    save_checkpoint(Checkpoint(network, checkpoint.tokenizer, checkpoint.mask_id, card=None), RunFolder(output).model)
+    save_checkpoint(
+        Checkpoint(network, checkpoint.tokenizer, checkpoint.mask_id, card=None), RunFolder(output).model_here()
+    )
 
 
 def _medusa(recipe: Recipe, start: Path, output: Path, seed: int) -> None:
     network = load_checkpoint(start, attention="sdpa").network.requires_grad_(requires_grad=False)
-    data = PackedData(RunFolder(output).train_data)
+    data = PackedData(folder_here(RunFolder(output).train_data))
     torch.manual_seed(seed)
     heads = MedusaHeads(recipe.objective["heads"], network.get_output_embeddings().weight)
     steps = step_count(len(data), epochs=recipe.passes, batch_rows=BATCH_ROWS)
@@ -147,7 +150,7 @@ def _medusa(recipe: Recipe, start: Path, output: Path, seed: int) -> None:
     partial = output / "model.partial"
     partial.mkdir(exist_ok=True)
     heads.save(partial / HEADS_FILE)
-    partial.rename(RunFolder(output).model)
+    partial.rename(RunFolder(output).model_here())
 
 
 def _batches(data: PackedData, steps: int, seed: int) -> Iterator[PackedRows]:

@@ -103,7 +103,7 @@ def run_seed(folder: Path, seed: int, settings: Json) -> Json:
         learnt_from = answer(folder, settings["model"])
         steps = {teacher: train(config).step for teacher, config in configs.items()}
         folders = {"before": resolve_model(settings["model"])}
-        folders |= {teacher: RunFolder(config.output).model for teacher, config in configs.items()}
+        folders |= {teacher: RunFolder(config.output).model_here() for teacher, config in configs.items()}
         models = {name: measured(folders[name], seed, settings["per_family"]) for name in MODELS}
         write(result, [json.dumps({"seed": seed, "learnt_from": learnt_from, "steps": steps, "models": models})])
     found: Json = json.loads(result.read_text())

@@ -141,7 +141,9 @@ def _show(results: "Results", output: Path) -> None:
     say.print(table)
     unanswered = sum(each.unanswered for each in results.overall.values())
     if unanswered:
-        say.print(f"{unanswered:,} answers are missing and count as wrong: {output}/answers/errors.jsonl", markup=False)
+        say.print(
+            f"{unanswered:,} answers are missing and count as wrong: errors*.jsonl in {output}/answers", markup=False
+        )
     say.print(f"report: {output}/report.html   results: {output}/results.json", markup=False, soft_wrap=True)
 
 

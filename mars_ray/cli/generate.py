@@ -203,4 +203,4 @@ def _show(report: "JobReport") -> None:
     if report.errors:
         again = shlex.join(["mars-ray", *sys.argv[1:]])
         retry = "" if "--retry-errors" in sys.argv else " --retry-errors"
-        say.print(f"errors: {report.output}/errors.jsonl; to do just those again: {again}{retry}", markup=False)
+        say.print(f"errors: {report.errors_file}; to do just those again: {again}{retry}", markup=False)

@@ -19,6 +19,7 @@ import torch
 from mars_ray.data.packing import PackedRow
 from mars_ray.errors import DataError, EmptyDataError, OutputError
 from mars_ray.method.streams import PADDING, PackedRows
+from mars_ray.storage.location import AnyPath
 
 ROWS_FILE, REPORT_FILE = "rows.parquet", "packed.json"
 ROWS_PER_GROUP = 1024
@@ -120,7 +121,7 @@ def _writing(folder: Path) -> Iterator[None]:
         raise OutputError(f"{folder} cannot be written: {error}. Free space there or choose another output.") from error
 
 
-def read_report(folder: Path) -> PackReport | None:
+def read_report(folder: AnyPath) -> PackReport | None:
     """Return the report of a complete folder, None where there is none yet. Raises `DataError` for a damaged one."""
     path = folder / REPORT_FILE
     if not path.is_file():

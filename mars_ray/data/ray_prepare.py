@@ -20,6 +20,7 @@ from mars_ray.data.record_file import check_source
 from mars_ray.data.records import Record, parse_record
 from mars_ray.errors import BadRecordError, EmptyDataError, RunError
 from mars_ray.model.folder import check_folder
+from mars_ray.model.sources.ray_folder import SharedFolder, share_folder
 from mars_ray.model.tokenizer import load_tokenizer
 from mars_ray.progress import ProgressLine
 from mars_ray.storage.location import AnyPath
@@ -46,11 +47,12 @@ def prepare(source: AnyPath, folder: Path, model: Path, options: PrepareOptions,
     """
     started_s = time.monotonic()
     check_source(source)
-    _encoder(str(model.absolute()))
+    encode_with = share_folder(model)
+    _encoder(encode_with)
     records = bad = 0
     packer = Packer(options.length, options.overlong)
     with PackedWriter(folder, options.length) as writer:
-        for outcomes in _tokenised(source, model.absolute()):
+        for outcomes in _tokenised(source, encode_with):
             for outcome in outcomes:
                 records += 1
                 if isinstance(outcome, Encoded):
@@ -87,10 +89,10 @@ def prepare(source: AnyPath, folder: Path, model: Path, options: PrepareOptions,
     return report
 
 
-def _tokenised(source: AnyPath, model: Path) -> Iterator[list[Encoded | str]]:
+def _tokenised(source: AnyPath, model: SharedFolder) -> Iterator[list[Encoded | str]]:
     """Yield block after block what became of each record: an example, or why there is none."""
     dataset = read_raw(source, ROWS_PER_BLOCK).map_batches(
-        _tokenise, fn_kwargs={"model": str(model)}, batch_format="pyarrow"
+        _tokenise, fn_kwargs={"model": model}, batch_format="pyarrow"
     )
     dataset.context.enable_progress_bars = False  # ours shows records and tokens instead of blocks
     dataset.context.execution_options.preserve_order = True  # the same records give the same rows
@@ -103,12 +105,12 @@ def _tokenised(source: AnyPath, model: Path) -> Iterator[list[Encoded | str]]:
 
 
 @lru_cache(maxsize=1)
-def _encoder(model: str) -> ChatEncoder:
-    found = check_folder(Path(model))
+def _encoder(model: SharedFolder) -> ChatEncoder:
+    found = check_folder(model.here())
     return ChatEncoder(load_tokenizer(found.path, found.config, found.tokenizer_is_custom))
 
 
-def _tokenise(batch: pa.Table, model: str) -> pa.Table:
+def _tokenise(batch: pa.Table, model: SharedFolder) -> pa.Table:
     """JSON texts in; ids, response marks and problem (empty when there is none) out."""
     parsed = [_parse(raw) for raw in batch["raw"].to_pylist()]
     encoded = iter(_encoder(model).encode([record for record in parsed if isinstance(record, Record)]))

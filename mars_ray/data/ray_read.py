@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pyarrow as pa
+import ray
 import ray.data
 from ray.data import Datasource
 from ray.data.block import BlockMetadata
@@ -27,7 +29,9 @@ def read_raw(path: AnyPath, rows_per_block: int) -> ray.data.Dataset:
     # A read followed by a repartition is what Ray keeps as tasks of their own. After a map, it would fuse the
     # repartition with the maps on both of its sides, and one task would do the work of all.
     # One block asked for is none that Ray would split first.
-    file = ray.data.read_datasource(_RecordFile(path.absolute()), override_num_blocks=1)
+    # A file of this machine may be on no other.
+    here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()} if isinstance(path, Path) else None
+    file = ray.data.read_datasource(_RecordFile(path.absolute()), override_num_blocks=1, label_selector=here)
     return file.repartition(target_num_rows_per_block=rows_per_block)
 
 

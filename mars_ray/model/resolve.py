@@ -59,7 +59,8 @@ def is_hub_name(name: str) -> bool:
 
 def model_label(name: str, folder: Path) -> str:
     """Return what reports call the model `name` in `folder`: `organisation/name@commit`, or its short name."""
-    hub_name = hub_name_of(folder.absolute())
+    # On another machine than the one that downloaded it, `name` says the commit.
+    hub_name = hub_name_of(folder.absolute()) or (parse_hub_name(name) if is_hub_name(name) else None)
     return str(hub_name) if hub_name else short_name(name)
 
 

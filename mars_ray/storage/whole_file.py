@@ -1,8 +1,9 @@
-"""Files that appear whole or not at all, on a disk and in a store."""
+"""Files and folders that appear whole or not at all, on a disk and in a store."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from upath import UPath
 
@@ -21,6 +22,24 @@ def write_file(path: AnyPath, parts: Iterable[bytes | memoryview]) -> None:
             _to_disk(path, parts)
         else:  # an object is there when all of it has arrived
             path.fs.pipe_file(path.path, b"".join(parts))
+
+
+def write_folder(place: AnyPath, write: Callable[[Path], object], *, last: str) -> None:
+    """Make the folder `place` by `write`, which is called with the path to make it at, on this machine.
+
+    In a store the file called `last` comes last: a folder that has it is whole. Raises what `write` raises, and
+    `RunError` when a store does not take it.
+    """
+    if isinstance(place, Path):
+        write(place)
+        return
+    with TemporaryDirectory() as here:
+        folder = Path(here) / place.name
+        write(folder)
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        with store_errors(place, RunError, "Cannot write", "Mend the cause, then give the same command again."):
+            for path in sorted(files, key=lambda path: path.name == last):
+                place.fs.put_file(str(path), (place / path.relative_to(folder).as_posix()).path)
 
 
 def create_object(path: UPath, content: bytes) -> bool:

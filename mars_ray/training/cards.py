@@ -7,15 +7,20 @@ from mars_ray.data.packed import PackedData
 from mars_ray.model.card import Card, library_versions
 from mars_ray.model.checkpoint import Checkpoint
 from mars_ray.model.digest import folder_digest, weights_digest
-from mars_ray.model.resolve import model_label, resolve_model
+from mars_ray.model.resolve import model_label
 from mars_ray.training.checkpoint import RunState
 from mars_ray.training.config import TrainConfig
 
 
 def model_card(
-    config: TrainConfig, checkpoint: Checkpoint, data: PackedData, state: RunState, losses: dict[str, float]
+    config: TrainConfig,
+    base: Path,
+    checkpoint: Checkpoint,
+    data: PackedData,
+    state: RunState,
+    losses: dict[str, float],
 ) -> Card:
-    """Return the card of a model trained by `config`."""
+    """Return the card of a model trained by `config` from that in `base`."""
     objective = config.objective
     mars = objective.kind == "mars"
     return Card(
@@ -31,7 +36,7 @@ def model_card(
         seed=config.seed,
         versions=library_versions(),
         losses=losses,
-        base_model=model_label(config.model, resolve_model(config.model)),
+        base_model=model_label(config.model, base),
     )
 
 

@@ -20,8 +20,8 @@ def _located(given: object) -> AnyPath:
     return locate(given)
 
 
-Source = Annotated[AnyPath, PlainValidator(_located), PlainSerializer(str)]
-"""A file, as a path or URL."""
+Place = Annotated[AnyPath, PlainValidator(_located), PlainSerializer(str)]
+"""A file or folder, as a path or URL."""
 
 
 class _Section(BaseModel):
@@ -31,9 +31,9 @@ class _Section(BaseModel):
 class DataSection(_Section):
     """The data to learn from."""
 
-    train: Source
+    train: Place
     """JSONL (plain, gz, zst) or parquet, as a path or URL, with `messages`, or `prompt` and `response`."""
-    heldout: Source
+    heldout: Place
     """The same form; a few rows of it are measured while training runs."""
     length: int = Field(512, ge=8)
     """Tokens per packed row; no example is longer."""
@@ -130,9 +130,9 @@ class TrainConfig(_Section):
     """The settings of one training run."""
 
     model: str
-    """The model to start from: `bundled`, `smollm2`, a folder, a .gguf file or a name on a hub."""
-    output: Path
-    """Run folder: packed data, checkpoints, metrics, and the finished model in `model/`."""
+    """The model to start from: `bundled`, `smollm2`, a folder, a .gguf file, a URL of either or a name on a hub."""
+    output: Place
+    """Run folder, or its URL: packed data, checkpoints, metrics, and the finished model in `model/`."""
     data: DataSection
     objective: ObjectiveSection
     optimizer: OptimizerSection

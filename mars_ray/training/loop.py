@@ -6,6 +6,7 @@ It does not know where it runs: a `CheckpointStore` is all that differs between 
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +14,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from mars_ray.adapter.folder import AdapterCard, save_adapter, start_from
+from mars_ray.adapter.folder import save_adapter, start_from
 from mars_ray.adapter.gated_lora import GatedLoRA, new_adapter
 from mars_ray.adapter.loss import AdapterLoss, HeldoutAgreement, heldout_agreement
 from mars_ray.adapter.mask_streams import mask_streams
@@ -23,14 +24,17 @@ from mars_ray.method import tiles
 from mars_ray.method.loss import StreamLoss
 from mars_ray.method.streams import PADDING, PackedRows, Streams, clean_stream, mars_streams, random_phases
 from mars_ray.method.unmasking import unmask_with_data, unmask_with_guesses
+from mars_ray.model.card import CARD_FILE
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from mars_ray.model.resolve import resolve_model
+from mars_ray.model.sources.store import folder_here
+from mars_ray.storage.location import AnyPath
+from mars_ray.storage.whole_file import write_folder
 from mars_ray.training.allocator import keep_freed_memory
 from mars_ray.training.cards import adapter_card, model_card
 from mars_ray.training.checkpoint import RunState, load_state, save_state
 from mars_ray.training.config import TrainConfig
 from mars_ray.training.lookahead import HeldoutLookahead, look_ahead
-from mars_ray.training.metrics import MetricsWriter, StepMetrics
+from mars_ray.training.metrics import StepMetrics, open_metrics
 from mars_ray.training.run_folder import RunFolder
 from mars_ray.training.schedule import block_size, generator_for, learning_rate, row_numbers, step_count
 from mars_ray.training.step import train_step
@@ -54,12 +58,14 @@ class CheckpointStore(Protocol):
 class TrainingRun:
     """One worker's side of a run."""
 
-    def __init__(self, config: TrainConfig, accelerator: Accelerator, store: CheckpointStore) -> None:
+    def __init__(self, config: TrainConfig, base: Path, accelerator: Accelerator, store: CheckpointStore) -> None:
+        """`base` is the folder of `config.model` on this machine."""
         self._config, self._accelerator, self._store = config, accelerator, store
         self._folder = RunFolder(config.output)
-        self._data, self._heldout = PackedData(self._folder.train_data), PackedData(self._folder.heldout_data)
+        self._data = PackedData(folder_here(self._folder.train_data))
+        self._heldout = PackedData(folder_here(self._folder.heldout_data))
         self._flex = accelerator.device.type == "cuda" and config.objective.adapter is None
-        self._base = resolve_model(config.model)
+        self._base = base
         self._checkpoint = load_checkpoint(
             self._base,
             dtype=torch.bfloat16
@@ -112,7 +118,7 @@ class TrainingRun:
             state = load_state(folder, self._accelerator) if folder else RunState()
         main = self._accelerator.is_main_process
         losses: dict[str, float] = {}
-        with MetricsWriter(self._folder.path, state.steps) if main else nullcontext() as writer:
+        with open_metrics(self._folder.path, state.steps) if main else nullcontext() as writer:
             while state.steps < self._steps and not self._asked_to_stop():
                 state, metrics = self._step(state)
                 losses = {"ar": metrics.ar_loss} | ({} if metrics.mask_loss is None else {"mask": metrics.mask_loss})
@@ -247,21 +253,23 @@ class TrainingRun:
         doubled = state.steps >= FIRST_KEPT_STEP and state.steps.bit_count() == 1
         if self._adapter and doubled and self._accelerator.is_main_process:
             kept = self._folder.path / "adapters" / f"step-{state.steps:06d}"
-            save_adapter(self._adapter, self._adapter_card(state, losses), kept, replace=True)
+            self._write_adapter(self._adapter, kept, state, losses, replace=True)
 
     def _finish(self, state: RunState, losses: dict[str, float]) -> None:
         weights = self._accelerator.get_state_dict(self._loss)
         if not self._accelerator.is_main_process:
             return
         if self._adapter:
-            save_adapter(self._adapter, self._adapter_card(state, losses), self._folder.model)
+            self._write_adapter(self._adapter, self._folder.model, state, losses)
             return
         network = self._checkpoint.network
         network.load_state_dict({name.removeprefix("network."): tensor for name, tensor in weights.items()})
-        card = model_card(self._config, self._checkpoint, self._data, state, losses)
-        save_checkpoint(
-            Checkpoint(network, self._checkpoint.tokenizer, self._checkpoint.mask_id, card), self._folder.model
-        )
+        card = model_card(self._config, self._base, self._checkpoint, self._data, state, losses)
+        trained = Checkpoint(network, self._checkpoint.tokenizer, self._checkpoint.mask_id, card)
+        write_folder(self._folder.model, partial(save_checkpoint, trained), last=CARD_FILE)
 
-    def _adapter_card(self, state: RunState, losses: dict[str, float]) -> AdapterCard:
-        return adapter_card(self._config, self._base, self._data, state, losses)
+    def _write_adapter(
+        self, adapter: GatedLoRA, place: AnyPath, state: RunState, losses: dict[str, float], *, replace: bool = False
+    ) -> None:
+        card = adapter_card(self._config, self._base, self._data, state, losses)
+        write_folder(place, partial(save_adapter, adapter, card, replace=replace), last=CARD_FILE)

@@ -7,10 +7,19 @@ record of a run, whoever reads it. A resumed run first drops the lines behind it
 import fcntl
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from io import BytesIO
 from pathlib import Path
+from typing import Protocol
 
 from matplotlib.figure import Figure
+from upath import UPath
+
+from mars_ray.errors import RunError
+from mars_ray.storage.location import AnyPath
+from mars_ray.storage.seldom import Seldom
+from mars_ray.storage.whole_file import write_file
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -34,8 +43,26 @@ class StepMetrics:
     """For an adapter: share of the first, second … mask of a block that say what the model says."""
 
 
-class MetricsWriter:
-    """Appends to the metrics of a run that stands at `steps_done`; a context manager.
+class MetricsWriter(Protocol):
+    """Writes the metrics of a run; a context manager."""
+
+    def write(self, metrics: StepMetrics) -> None:
+        """Add one line."""
+
+    def __enter__(self) -> "MetricsWriter": ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def open_metrics(folder: AnyPath, steps_done: int) -> MetricsWriter:
+    """Return the writer of a run that stands at `steps_done`."""
+    return (
+        LocalMetricsWriter(folder, steps_done) if isinstance(folder, Path) else StoredMetricsWriter(folder, steps_done)
+    )
+
+
+class LocalMetricsWriter:
+    """Appends to a file of this machine.
 
     One writer at a time: the worker of a killed driver lives on for seconds, and the next one waits for its end.
     """
@@ -44,34 +71,65 @@ class MetricsWriter:
         self._file = (folder / METRICS_FILE).open("a+b")
         fcntl.flock(self._file, fcntl.LOCK_EX)
         self._file.seek(0)
-        kept = [line for line in _complete(self._file.read()) if json.loads(line)["step"] <= steps_done]
+        kept = _up_to(steps_done, self._file.read())
         self._file.truncate(sum(map(len, kept)))  # lines stand in the order of steps, so those kept come first
 
     def write(self, metrics: StepMetrics) -> None:
         """Append one line; readers see it at once."""
-        self._file.write(json.dumps(asdict(metrics)).encode() + b"\n")
+        self._file.write(_line(metrics))
         self._file.flush()
 
-    def __enter__(self) -> "MetricsWriter":
+    def __enter__(self) -> "LocalMetricsWriter":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
 
-def read_metrics(folder: Path) -> list[StepMetrics]:
+class StoredMetricsWriter:
+    """Writes an object of a store, where nothing can be appended: now and then all lines anew."""
+
+    def __init__(self, folder: UPath, steps_done: int) -> None:
+        self._path, self._seldom = folder / METRICS_FILE, Seldom()
+        self._lines = _up_to(steps_done, self._path.read_bytes() if self._path.exists() else b"")
+
+    def write(self, metrics: StepMetrics) -> None:
+        """Add one line; readers see it some seconds later, or when the writer is closed."""
+        self._lines.append(_line(metrics))
+        if self._seldom.due:
+            with suppress(RunError), self._seldom.done():  # the next time writes this line, too
+                self._write()
+
+    def __enter__(self) -> "StoredMetricsWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._write()
+
+    def _write(self) -> None:
+        write_file(self._path, self._lines)
+
+
+def read_metrics(folder: AnyPath) -> list[StepMetrics]:
     """Return the figures of a run so far; a line that is still being written is left out."""
     return [StepMetrics(**json.loads(line)) for line in _complete((folder / METRICS_FILE).read_bytes())]
 
 
-def follow_metrics(folder: Path) -> Iterator[StepMetrics | None]:
+def follow_metrics(folder: AnyPath) -> Iterator[StepMetrics | None]:
     """Yield figures as they are written, None when there is no new one. Ends never: the caller stops asking.
 
-    A resumed run drops lines; where the place reached is no longer the end of one, the reading starts over.
+    A resumed run drops lines; where the place reached is no longer the end of one, the reading starts over. A store
+    that does not answer has nothing new.
     """
     path, position = folder / METRICS_FILE, 0
     while True:
-        content = path.read_bytes() if path.is_file() else b""
+        try:
+            content = path.read_bytes() if path.is_file() else b""
+        except Exception:  # clients of stores have errors of their own
+            if isinstance(path, Path):
+                raise
+            yield None
+            continue
         if content[:position][-1:] != b"\n" or position > len(content):
             position = 0
         for line in _complete(content[position:]):
@@ -80,7 +138,7 @@ def follow_metrics(folder: Path) -> Iterator[StepMetrics | None]:
         yield None
 
 
-def plot_metrics(metrics: list[StepMetrics], path: Path) -> None:
+def plot_metrics(metrics: list[StepMetrics], path: AnyPath) -> None:
     """Draw losses, look-ahead, learning rate and gradient norm over the steps as a PNG."""
     figure = Figure(figsize=(11, 7), layout="constrained")
     losses, lookahead, rate, norm = figure.subplots(2, 2, sharex=True).flat
@@ -102,12 +160,22 @@ def plot_metrics(metrics: list[StepMetrics], path: Path) -> None:
     rate.set(title="learning rate", xlabel="step")
     norm.plot(steps, [each.grad_norm for each in metrics])
     norm.set(title="gradient norm before clipping", xlabel="step", yscale="log")
-    figure.savefig(path, dpi=110)
+    picture = BytesIO()
+    figure.savefig(picture, dpi=110, format="png")
+    write_file(path, [picture.getvalue()])
 
 
 def _agreements(metrics: StepMetrics) -> list[float | None]:
     """Return the lines that agreement is drawn as: one, or that of each mask of a block."""
     return list(metrics.heldout_agreement_by_offset or []) or [metrics.heldout_agreement]
+
+
+def _line(metrics: StepMetrics) -> bytes:
+    return json.dumps(asdict(metrics)).encode() + b"\n"
+
+
+def _up_to(step: int, content: bytes) -> list[bytes]:
+    return [line for line in _complete(content) if json.loads(line)["step"] <= step]
 
 
 def _complete(content: bytes) -> list[bytes]:

@@ -1,53 +1,77 @@
-"""The folder of a run: what lies where, who may work in it, and the notes its processes leave one another."""
+"""The folder of a run, on a disk or in a store: what lies where, who may work in it, and the notes its processes leave
+one another."""
 
 import fcntl
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from mars_ray import errors
 from mars_ray.errors import ConfigError, MarsRayError, OutputError
-from mars_ray.training.config import TrainConfig
+from mars_ray.model.card import CARD_FILE
+from mars_ray.model.sources.store import folder_here
+from mars_ray.storage.driver_lease import DriverLease
+from mars_ray.storage.location import AnyPath, check_reachable, store_errors
+from mars_ray.storage.seldom import Seldom
+from mars_ray.storage.whole_file import write_file
 
 
 class RunFolder:
     """The folder of one run."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: AnyPath) -> None:
         self.path = path
         self.model = path / "model"
-        """The finished model; it appears whole, so a run that has it is done."""
+        """The finished model."""
         self.train_data = path / "data" / "train"
         self.heldout_data = path / "data" / "heldout"
         self.picture = path / "metrics.png"
         self._stop = path / "STOP"
         self._error = path / "error.json"
+        self._asking, self._asked = Seldom(), False
+
+    @property
+    def finished(self) -> bool:
+        """Whether the model is there, with which a run is done; it appears whole, its card last."""
+        return (self.model / CARD_FILE).exists()
+
+    def model_here(self) -> Path:
+        """Return the folder of this machine that holds the finished model."""
+        return folder_here(self.model)
+
+    def only_driver(self) -> AbstractContextManager[None]:
+        """Keep every other driver out. Raises `OutputError` when one is at work, or nothing can be written here."""
+        if isinstance(self.path, Path):
+            return self._locked(self.path)
+        check_reachable(self.path)
+        return DriverLease(self.path / "driver.json", of=self.path).held()
 
     @contextmanager
-    def only_driver(self) -> Iterator[None]:
-        """Keep every other driver out. Raises `OutputError` when one is at work, or nothing can be written here."""
+    def _locked(self, path: Path) -> Iterator[None]:
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / ".lock").open("w")
+            path.mkdir(parents=True, exist_ok=True)
+            lock = (path / ".lock").open("w")
         except OSError as error:
-            raise OutputError(f"Cannot write to {self.path}: {error.strerror}. Choose another output.") from error
+            raise OutputError(f"Cannot write to {path}: {error.strerror}. Choose another output.") from error
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise OutputError(
-                    f"Another process is training in {self.path}. Wait for it, or choose another output."
+                    f"Another process is training in {path}. Wait for it, or choose another output."
                 ) from None
             yield
 
-    def check_settings(self, config: TrainConfig) -> None:
+    def check_settings(self, settings: dict[str, Any]) -> None:
         """Refuse to go on with other settings than the run began with: its checkpoints would not tell."""
-        path, settings = self.path / "settings.json", config.model_dump_json(indent=2) + "\n"
+        path = self.path / "settings.json"
+        lines = json.dumps(settings, indent=2).splitlines()
         if not path.exists():
-            path.write_text(settings)
+            write_file(path, ["\n".join([*lines, ""]).encode()])
             return
-        for was, now in zip(path.read_text().splitlines(), settings.splitlines(), strict=False):
+        for was, now in zip(path.read_text().splitlines(), lines, strict=False):
             if was != now:
                 raise ConfigError(
                     f"{self.path} holds a run with other settings: {was.strip(' ,')} there, {now.strip(' ,')} now. "
@@ -56,20 +80,27 @@ class RunFolder:
 
     def begin_attempt(self) -> None:
         """Remove the notes of an earlier attempt."""
-        self._stop.unlink(missing_ok=True)
-        self._error.unlink(missing_ok=True)
+        with store_errors(self.path, OutputError, "Cannot write to", "Choose another output."):
+            for note in (self._stop, self._error):
+                if note.exists():
+                    note.unlink()
 
     def ask_to_stop(self) -> None:
         """Ask the workers to save and stop after their current step."""
-        self._stop.touch()
+        write_file(self._stop, [])
 
     def asked_to_stop(self) -> bool:
-        """Return whether somebody asked."""
-        return self._stop.exists()
+        """Return whether somebody asked; of a store, some seconds later."""
+        if isinstance(self._stop, Path):
+            return self._stop.exists()
+        if self._asking.due:
+            with suppress(Exception), self._asking.done():  # a store that does not answer is asked again
+                self._asked = self._stop.exists()
+        return self._asked
 
     def give_up(self, error: MarsRayError) -> None:
         """Leave the reason why the workers gave up."""
-        self._error.write_text(json.dumps({"kind": type(error).__name__, "message": str(error)}))
+        write_file(self._error, [json.dumps({"kind": type(error).__name__, "message": str(error)}).encode()])
 
     def raise_reason(self) -> None:
         """Raise the error the workers gave up with, if they did."""

@@ -9,12 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 from upath import UPath
 
-from mars_ray.batch.output import driver_lease, folder, job_log
+from mars_ray.batch.output import folder, job_log
 from mars_ray.batch.output.folder import OutputFolder
 from mars_ray.batch.output.open_output import open_output
 from mars_ray.batch.output.stored_output import LOG
 from mars_ray.batch.rows.row_result import RowResult
 from mars_ray.errors import ConfigError, OutputError, RunError
+from mars_ray.storage import driver_lease
 from mars_ray.storage.whole_file import create_object
 
 
@@ -29,6 +30,12 @@ def answered(number: int, error: bool = False) -> RowResult:
 def ids_in(output: UPath) -> list[str]:
     shards = [pq.read_table(io.BytesIO(path.read_bytes())) for path in sorted(output.glob("rows/part-*"), key=str)]
     return [id for shard in shards for id in shard["id"].to_pylist()]
+
+
+def errors_of(output: UPath) -> str:
+    """Return the text of the errors file that counts."""
+    text: str = max(output.glob("errors-*.jsonl"), key=str).read_text()
+    return text
 
 
 @contextmanager
@@ -54,6 +61,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def manual(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing happens by itself."""
     monkeypatch.setattr(job_log, "COMMIT_S", 1000.0)
+    monkeypatch.setattr(driver_lease, "RENEW_S", 1000.0)
 
 
 def test_a_job_goes_on_with_all_that_stands_in_the_store(bucket: UPath, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +129,7 @@ def test_errors_are_there_and_may_be_done_again(bucket: UPath) -> None:
     with begun(bucket / "out") as output:
         output.take([answered(0), answered(1, error=True)], run_s=0.0)
         output.flush()
-    assert json.loads((bucket / "out" / "errors.jsonl").read_text()) == {"id": "1"}
+    assert json.loads(errors_of(bucket / "out")) == {"id": "1"}
     for again in (True, False):
         with begun(bucket / "out") as output:
             assert output.ledger.done == 2
@@ -129,8 +137,32 @@ def test_errors_are_there_and_may_be_done_again(bucket: UPath) -> None:
                 output.forget_errors()
                 output.take([answered(1)], run_s=0.0)
             output.flush()
-    assert not (bucket / "out" / "errors.jsonl").exists()
+    assert errors_of(bucket / "out") == ""
     assert ids_in(bucket / "out") == ["0", "1"]
+
+
+@pytest.mark.usefixtures("impatient", "manual")
+def test_a_driver_that_was_given_up_before_it_wrote_its_errors_does_not_hide_newer_ones(
+    bucket: UPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overtaken() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(OutputFolder, "_write_errors_behind", write)
+            with begun(bucket / "out") as second:
+                second.forget_errors()
+                second.take([answered(0), answered(1, error=True)], run_s=0.0)
+                second.flush()
+
+    def write_late(output: OutputFolder, number: int) -> None:
+        overtaken()
+        write(output, number)
+
+    write = OutputFolder._write_errors_behind
+    with begun(bucket / "out") as first:
+        first.take([answered(0, error=True)], run_s=0.0)
+        monkeypatch.setattr(OutputFolder, "_write_errors_behind", write_late)
+        first.flush()
+    assert json.loads(errors_of(bucket / "out")) == {"id": "1"}
 
 
 def test_a_second_driver_is_refused_while_the_first_lives(bucket: UPath, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from mars_ray.data.packing import Packer
 from mars_ray.data.ray_prepare import PrepareOptions, prepare
 from mars_ray.data.records import parse_record
 from mars_ray.errors import BadRecordError, DataError, EmptyDataError, ModelError, RunError
+from mars_ray.model.sources.ray_folder import share_folder
 from mars_ray.progress import ProgressLine
 from tests.data.data_samples import CHATML, make_tokenizer
 
@@ -187,7 +188,7 @@ def test_a_file_that_breaks_while_it_is_read_is_a_data_error_of_one_line(
 def test_workers_that_fail_for_another_reason_are_a_run_error_of_one_line(model: Path, tmp_path: Path) -> None:
     (tmp_path / "good.jsonl").write_bytes(lines(RECORDS[:3]))
     gone = model_folder(tmp_path / "model")
-    ray_prepare._encoder(str(gone))
+    ray_prepare._encoder(share_folder(gone))
     (gone / "tokenizer.json").write_text("{}")  # the driver has it, the workers do not
     with pytest.raises((RunError, ModelError)) as caught:
         packed(tmp_path / "good.jsonl", gone)

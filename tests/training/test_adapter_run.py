@@ -23,7 +23,7 @@ from tests.training.train_samples import MakeConfig, pack
 
 
 def run(config: TrainConfig, folder: Path) -> RunState:
-    return TrainingRun(config, Accelerator(cpu=True), LocalStore(folder)).run()
+    return TrainingRun(config, Path(config.model), Accelerator(cpu=True), LocalStore(folder)).run()
 
 
 @pytest.fixture
@@ -47,10 +47,10 @@ def test_an_adapter_learns_what_its_base_says_and_the_base_stays(
     assert [each.step for each in measured] == list(range(4, state.steps + 1, 4))
     assert all(len(each.heldout_agreement_by_offset or []) == 4 for each in measured)
     plot_metrics(metrics, tmp_path / "metrics.png")
-    card = read_adapter_card(RunFolder(config.output).model)
+    card = read_adapter_card(RunFolder(config.output).model_here())
     assert (card.steps, card.tokens, card.block) == (state.steps, state.tokens, 4)
     assert card.base_digest == weights_digest(start_model)
-    load_adapter(RunFolder(config.output).model, start_model)
+    load_adapter(RunFolder(config.output).model_here(), start_model)
     kept = sorted(path.name for path in (config.output / "adapters").iterdir())
     assert kept == [f"step-{2**n:06d}" for n in range(2, state.steps.bit_length())]
     assert folder_digest(start_model) == before
@@ -63,11 +63,13 @@ def test_a_stopped_run_ends_with_the_adapter_of_a_whole_one_bit_for_bit(
     cut = config.model_copy(update={"output": config.output.with_name("cut")})
     pack(cut, start_model)
     folder = RunFolder(cut.output)
-    stopped = TrainingRun(cut, Accelerator(cpu=True), FolderStore(tmp_path / "cut-states", stops=folder)).run()
+    stopped = TrainingRun(
+        cut, Path(cut.model), Accelerator(cpu=True), FolderStore(tmp_path / "cut-states", stops=folder)
+    ).run()
     assert not folder.model.exists()
     folder.begin_attempt()
     assert run(cut, tmp_path / "cut-states").steps > stopped.steps > 0
-    whole, resumed = (load_file(RunFolder(each.output).model / WEIGHTS_FILE) for each in (config, cut))
+    whole, resumed = (load_file(RunFolder(each.output).model_here() / WEIGHTS_FILE) for each in (config, cut))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
@@ -84,7 +86,7 @@ def test_in_bfloat16_the_base_is_loaded_as_such_and_the_adapter_learns_in_float3
     assert first is not None
     assert last is not None
     assert last < first
-    loaded = load_adapter(RunFolder(made.output).model, start_model).lora
+    loaded = load_adapter(RunFolder(made.output).model_here(), start_model).lora
     assert {name.rpartition(".")[2] for name in loaded.factors} == {"q_proj", "v_proj"}
 
 
@@ -92,7 +94,7 @@ def test_an_adapter_of_the_same_sizes_may_be_begun_with_whatever_its_base(
     config: TrainConfig, make_config: MakeConfig, start_model: Path, tmp_path: Path
 ) -> None:
     run(config, tmp_path / "states")
-    first = RunFolder(config.output).model
+    first = RunFolder(config.output).model_here()
     card = read_adapter_card(first)
     write_card(card.model_copy(update={"base_digest": "of another model"}), first)
     adapter = {"rank": 4, "init": str(first)}
@@ -103,7 +105,7 @@ def test_an_adapter_of_the_same_sizes_may_be_begun_with_whatever_its_base(
     assert began[0].mask_loss is not None
     assert ended[0].mask_loss is not None
     assert began[0].mask_loss < ended[0].mask_loss
-    assert read_adapter_card(RunFolder(going_on.output).model).init_digest == folder_digest(first)
+    assert read_adapter_card(RunFolder(going_on.output).model_here()).init_digest == folder_digest(first)
     smaller = make_config(objective={"kind": "mars", "block": 4, "adapter": {"rank": 2, "init": str(first)}})
     pack(smaller, start_model)
     with pytest.raises(AdapterError, match="it has rank 4, here it is 2"):

@@ -49,11 +49,11 @@ class KilledError(Exception):
 
 def run(config: TrainConfig, store: FolderStore) -> RunState:
     torch.manual_seed(0)
-    return TrainingRun(config, Accelerator(cpu=True), store).run()
+    return TrainingRun(config, Path(config.model), Accelerator(cpu=True), store).run()
 
 
 def weights(config: TrainConfig) -> dict[str, torch.Tensor]:
-    return load_file(RunFolder(config.output).model / "model.safetensors")
+    return load_file(RunFolder(config.output).model_here() / "model.safetensors")
 
 
 @pytest.fixture(params=["ar", "mars"])
@@ -75,9 +75,9 @@ def test_a_run_learns_and_leaves_a_plain_model_folder(config: TrainConfig, start
     metrics = read_metrics(config.output)
     assert [each.step for each in metrics] == list(range(1, state.steps + 1))
     assert metrics[-1].ar_loss < 0.8 * metrics[0].ar_loss
-    network = AutoModelForCausalLM.from_pretrained(RunFolder(config.output).model)
+    network = AutoModelForCausalLM.from_pretrained(RunFolder(config.output).model_here())
     assert torch.isfinite(network(input_ids=torch.tensor([[1, 2, 3]])).logits).all()
-    card = read_card(RunFolder(config.output).model)
+    card = read_card(RunFolder(config.output).model_here())
     assert card is not None
     assert (card.method, card.steps, card.tokens) == (config.objective.kind, state.steps, state.tokens)
     assert card.base_model == start_model.name

@@ -91,7 +91,7 @@ def test_however_it_is_interrupted_a_run_ends_with_the_same_weights(make_config:
     cut = make_config("cut", optimizer=long, compute=WORKERS, checkpoint_every=10)
     command = Command(cut, tmp_path)
     command.wait_for_step(steps // 5)
-    os.kill(writer_of(cut.output / METRICS_FILE), signal.SIGKILL)
+    os.kill(writer_of(Path(str(cut.output / METRICS_FILE))), signal.SIGKILL)
     command.wait_for_step(steps // 5 + 12)  # the workers are back
     os.killpg(command.process.pid, signal.SIGINT)  # to the whole group, as a terminal does
     code, _, err = command.finish()

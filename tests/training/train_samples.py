@@ -26,7 +26,7 @@ def pack(config: TrainConfig, start_model: Path) -> None:
     for name in ("train", "heldout"):
         folder = config.output / "data" / name
         folder.mkdir(parents=True)
-        packer, writer = Packer(config.data.length, "drop"), PackedWriter(folder, config.data.length)
+        packer, writer = Packer(config.data.length, "drop"), PackedWriter(Path(str(folder)), config.data.length)
         for each in encoded:
             assert isinstance(each, Encoded)
             writer.write(packer.add(each))

@@ -1,12 +1,14 @@
 """The output folder of a job.
 
 In:    results, in any order, some of them twice.
-Out:   `rows/part-*` with each answered row once, `errors.jsonl`, `report.json`, `report.html`.
+Out:   `rows/part-*` with each answered row once, `errors.jsonl` (in a store `errors-NUMBER.jsonl`), `report.json`,
+       `report.html`.
 Never: loses what it took, whatever happens next; lets two jobs write.
 
 A row is done once it stands in the ledger, or where the folder is in a store, in the log of the job. Records go from
 there into shards of `ROWS_PER_SHARD`: written whole, and only then taken off the ledger. Killed in between, the same
-records are written to the same name again.
+records are written to the same name again. The errors file of a store bears the number of the event in the log that it
+was written behind: it is never written over, for a driver that was given up might do that late.
 """
 
 import json
@@ -35,7 +37,7 @@ class OutputFolder:
     def __init__(self, folder: AnyPath, ledger: Ledger, history: History, log: JobLog | None = None) -> None:
         self.folder, self.ledger, self.history, self._log = folder, ledger, history, log
         self._rows = folder / "rows"
-        self._errors = folder / "errors.jsonl"
+        self._had_errors = False
         self._kinds: dict[str, Kind | None] = {}
         self._format: FileFormat = "parquet"
         self._in_step = True
@@ -76,15 +78,19 @@ class OutputFolder:
 
     def flush(self) -> None:
         """Put all records into files, so that what is done can be read."""
-        if self._log is not None:
-            self._log.append("flush" if self._in_step else "results")
+        number = None if self._log is None else self._log.append("flush" if self._in_step else "results")
         if not self._in_step:
             return
         self._shelve_all()
-        if self.ledger.kinds():
-            write_lines(self._errors, self.ledger.errors())
-        else:
-            self._errors.unlink(missing_ok=True)
+        if number is None:
+            self._write_errors()
+        elif self._had_errors:
+            self._write_errors_behind(number)
+
+    @property
+    def errors_file(self) -> AnyPath | None:
+        """The file of the rows with errors; None where there is none."""
+        return max(self.folder.glob("errors*.jsonl"), key=str, default=None)
 
     def replay(self, events: Iterable[Event]) -> None:
         """Let the events of the log happen here, too. A shard that was not written before a kill is written."""
@@ -115,7 +121,22 @@ class OutputFolder:
         with self.ledger.transaction():
             fresh = self.ledger.add(results)
             self.history.add(fresh, run_s)
+        self._had_errors = self._had_errors or any(each.error is not None for each in fresh)
         return fresh
+
+    def _write_errors(self) -> None:
+        if self.ledger.kinds():
+            write_lines(self.folder / "errors.jsonl", self.ledger.errors())
+        else:
+            (self.folder / "errors.jsonl").unlink(missing_ok=True)
+
+    def _write_errors_behind(self, number: int) -> None:
+        """Write what the log says up to its event `number`, if only that no error is left."""
+        path = self.folder / f"errors-{number:010}.jsonl"
+        write_lines(path, self.ledger.errors())
+        for older in self.folder.glob("errors-*.jsonl"):
+            if older.name < path.name:
+                older.unlink(missing_ok=True)
 
     def _shelve_full(self) -> None:
         while self.ledger.waiting >= ROWS_PER_SHARD:

@@ -13,7 +13,7 @@ written; there only the lease of `driver_lease` keeps them apart.
 import json
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -100,9 +100,9 @@ class JobLog:
         return self._failure is not None
 
     @contextmanager
-    def kept(self, also: Callable[[], None]) -> Iterator[None]:
-        """Within the block, write what was added every `COMMIT_S`, and call `also`."""
-        keeper = threading.Thread(target=self._keep, args=[also], name="job-log-keeper", daemon=True)
+    def kept(self) -> Iterator[None]:
+        """Within the block, write what was added every `COMMIT_S`."""
+        keeper = threading.Thread(target=self._keep, name="job-log-keeper", daemon=True)
         keeper.start()
         try:
             yield
@@ -125,21 +125,21 @@ class JobLog:
             self.append("results")
         self._raise_failure()
 
-    def append(self, kind: EventKind, details: dict[str, Any] | None = None) -> None:
-        """Write an event, behind what was added before; see `commit`."""
-        written: Future[None] = self._writer.submit(self._append, kind, details or {})
-        written.result()
+    def append(self, kind: EventKind, details: dict[str, Any] | None = None) -> int:
+        """Write an event, behind what was added before, and return how many the log has then; see `commit`."""
+        written: Future[int] = self._writer.submit(self._append, kind, details or {})
+        return written.result()
 
     def remove(self) -> None:
         """Remove the log, with which the job is gone."""
         self._folder.fs.rm(self._folder.path, recursive=True)
 
-    def _append(self, kind: EventKind, details: dict[str, Any]) -> None:
+    def _append(self, kind: EventKind, details: dict[str, Any]) -> int:
         self._raise_failure()
         with self._lock:
             results, self._waiting = self._waiting, []
         if kind == "results" and not results:
-            return
+            return self._next - 1
         event = Event(kind=kind, driver=self.driver, details=details, results=results)
         place = self._name(self._next)
         try:
@@ -151,6 +151,7 @@ class JobLog:
             self._failure = error
             raise
         self._next += 1
+        return self._next - 1
 
     def _check_own(self, place: UPath) -> None:
         """Pass where the object is this driver's own: its client asked again after an answer that was lost."""
@@ -160,11 +161,10 @@ class JobLog:
                 "This one stops; what it had done is kept."
             )
 
-    def _keep(self, also: Callable[[], None]) -> None:
+    def _keep(self) -> None:
         while not self._closing.wait(COMMIT_S):
             with suppress(Exception):  # the next `add` or `append` raises it
                 self.commit()
-                also()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

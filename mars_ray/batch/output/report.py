@@ -40,6 +40,8 @@ class JobReport:
     """Rows of the input."""
     errors: int
     errors_by_reason: dict[str, int]
+    errors_file: str
+    """Where the rows with errors are; empty where there are none."""
     tokens: int
     forwards: int
     """Forwards, summed over the sequences: one run of the network over a batch counts once for each sequence in it."""

@@ -11,12 +11,12 @@ from tempfile import TemporaryDirectory
 
 from upath import UPath
 
-from mars_ray.batch.output.driver_lease import DriverLease
 from mars_ray.batch.output.folder import OutputFolder
 from mars_ray.batch.output.history import History
 from mars_ray.batch.output.job_log import JobLog
 from mars_ray.batch.output.ledger import LEDGER, Ledger
 from mars_ray.errors import OutputError
+from mars_ray.storage.driver_lease import DriverLease
 from mars_ray.storage.location import check_reachable, store_errors
 
 LOG = "log"
@@ -32,7 +32,7 @@ def open_stored_output(folder: UPath, *, new: bool) -> Iterator[OutputFolder]:
     check_reachable(folder)
     hidden = folder / LEDGER.parent
     with (
-        DriverLease(hidden / "driver.json").held() as lease,
+        DriverLease(hidden / "driver.json", of=folder).held(),
         TemporaryDirectory() as here,
         closing(Ledger(Path(here) / LEDGER.name, of=folder, durable=False)) as ledger,
     ):
@@ -44,7 +44,7 @@ def open_stored_output(folder: UPath, *, new: bool) -> Iterator[OutputFolder]:
         log = JobLog(hidden / LOG)
         output = OutputFolder(folder, ledger, History(ledger), log)
         output.replay(log.read())
-        with log.kept(also=lease.renew):
+        with log.kept():
             yield output
         if not ledger.done:
             with suppress(FileNotFoundError):

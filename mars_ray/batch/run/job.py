@@ -119,6 +119,7 @@ class Job:
             total=self._total,
             errors=self._errors,
             errors_by_reason=ledger.kinds(),
+            errors_file=str(self._output.errors_file) if self._errors else "",
             tokens=history.tokens,
             forwards=history.forwards,
             tokens_per_s=history.tokens / max(1e-3, history.seconds),

@@ -1,4 +1,4 @@
-"""A model in object storage, such as `s3://bucket/models/one`: its files come into the cache of the machine."""
+"""A folder in object storage, such as the model `s3://bucket/models/one`: its files come into this machine's cache."""
 
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -6,10 +6,10 @@ from typing import Any
 
 from upath import UPath
 
-from mars_ray.errors import ModelError
+from mars_ray.errors import DataError, ModelError
 from mars_ray.model.sources.hub import FILES, LEFT_OUT
 from mars_ray.model.sources.node_cache import RemoteFile, fetched
-from mars_ray.storage.location import check_reachable, locate_url, store_errors
+from mars_ray.storage.location import AnyPath, check_reachable, locate_url, store_errors
 
 VERSIONS = ("ETag", "etag", "md5Hash", "content_md5", "mtime", "LastModified", "last_modified")
 """What stores call that which changes with the content of a file."""
@@ -25,17 +25,28 @@ def fetched_from_store(url: str) -> Path:
     with store_errors(place, ModelError, "Cannot fetch the model", "Look at its name and at the rights to read it."):
         folder = place.parent if url.endswith(".gguf") else place
         found = {name.rpartition("/")[2]: info for name, info in _below(place).items()}
-        wanted = [name for name in found if url.endswith(".gguf") or _is_of_model(name)]
+        wanted = {name: found[name] for name in found if url.endswith(".gguf") or _is_of_model(name)}
         if not wanted:
             raise ModelError(f"{url} holds no model. Give a folder with config.json, *.safetensors and tokenizer.json.")
-        files = [RemoteFile(name=name, size=found[name]["size"], digest=_version(found[name])) for name in wanted]
-
-        def read(name: str, start: int, end: int) -> bytes:
-            content: bytes = folder.fs.cat_file((folder / name).path, start=start, end=end)
-            return content
-
-        here = fetched(place.name, files, read)
+        here = _fetched(place.name, folder, wanted)
     return here / place.name if url.endswith(".gguf") else here
+
+
+def folder_here(place: AnyPath) -> Path:
+    """Return the folder of this machine that holds the files of the folder `place`; that itself where it is here."""
+    if isinstance(place, Path):
+        return place
+    with store_errors(place, DataError, "Cannot fetch", "Look at its name and at the rights to read it."):
+        return _fetched(place.name, place, {name.rpartition("/")[2]: info for name, info in _below(place).items()})
+
+
+def _fetched(name: str, folder: UPath, found: dict[str, dict[str, Any]]) -> Path:
+    def read(name: str, start: int, end: int) -> bytes:
+        content: bytes = folder.fs.cat_file((folder / name).path, start=start, end=end)
+        return content
+
+    files = [RemoteFile(name=name, size=info["size"], digest=_version(info)) for name, info in found.items()]
+    return fetched(name, files, read)
 
 
 def _below(place: UPath) -> dict[str, dict[str, Any]]:
