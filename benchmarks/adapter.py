@@ -30,7 +30,8 @@ from adapter_report import fit, markdown
 from scipy.stats import binomtest
 from transformers.utils import logging
 
-from mars_ray.adapter.folder import load_adapter, read_adapter_card, resolve_adapter, unnamed
+from mars_ray.adapter.card import read_adapter_card, resolve_adapter, unnamed
+from mars_ray.adapter.folder import load_adapter
 from mars_ray.bench.machine import machine
 from mars_ray.bench.measure import Sample, speedup, throughput
 from mars_ray.bench.peers.llama_cpp import LlamaCpp, llama_cpp_peers

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from mars_ray.adapter.folder import Adapter, AdapterCard
+from mars_ray.adapter.card import AdapterCard
+from mars_ray.adapter.folder import Adapter
 from mars_ray.adapter.gated_lora import GatedLoRA, LoraShape, linears_of
 from mars_ray.bench.machine import machine
 from mars_ray.data.chat import ChatEncoder

@@ -26,7 +26,8 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
-from mars_ray.adapter.folder import load_adapter, resolve_adapter, unnamed
+from mars_ray.adapter.card import resolve_adapter, unnamed
+from mars_ray.adapter.folder import load_adapter
 from mars_ray.bench.machine import machine
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.prompt_file import read_prompts

@@ -28,7 +28,7 @@ from own_answers import own_answers
 from pipeline_files import agree, write
 from transformers.utils import logging
 
-from mars_ray.adapter.folder import read_adapter_card
+from mars_ray.adapter.card import read_adapter_card
 from mars_ray.data.record_file import check_source, read_records
 from mars_ray.data.records import Message, parse_messages, parse_object
 from mars_ray.errors import BadRecordError

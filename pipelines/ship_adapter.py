@@ -16,7 +16,8 @@ from tempfile import TemporaryDirectory
 import torch
 from pipeline_files import write
 
-from mars_ray.adapter.folder import SHIPPED, WEIGHTS_FILE, load_adapter, save_adapter
+from mars_ray.adapter.card import SHIPPED
+from mars_ray.adapter.folder import WEIGHTS_FILE, load_adapter, save_adapter
 from mars_ray.adapter.forward import ATTENTION, mask_logits
 from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.adapter.mask_streams import mask_streams

@@ -92,6 +92,21 @@ def test_everything_but_the_shells_imports_without_ray() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    "shells",
+    [
+        ["batch.ray.source", "batch.ray.answered_rows", "batch.ray.endpoint_rows", "batch.ray.decoder"],
+        ["serve.ray.gateway", "serve.ray.engine", "serve.ray.chat", "control.core.ray_controller"],
+    ],
+    ids=["batch", "serve"],
+)
+def test_what_runs_beside_engines_loads_no_torch(shells: list[str]) -> None:
+    names = [f"mars_ray.{each}" for each in shells]
+    told = "import sys, importlib; [importlib.import_module(m) for m in sys.argv[1:]]; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", told, *names], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 def test_only_shells_import_ray() -> None:
     importing = [path for path in MODULES if any(name.split(".")[0] == "ray" for name in imports_of(path))]
     assert importing

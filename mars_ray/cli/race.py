@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from rich.console import Console
 
-from mars_ray.adapter.folder import shipped_adapters
+from mars_ray.adapter.card import shipped_adapters
 from mars_ray.race.prompts import PROMPTS
 from mars_ray.race.replay import show
 from mars_ray.race.track import Track

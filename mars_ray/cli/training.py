@@ -67,7 +67,7 @@ def calibrate(
     as_json: AsJson = False,
 ) -> None:
     """Measure speed, agreement and accuracy at each threshold, and write them into the card, mars.json."""
-    from mars_ray.adapter.folder import resolve_adapter
+    from mars_ray.adapter.card import resolve_adapter
     from mars_ray.evaluation.calibration.calibrate import CalibrateOptions
     from mars_ray.evaluation.calibration.calibrate import calibrate as run
     from mars_ray.evaluation.calibration.curve_text import print_curve

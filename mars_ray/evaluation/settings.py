@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from mars_ray.adapter.folder import AdapterCard
+from mars_ray.adapter.card import AdapterCard
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams
 from mars_ray.errors import ConfigError, ModelError, RequestError

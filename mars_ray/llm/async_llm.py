@@ -7,7 +7,7 @@ from typing import Self
 
 from transformers import PreTrainedTokenizerBase
 
-from mars_ray.adapter.folder import resolve_adapter, unnamed
+from mars_ray.adapter.card import resolve_adapter, unnamed
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import DEFAULT_OPTIONS, EngineOptions

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import Self
 
-from mars_ray.adapter.folder import resolve_adapter, unnamed
+from mars_ray.adapter.card import resolve_adapter, unnamed
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.core.load import load_engine
 from mars_ray.engine.core.offline import run_steps

@@ -6,7 +6,7 @@ from typing import Self
 
 import torch
 
-from mars_ray.adapter.folder import decoding_card, resolve_adapter, unnamed
+from mars_ray.adapter.card import decoding_card, resolve_adapter, unnamed
 from mars_ray.bench.measure import interleaved
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.core.load import load_engine

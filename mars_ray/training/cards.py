@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mars_ray.adapter.folder import AdapterCard
+from mars_ray.adapter.card import AdapterCard
 from mars_ray.data.packed import PackedData
 from mars_ray.model.card import Card, library_versions
 from mars_ray.model.checkpoint import Checkpoint

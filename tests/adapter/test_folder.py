@@ -8,18 +8,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from mars_ray.adapter.folder import (
+from mars_ray.adapter.card import (
     CONFIG_FILE,
     SHIPPED,
-    WEIGHTS_FILE,
     AdapterCard,
     is_adapter,
-    load_adapter,
     read_adapter_card,
     resolve_adapter,
-    save_adapter,
     shipped_adapters,
 )
+from mars_ray.adapter.folder import WEIGHTS_FILE, load_adapter, save_adapter
 from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.errors import AdapterError, OutputError
 from mars_ray.model.card import CARD_FILE

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from mars_ray.adapter.folder import Adapter, AdapterCard, unnamed
+from mars_ray.adapter.card import AdapterCard, unnamed
+from mars_ray.adapter.folder import Adapter
 from mars_ray.adapter.gated_lora import GatedLoRA, LoraShape, linears_of
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.execution.input_packer import ForwardBatch, InputPacker

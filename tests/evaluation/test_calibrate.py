@@ -19,7 +19,8 @@ import torch
 from transformers import PreTrainedModel
 
 from mars_ray import progress
-from mars_ray.adapter.folder import AdapterCard, read_adapter_card, save_adapter
+from mars_ray.adapter.card import AdapterCard, read_adapter_card
+from mars_ray.adapter.folder import save_adapter
 from mars_ray.adapter.gated_lora import new_adapter
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.tasks import verify

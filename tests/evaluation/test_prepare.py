@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from mars_ray.adapter.folder import AdapterCard, resolve_adapter, save_adapter
+from mars_ray.adapter.card import AdapterCard, resolve_adapter
+from mars_ray.adapter.folder import save_adapter
 from mars_ray.adapter.gated_lora import GatedLoRA, LoraShape
 from mars_ray.evaluation.run.options import EvaluateOptions
 from mars_ray.evaluation.run.prepare import prepare

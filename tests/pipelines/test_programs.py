@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from mars_ray.adapter.folder import AdapterCard, load_adapter, save_adapter
+from mars_ray.adapter.card import AdapterCard
+from mars_ray.adapter.folder import load_adapter, save_adapter
 from mars_ray.adapter.gated_lora import new_adapter
 from mars_ray.data.records import parse_record
 from mars_ray.data.tasks import FAMILIES, examples, mixture, verify

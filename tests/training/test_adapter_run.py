@@ -7,7 +7,8 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
 
-from mars_ray.adapter.folder import WEIGHTS_FILE, load_adapter, read_adapter_card
+from mars_ray.adapter.card import read_adapter_card
+from mars_ray.adapter.folder import WEIGHTS_FILE, load_adapter
 from mars_ray.errors import AdapterError
 from mars_ray.model.card import write_card
 from mars_ray.model.digest import folder_digest, weights_digest

@@ -7,12 +7,13 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from mars_ray.adapter.folder import unnamed
+from mars_ray.adapter.card import unnamed
 from mars_ray.batch.ray.startup_status import publish_startup_status
-from mars_ray.batch.rows.open_format import RowFormatSettings, open_row_format
 from mars_ray.batch.rows.row_format import RowFormat
 from mars_ray.batch.rows.row_result import failure_table, to_table
 from mars_ray.batch.rows.row_table import from_row_table
@@ -29,6 +30,9 @@ from mars_ray.engine.process.messages import EngineSpec
 from mars_ray.errors import MarsRayError, ReplicaLostError
 from mars_ray.model.sources.ray_folder import SharedFolder
 
+if TYPE_CHECKING:
+    from mars_ray.batch.rows.open_format import RowFormatSettings
+
 
 class Decoder:
     """One actor: an engine in a process of its own, rows in several calls at a time."""
@@ -40,36 +44,45 @@ class Decoder:
         self._model, self._adapter = model, adapter
         self._name = f"{socket.gethostname()}:{os.getpid()}"
         self._app, self._controller = app, RayController(app, plan)
-        self._worker: asyncio.Task[Worker] | None = None
-        self._row_formats: dict[bytes, RowFormat] = {}
+        self._started: tuple[asyncio.Task[EngineSpec], asyncio.Task[Worker]] | None = None
+        self._row_formats: dict[bytes, asyncio.Task[RowFormat]] = {}
         self._feeding = asyncio.Event()
         self._heartbeat: asyncio.Task[None] | None = None
         # One prompt at a time gains nothing from threads, and the cores are the engines'.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+    async def start(self) -> None:
+        """Begin to start the engine, and do not wait: whoever reads the first rows takes some seconds, too."""
+        # Not in the constructor: when that fails, Ray starts the actor again and again.
+        self._start()
 
     async def answer(self, rows: pa.Table, row_format: bytes) -> pa.Table:
         """Return a table of results for a table of rows, in their order, or the reason why there can be none.
 
         `row_format` are the pickled settings of their format: who passes them on need not load torch for that.
         """
-        if self._worker is None:
-            # Made by the first block: when a constructor fails, Ray starts the actor again and again.
-            self._worker = asyncio.create_task(self._started())
+        spec, worker = self._start()
+        if row_format not in self._row_formats:
+            self._row_formats[row_format] = asyncio.create_task(self._opened(row_format, spec))
+        opened = self._row_formats[row_format]
         try:
-            worker = await asyncio.shield(self._worker)
-            return to_table(await worker.answer(self._open(row_format), *from_row_table(rows)))
+            working = await asyncio.shield(worker)
+            return to_table(await working.answer(await asyncio.shield(opened), *from_row_table(rows)))
         except MarsRayError as error:
             return failure_table(str(error))
 
-    def _open(self, row_format: bytes) -> RowFormat:
-        if row_format not in self._row_formats:
-            settings: RowFormatSettings = pickle.loads(row_format)
-            self._row_formats[row_format] = open_row_format(settings, self._spec.folder)
-        return self._row_formats[row_format]
+    def _start(self) -> tuple[asyncio.Task[EngineSpec], asyncio.Task[Worker]]:
+        if self._started is None:
+            spec = asyncio.create_task(asyncio.to_thread(self._spec_here))
+            self._started = spec, asyncio.create_task(self._working(spec))
+        return self._started
 
-    async def _started(self) -> Worker:
+    async def _opened(self, row_format: bytes, spec: asyncio.Task[EngineSpec]) -> RowFormat:
+        return await asyncio.to_thread(_open, row_format, (await asyncio.shield(spec)).folder)
+
+    async def _working(self, spec: asyncio.Task[EngineSpec]) -> Worker:
         publish_startup_status(self._app, "loading the model")
-        self._spec = await asyncio.to_thread(self._spec_here)
+        self._spec = await asyncio.shield(spec)
         worker = Worker(self._name, self._engine, self._feeding)
         self._feeding.set()
         await worker.start()
@@ -106,3 +119,11 @@ class Decoder:
         else:
             self._feeding.set()
         return directive
+
+
+def _open(row_format: bytes, folder: Path) -> RowFormat:
+    # Imported here, while the engine starts: a tokenizer of transformers takes as long to import as an engine.
+    from mars_ray.batch.rows.open_format import open_row_format
+
+    settings: RowFormatSettings = pickle.loads(row_format)
+    return open_row_format(settings, folder)

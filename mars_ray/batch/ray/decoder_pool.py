@@ -70,12 +70,15 @@ def start_decoders(settings: PoolSettings, app: str) -> dict[str, Any]:
 
     names = [f"decoder:{app}:{uuid4().hex}" for _ in range(settings.count)]
     actor = ray.remote(num_cpus=settings.cpus, num_gpus=settings.gpus, max_restarts=-1, max_task_retries=-1)(Decoder)
-    return {
+    decoders = {
         name: actor.options(name=name, namespace=NAMESPACE).remote(
             settings.spec, settings.model, settings.adapter, settings.control, app
         )
         for name in names
     }
+    for each in decoders.values():
+        each.start.remote()
+    return decoders
 
 
 def calls_of(calls: int) -> ActorPoolStrategy:

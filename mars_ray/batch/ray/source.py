@@ -17,8 +17,7 @@ from ray.data.datasource import ReadTask
 from mars_ray.batch.output.ledger import undone
 from mars_ray.batch.rows.row_ids import RowId, RowIdAssigner
 from mars_ray.batch.rows.row_result import FAILURE
-from mars_ray.batch.rows.row_table import ROW_SCHEMA, to_row_table
-from mars_ray.batch.run.job_plan import READ_RECORDS
+from mars_ray.batch.rows.row_table import READ_RECORDS, ROW_SCHEMA, to_row_table
 from mars_ray.data.record_file import read_records
 from mars_ray.errors import MarsRayError
 from mars_ray.storage.location import AnyPath

@@ -12,6 +12,9 @@ ROW_SCHEMA = pa.schema(
 )
 """The columns of a block. One that holds a `FAILURE` says why the rest of the input cannot be read."""
 
+READ_RECORDS = 1024
+"""Records of a file that are read, and stand in a table, at a time."""
+
 
 def to_row_table(row_ids: Sequence[RowId], raws: Sequence[bytes]) -> pa.Table:
     """Lay out rows, each with its id."""

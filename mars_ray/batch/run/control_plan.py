@@ -3,7 +3,7 @@
 Thresholds stay above what was calibrated, or above the usual floor for a model that never was.
 """
 
-from mars_ray.adapter.folder import AdapterCard
+from mars_ray.adapter.card import AdapterCard
 from mars_ray.control.settings import ControlPlan, ControlSettings
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import ConfigError

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mars_ray.adapter.folder import AdapterCard, decoding_card, resolve_adapter, unnamed
+from mars_ray.adapter.card import AdapterCard, decoding_card, resolve_adapter, unnamed
 from mars_ray.batch.run.control_plan import batch_plan
 from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.control.policies.bounds import bounds_of

@@ -11,6 +11,7 @@ from mars_ray.batch.rows.columns import Kind, Survey
 from mars_ray.batch.rows.open_format import RowFormatSettings, open_row_format
 from mars_ray.batch.rows.openai_format import OpenAIFormatSettings, is_openai_batch
 from mars_ray.batch.rows.plain_format import PlainFormatSettings
+from mars_ray.batch.rows.row_table import READ_RECORDS
 from mars_ray.batch.run.engine_plan import EnginePlan, plan_engines
 from mars_ray.batch.run.options import GenerateOptions
 from mars_ray.data.record_file import check_source, read_records
@@ -22,9 +23,6 @@ from mars_ray.model.dtype import ResolvedDtype
 from mars_ray.model.resolve import short_name
 from mars_ray.progress import ProgressLine
 from mars_ray.storage.location import AnyPath
-
-READ_RECORDS = 1024
-"""Records of a file that are read at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

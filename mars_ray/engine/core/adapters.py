@@ -6,7 +6,8 @@ requests that name none. Keys and values in the cache are the base's, so sequenc
 
 from collections.abc import Mapping
 
-from mars_ray.adapter.folder import Adapter, AdapterCard
+from mars_ray.adapter.card import AdapterCard
+from mars_ray.adapter.folder import Adapter
 from mars_ray.engine.request import Request
 from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.errors import RequestError

@@ -6,7 +6,8 @@ How far is looked ahead is fixed, so the answers are the same whatever the load 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from mars_ray.adapter.folder import Adapter, unnamed
+from mars_ray.adapter.card import unnamed
+from mars_ray.adapter.folder import Adapter
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.core.offline import OfflineResult, decode_all

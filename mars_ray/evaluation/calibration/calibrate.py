@@ -9,7 +9,8 @@ from tempfile import TemporaryFile
 
 import torch
 
-from mars_ray.adapter.folder import AdapterCard, is_adapter, load_adapter, read_adapter_card
+from mars_ray.adapter.card import AdapterCard, is_adapter, read_adapter_card
+from mars_ray.adapter.folder import load_adapter
 from mars_ray.engine.request import SamplingParams
 from mars_ray.engine.stats.profile import GRID
 from mars_ray.errors import ConfigError, InterruptedRunError, ModelError, OutputError

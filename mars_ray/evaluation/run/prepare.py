@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from mars_ray.adapter.folder import decoding_card, resolve_adapter
+from mars_ray.adapter.card import decoding_card, resolve_adapter
 from mars_ray.engine.request import SamplingParams
 from mars_ray.engine.seeds import seed_of
 from mars_ray.errors import ConfigError, OutputError, RequestError

@@ -9,7 +9,8 @@ from statistics import fmean, stdev
 
 import torch
 
-from mars_ray.adapter.folder import Adapter, unnamed
+from mars_ray.adapter.card import unnamed
+from mars_ray.adapter.folder import Adapter
 from mars_ray.bench.machine import machine
 from mars_ray.bench.measure import Sample, interleaved
 from mars_ray.data.chat import ChatEncoder

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from mars_ray.adapter.folder import decoding_card, resolve_adapter, resolve_adapters
+from mars_ray.adapter.card import decoding_card, resolve_adapter, resolve_adapters
 from mars_ray.control.settings import ControlPlan, ControlSettings
 from mars_ray.engine.mode import DEFAULT_THRESHOLD
 from mars_ray.engine.options import EngineOptions, Quantize

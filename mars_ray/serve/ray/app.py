@@ -10,7 +10,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
-from mars_ray.adapter.folder import resolve_adapter
+from mars_ray.adapter.card import resolve_adapter
 from mars_ray.model.resolve import pin, resolve_model
 from mars_ray.serve.deploy.config import ServeConfig, parse_config
 from mars_ray.serve.ray.chat import Chat
