@@ -1,12 +1,13 @@
 """A generate job from object storage to object storage, killed again and again, on a new disk each time.
 
     python benchmarks/store_kill.py --rows 100000 --kills 10 --json benchmarks/results/DATE-store-kill.json
-    python benchmarks/store_kill.py --compare --rows 20000     # the same job on a disk and in a store, in turns
+    python benchmarks/store_kill.py --compare --rows 20000 --max-tokens 64   # on a disk and in a store, in turns
 
 Every row is to be there once. The store is `benchmarks/s3_server.py` in a process of its own, which answers a share of
 all requests with SlowDown. At random moments, spread over the job, `kill -9` goes to the driver, to an actor of Ray, to
 the store or to an engine, in turn. A driver that died has lost its disk: what it kept in temporary folders is removed
-before the next one starts. At the first kill of an actor a second driver is started beside the first.
+before the next one starts. At the first kill of an actor a second driver is started beside the first. Prompts and
+answers are of a few tokens, so that most of the work is the job's and not the model's; `--compare` asks real prompts.
 """
 
 import argparse
@@ -43,6 +44,11 @@ TARGETS = ("driver", "ray::MapWorker", "store", "mars_ray.engine.process.worker"
 POLL_S = 0.5
 BUCKET = "s3://measured"
 STARTS_S = 120.0
+STARTS_IN_VAIN = 5
+STUCK_S = 300.0
+"""A driver that did nothing for so long is killed, too."""
+SAY_S = 30.0
+SAID = "said.txt"
 
 
 class Store:
@@ -70,7 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--max-tokens", type=int, default=4)
     parser.add_argument("--slow-down", type=float, default=0.02)
     parser.add_argument("--port", type=int, default=9123)
     parser.add_argument("--seed", type=int, default=0)
@@ -118,27 +124,30 @@ def measure(place: Path, store: Store, given: argparse.Namespace) -> dict[str, A
     _write_rows(f"{BUCKET}/rows.jsonl", given)
     chance, began_s = random.Random(given.seed), time.monotonic()
     moments = sorted(chance.uniform(0.02, 0.98) * given.rows for _ in range(given.kills))
-    at_rows: list[int] = []
-    targets, starts = Counter[str](), 0
+    killed: list[tuple[int, str]] = []
     second: dict[str, Any] | None = None
+    starts, in_vain = 0, 0
     while True:
         starts += 1
         disk = place / f"disk-{starts}"
         disk.mkdir()
         driver = _driver(given, disk, f"{BUCKET}/out")
+        kills_before, watch = len(killed), _Watch(disk)
         while driver.poll() is None:
             time.sleep(POLL_S)
-            done = _done(disk)
-            if not moments or done < moments[0]:
+            watch.look()
+            if watch.stuck:
+                driver.kill()
+            if not moments or watch.done < moments[0]:
                 continue
-            target = TARGETS[len(at_rows) % len(TARGETS)]
+            target = TARGETS[len(killed) % len(TARGETS)]
             family = psutil.Process(driver.pid).children(recursive=True)
             victims = [each for each in family if target in _words(each)]
             if not victims and target not in ("driver", "store"):
                 continue
             moments.pop(0)
-            at_rows.append(done)
-            targets[target] += 1
+            killed.append((watch.done, target))
+            _say(f"{watch.done:,} rows: kill {target}")
             if target == "store":
                 store.kill()
             elif target == "driver":
@@ -147,14 +156,24 @@ def measure(place: Path, store: Store, given: argparse.Namespace) -> dict[str, A
                 victims[0].kill()
                 second = second or _second_driver(place, given)
         _end(driver)
+        said = _last_line(disk)
         shutil.rmtree(disk)
-        if driver.returncode == 0 or starts > 3 * given.kills:
+        _say(f"start {starts} ended with {driver.returncode} after {watch.done:,} rows: {said}")
+        if driver.returncode == 0:
             break
+        # Where nobody was killed and no row was done, such as when Ray did not come up, the same command again.
+        in_vain = 0 if len(killed) > kills_before or watch.done > watch.done_before else in_vain + 1
+        if in_vain == STARTS_IN_VAIN:
+            raise RuntimeError(f"{in_vain} starts in a row did nothing; the last one said: {said}")
     ids = Counter(_ids(f"{BUCKET}/out"))
     wanted = {f"row-{number}" for number in range(given.rows)}
     return {
         "rows": given.rows,
-        "kills": {"at_rows": at_rows, "of": dict(targets), "starts_of_the_driver": starts},
+        "kills": {
+            "at_rows": [done for done, _ in killed],
+            "of": dict(Counter(target for _, target in killed)),
+            "starts_of_the_driver": starts,
+        },
         "second_driver": second,
         "exit_code": driver.returncode,
         "seconds": time.monotonic() - began_s,
@@ -162,6 +181,33 @@ def measure(place: Path, store: Store, given: argparse.Namespace) -> dict[str, A
         "twice": sum(count > 1 for count in ids.values()),
         "unasked": len(ids.keys() - wanted),
     }
+
+
+class _Watch:
+    """What a driver has done, by the ledger on its disk."""
+
+    def __init__(self, disk: Path) -> None:
+        self._disk, self._news_s, self._said_s = disk, time.monotonic(), time.monotonic()
+        self.done_before = self.done = 0
+
+    def look(self) -> None:
+        """Look again."""
+        done, now_s = _done(self._disk), time.monotonic()
+        if done != self.done:
+            self.done_before = self.done_before or done
+            self.done, self._news_s = done, now_s
+        if now_s - self._said_s > SAY_S:
+            self._said_s = now_s
+            _say(f"{self.done:,} rows")
+
+    @property
+    def stuck(self) -> bool:
+        """Whether nothing has happened for very long."""
+        return time.monotonic() - self._news_s > STUCK_S
+
+
+def _say(line: str) -> None:
+    print(f"{time.strftime('%X')} {line}", file=sys.stderr, flush=True)
 
 
 def compare(place: Path, given: argparse.Namespace) -> dict[str, Any]:
@@ -188,23 +234,34 @@ def _write_rows(place: str, given: argparse.Namespace) -> None:
             except Exception:
                 if time.monotonic() > ends_s:
                     raise
-    rows = enumerate(islice(mixture("train", given.seed), given.rows))
-    lines = [json.dumps({"id": f"row-{number}", "prompt": example.prompt}) for number, example in rows]
+    if given.compare:
+        prompts = [example.prompt for example in islice(mixture("train", given.seed), given.rows)]
+    else:
+        prompts = [f"Say {number}" for number in range(given.rows)]
+    lines = [json.dumps({"id": f"row-{number}", "prompt": prompt}) for number, prompt in enumerate(prompts)]
     locate(place).write_text("\n".join(lines))
 
 
 def _driver(given: argparse.Namespace, disk: Path, output: str, **more: Any) -> "subprocess.Popen[bytes]":
     source = more.pop("source", f"{BUCKET}/rows.jsonl")
     words = [sys.executable, __file__, "--max-tokens", str(given.max_tokens), "--run", source, output]
-    return subprocess.Popen(words, env=os.environ | {"TMPDIR": str(disk)}, start_new_session=True, **more)
+    with (disk / SAID).open("wb") as said:
+        return subprocess.Popen(
+            words, env=os.environ | {"TMPDIR": str(disk)}, start_new_session=True, stderr=said, **more
+        )
 
 
 def _second_driver(place: Path, given: argparse.Namespace) -> dict[str, Any]:
     disk = place / "disk-of-the-second"
     disk.mkdir()
-    driver = _driver(given, disk, f"{BUCKET}/out", stderr=subprocess.PIPE)
-    _, said = driver.communicate()
-    return {"exit_code": driver.returncode, "says": said.decode().strip().splitlines()[-1]}
+    driver = _driver(given, disk, f"{BUCKET}/out")
+    driver.wait()
+    return {"exit_code": driver.returncode, "says": _last_line(disk)}
+
+
+def _last_line(disk: Path) -> str:
+    lines = (disk / SAID).read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""
 
 
 def _end(driver: "subprocess.Popen[bytes]") -> None:
