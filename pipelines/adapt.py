@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--heldout", type=Path, required=True, help="the same, for what is measured")
     parser.add_argument("--heldout-prompts", type=int, default=96, help="how many of them")
     parser.add_argument("--own", type=int, default=0, help="prompts to answer with the model itself")
-    parser.add_argument("--from", dest="start", type=Path, help="adapter to begin with, of the same rank and block")
+    parser.add_argument("--from", dest="start", help="adapter to begin with, of the same rank and block")
     parser.add_argument("--output", type=Path, default=Path("runs/adapt"))
     parser.add_argument("--rank", type=int, default=32)
     parser.add_argument("--block", type=int, default=8)

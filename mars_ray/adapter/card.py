@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mars_ray.errors import AdapterError
 from mars_ray.model.card import CARD_FILE, CalibrationPoint, Card, read_card
-from mars_ray.model.resolve import is_hub_name, resolve_model
+from mars_ray.model.resolve import is_elsewhere, resolve_model
 
 Found = TypeVar("Found")
 CONFIG_FILE = "adapter_config.json"
@@ -69,16 +69,16 @@ def unnamed(adapter: Found | None) -> dict[str | None, Found]:
 
 
 def resolve_adapter(name: str | None) -> Path | None:
-    """Return the folder of the adapter that a caller names: a folder, a shipped one, or one on a hub; None for none.
+    """Return the folder of the adapter that a caller names: a folder or its URL, a shipped one, or one on a hub.
 
     A folder that exists comes before a shipped one of its name. Raises `AdapterError` for what is no adapter.
     """
     if name is None:
         return None
     exists, shipped = Path(name).expanduser().exists(), shipped_adapters()
-    if not exists and name not in shipped and not is_hub_name(name):
+    if not exists and name not in shipped and not is_elsewhere(name):
         known = " or ".join(map(repr, shipped))
-        raise AdapterError(f"unknown adapter {name!r}: give {known}, a folder, or organisation/name of a hub.")
+        raise AdapterError(f"unknown adapter {name!r}: give {known}, a folder, its URL, or organisation/name of a hub.")
     folder = SHIPPED / name if name in shipped and not exists else resolve_model(name)
     if not is_adapter(folder):
         raise AdapterError(f"{name} is no adapter: it has no {CONFIG_FILE}. Name a model by --model.")

@@ -15,6 +15,8 @@ from mars_ray.storage.location import FILE_URL, is_url
 
 BUNDLED = "bundled"
 SMOLLM2 = "smollm2"
+NODE_URL = "ray://"
+"""How the name of a folder of one node of the cluster begins; see `SharedFolder`."""
 WHAT_TO_GIVE = (
     f"{BUNDLED!r}, {SMOLLM2!r}, a folder, a .gguf file, a URL of either, "
     "or organisation/name of a hub, with @revision or without"
@@ -28,6 +30,10 @@ def resolve_model(name: str) -> Path:
     """
     if name == BUNDLED:
         return Path(str(files("mars_ray"))) / "assets" / "bundled"
+    if name.startswith(NODE_URL):
+        from mars_ray.model.sources.ray_folder import parse_shared_folder  # here, for it imports Ray
+
+        return parse_shared_folder(name).here()
     path = fetched_from_store(name) if is_url(name) else Path(name.removeprefix(FILE_URL)).expanduser()
     if path.is_dir():
         return path
@@ -55,6 +61,16 @@ def pin(name: str, folder: Path) -> str:
 def is_hub_name(name: str) -> bool:
     """Return whether `name` is looked for on a hub: it has the form, and there is no such folder or file."""
     return parse_hub_name(name) is not None and not Path(name).exists()
+
+
+def is_elsewhere(name: str) -> bool:
+    """Return whether `name` is looked for in a store, on another node or on a hub."""
+    return is_url(name) or is_hub_name(name)
+
+
+def is_folder_here(name: str) -> bool:
+    """Return whether `name` is a folder or file of this machine alone: others may have none of that name."""
+    return name != BUNDLED and not is_url(name) and Path(name.removeprefix(FILE_URL)).expanduser().exists()
 
 
 def model_label(name: str, folder: Path) -> str:

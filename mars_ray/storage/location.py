@@ -8,7 +8,6 @@ configuration.
 Why fsspec and not `pyarrow.fs`: it creates an object only where there is none, which `generate` needs.
 """
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 from upath import UPath
 
 from mars_ray.errors import ConfigError, MarsRayError
+from mars_ray.storage.time_limit import within
 
 AnyPath = Path | UPath
 """A path on this machine, or a place in a store."""
@@ -67,24 +67,14 @@ def check_reachable(place: AnyPath) -> None:
     """
     if isinstance(place, Path):
         return
-    outcome: list[BaseException | None] = []
-
-    def ask() -> None:
-        try:
-            place.fs.info(place.path)
-        except FileNotFoundError:
-            outcome.append(None)
-        except BaseException as error:
-            outcome.append(error)
-        else:
-            outcome.append(None)
-
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(ANSWER_S)
-    if not outcome:
-        raise ConfigError(f"{place} is out of reach: its store gave no answer in {ANSWER_S:g} s. Check its endpoint.")
-    if error := outcome[0]:
+    late = ConfigError(f"{place} is out of reach: its store gave no answer in {ANSWER_S:g} s. Check its endpoint.")
+    try:
+        within(ANSWER_S, lambda: place.fs.info(place.path), late)
+    except FileNotFoundError:
+        return
+    except Exception as error:
+        if error is late:
+            raise
         raise ConfigError(f"{place} is out of reach: {_first_line(error)}. Check credentials and endpoint.") from error
 
 

@@ -52,7 +52,7 @@ def adapter_card(
         objective=objective.model_dump(include=told),
         base_model=model_label(config.model, base),
         base_digest=weights_digest(base),
-        init_digest=folder_digest(init) if init else None,
+        init_digest=folder_digest(Path(init)) if init else None,
         data=config.data.train.name,
         examples=data.report.examples,
         tokens=state.tokens,

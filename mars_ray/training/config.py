@@ -49,9 +49,9 @@ class AdapterSection(_Section):
     """Its products are scaled by alpha / rank; twice the rank by default."""
     target_modules: tuple[str, ...] | None = None
     """Names of the linear layers it stands beside, such as q_proj; all of them by default."""
-    init: Path | None = None
-    """Folder of an adapter to begin with, of the same sizes; it may be that of another model, such as the one this
-    model was fine-tuned from."""
+    init: str | None = None
+    """An adapter to begin with, of the same sizes: a folder, its URL or a name on a hub; it may be that of another
+    model, such as the one this model was fine-tuned from."""
 
 
 class ObjectiveSection(_Section):

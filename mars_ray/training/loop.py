@@ -106,7 +106,7 @@ class TrainingRun:
                 names=section.target_modules,
             )
         if section.init:
-            start_from(adapter, section.init)
+            start_from(adapter, Path(section.init))
         return adapter
 
     def run(self) -> RunState:

@@ -22,6 +22,7 @@ from ray.train import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, Sc
 from ray.train.torch import TorchTrainer
 from upath import UPath
 
+from mars_ray.adapter.card import resolve_adapter
 from mars_ray.data.packed import REPORT_FILE, read_report
 from mars_ray.data.ray_prepare import PrepareOptions, prepare
 from mars_ray.errors import ClusterError, InterruptedRunError, MarsRayError, RunError
@@ -79,7 +80,7 @@ def _settings(config: TrainConfig, base: Path) -> dict[str, Any]:
 
 def _init(config: TrainConfig) -> Path | None:
     """Return the folder of the adapter that training begins with, if it does."""
-    return config.objective.adapter.init if config.objective.adapter else None
+    return resolve_adapter(config.objective.adapter.init) if config.objective.adapter else None
 
 
 def _prepare_data(config: TrainConfig, base: Path, folder: RunFolder) -> None:
@@ -165,7 +166,7 @@ def _worker(given: dict[str, Any]) -> None:
 def _starting_from(config: TrainConfig, init: Path) -> TrainConfig:
     adapter = config.objective.adapter
     assert adapter is not None
-    objective = config.objective.model_copy(update={"adapter": adapter.model_copy(update={"init": init})})
+    objective = config.objective.model_copy(update={"adapter": adapter.model_copy(update={"init": str(init)})})
     return config.model_copy(update={"objective": objective})
 
 

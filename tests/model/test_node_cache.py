@@ -2,6 +2,7 @@
 
 import multiprocessing
 import shutil
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -59,6 +60,14 @@ def test_a_fetch_that_broke_off_goes_on_where_it_was(monkeypatch: pytest.MonkeyP
     folder = fetched("m", there.files(), there.read)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == there.content
     assert set(there.seen.values()) == {1}
+
+
+def test_a_piece_that_does_not_come_in_time_is_an_error_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_cache, "PIECE_S", 0.1)
+    came = threading.Event()
+    with pytest.raises(ModelError, match=r"a of m cannot be had: 4 bytes took over 0\.1 s"):
+        fetched("m", [RemoteFile(name="a", size=4, digest="version:1")], lambda *_: b"good" if came.wait() else b"")
+    came.set()
 
 
 def test_a_file_that_is_not_what_was_said_is_refused_and_not_kept(tmp_path: Path, cache: Path) -> None:

@@ -23,9 +23,10 @@ def test_a_folder_travels_through_ray_and_is_taken_as_it_is_where_it_lies(
     assert copy.is_relative_to(tmp_path)
     assert folder_digest(copy) == folder_digest(BUNDLED)
     assert shared.here() == BUNDLED
+    assert resolve_model(str(shared)) == BUNDLED  # by a name that every node takes
 
 
 def test_a_folder_of_a_node_that_is_gone_is_an_error_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot be had from the node it lies on"):
-        SharedFolder(tmp_path, "ab" * 28).here()
+        resolve_model(str(SharedFolder(tmp_path, "ab" * 28)))
     assert ray.is_initialized()

@@ -16,14 +16,18 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 from mars_ray.errors import ModelError, OutputError
 from mars_ray.model.sources.cache import cache_folder
 from mars_ray.progress import ProgressLine
+from mars_ray.storage.time_limit import within
 
-PIECE_BYTES = 32 << 20
+PIECE_BYTES = 8 << 20
+PIECE_S = 30.0
+"""A piece that takes longer does not come at all. What came before it stays: the next fetch goes on behind it."""
 NAME_DIGITS = 32
 _in_use: list[IO[bytes]] = []
 """Locks that end with this process."""
@@ -101,7 +105,12 @@ def _fetch(folder: Path, files: Sequence[RemoteFile], read: ReadPiece) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("ab") as sink:
                 while (there := sink.tell()) < file.size:
-                    sink.write(read(file.name, there, min(there + PIECE_BYTES, file.size)))
+                    end = min(there + PIECE_BYTES, file.size)
+                    late = ModelError(
+                        f"{file.name} of {folder.name} cannot be had: {end - there:,} bytes took over {PIECE_S:g} s. "
+                        "Check the network; the same command goes on."
+                    )
+                    sink.write(within(PIECE_S, partial(read, file.name, there, end), late))
                     progress.update(before + sink.tell(), {})
                 sink.flush()
                 os.fsync(sink.fileno())

@@ -10,11 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mars_ray.errors import ModelError
+from mars_ray.model.resolve import NODE_URL
 from mars_ray.model.sources.node_cache import RemoteFile, fetched, file_digest
+
+ANSWER_S = 28.0
+"""A node that gives no answer in so long is said to be out of reach."""
+READ_BYTES_PER_S = 50e6
+"""No disk that holds models is slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +29,10 @@ class SharedFolder:
 
     path: Path
     node_id: str
+
+    def __str__(self) -> str:
+        """Return it as a name that `resolve_model` takes on every node: `ray://NODE/path`."""
+        return f"{NODE_URL}{self.node_id}{self.path}"
 
     def here(self) -> Path:
         """Return the folder on this node. Raises a `ModelError` when it cannot be had."""
@@ -37,19 +47,26 @@ class SharedFolder:
         """Return a copy in the cache of this node, whatever lies at `path` here."""
 
         def read(name: str, start: int, end: int) -> bytes:
-            content: bytes = self._ask(_read, self.path / name, start, end)
+            content: bytes = self._ask(ANSWER_S, _read, self.path / name, start, end)
             return content
 
         return fetched(self.path.name, self._files() if files is None else files, read)
 
     def _files(self) -> tuple[RemoteFile, ...]:
-        files: tuple[RemoteFile, ...] = self._ask(_list, self.path)
-        return files
+        sizes: dict[str, int] = self._ask(ANSWER_S, _sizes, self.path)
+        read_s = ANSWER_S + sum(sizes.values()) / READ_BYTES_PER_S
+        digests: list[str] = self._ask(read_s, _digests, [self.path / name for name in sizes])
+        pairs = zip(sizes.items(), digests, strict=True)
+        return tuple(RemoteFile(name=name, size=size, digest=digest) for (name, size), digest in pairs)
 
-    def _ask(self, task: "ray.remote_function.RemoteFunction", *given: object) -> Any:
+    def _ask(self, seconds: float, task: "ray.remote_function.RemoteFunction", *given: object) -> Any:
         there = NodeAffinitySchedulingStrategy(self.node_id, soft=False)
         try:
-            return ray.get(task.options(scheduling_strategy=there).remote(*given))
+            return ray.get(task.options(scheduling_strategy=there).remote(*given), timeout=seconds)
+        except GetTimeoutError as error:
+            raise ModelError(
+                f"{self.path} cannot be had from the node it lies on, which gave no answer in {seconds:.0f} s."
+            ) from error
         except RayError as error:
             reason = str(error).strip().splitlines()[-1]
             raise ModelError(f"{self.path} cannot be had from the node it lies on: {reason}") from error
@@ -60,15 +77,25 @@ def share_folder(folder: Path) -> SharedFolder:
     return SharedFolder(folder.absolute(), ray.get_runtime_context().get_node_id())
 
 
+def parse_shared_folder(name: str) -> SharedFolder:
+    """Undo `str` of one."""
+    node_id, _, path = name.removeprefix(NODE_URL).partition("/")
+    return SharedFolder(Path("/", path), node_id)
+
+
 def _is_here(folder: Path, file: RemoteFile) -> bool:
     path = folder / file.name
     return path.is_file() and path.stat().st_size == file.size and file_digest(path) == file.digest
 
 
 @ray.remote(num_cpus=0)  # type: ignore[untyped-decorator]
-def _list(folder: Path) -> tuple[RemoteFile, ...]:
-    paths = sorted(path for path in folder.iterdir() if path.is_file())
-    return tuple(RemoteFile(name=path.name, size=path.stat().st_size, digest=file_digest(path)) for path in paths)
+def _sizes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+@ray.remote(num_cpus=0)  # type: ignore[untyped-decorator]
+def _digests(paths: list[Path]) -> list[str]:
+    return [file_digest(path) for path in paths]
 
 
 @ray.remote(num_cpus=0)  # type: ignore[untyped-decorator]

@@ -54,10 +54,11 @@ class ServeConfig(_Settings):
     """The endpoint of one model."""
 
     model: str = "bundled"
-    """'bundled', 'smollm2', a folder or a .gguf file, which every node must have, a URL, or a name on a hub."""
+    """'bundled', 'smollm2', a folder or a .gguf file of the node where the application is built, which the others fetch
+    from there, a URL, or a name on a hub."""
     adapter: str | None = None
-    """An adapter that was trained for the model: 'smollm2', which comes with the package, a folder, which every node
-    must have, or a name on a hub."""
+    """An adapter that was trained for the model: 'smollm2', which comes with the package, a folder or URL as above, or
+    a name on a hub."""
     adapters: dict[str, str] = {}
     """Further adapters, as above, by the names that callers call them: each is a model of the endpoint."""
     name: str | None = None

@@ -4,6 +4,7 @@
 takes the place of what is set here.
 """
 
+from pathlib import Path
 from typing import Any
 
 from ray import serve
@@ -11,7 +12,8 @@ from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
 from mars_ray.adapter.card import resolve_adapter
-from mars_ray.model.resolve import pin, resolve_model
+from mars_ray.model.resolve import is_folder_here, pin, resolve_model
+from mars_ray.model.sources.ray_folder import share_folder
 from mars_ray.serve.deploy.config import ServeConfig, parse_config
 from mars_ray.serve.ray.chat import Chat
 from mars_ray.serve.ray.engine import EngineReplica
@@ -68,8 +70,9 @@ def build_deployment(args: dict[str, Any]) -> Application:
 
 def _pinned(args: dict[str, Any]) -> ServeConfig:
     config = parse_config(args)
-    # A branch of a hub may move before the next replica starts.
-    pinned: dict[str, Any] = {"model": pin(config.model, resolve_model(config.model)), "name": config.model_name}
+    # A branch of a hub may move before the next replica starts, and that may be on another node.
+    pinned: dict[str, Any] = {"model": _everywhere(config.model, resolve_model(config.model))}
+    pinned["name"] = config.model_name
     pinned["adapter"] = _pinned_adapter(config.adapter)
     pinned["adapters"] = {name: _pinned_adapter(adapter) for name, adapter in config.adapters.items()}
     return config.model_copy(update=pinned)
@@ -92,4 +95,9 @@ def _engines(config: ServeConfig) -> Application:
 
 def _pinned_adapter(adapter: str | None) -> str | None:
     folder = resolve_adapter(adapter)
-    return pin(adapter, folder) if adapter and folder else None
+    return _everywhere(adapter, folder) if adapter and folder else None
+
+
+def _everywhere(name: str, folder: Path) -> str:
+    """Return a name for the model or adapter in `folder` that means the same on every node, and later."""
+    return str(share_folder(folder)) if is_folder_here(name) else pin(name, folder)
