@@ -141,7 +141,7 @@ def bench_serve(
 
 @bench_app.command("policy")
 def bench_policy(
-    trace: Annotated[list[Path], typer.Option(help="An Azure trace .csv.gz; give it once for each.")],
+    trace: Annotated[list[str], typer.Option(help="An Azure trace .csv.gz or its URL; give it once for each.")],
     machine: Annotated[Path | None, typer.Option(help="What a replica can do; the bundled figures by default.")] = None,
     replicas: Annotated[int, typer.Option(help="Engines.")] = 2,
     rows: Annotated[int, typer.Option(help="Sequences each of them decodes together.")] = 16,
@@ -154,9 +154,10 @@ def bench_policy(
     """Compare policies on simulated clusters: fixed thresholds, others, ours, and one that knows the future."""
     from mars_ray.simulate.compare.bench_policy import PolicyOptions
     from mars_ray.simulate.compare.bench_policy import bench_policy as run
+    from mars_ray.storage.location import locate
 
     options = PolicyOptions(
-        traces=tuple(trace),
+        traces=tuple(map(locate, trace)),
         machine=machine,
         replicas=replicas,
         rows=rows,

@@ -1,7 +1,6 @@
 """The command `mars-ray evaluate`: what a model gets right, and how fast, at each threshold."""
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,7 +29,7 @@ Tasks = Annotated[
     str,
     typer.Option(help="Separated by commas: task families, 'families', 'gsm8k', 'humaneval', JSONL or parquet files."),
 ]
-Output = Annotated[Path, typer.Option(help="Folder for results and report. The same command goes on.")]
+Output = Annotated[str, typer.Option(help="Folder for results and report, or its URL. The same command goes on.")]
 Thresholds = Annotated[str, typer.Option(help="Separated by commas.")]
 Modes = Annotated[
     str, typer.Option(help="Separated by commas; 'ar' is always among them, for all else is compared with it.")
@@ -45,7 +44,7 @@ MaxTokens = Annotated[
     int | None, typer.Option(help="Tokens per answer at most; 256 by default, of gsm8k and humaneval 512.")
 ]
 Match = Annotated[str, typer.Option(help="How answers compare with 'reference' in a file: 'exact', 'regex' or 'json'.")]
-Data = Annotated[Path | None, typer.Option(help="Folder with gsm8k/ and humaneval/, for these two.")]
+Data = Annotated[str | None, typer.Option(help="Folder with gsm8k/ and humaneval/, or its URL, for these two.")]
 AllowCodeExecution = Annotated[
     bool, typer.Option("--allow-code-execution", help="humaneval runs what the model wrote, shut off from the rest.")
 ]
@@ -83,17 +82,18 @@ def evaluate(
     from mars_ray.evaluation.run.options import EvaluateOptions
     from mars_ray.evaluation.run.ray_evaluate import evaluate as run
     from mars_ray.evaluation.tasks.registry import TaskOptions
+    from mars_ray.storage.location import locate
 
     questions = TaskOptions(
         examples=examples,
         seeds=seeds,
         max_tokens=max_tokens,
         match=match,
-        data=data,
+        data=None if data is None else locate(data),
         allow_code_execution=allow_code_execution,
     )
     options = EvaluateOptions(
-        output=output,
+        output=locate(output),
         tasks=_words(tasks),
         questions=questions,
         model=model,
@@ -122,7 +122,7 @@ def _numbers(text: str) -> tuple[float, ...]:
         raise ConfigError(f"--thresholds is {text!r}; give numbers separated by commas, such as 1.0,.95,.9.") from None
 
 
-def _show(results: "Results", output: Path) -> None:
+def _show(results: "Results", output: str) -> None:
     plan = results.plan
     table = Table(
         title=f"{escape(plan.model)}: {plan.questions:,} questions, {len(plan.tasks)} tasks, {plan.seeds} seeds",

@@ -56,8 +56,10 @@ def calibrate(
     model: Model = "bundled",
     adapter: AdapterOption = None,
     data: Annotated[
-        Path | None,
-        typer.Option(help="JSONL or parquet with 'prompt' or 'messages'; by default the built-in task families."),
+        str | None,
+        typer.Option(
+            help="JSONL or parquet with 'prompt' or 'messages', or its URL; by default built-in task families."
+        ),
     ] = None,
     examples: Annotated[
         int | None, typer.Option(help="Per seed: of each family, 100 by default; of --data, by default all.")
@@ -72,8 +74,10 @@ def calibrate(
     from mars_ray.evaluation.calibration.calibrate import calibrate as run
     from mars_ray.evaluation.calibration.curve_text import print_curve
     from mars_ray.model.resolve import resolve_model
+    from mars_ray.storage.location import locate
 
-    options = CalibrateOptions(data=data, examples=examples, seeds=seeds, max_tokens=max_tokens)
+    place = None if data is None else locate(data)
+    options = CalibrateOptions(data=place, examples=examples, seeds=seeds, max_tokens=max_tokens)
     folder, adapter_folder = resolve_model(model), resolve_adapter(adapter)
     curve = run(folder, options, adapter_folder)
     calibrated = adapter_folder or folder

@@ -10,6 +10,8 @@ from hashlib import blake2b
 from pathlib import Path
 
 from mars_ray.errors import RunError
+from mars_ray.storage.location import AnyPath, store_errors
+from mars_ray.storage.whole_file import write_file
 
 
 def cache_key(*parts: object) -> str:
@@ -18,9 +20,9 @@ def cache_key(*parts: object) -> str:
 
 
 class NumberCache:
-    """The numbers in one file."""
+    """The numbers in one file, which an object of a store is written anew."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: AnyPath) -> None:
         self._path = path
         self._found: dict[str, int] = {}
         if path.exists():
@@ -43,11 +45,11 @@ class NumberCache:
             lines.append(json.dumps([key, number]))
         if not lines:
             return
-        try:
-            with self._path.open("a", encoding="utf-8") as file:
-                # It begins with a line end: what an earlier run left half written ends there.
-                file.write("\n" + "\n".join(lines) + "\n")
-        except OSError as error:
-            raise RunError(
-                f"Cannot write {self._path}: {error.strerror}. Make room; the same command goes on."
-            ) from error
+        if not isinstance(self._path, Path):
+            every = (json.dumps([key, number]).encode() + b"\n" for key, number in self._found.items())
+            write_file(self._path, every)
+            return
+        writing = store_errors(self._path, RunError, "Cannot write", "Make room; the same command goes on.")
+        with writing, self._path.open("a", encoding="utf-8") as file:
+            # It begins with a line end: what an earlier run left half written ends there.
+            file.write("\n" + "\n".join(lines) + "\n")

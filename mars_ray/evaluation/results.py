@@ -1,11 +1,11 @@
 """What an evaluation found, as it is written to `results.json`. An unknown or missing field is an error."""
 
-from pathlib import Path
 from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mars_ray.errors import DataError
+from mars_ray.storage.location import AnyPath
 from mars_ray.storage.whole_file import write_file
 
 RESULTS_FILE = "results.json"
@@ -128,12 +128,12 @@ class Results(_Frozen):
     speed: SpeedMeasurement
 
 
-def write_model(path: Path, model: BaseModel) -> None:
+def write_model(path: AnyPath, model: BaseModel) -> None:
     """Write a record as JSON. Raises `RunError` where that is not possible."""
     write_file(path, [model.model_dump_json(indent=2).encode() + b"\n"])
 
 
-def read_model(path: Path, kind: type[T]) -> T:
+def read_model(path: AnyPath, kind: type[T]) -> T:
     """Read a record. Raises `DataError` for a file that is none."""
     try:
         return kind.model_validate_json(path.read_bytes())

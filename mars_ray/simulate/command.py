@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from mars_ray.bench.load.arrivals import parse_trace, read_trace
+from mars_ray.bench.load.arrivals import Poisson, parse_trace, read_trace
 from mars_ray.bench.load.slo import RequestSlo, parse_slo
 from mars_ray.control.settings import ControlPlan, PolicyName
 from mars_ray.errors import ConfigError
@@ -86,7 +86,7 @@ class SimulateOptions:
     def arrivals(self) -> list[Arrival]:
         """Read the trace and scale it. Prompts beyond the model's positions stay: they are refused."""
         trace = parse_trace(self.trace)
-        if not isinstance(trace, Path):
+        if isinstance(trace, Poisson):
             raise ConfigError(f"trace is {self.trace!r}; give a file that ends in .csv.gz.")
         return [
             Arrival(

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from upath import UPath
 
 from mars_ray.bench.load.arrivals import Poisson, TraceRow, parse_trace, read_trace
 from mars_ray.errors import ConfigError, DataError, EmptyDataError
@@ -53,6 +54,14 @@ def test_a_trace_is_read_as_it_was_written(tmp_path: Path, rows: list[tuple[int,
     assert read_trace(written(tmp_path, "\r\n".join(lines))) == [
         TraceRow(cast(Any, pytest.approx((at - rows[0][0]) / 1e6)), context, tokens) for at, context, tokens in rows
     ]
+
+
+def test_a_trace_in_a_store_is_that_of_a_disk(tmp_path: Path, bucket: UPath) -> None:
+    here = written(tmp_path, f"{FIRST},4808,10\r\n")
+    (bucket / "trace.csv.gz").write_bytes(here.read_bytes())
+    there = parse_trace(f"{bucket}trace.csv.gz")
+    assert isinstance(there, UPath)
+    assert read_trace(there) == read_trace(here) == [TraceRow(0.0, 4808, 10)]
 
 
 def test_timestamps_of_seven_digits_and_blank_lines_are_read(tmp_path: Path) -> None:

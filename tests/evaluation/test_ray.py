@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from upath import UPath
 
 from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.data.chat import ChatEncoder
@@ -185,3 +186,21 @@ def test_an_evaluation_that_is_killed_and_interrupted_ends_with_the_same_figures
         assert process.returncode == 0
     one, other = (read_model(folder / RESULTS_FILE, Results) for folder in (whole, stopped))
     assert (one.plan, one.overall, one.tasks, one.stops) == (other.plan, other.overall, other.tasks, other.stops)
+
+
+def test_an_evaluation_reads_and_writes_a_store_and_goes_on_there(bucket: UPath) -> None:
+    rows = [{"prompt": f"Sort: 3, {number}, 1", "reference": f"1, {number}, 3"} for number in range(2, 4)]
+    (bucket / "numbers.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    asked = EvaluateOptions(
+        output=bucket / "out",
+        tasks=(f"{bucket}numbers.jsonl",),
+        questions=TaskOptions(seeds=1, max_tokens=8),
+        modes=("ar",),
+        workers=WORKERS,
+    )
+    results = evaluate(asked)
+    assert results.overall["ar"].examples == 2
+    assert read_model(bucket / "out" / RESULTS_FILE, Results) == results
+    assert (bucket / "out" / "report.html").read_text().rstrip().endswith("</html>")
+    again = evaluate(asked)
+    assert again == results

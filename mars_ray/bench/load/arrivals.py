@@ -11,9 +11,9 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 
 from mars_ray.errors import ConfigError, DataError, EmptyDataError
+from mars_ray.storage.location import AnyPath, check_reachable, locate
 
 POISSON = "poisson:"
 RATE_MAX = 1e6
@@ -47,11 +47,11 @@ class TraceRow:
     generated_tokens: int
 
 
-def parse_trace(text: str) -> Poisson | Path:
+def parse_trace(text: str) -> Poisson | AnyPath:
     """Tell a rate from a file. Raises `ConfigError` for what is neither."""
     if not text.startswith(POISSON):
         if text.endswith(TRACE_SUFFIX):
-            return Path(text)
+            return locate(text)
         raise ConfigError(f"trace is {text!r}; give poisson:RATE, such as poisson:2.5, or a file that ends in .csv.gz.")
     try:
         rate_per_s = float(text.removeprefix(POISSON))
@@ -64,12 +64,13 @@ def parse_trace(text: str) -> Poisson | Path:
     return Poisson(rate_per_s)
 
 
-def read_trace(path: Path) -> list[TraceRow]:
+def read_trace(path: AnyPath) -> list[TraceRow]:
     """Read a trace. Raises `DataError` naming the path, the line and the value that is wrong."""
     rows: list[TraceRow] = []
     began: datetime | None = None
+    check_reachable(path)
     try:
-        with gzip.open(path, "rt", encoding="utf-8-sig", newline="") as file:
+        with path.open("rb") as stored, gzip.open(stored, "rt", encoding="utf-8-sig", newline="") as file:
             lines = csv.reader(file)
             if (header := next(lines, [])) != COLUMNS:
                 raise DataError(f"{path}, line 1, is {','.join(header)[:80]!r}; it must be {','.join(COLUMNS)}.")

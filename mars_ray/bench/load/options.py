@@ -13,6 +13,7 @@ from mars_ray.bench.load.prompts import bundled_prompts
 from mars_ray.bench.load.slo import RequestSlo, parse_slo
 from mars_ray.data.prompt_file import read_prompts
 from mars_ray.errors import ConfigError
+from mars_ray.storage.location import AnyPath
 
 REQUESTS = 100
 """Sent when neither a number, a duration nor a trace file says how many."""
@@ -101,12 +102,12 @@ class ServeOptions:
     def plan(self) -> LoadPlan:
         """Read prompts and trace, and plan the requests."""
         trace = None if self.trace is None else parse_trace(self.trace)
-        if not isinstance(trace, Path):
+        if not isinstance(trace, AnyPath):
             for name in ("speed", "prompt_scale", "output_scale"):
                 if getattr(self, name) != 1.0:
                     raise ConfigError(f"{name} is {getattr(self, name)}; it is for a trace file. Give one, or drop it.")
         prompts = read_prompts(self.prompts or bundled_prompts())
-        if isinstance(trace, Path):
+        if isinstance(trace, AnyPath):
             scales = Scales(speed=self.speed, prompt=self.prompt_scale, output=self.output_scale)
             rows = read_trace(trace)
             return replay(rows, scales, prompts, self.seed, self.requests, self.duration, self.max_tokens)

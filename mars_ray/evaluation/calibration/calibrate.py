@@ -20,6 +20,8 @@ from mars_ray.model.card import CARD_FILE, CalibrationPoint, Card, read_card, wr
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.dtype import resolve_dtype
 from mars_ray.model.sources.hub import hub_name_of
+from mars_ray.model.sources.node_cache import is_fetched
+from mars_ray.storage.location import AnyPath
 
 THRESHOLDS = tuple(threshold for threshold in GRID if threshold >= 0.5)
 """The thresholds of the live profile that anyone should want."""
@@ -34,7 +36,7 @@ FAMILIES_DATA = "built-in task families, held out"
 class CalibrateOptions:
     """What to measure on. Raises `ConfigError` for values out of range."""
 
-    data: Path | None = None
+    data: AnyPath | None = None
     """A file of prompts, which gives no accuracy; None for the built-in task families."""
     examples: int | None = None
     """Examples in each sample: of every family, `EXAMPLES_PER_FAMILY` by default; or of the file, by default all."""
@@ -76,6 +78,8 @@ def _card(folder: Path) -> Card | AdapterCard:
     """Return the card, once it is sure that another can be written: it would be a pity to find out at the end."""
     if name := hub_name_of(folder.absolute()):
         raise ModelError(f"{name} lies in the cache of the hub, which is not ours to write to. Copy {folder} first.")
+    if is_fetched(folder):
+        raise ModelError(f"{folder} is a copy of what lies elsewhere. Calibrate your own folder, and put it there.")
     card = read_adapter_card(folder) if is_adapter(folder) else read_card(folder)
     if card is None:
         raise ModelError(f"{folder} has no {CARD_FILE} to write to. `mars-ray train` makes models that have one.")

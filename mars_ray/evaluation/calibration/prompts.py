@@ -4,12 +4,12 @@ No two samples of a file have a record in common; each sample of the families ha
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from mars_ray.data.prompt_file import Conversation, read_prompts
 from mars_ray.data.tasks.family import TaskExample
 from mars_ray.errors import DataError
 from mars_ray.evaluation.calibration.families import heldout_examples
+from mars_ray.storage.location import AnyPath
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def family_prompts(per_family: int, seeds: range) -> list[Prompt]:
     ]
 
 
-def file_prompts(path: Path, per_sample: int | None, samples: int) -> list[Prompt]:
+def file_prompts(path: AnyPath, per_sample: int | None, samples: int) -> list[Prompt]:
     """Deal the prompts of a file out to the samples in turn: the first `per_sample` for each of them, or all.
 
     Raises `DataError` for a file with a bad record, or with fewer prompts than samples.

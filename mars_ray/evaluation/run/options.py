@@ -1,18 +1,18 @@
 """What to evaluate, and how: the options of `evaluate`, plain Python."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.evaluation.tasks.registry import TaskOptions
+from mars_ray.storage.location import AnyPath
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateOptions:
     """What to evaluate, and how."""
 
-    output: Path
-    """A folder that is absent, empty, or holds this very evaluation, which then goes on."""
+    output: AnyPath
+    """A folder, here or in a store, that is absent, empty, or holds this very evaluation, which then goes on."""
     tasks: tuple[str, ...]
     """Names of task families or benchmarks, and files of prompts with references."""
     questions: TaskOptions = field(default_factory=TaskOptions)

@@ -23,6 +23,7 @@ from mars_ray.model.dtype import resolve_dtype
 from mars_ray.model.folder import check_folder
 from mars_ray.model.resolve import model_label, pin, resolve_model
 from mars_ray.model.tokenizer import load_tokenizer
+from mars_ray.storage.location import AnyPath, check_reachable, store_errors
 
 PLAN_FILE = "plan.json"
 NAMES_ONLY = {"model", "dtype_reason"}
@@ -33,7 +34,7 @@ NAMES_ONLY = {"model", "dtype_reason"}
 class PreparedEvaluation:
     """What an evaluation has to do, known before any work."""
 
-    folder: Path
+    folder: AnyPath
     model: Path
     adapter: Path | None
     tasks: tuple[Task, ...]
@@ -44,7 +45,7 @@ class PreparedEvaluation:
     tokenizer: PreTrainedTokenizerBase
 
     @property
-    def answers(self) -> Path:
+    def answers(self) -> AnyPath:
         """The folder of the job that answers the questions."""
         return self.folder / "answers"
 
@@ -62,6 +63,7 @@ def prepare(options: EvaluateOptions) -> PreparedEvaluation:
         SamplingParams(temperature=options.temperature)
     except RequestError as error:
         raise ConfigError(str(error)) from None
+    check_reachable(options.output)
     tasks = open_tasks(options.tasks, options.questions)
     questions = [question for task in tasks for question in task.questions]
     if any(question.match == "code" for question in questions):
@@ -123,10 +125,9 @@ def keep_plan(prepared: PreparedEvaluation) -> None:
         return
     if folder.exists() and not path.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OutputError(f"{folder} holds something that is no evaluation. Give a new folder or empty this one.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"Cannot write to {folder}: {error.strerror}. Give another output folder.") from error
+    with store_errors(folder, OutputError, "Cannot write to", "Give another output folder."):
+        if isinstance(folder, Path):  # a store has objects alone
+            folder.mkdir(parents=True, exist_ok=True)
     write_model(path, prepared.plan)
 
 

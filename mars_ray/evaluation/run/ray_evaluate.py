@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 from mars_ray.batch.output.shards import write_lines
 from mars_ray.batch.ray.generate_files import generate_files
@@ -14,6 +13,8 @@ from mars_ray.evaluation.results import Results
 from mars_ray.evaluation.run.options import EvaluateOptions
 from mars_ray.evaluation.run.prepare import job_rows, keep_plan, prepare
 from mars_ray.evaluation.run.score_and_report import score_and_report
+from mars_ray.model.sources.store import folder_here
+from mars_ray.storage.location import AnyPath
 
 
 def evaluate(options: EvaluateOptions) -> Results:
@@ -41,11 +42,11 @@ def evaluate(options: EvaluateOptions) -> Results:
                 workers=replace(options.workers, compiled=False),
             )
         )
-        return score_and_report(prepared, prepared.answers / "rows")
+        return score_and_report(prepared, folder_here(prepared.answers / "rows"))
 
 
 @contextmanager
-def _stopped_in_one_line(folder: Path) -> Iterator[None]:
+def _stopped_in_one_line(folder: AnyPath) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:

@@ -22,6 +22,7 @@ from mars_ray.evaluation.scoring.metrics import metrics_of, stops_of
 from mars_ray.evaluation.scoring.scorer import LazyCheckpoint, Scorer
 from mars_ray.evaluation.settings import AR
 from mars_ray.model.token_bytes import token_bytes
+from mars_ray.storage.location import AnyPath
 from mars_ray.storage.whole_file import write_file
 
 
@@ -74,7 +75,7 @@ def _speed(prepared: PreparedEvaluation, checkpoint: LazyCheckpoint) -> SpeedMea
     return found
 
 
-def _write(folder: Path, results: Results, examples: dict[str, list[Disagreement]]) -> None:
+def _write(folder: AnyPath, results: Results, examples: dict[str, list[Disagreement]]) -> None:
     pictures = dict(_pictures(results))
     for name, picture in pictures.items():
         write_file(folder / f"{name}.png", [picture.light])

@@ -5,7 +5,6 @@ Sources: GSM8K, arXiv 2110.14168; HumanEval, arXiv 2107.03374.
 
 import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from mars_ray.data.record_file import check_source
@@ -13,13 +12,14 @@ from mars_ray.data.records import parse_object
 from mars_ray.errors import BadRecordError, DataError
 from mars_ray.evaluation.tasks.reference_file import Referenced, numbered
 from mars_ray.evaluation.tasks.verify import last_number
+from mars_ray.storage.location import AnyPath, check_reachable
 
 BENCHMARK_TOKENS = 512
 """Tokens of an answer at most: a derivation or a function."""
 CODE_ASKED = "Complete this Python function. Answer with the whole function in one code block.\n\n```python\n{code}```"
 
 
-def _gsm8k(data: Path) -> list[Referenced]:
+def _gsm8k(data: AnyPath) -> list[Referenced]:
     def record(fields: dict[str, Any]) -> Referenced:
         _, _, final = fields["answer"].rpartition("####")
         if last_number(final) is None:
@@ -29,7 +29,7 @@ def _gsm8k(data: Path) -> list[Referenced]:
     return _read(data / "gsm8k" / "test.jsonl.gz", ("question", "answer"), record)
 
 
-def _humaneval(data: Path) -> list[Referenced]:
+def _humaneval(data: AnyPath) -> list[Referenced]:
     names = ("prompt", "test", "entry_point")
 
     def record(fields: dict[str, Any]) -> Referenced:
@@ -41,14 +41,15 @@ def _humaneval(data: Path) -> list[Referenced]:
     return _read(data / "humaneval" / "HumanEval.jsonl.gz", names, record)
 
 
-BENCHMARKS: Mapping[str, Callable[[Path], list[Referenced]]] = {"gsm8k": _gsm8k, "humaneval": _humaneval}
+BENCHMARKS: Mapping[str, Callable[[AnyPath], list[Referenced]]] = {"gsm8k": _gsm8k, "humaneval": _humaneval}
 
 
 def _asked(question: str) -> tuple[dict[str, str], ...]:
     return ({"role": "user", "content": question},)
 
 
-def _read(path: Path, texts: tuple[str, ...], record: Callable[[dict[str, Any]], Referenced]) -> list[Referenced]:
+def _read(path: AnyPath, texts: tuple[str, ...], record: Callable[[dict[str, Any]], Referenced]) -> list[Referenced]:
+    check_reachable(path)
     if not path.is_file():
         raise DataError(f"There is no file {path}; name the folder that holds {path.parent.name}/ with --data.")
     check_source(path)

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from math import isfinite
-from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any
 
@@ -20,6 +19,7 @@ from mars_ray.data.records import parse_messages, parse_object
 from mars_ray.data.tasks.checks import same_json
 from mars_ray.errors import BadRecordError, ConfigError, DataError, EmptyDataError
 from mars_ray.evaluation.tasks.verify import FILE_MATCHES
+from mars_ray.storage.location import AnyPath
 
 READ_RECORDS = 256
 
@@ -33,7 +33,7 @@ class Referenced:
     match: str
 
 
-def read_references(path: Path, match: str) -> list[Referenced]:
+def read_references(path: AnyPath, match: str) -> list[Referenced]:
     """Read all records; `match` is that of those which name none.
 
     Raises `ConfigError` for a match that is none, `DataError` naming the first record that is not usable.
@@ -52,7 +52,7 @@ def read_references(path: Path, match: str) -> list[Referenced]:
     return found
 
 
-def numbered(path: Path) -> Iterator[tuple[str, bytes]]:
+def numbered(path: AnyPath) -> Iterator[tuple[str, bytes]]:
     """Yield the records, each with where it stands in its file."""
     numbers = count(1)
     if path.suffix == PARQUET or path.suffix in (".gz", ".zst"):

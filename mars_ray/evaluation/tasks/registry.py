@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import islice
-from pathlib import Path
 
 from mars_ray.data.prompt_file import Conversation
 from mars_ray.data.tasks import FAMILIES
@@ -15,6 +14,7 @@ from mars_ray.data.tasks.split import examples
 from mars_ray.errors import ConfigError, DataError
 from mars_ray.evaluation.tasks.benchmarks import BENCHMARK_TOKENS, BENCHMARKS
 from mars_ray.evaluation.tasks.reference_file import Referenced, read_references
+from mars_ray.storage.location import AnyPath, check_reachable, locate
 
 ALL_FAMILIES = "families"
 EXAMPLES_PER_FAMILY = 100
@@ -64,8 +64,8 @@ class TaskOptions:
     """Tokens of an answer at most; by default each task has its own number."""
     match: str = "exact"
     """How answers are compared with records of a file that do not say."""
-    data: Path | None = None
-    """Folder of the benchmarks; families and files do not need it."""
+    data: AnyPath | None = None
+    """Folder, or its URL, of the benchmarks; families and files do not need it."""
     allow_code_execution: bool = False
 
 
@@ -96,7 +96,8 @@ def _open(name: str, options: TaskOptions) -> Task:
         if options.data is None:
             raise ConfigError(f"{name} is read from a folder that holds {name}/; name it with --data.")
         return _dealt(name, BENCHMARKS[name](options.data), options, BENCHMARK_TOKENS, str(options.data))
-    path = Path(name)
+    path = locate(name)
+    check_reachable(path)
     if not path.is_file():
         close = get_close_matches(name, _known(), n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""

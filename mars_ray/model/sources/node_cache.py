@@ -56,7 +56,7 @@ def fetched(name: str, files: Sequence[RemoteFile], read: ReadPiece) -> Path:
     """
     told = json.dumps([name, [asdict(file) for file in sorted(files, key=lambda file: file.name)]])
     key = hashlib.blake2b(told.encode(), digest_size=NAME_DIGITS // 2).hexdigest()
-    cache = cache_folder().parent / "fetched"
+    cache = _cache()
     folder = cache / key / name
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -77,6 +77,15 @@ def fetched(name: str, files: Sequence[RemoteFile], read: ReadPiece) -> Path:
         raise
     _in_use.append(lock)
     return folder
+
+
+def is_fetched(folder: Path) -> bool:
+    """Return whether `folder` lies in this cache, and so is not to be changed."""
+    return folder.absolute().is_relative_to(_cache())
+
+
+def _cache() -> Path:
+    return cache_folder().parent / "fetched"
 
 
 def file_digest(path: Path) -> str:
@@ -100,6 +109,7 @@ def _fetch(folder: Path, files: Sequence[RemoteFile], read: ReadPiece) -> None:
     total = sum(file.size for file in files)
     with ProgressLine(f"fetch {folder.name}", total=total) as progress:
         before = 0
+        folder.mkdir(parents=True, exist_ok=True)
         for file in files:
             path = folder / file.name
             path.parent.mkdir(parents=True, exist_ok=True)

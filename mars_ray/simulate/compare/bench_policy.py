@@ -23,13 +23,14 @@ from mars_ray.simulate.compare.tables import show_steady, show_trace
 from mars_ray.simulate.compare.trace_comparison import compare_on_trace
 from mars_ray.simulate.machine import Machine, read_machine
 from mars_ray.simulate.metrics import SloSeconds
+from mars_ray.storage.location import AnyPath
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyOptions:
     """What to compare on; the fields are the options of the command line."""
 
-    traces: tuple[Path, ...]
+    traces: tuple[AnyPath, ...]
     machine: Path | None = None
     replicas: int = 2
     rows: int = 16
@@ -71,7 +72,7 @@ def bench_policy(options: PolicyOptions) -> dict[str, Any]:
     }
 
 
-def _arrivals(path: Path, options: PolicyOptions, machine: Machine) -> Iterator[Arrival]:
+def _arrivals(path: AnyPath, options: PolicyOptions, machine: Machine) -> Iterator[Arrival]:
     """Yield the requests of a trace as this model takes them: what is longer than its context is cut."""
     for row in read_trace(path):
         prompt = max(1, math.floor(row.context_tokens * options.prompt_scale + 0.5))
