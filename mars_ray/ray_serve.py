@@ -1,5 +1,6 @@
 """A model in your own Ray Serve application: as an OpenAI-compatible endpoint, or as a deployment that others call."""
 
 from mars_ray.serve.ray.app import build_deployment, build_openai_app
+from mars_ray.serve.ray.mounted_app import MountedApp
 
-__all__ = ["build_deployment", "build_openai_app"]
+__all__ = ["MountedApp", "build_deployment", "build_openai_app"]

@@ -33,6 +33,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 STORE_PORT = free_port()
 use_store(STORE_PORT)
 
+# Ray Serve kills a proxy that is not up after three times so long, and gives up after a minute.
+os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "60"
+
 
 class _RayTogether(LoadFileScheduling):  # type: ignore[misc]
     """A file's tests run in one process and share fixtures; so do all files that start Ray: one cluster at a time."""
@@ -55,6 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.get_closest_marker("ray") is None, not _uses_cluster(item)))
 
 
+@pytest.hookimpl(trylast=True)  # what fixtures end on the cluster, they end before
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """End the cluster before a test that does not share it: it would take time from it, or start another."""
     if _uses_cluster(item) and not _uses_cluster(nextitem):

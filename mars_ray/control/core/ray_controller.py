@@ -36,7 +36,7 @@ class ControllerActor:
     """What runs in the actor. Errors travel as values: an exception would come out as one of Ray's."""
 
     def __init__(self, app: str, plan: ControlPlan) -> None:
-        self._controller = Controller(plan, store=_ClusterStore(app))
+        self._controller = Controller(plan, store=_ClusterStore(app, plan.model))
         self._asked_s = time.monotonic()
         self._watching = asyncio.get_event_loop().create_task(self._end_when_idle())
 
@@ -173,8 +173,8 @@ def _prefix(app: str) -> str:
 class _ClusterStore:
     """Overrides in the key-value store of the cluster's head: they live as long as the cluster."""
 
-    def __init__(self, app: str) -> None:
-        self._key = f"overrides:{app}"
+    def __init__(self, app: str, model: str) -> None:
+        self._key = f"overrides:{app}:{model}"
 
     def load(self) -> dict[str, Override]:
         saved = kv_get(self._key)

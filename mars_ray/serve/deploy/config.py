@@ -133,6 +133,7 @@ class ServeConfig(_Settings):
         card = decoding_card(folder, resolve_adapter(self.adapter))
         points = card.calibration if card else ()
         return ControlPlan(
+            model=self.model,
             settings=self.control,
             ceiling=self.threshold,
             classes=self.classes,

@@ -24,6 +24,8 @@ SETTINGS = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     # HAProxy is looked after by an actor of Ray's, which is replaced after three failed checks in a row.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.25",
+    # By default it is killed when it is not up after 15 s, which on a busy machine goes on for ever.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
 }
 
 PROXY = """#!/bin/sh

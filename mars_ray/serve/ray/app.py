@@ -50,21 +50,22 @@ def build_openai_app(args: dict[str, Any]) -> Application:
     return app
 
 
-def build_deployment(args: dict[str, Any]) -> Application:
+def build_deployment(args: dict[str, Any], *, name_prefix: str = "") -> Application:
     """Return a model for other deployments, which are bound to it and call its handle.
 
     The handle streams with `options(stream=True).chat.remote(messages, threshold=0.9)` and answers whole with
-    `complete.remote(messages)`. Settings and errors are those of `build_openai_app`.
+    `complete.remote(messages)`. Settings and errors are those of `build_openai_app`. The deployments are called `Chat`
+    and `Engine`; models that stand side by side get a `name_prefix` each.
     """
     config = _pinned(args)
     chat = serve.deployment(Chat).options(
-        name="Chat",
+        name=f"{name_prefix}Chat",
         max_ongoing_requests=16 * config.limits.requests,
         graceful_shutdown_timeout_s=DRAIN_SECONDS,
         health_check_period_s=HEALTH_SECONDS,
         ray_actor_options={"num_cpus": 0},
     )
-    app: Application = chat.bind(_engines(config), config)
+    app: Application = chat.bind(_engines(config, name_prefix), config)
     return app
 
 
@@ -78,9 +79,9 @@ def _pinned(args: dict[str, Any]) -> ServeConfig:
     return config.model_copy(update=pinned)
 
 
-def _engines(config: ServeConfig) -> Application:
+def _engines(config: ServeConfig, name_prefix: str = "") -> Application:
     engines = serve.deployment(EngineReplica).options(
-        name="Engine",
+        name=f"{name_prefix}Engine",
         # Beyond what may run and wait the engine refuses; so many calls may be on their way.
         max_ongoing_requests=config.engine.max_waiting_seqs + (config.engine.max_num_seqs or MAX_NUM_SEQS),
         request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),

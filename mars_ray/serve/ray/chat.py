@@ -6,6 +6,7 @@ from typing import Any
 
 from openai.types.chat.chat_completion import ChatCompletion
 from openai.types.chat.chat_completion_chunk import ChatCompletionChunk
+from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from mars_ray.model.resolve import resolve_model
@@ -19,6 +20,14 @@ class ChatHandle:
     """What can be called by handle. `calls` answers; who inherits sets it."""
 
     calls: ChatCalls
+
+    def __init__(self, engines: DeploymentHandle, config: ServeConfig) -> None:
+        self._engines = engines
+        self._config = config.model_copy(update={"controller": config.controller or _application()})
+
+    async def gateway_settings(self) -> tuple[DeploymentHandle, ServeConfig]:
+        """Return by what a gateway in another process serves the same engines."""
+        return self._engines, self._config
 
     async def chat(self, messages: Messages, **fields: Any) -> AsyncGenerator[ChatCompletionChunk, None]:
         """Yield the chunks of an answer: `handle.options(stream=True).chat.remote(messages, threshold=0.9)`.
@@ -37,6 +46,7 @@ class Chat(ChatHandle):
     """The deployment of `build_deployment`: no HTTP, and no keys."""
 
     async def __init__(self, engines: DeploymentHandle, config: ServeConfig) -> None:  # type: ignore[misc]
+        super().__init__(engines, config)
         endpoint = make_endpoint(RayEngineClient(engines), config, resolve_model(config.model))
         self._running = AsyncExitStack()
         await self._running.enter_async_context(endpoint.running())
@@ -44,3 +54,7 @@ class Chat(ChatHandle):
 
     async def __del__(self) -> None:
         await self._running.aclose()
+
+
+def _application() -> str:
+    return str(serve.get_replica_context().app_name)

@@ -11,6 +11,7 @@ from mars_ray.model.resolve import resolve_model
 from mars_ray.ray_private import serve_http_host
 from mars_ray.serve.deploy.config import ServeConfig, check_exposure
 from mars_ray.serve.http.chat_calls import ChatCalls
+from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
 from mars_ray.serve.ray.chat import ChatHandle
 from mars_ray.serve.ray.engine_client import RayEngineClient
@@ -21,30 +22,38 @@ class Gateway(ChatHandle):
 
     def __init__(self, engines: DeploymentHandle, config: ServeConfig) -> None:
         check_exposure(serve_http_host(), config)
-        self._engines, self._config = engines, config
+        super().__init__(engines, config)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the app; Serve calls this in the replica, so nothing of it is pickled."""
         name = serve.get_replica_context().replica_id.unique_id
-        folder = resolve_model(self._config.model)
-        control = RayController(
-            self._config.controller or serve.get_replica_context().app_name, self._config.plan(folder)
-        )
-        endpoint = make_endpoint(RayEngineClient(self._engines), self._config, folder)
+        endpoint, app = make_ray_gateway(self._engines, self._config, name=name)
         self.calls = ChatCalls(endpoint, self._config.classes[0].name)
-        gateway = make_gateway_app(endpoint, control, self._config, name=name)
-
-        # Serve puts x-request-id on every answer, and a client would see both.
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            async def send_on(message: Message) -> None:
-                if message["type"] == "http.response.start":
-                    kept = [(name, value) for name, value in message["headers"] if name != b"x-request-id"]
-                    message = {**message, "headers": kept}
-                await send(message)
-
-            await gateway(scope, receive, send_on)
-
         # What is there by now, stays: to look through all of it for garbage takes 0.14 s, in which all callers wait.
         gc.collect()
         gc.freeze()
-        return app
+        return without_request_id(app)
+
+
+def make_ray_gateway(engines: DeploymentHandle, config: ServeConfig, *, name: str) -> tuple[Endpoint, ASGIApp]:
+    """Return the gateway to the engines, and what answers within it; `config` names the controller."""
+    assert config.controller
+    folder = resolve_model(config.model)
+    endpoint = make_endpoint(RayEngineClient(engines), config, folder)
+    control = RayController(config.controller, config.plan(folder))
+    return endpoint, make_gateway_app(endpoint, control, config, name=name)
+
+
+def without_request_id(gateway: ASGIApp) -> ASGIApp:
+    """Return the app without x-request-id, which Serve puts on every answer: a client would see two."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_on(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                kept = [(name, value) for name, value in message["headers"] if name != b"x-request-id"]
+                message = {**message, "headers": kept}
+            await send(message)
+
+        await gateway(scope, receive, send_on)
+
+    return app

@@ -1,0 +1,59 @@
+"""A model's endpoint within the FastAPI application of somebody's deployment, under a prefix of theirs (shell)."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mars_ray.errors import MarsRayError, UnavailableError
+from mars_ray.openai_api.api_error import api_error
+from mars_ray.ray_private import serve_http_host
+from mars_ray.serve.deploy.config import check_exposure
+from mars_ray.serve.ray.gateway import make_ray_gateway, without_request_id
+
+log = logging.getLogger(__name__)
+
+NOT_THERE = "the model is not there. Try again later."
+
+
+class MountedApp:
+    """An ASGI app for `app.mount("/llm", MountedApp(get_handle))`, where `app` is that of a deployment.
+
+    `get_handle` returns the handle of a `build_deployment`, or of an application of `build_openai_app`. It is called at
+    the first request, for an app is made, and pickled, long before anything runs. From then on requests are answered in
+    this process, by a gateway of its own, as by `build_openai_app`: same routes, keys and limits.
+    """
+
+    def __init__(self, get_handle: Callable[[], DeploymentHandle]) -> None:
+        self._get_handle = get_handle
+        self._starting: asyncio.Task[ASGIApp] | None = None
+        self._running = AsyncExitStack()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI scope; until the model is there, the answer is a 503."""
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._started())
+        try:
+            app = await asyncio.shield(self._starting)
+        except (MarsRayError, RayError, RayServeException) as error:
+            log.exception("there is no gateway to the model")
+            self._starting = None
+            refusal = api_error(error if isinstance(error, MarsRayError) else UnavailableError(NOT_THERE))
+            app = JSONResponse(refusal.body(), refusal.status, refusal.headers)
+        await app(scope, receive, send)
+
+    async def _started(self) -> ASGIApp:
+        handle = await asyncio.to_thread(self._get_handle)
+        engines, config = await handle.gateway_settings.remote()
+        check_exposure(serve_http_host(), config)
+        name = serve.get_replica_context().replica_id.unique_id
+        endpoint, app = make_ray_gateway(engines, config, name=f"{name}:{config.model_name}")
+        await self._running.enter_async_context(endpoint.running())
+        return without_request_id(app)
