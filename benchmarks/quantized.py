@@ -90,7 +90,7 @@ def read(model: str, name: str, own: Sequence[Answer], given: Sequence[Answer]) 
         for number, (prompt, answer) in enumerate([*own, *given], start=1):
             ids = torch.tensor(prompt + answer)
             picks = torch.arange(len(prompt) - 1, len(ids) - 1)
-            likeliest, _, logits = decoder.forward(
+            likeliest, _, logits, _ = decoder.forward(
                 cache.layers, ids, torch.zeros_like(ids), torch.arange(len(ids)), picks
             )
             if number <= len(own):

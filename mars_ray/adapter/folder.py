@@ -1,6 +1,6 @@
 """An adapter on disk: a folder as PEFT lays it out, with a card that names the base it belongs to.
 
-    adapter_model.safetensors   the factors under PEFT's names, and `mask_embedding`; a factor in int8 has `…_scale`
+    adapter_model.safetensors   the factors under PEFT's names, `mask_embedding`, the sampler head; int8 has `…_scale`
     adapter_config.json         PEFT's keys where they mean the same, and `gated: true`
     mars.json                   how it was trained, and the digest of its base
 
@@ -26,7 +26,7 @@ from mars_ray.model.checkpoint import save_folder
 from mars_ray.model.digest import weights_digest
 
 WEIGHTS_FILE = "adapter_model.safetensors"
-PREFIX, EMBEDDING, SCALE = "base_model.model.", "mask_embedding", "_scale"
+PREFIX, EMBEDDING, SAMPLER, SCALE = "base_model.model.", "mask_embedding", "sampler.", "_scale"
 
 
 def save_adapter(
@@ -34,7 +34,7 @@ def save_adapter(
 ) -> None:
     """Write `adapter` to `folder`, which must be absent or empty; with `replace` an older one there goes first.
 
-    In `torch.int8` a factor has one scale for each row, and the embeddings of masks are in bfloat16.
+    In `torch.int8` a matrix has one scale for each row; the embeddings of masks and the bias are in bfloat16.
     """
     shape = adapter.shape
     config = {
@@ -60,14 +60,17 @@ def save_adapter(
 
 def _tensors(adapter: GatedLoRA, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     plain = torch.bfloat16 if dtype is torch.int8 else dtype
+    matrices = {
+        f"{PREFIX}{name}.lora_{half}.weight": factor
+        for name, pair in adapter.factors.items()
+        for half, factor in (("A", pair.a), ("B", pair.b))
+    }
     tensors = {EMBEDDING: adapter.mask_embedding_KH.to(plain)}
-    for name, pair in adapter.factors.items():
-        for half, factor in (("A", pair.a), ("B", pair.b)):
-            key = f"{PREFIX}{name}.lora_{half}.weight"
-            if dtype is torch.int8:
-                tensors[key], tensors[key + SCALE] = rounded(factor)
-            else:
-                tensors[key] = factor.to(plain)
+    for name, tensor in (matrices | adapter.sampler.state_dict(prefix=SAMPLER)).items():
+        if dtype is torch.int8 and tensor.ndim == 2:
+            tensors[name], tensors[name + SCALE] = rounded(tensor)
+        else:
+            tensors[name] = tensor.to(plain)
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
@@ -115,6 +118,7 @@ def start_from(adapter: GatedLoRA, folder: Path) -> None:
             raise AdapterError(f"Training cannot begin with the adapter in {folder}: it has {shown}.")
     with torch.no_grad():
         adapter.mask_embedding_KH.copy_(other.mask_embedding_KH)
+    adapter.sampler.load_state_dict(other.sampler.state_dict())
     for name, pair in other.factors.items():
         adapter.factors[name].load_state_dict(pair.state_dict())
 
@@ -141,6 +145,7 @@ def _in_float32(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def _built(rank: int, alpha: float, tensors: dict[str, torch.Tensor]) -> GatedLoRA:
     embedding = tensors.pop(EMBEDDING)
+    sampler = {name.removeprefix(SAMPLER): tensors.pop(name) for name in list(tensors) if name.startswith(SAMPLER)}
     names = [name.removesuffix(".lora_A.weight") for name in tensors if name.endswith(".lora_A.weight")]
     if 2 * len(names) != len(tensors) or not names:
         raise ValueError("factors without their other half")
@@ -151,6 +156,7 @@ def _built(rank: int, alpha: float, tensors: dict[str, torch.Tensor]) -> GatedLo
     linears = {name: (a.shape[1], b.shape[0]) for name, (a, b) in pairs.items()}
     shape = LoraShape(rank=rank, alpha=alpha, masks=len(embedding), linears=linears)
     adapter = GatedLoRA(shape, embedding.shape[1])
+    adapter.sampler.load_state_dict(sampler)
     with torch.no_grad():
         adapter.mask_embedding_KH.copy_(embedding)
         for name, (a, b) in pairs.items():

@@ -37,9 +37,14 @@ class MaskLogits:
     """What masks say, what the base says in their place, and which masks they are."""
 
     logits_MV: Tensor
+    """Without the sampler head."""
+    hidden_MH: Tensor
+    """What the logits are made from."""
     teacher_MV: Tensor
     slot_M: Tensor
     """The slot of each mask, counted through all rows of the streams."""
+    before_M: Tensor
+    """The token before what each mask is to say: the clean one in its place."""
 
 
 def mask_logits(network: PreTrainedModel, adapter: GatedLoRA, streams: Streams) -> MaskLogits:
@@ -64,7 +69,9 @@ def mask_logits(network: PreTrainedModel, adapter: GatedLoRA, streams: Streams) 
             tiles=clean_tiles,
             seen=seen,
         )
-    with adapter.at(None):
+    hidden: list[Tensor] = []
+    head = network.get_output_embeddings()
+    with adapter.at(None), head.register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0][0])):
         logits_MV = network(
             inputs_embeds=adapter.masks(tokens[slot_M])[None].to(network.dtype),
             position_ids=positions[slot_M][None],
@@ -72,7 +79,7 @@ def mask_logits(network: PreTrainedModel, adapter: GatedLoRA, streams: Streams) 
             mask_tiles=mask_tiles,
             seen=seen,
         ).logits[0]
-    return MaskLogits(logits_MV, teacher_MV, slot_M)
+    return MaskLogits(logits_MV, hidden[0], teacher_MV, slot_M, tokens[twin_M])
 
 
 def _tiles(layout: Layout, noisy_P: Tensor) -> tuple[list[list[Piece]], list[MaskTile]]:

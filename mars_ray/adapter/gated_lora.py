@@ -4,7 +4,8 @@ In:    outputs of linear layers of a base network, and which positions hold mask
 Out:   the same outputs, with low-rank products added at those positions.
 Never: changes another position, or a weight of the base: without masks the network is the base, bit for bit.
 
-Source: arXiv 2507.11851. Ours: a mask knows how many masks stand before it, by an embedding of its own.
+Source: arXiv 2507.11851. Ours: a mask knows how many masks stand before it, by an embedding of its own. What it then
+says is corrected by the sampler head, see there.
 
 Letters: M masks, N packed positions, K masks of a block.
 """
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from mars_ray.adapter.sampler_head import SamplerHead
 from mars_ray.errors import AdapterError
 
 
@@ -57,6 +59,7 @@ class GatedLoRA(nn.Module):
         super().__init__()
         self.shape = shape
         self.mask_embedding_KH = nn.Parameter(torch.zeros(shape.masks, hidden))
+        self.sampler = SamplerHead(hidden)
         self.factors = {name: LowRank(shape.rank, *sizes) for name, sizes in shape.linears.items()}
         """Those of each linear layer, by its name."""
         self._registered = nn.ModuleList(self.factors.values())  # names with dots cannot be those of parameters

@@ -8,7 +8,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
 from transformers import PreTrainedModel
 
 from mars_ray.adapter.forward import mask_logits
@@ -17,6 +18,7 @@ from mars_ray.adapter.loss import AdapterLoss, heldout_agreement
 from mars_ray.adapter.mask_streams import mask_streams
 from mars_ray.method.loss import LabelWeights
 from mars_ray.method.streams import IGNORE, PackedRows, random_phases
+from tests.adapter.samplers import corrected_by_hand
 from tests.samples import packed
 
 Adapted = tuple[PreTrainedModel, GatedLoRA]
@@ -97,6 +99,20 @@ def test_masks_see_what_a_decoder_shows_them_and_learn_what_the_base_says(
         torch.testing.assert_close(found.teacher_MV[number], base, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("distill", [0.0, 0.5, 1.0])
+def test_the_sampler_head_changes_the_loss_as_it_changes_the_logits(adapted: Adapted, distill: float) -> None:
+    network, adapter = adapted
+    streams = mask_streams(packed(MARKS), block=4)
+    with torch.no_grad():
+        loss = float(AdapterLoss(network, adapter, distill)(streams)[0])
+        found = mask_logits(network, adapter, streams)
+        label_M = streams.label_RS.flatten()[found.slot_M]
+        corrected_MV = corrected_by_hand(network, adapter.sampler, found.logits_MV, found.hidden_MH, found.before_M)
+        target_MV = torch.lerp(one_hot(label_M, 64).float(), found.teacher_MV.softmax(-1), distill)
+    assert not torch.allclose(corrected_MV, found.logits_MV)
+    assert loss == pytest.approx(-float((target_MV * corrected_MV.log_softmax(-1)).sum()), rel=1e-4)
+
+
 def test_only_the_adapter_learns_and_all_of_it_does(adapted: Adapted) -> None:
     network, adapter = adapted
     loss = AdapterLoss(network, adapter, 1.0)
@@ -111,6 +127,7 @@ def test_only_the_adapter_learns_and_all_of_it_does(adapted: Adapted) -> None:
 @pytest.mark.parametrize("distill", [0.0, 0.5, 1.0])
 def test_the_loss_is_that_of_base_and_data_mixed(adapted: Adapted, distill: float) -> None:
     network, adapter = adapted
+    nn.init.zeros_(adapter.sampler.write.weight)
     packed_rows = packed(MARKS)
     streams = mask_streams(packed_rows, block=4)
     with torch.no_grad():

@@ -189,7 +189,7 @@ def test_the_mask_is_never_the_likeliest_token_and_has_no_probability() -> None:
     with torch.no_grad():
         network.get_output_embeddings().weight[MASK_ID] *= 100
     stand, tokens = Stand(network), some_tokens(30)
-    ids, confidences, logits = stand.decoder.forward(
+    ids, confidences, logits, _ = stand.decoder.forward(
         stand.cache.layers, tokens, torch.zeros_like(tokens), torch.arange(30), torch.arange(30)
     )
     assert ids == expected_logits(network, tokens).argmax(dim=1).tolist()

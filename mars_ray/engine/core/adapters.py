@@ -8,10 +8,14 @@ from collections.abc import Mapping
 
 from mars_ray.adapter.card import AdapterCard
 from mars_ray.adapter.folder import Adapter
+from mars_ray.engine.execution.model_runner import ForwardOutput
 from mars_ray.engine.request import Request
+from mars_ray.engine.sampling.mask_sampler import MaskRow, MaskSampler, mask_rows
+from mars_ray.engine.scheduling.scheduler import ScheduledSequence
 from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.errors import RequestError
 from mars_ray.model.card import Card
+from mars_ray.model.checkpoint import Checkpoint
 
 BLOCK_WITHOUT_CARD = 8
 """Block of a checkpoint whose card does not say what it was trained for."""
@@ -21,12 +25,16 @@ AdaptersByName = Mapping[str | None, Adapter]
 
 
 class Adapters:
-    """The adapters `by_name` beside a base with this card."""
+    """The adapters `by_name` beside the base of `checkpoint`."""
 
-    def __init__(self, by_name: AdaptersByName, card: Card | None) -> None:
+    def __init__(self, by_name: AdaptersByName, checkpoint: Checkpoint) -> None:
+        card, network = checkpoint.card, checkpoint.network
         self._numbers = {name: number for number, name in enumerate(by_name)}
         self.loras = [adapter.lora for adapter in by_name.values()]
         """Each adapter, by the number that `of` gives."""
+        # Taken before the engine packs the weights and the network gives its own up.
+        embeddings = network.get_input_embeddings().weight.detach(), network.get_output_embeddings().weight.detach()
+        self._samplers = [MaskSampler(lora.sampler, *embeddings) for lora in self.loras]
         cards: list[Card | AdapterCard | None] = [each.card for each in by_name.values()] or [card]
         self.block = max((each.block for each in cards if each and each.block), default=BLOCK_WITHOUT_CARD)
         """Tokens proposed per forward at most."""
@@ -43,6 +51,16 @@ class Adapters:
     def looks_ahead(self, sequence: Sequence) -> bool:
         """Return whether masks of a sequence say anything: a base that has adapters may know no masks itself."""
         return self._base_looks_ahead or self.of(sequence) >= 0
+
+    def sample_masks(self, batch: list[ScheduledSequence], picks: list[slice], output: ForwardOutput) -> None:
+        """Let the masks in `output` know the tokens before them; `picks` begin at the last token of each sequence."""
+        rows: list[list[MaskRow]] = [[] for _ in self._samplers]
+        for scheduled, where in zip(batch, picks, strict=True):
+            if scheduled.num_masks and (number := self.of(scheduled.sequence)) >= 0:
+                rows[number] += mask_rows(scheduled, where)
+        for sampler, its in zip(self._samplers, rows, strict=True):
+            if its:
+                sampler.correct(output, its)
 
     def check(self, request: Request) -> None:
         """Raise a `RequestError` for an adapter that is not here."""

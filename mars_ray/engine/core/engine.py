@@ -62,7 +62,7 @@ class Engine:
     ) -> None:
         network = checkpoint.network
         self._checkpoint, self._clock = checkpoint, clock
-        self._adapters = Adapters(adapters or {}, checkpoint.card)
+        self._adapters = Adapters(adapters or {}, checkpoint)
         self._new_seed = new_seed or (lambda: random.getrandbits(62))
         self.limits = limits = resolve_limits(network.config, network.dtype, network.device, options)
         check_classes(options.classes)
@@ -211,7 +211,9 @@ class Engine:
         try:
             inputs, picks = self._packer.pack(batch, self._slots.num_active, audit=audit)
             output = self._runner.run(inputs)
-            proposed = propose_all(batch, [picks_of(*each) for each in zip(batch, picks, strict=True)], output)
+            choosing = [picks_of(*each) for each in zip(batch, picks, strict=True)]
+            self._adapters.sample_masks(batch, choosing, output)
+            proposed = propose_all(batch, choosing, output)
         except Exception as error:  # memory, or the model's own code: the others must go on
             if len(batch) == 1:
                 return [self._fail(batch[0].sequence, error)]

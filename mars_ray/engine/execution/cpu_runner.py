@@ -32,7 +32,7 @@ class CPURunner:
     @torch.inference_mode()
     def run(self, batch: ForwardBatch) -> ForwardOutput:
         """Run one forward; the keys and values of all its positions are in the cache afterwards."""
-        tokens, confidences, logits_MV = self._decoder.forward(
+        tokens, confidences, logits_MV, hidden_MH = self._decoder.forward(
             self._cache.layers,
             batch.id_N,
             batch.slot_N,
@@ -44,7 +44,7 @@ class CPURunner:
             offset_N=batch.offset_N,
             adapter_N=batch.adapter_N,
         )
-        return ForwardOutput(tokens, confidences, logits_MV)
+        return ForwardOutput(tokens, confidences, logits_MV, hidden_MH)
 
     def wait_until_compiled(self) -> None:
         """Return at once: kernels are compiled before the first step."""

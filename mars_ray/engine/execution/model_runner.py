@@ -18,6 +18,8 @@ class ForwardOutput:
     """The probability of that token."""
     logits_MV: Tensor
     """Logits in float32."""
+    hidden_MH: Tensor | None
+    """The last hidden states, which the logits are made from; None where no adapter reads them."""
 
 
 class ModelRunner(Protocol):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 import torch
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
@@ -37,6 +38,9 @@ class TorchRunner:
         self._forward = forward_of(network, mask_id)
         self._network, self._adapters = network, adapters
         self._attached: list[RemovableHandle] = [each for lora in adapters for each in lora.attach(network)]
+        self._hidden_MH: Tensor | None = None
+        if adapters:
+            self._attached.append(network.get_output_embeddings().register_forward_pre_hook(self._keep_hidden))
         # What is compiled knows no adapter.
         self._compiled = CompiledSteps(network, mask_id) if compiled and not adapters else None
 
@@ -60,7 +64,10 @@ class TorchRunner:
         else:
             forward = (self._compiled and self._compiled.get(batch.where_RP)) or self._forward
             token_M, confidence_M, logits_MV = forward(*given)
-        return ForwardOutput(token_M.tolist(), confidence_M.tolist(), logits_MV)
+        return ForwardOutput(token_M.tolist(), confidence_M.tolist(), logits_MV, self._hidden_MH)
+
+    def _keep_hidden(self, _head: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        [self._hidden_MH] = inputs[0]
 
     def wait_until_compiled(self) -> None:
         """Wait until the steps that can be compiled are; return at once without a compiler."""

@@ -60,6 +60,7 @@ struct Batch {
   void* const* keys;  // of each layer, [slots, kv_heads, width, head_dim]
   void* const* values;
   int64_t slot_stride, head_stride;
+  void* hidden;  // [picks, hidden], the last hidden states
   float* logits;  // [picks, vocabulary padded to whole blocks]
   int64_t* tokens;
   float* confidences;
@@ -141,6 +142,7 @@ class Step {
     for (int64_t index = 0; index < m.num_layers; index++) layer(m.layers[index], index);
     each(b.picks, [&](int64_t n) {
       norm(n, b.picked[n], m.final_norm);
+      std::copy_n(&at.normed[n * m.hidden], m.hidden, static_cast<T*>(b.hidden) + n * m.hidden);
       if (m.head.format >= INT8) at.rounded.round(&at.normed[n * m.hidden], n * m.hidden, m.hidden);
     });
     wait();

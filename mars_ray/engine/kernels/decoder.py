@@ -80,7 +80,7 @@ class _Batch(ctypes.Structure):
         *((name, POINTER) for name in ("ids", "slots", "places", "columns", "prefixes", "behind", "cosines", "sines")),
         *((name, POINTER) for name in ("picked", "keys", "values")),
         *((name, INT) for name in ("slot_stride", "head_stride")),
-        *((name, POINTER) for name in ("logits", "tokens", "confidences")),
+        *((name, POINTER) for name in ("hidden", "logits", "tokens", "confidences")),
     )
 
 
@@ -132,8 +132,10 @@ class FusedDecoder:
         behind_N: Tensor | None = None,
         offset_N: Tensor | None = None,
         adapter_N: Tensor | None = None,
-    ) -> tuple[list[int], list[float], Tensor]:
-        """Return the likeliest token and its probability at each of M picks, and all logits, [M, V] in float32.
+    ) -> tuple[list[int], list[float], Tensor, Tensor]:
+        """Return the likeliest token and its probability at each of M picks, and all logits and last hidden states.
+
+        Logits are [M, V] in float32, hidden states [M, H] in the dtype of the network.
 
         Keys and values of the N positions are in `layers` afterwards, in the columns `target_N`, by default those of
         their positions. A position attends to the first `prefix_N` columns of its slot, by default up to its own, and
@@ -160,6 +162,7 @@ class FusedDecoder:
             for part in self._body.rotary_emb(torch.empty(0, dtype=self._dtype), position_N[None])
         )
         logits_MV = torch.empty(picks, self._model.head.columns)
+        hidden_MH = torch.empty(picks, self._model.hidden, dtype=self._dtype)
         token_M, confidence_M = torch.empty(picks, dtype=torch.int64), torch.empty(picks)
         given = (id_N, slot_N, position_N, target_N, prefix_N, behind_N, cosine_ND, sine_ND, pick_M)
         batch = _Batch(
@@ -175,10 +178,10 @@ class FusedDecoder:
             ctypes.addressof(self._values),
             keys.stride(0),
             keys.stride(1),
-            *(tensor.data_ptr() for tensor in (logits_MV, token_M, confidence_M)),
+            *(tensor.data_ptr() for tensor in (hidden_MH, logits_MV, token_M, confidence_M)),
         )
         self._call(ctypes.byref(self._model), ctypes.byref(batch))
-        return token_M.tolist(), confidence_M.tolist(), logits_MV[:, : self._model.vocabulary]
+        return token_M.tolist(), confidence_M.tolist(), logits_MV[:, : self._model.vocabulary], hidden_MH
 
     def _groups(self, adapter_N: Tensor, offset_N: Tensor) -> list[_Group]:
         """Return where the masks of each adapter stand, and bound `offset_N`, which is sorted, to its embeddings."""

@@ -8,13 +8,14 @@ A folder is named by what is in it. Whoever asked for it keeps a shared lock on 
 was not asked for the longest makes room for a new one.
 """
 
+import atexit
 import fcntl
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -29,8 +30,9 @@ PIECE_BYTES = 8 << 20
 PIECE_S = 30.0
 """A piece that takes longer does not come at all. What came before it stays: the next fetch goes on behind it."""
 NAME_DIGITS = 32
-_in_use: list[IO[bytes]] = []
+_in_use = ExitStack()
 """Locks that end with this process."""
+atexit.register(_in_use.close)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +77,7 @@ def fetched(name: str, files: Sequence[RemoteFile], read: ReadPiece) -> Path:
     except BaseException:
         lock.close()
         raise
-    _in_use.append(lock)
+    _in_use.enter_context(lock)
     return folder
 
 
