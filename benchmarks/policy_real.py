@@ -2,9 +2,12 @@
 simulator says of the same, with the step times and profiles that the engines reported meanwhile.
 
     python benchmarks/policy_real.py TRACE.csv.gz [TRACE.csv.gz ...] --json benchmarks/results/DATE-policy-real.json
+    python benchmarks/policy_real.py TRACE.csv.gz --model smollm2 --adapter smollm2 --prompts val.jsonl.gz \\
+        --machine smollm2.json --json benchmarks/results/DATE-policy-real-smollm2.json
 
 Each policy runs on a cluster of its own (`mars-ray serve`), one after the other, nothing else may run. A trace is sped
 up so that its busiest seconds ask for `--load` times what the endpoint answers at threshold 1 in a closed loop.
+`--machine` writes what the engines reported, for `mars-ray bench policy --machine`.
 """
 
 import argparse
@@ -16,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,6 +30,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from mars_ray.adapter.folder import decoding_card, resolve_adapter
 from mars_ray.bench.load.arrivals import TraceRow, read_trace
 from mars_ray.bench.load.client import Target
 from mars_ray.bench.load.generator import run_load
@@ -38,6 +42,9 @@ from mars_ray.bench.load.summary import summarize
 from mars_ray.bench.machine import machine
 from mars_ray.control.settings import ControlPlan
 from mars_ray.data.prompt_file import read_prompts
+from mars_ray.engine.options import EngineOptions
+from mars_ray.model.card import CalibrationPoint
+from mars_ray.model.resolve import resolve_model
 from mars_ray.simulate.arrivals import Arrival, Arrivals
 from mars_ray.simulate.machine import Machine, StepSeconds, ThresholdPoint, read_machine
 from mars_ray.simulate.metrics import SloSeconds
@@ -59,24 +66,36 @@ def main() -> None:
     parser.add_argument("traces", nargs="+", type=Path)
     parser.add_argument("--seconds", type=float, default=600, help="of the trace, the busiest, before it is sped up")
     parser.add_argument("--load", type=float, default=1.2, help="times the capacity at threshold 1")
+    parser.add_argument("--capacity-requests", type=int, default=1000, help="whose answers tell the capacity")
+    parser.add_argument("--model", default="bundled")
+    parser.add_argument("--adapter", help="its name or folder")
+    parser.add_argument("--prompts", type=Path, default=bundled_prompts(), help="that the model looks ahead in")
+    parser.add_argument("--machine", type=Path, help="where to write what the engines reported")
     parser.add_argument("--slo", default="ttft:1000,e2e:2000")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     slo = parse_slo(asked.slo.split(","))
     assert slo is not None
-    pool = read_prompts(bundled_prompts())
+    pool = read_prompts(asked.prompts)
+    named = {"model": asked.model} | ({"adapter": asked.adapter} if asked.adapter else {})
+    base = resolve_model(asked.model)
+    card = decoding_card(base, resolve_adapter(asked.adapter))
+    assert card is not None
     results = []
     for path in asked.traces:
         rows = busiest(read_trace(path), asked.seconds)
         speed = None
         for name, policy in POLICIES.items():
-            with endpoint(policy, slo) as url:
+            with endpoint(named, policy, slo) as url:
                 if speed is None:
-                    capacity = closed_loop_rate(url, rows, pool)
+                    capacity = closed_loop_rate(url, rows, pool, asked.capacity_requests)
                     speed = asked.load * capacity / (len(rows) / asked.seconds)
                 front_s = front_seconds(url, pool)
                 records, seen = loaded(url, rows, pool, speed)
-            simulated = simulation(rows, speed, policy, slo, seen, front_s, records)
+            found = machine_of(seen, card.calibration)
+            if asked.machine:
+                asked.machine.write_text(found.model_dump_json(indent=1) + "\n")
+            simulated = simulation(rows, speed, policy, slo, found, front_s, records)
             results.append(
                 result(path.name, name, speed, capacity, front_s, records, slo, simulated) | {"replicas": seen}
             )
@@ -104,9 +123,9 @@ def busiest(rows: list[TraceRow], seconds: float) -> list[TraceRow]:
 
 
 @contextmanager
-def endpoint(policy: dict[str, Any], slo: RequestSlo) -> Iterator[str]:
+def endpoint(named: dict[str, str], policy: dict[str, Any], slo: RequestSlo) -> Iterator[str]:
     """Run `mars-ray serve` with two engines until the block ends; yield its URL once both answer."""
-    args = {
+    args = named | {
         "threshold": policy["threshold"],
         "classes": [{"name": "standard", "floor": min(FLOOR, policy["threshold"])}],
         "control": {"policy": policy["policy"], "slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms}},
@@ -156,7 +175,8 @@ def send(
     url: str, plan: LoadPlan, clients: int | None = None, body: dict[str, Any] | None = None
 ) -> list[RequestRecord]:
     """Return the records of a load."""
-    to = Target(url=url, model="bundled", extra_body={"temperature": 0} | (body or {}))
+    served = httpx2.get(f"{url}/v1/models", timeout=30).json()["data"][0]["id"]
+    to = Target(url=url, model=served, extra_body={"temperature": 0} | (body or {}))
     return asyncio.run(run_load(to, plan.requests, clients=clients))
 
 
@@ -173,10 +193,11 @@ def plan_of(rows: list[TraceRow], pool: list[Any], speed: float) -> LoadPlan:
     return LoadPlan(iter(planned), len(planned))
 
 
-def closed_loop_rate(url: str, rows: list[TraceRow], pool: list[Any]) -> float:
+def closed_loop_rate(url: str, rows: list[TraceRow], pool: list[Any], count: int) -> float:
     """Return the answers per second at threshold 1 while every row is in use, of requests like these."""
-    requests = [replace(each, scheduled_s=None) for each in plan_of(rows, pool, 1.0).requests][:1000]
-    send(url, LoadPlan(iter(requests[:200]), 200), 2 * REPLICAS * ROWS, {"threshold": 1.0})  # warms up
+    requests = [replace(each, scheduled_s=None) for each in plan_of(rows, pool, 1.0).requests][:count]
+    first = requests[: count // 5]
+    send(url, LoadPlan(iter(first), len(first)), 2 * REPLICAS * ROWS, {"threshold": 1.0})  # warms up
     records = send(url, LoadPlan(iter(requests), len(requests)), 2 * REPLICAS * ROWS, {"threshold": 1.0})
     return len(records) / max(each.end_s for each in records)
 
@@ -209,7 +230,7 @@ def simulation(
     speed: float,
     policy: dict[str, Any],
     slo: RequestSlo,
-    seen: list[dict[str, Any]],
+    machine: Machine,
     front_s: float,
     records: list[RequestRecord],
 ) -> Simulation:
@@ -232,31 +253,40 @@ def simulation(
         }
     )
     options = SimulationOptions(replicas=REPLICAS, front_s=front_s, slo=SloSeconds.of(slo), seed=SEED)
-    return simulate(Arrivals(arrivals, mix=[1.0], seed=SEED), machine_of(seen), plan, options)
+    return simulate(Arrivals(arrivals, mix=[1.0], seed=SEED), machine, plan, options)
 
 
-def machine_of(seen: list[dict[str, Any]]) -> Machine:
-    """Return the replicas as they reported themselves, the mean of them."""
+def machine_of(seen: list[dict[str, Any]], calibrated: Sequence[CalibrationPoint]) -> Machine:
+    """Return the replicas as they reported themselves, the mean of them; how good answers are tells calibration."""
     states = [each["state"] for each in seen]
-    times = {name: sum(state["step_time"][name] for state in states) / len(states) for name in StepSeconds.model_fields}
-    shipped = read_machine(None)
-    points = []
-    for number, known in enumerate(shipped.profile):
-        means = {
-            name: tuple(
-                sum(column) / len(column)
-                for column in zip(*(state["profile"][number][name] for state in states), strict=True)
+    points = sorted(calibrated, key=lambda point: -point.threshold)
+    agreement = {point.threshold: point.agreement for point in points}
+
+    def mean(*columns: float) -> float:
+        return sum(columns) / len(columns)
+
+    return Machine(
+        max_num_seqs=ROWS,
+        max_waiting_seqs=QUEUE,
+        max_prefill_tokens=EngineOptions().max_prefill_tokens,
+        max_model_len=read_machine(None).max_model_len,
+        step_time=StepSeconds(
+            **{name: mean(*(state["step_time"][name] for state in states)) for name in StepSeconds.model_fields}
+        ),
+        profile=tuple(
+            ThresholdPoint(
+                threshold=same[0]["threshold"],
+                tokens=tuple(map(mean, *(each["tokens"] for each in same))),
+                positions=tuple(map(mean, *(each["positions"] for each in same))),
+                agreement=agreement.get(same[0]["threshold"]),
             )
-            for name in ("tokens", "positions")
-        }
-        points.append(ThresholdPoint(**known.model_dump() | means))
-    update = {
-        "max_num_seqs": ROWS,
-        "max_waiting_seqs": QUEUE,
-        "step_time": StepSeconds(**times),
-        "profile": tuple(points),
-    }
-    return shipped.model_copy(update=update)
+            for same in zip(*(state["profile"] for state in states), strict=True)
+        ),
+        # Without tasks that verify themselves an answer is as good as it agrees with the model alone.
+        accuracy=tuple(
+            (point.threshold, point.agreement if point.accuracy is None else point.accuracy) for point in points
+        ),
+    )
 
 
 def result(

@@ -20,6 +20,7 @@ from mars_ray.adapter.card import SHIPPED
 from mars_ray.adapter.folder import WEIGHTS_FILE, load_adapter, save_adapter
 from mars_ray.adapter.forward import ATTENTION, mask_logits
 from mars_ray.adapter.gated_lora import GatedLoRA
+from mars_ray.adapter.loss import sampled
 from mars_ray.adapter.mask_streams import mask_streams
 from mars_ray.bench.machine import machine
 from mars_ray.data.packed import PackedData
@@ -97,8 +98,9 @@ def measure(
     for start in range(0, min(rows, len(data)), ROWS_AT_ONCE):
         some = data.rows(range(start, min(start + ROWS_AT_ONCE, rows, len(data))))
         streams = mask_streams(some, block=block)
-        one, other = (mask_logits(network, lora, streams) for lora in pair)
-        model_M, one_M, other_M = (each.argmax(dim=-1) for each in (one.teacher_MV, one.logits_MV, other.logits_MV))
+        found = [mask_logits(network, lora, streams) for lora in pair]
+        model_M = found[0].teacher_MV.argmax(dim=-1)
+        one_M, other_M = (sampled(network, lora, each).token_M for lora, each in zip(pair, found, strict=True))
         masks += len(model_M)
         agreed += int((one_M == model_M).sum())
         agreed_int8 += int((other_M == model_M).sum())
