@@ -4,37 +4,32 @@ Several stand beside one base, each under the name that requests know it by; the
 requests that name none. Keys and values in the cache are the base's, so sequences share them whatever they name.
 """
 
-from collections.abc import Mapping
+from collections import abc
 
 from mars_ray.adapter.card import AdapterCard
 from mars_ray.adapter.folder import Adapter
-from mars_ray.engine.execution.model_runner import ForwardOutput
+from mars_ray.engine.execution.model_runner import ForwardOutput, MaskCorrector, MaskRow
 from mars_ray.engine.request import Request
-from mars_ray.engine.sampling.mask_sampler import MaskRow, MaskSampler, mask_rows
+from mars_ray.engine.sampling.mask_sampler import mask_rows
 from mars_ray.engine.scheduling.scheduler import ScheduledSequence
 from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.errors import RequestError
 from mars_ray.model.card import Card
-from mars_ray.model.checkpoint import Checkpoint
 
 BLOCK_WITHOUT_CARD = 8
 """Block of a checkpoint whose card does not say what it was trained for."""
 
-AdaptersByName = Mapping[str | None, Adapter]
+AdaptersByName = abc.Mapping[str | None, Adapter]
 """None names the adapter of requests that name none."""
 
 
 class Adapters:
-    """The adapters `by_name` beside the base of `checkpoint`."""
+    """The adapters `by_name` beside a base with this card."""
 
-    def __init__(self, by_name: AdaptersByName, checkpoint: Checkpoint) -> None:
-        card, network = checkpoint.card, checkpoint.network
+    def __init__(self, by_name: AdaptersByName, card: Card | None) -> None:
         self._numbers = {name: number for number, name in enumerate(by_name)}
         self.loras = [adapter.lora for adapter in by_name.values()]
         """Each adapter, by the number that `of` gives."""
-        # Taken before the engine packs the weights and the network gives its own up.
-        embeddings = network.get_input_embeddings().weight.detach(), network.get_output_embeddings().weight.detach()
-        self._samplers = [MaskSampler(lora.sampler, *embeddings) for lora in self.loras]
         cards: list[Card | AdapterCard | None] = [each.card for each in by_name.values()] or [card]
         self.block = max((each.block for each in cards if each and each.block), default=BLOCK_WITHOUT_CARD)
         """Tokens proposed per forward at most."""
@@ -52,13 +47,22 @@ class Adapters:
         """Return whether masks of a sequence say anything: a base that has adapters may know no masks itself."""
         return self._base_looks_ahead or self.of(sequence) >= 0
 
-    def sample_masks(self, batch: list[ScheduledSequence], picks: list[slice], output: ForwardOutput) -> None:
-        """Let the masks in `output` know the tokens before them; `picks` begin at the last token of each sequence."""
-        rows: list[list[MaskRow]] = [[] for _ in self._samplers]
+    def correct_masks(
+        self,
+        samplers: abc.Sequence[MaskCorrector],
+        batch: list[ScheduledSequence],
+        picks: list[slice],
+        output: ForwardOutput,
+    ) -> None:
+        """Let the masks in `output` know the tokens before them, each by the sampler head of its adapter.
+
+        `picks` begin at the last token of each sequence.
+        """
+        rows: list[list[MaskRow]] = [[] for _ in samplers]
         for scheduled, where in zip(batch, picks, strict=True):
             if scheduled.num_masks and (number := self.of(scheduled.sequence)) >= 0:
                 rows[number] += mask_rows(scheduled, where)
-        for sampler, its in zip(self._samplers, rows, strict=True):
+        for sampler, its in zip(samplers, rows, strict=True):
             if its:
                 sampler.correct(output, its)
 

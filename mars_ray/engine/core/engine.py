@@ -62,7 +62,7 @@ class Engine:
     ) -> None:
         network = checkpoint.network
         self._checkpoint, self._clock = checkpoint, clock
-        self._adapters = Adapters(adapters or {}, checkpoint)
+        self._adapters = Adapters(adapters or {}, checkpoint.card)
         self._new_seed = new_seed or (lambda: random.getrandbits(62))
         self.limits = limits = resolve_limits(network.config, network.dtype, network.device, options)
         check_classes(options.classes)
@@ -212,7 +212,7 @@ class Engine:
             inputs, picks = self._packer.pack(batch, self._slots.num_active, audit=audit)
             output = self._runner.run(inputs)
             choosing = [picks_of(*each) for each in zip(batch, picks, strict=True)]
-            self._adapters.sample_masks(batch, choosing, output)
+            self._adapters.correct_masks(self._runner.mask_samplers, batch, choosing, output)
             proposed = propose_all(batch, choosing, output)
         except Exception as error:  # memory, or the model's own code: the others must go on
             if len(batch) == 1:

@@ -1,11 +1,20 @@
 """What runs one forward after the other: the engine needs no more of it than this."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from mars_ray.engine.execution.input_packer import ForwardBatch
+
+
+@dataclass(frozen=True, slots=True)
+class MaskRow:
+    """A row of masks: the pick of the token or draft it stands behind, and the picks of the masks."""
+
+    behind: int
+    masks: range
 
 
 @dataclass(slots=True)
@@ -22,8 +31,19 @@ class ForwardOutput:
     """The last hidden states, which the logits are made from; None where no adapter reads them."""
 
 
+class MaskCorrector(Protocol):
+    """The sampler head of an adapter."""
+
+    def correct(self, output: ForwardOutput, rows: Sequence[MaskRow]) -> None:
+        """Correct tokens, confidences and logits of `output` at the masks of `rows`, in place."""
+
+
 class ModelRunner(Protocol):
     """Runs a network over the KV cache, on one batch after the other."""
+
+    @property
+    def mask_samplers(self) -> Sequence[MaskCorrector]:
+        """The sampler head of each adapter."""
 
     def run(self, batch: ForwardBatch) -> ForwardOutput:
         """Run one forward; the keys and values of all its positions are in the cache afterwards."""

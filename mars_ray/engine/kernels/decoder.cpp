@@ -10,6 +10,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "sampler_head.h"
 
 struct Layer {
   const float* attention_norm;
@@ -393,3 +394,10 @@ void run(const Model& model, const Batch& batch) {
 
 extern "C" void forward_float32(const Model* model, const Batch* batch) { run<float>(*model, *batch); }
 extern "C" void forward_bfloat16(const Model* model, const Batch* batch) { run<bfloat16>(*model, *batch); }
+
+extern "C" void correct_float32(const SamplerHead<float>* head, const MaskRows<float>* rows, int64_t threads) {
+  correct_masks(*head, *rows, threads);
+}
+extern "C" void correct_bfloat16(const SamplerHead<bfloat16>* head, const MaskRows<bfloat16>* rows, int64_t threads) {
+  correct_masks(*head, *rows, threads);
+}

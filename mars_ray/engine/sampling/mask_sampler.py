@@ -8,22 +8,13 @@ Letters are those of `adapter.sampler_head`, and R rows of masks.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from mars_ray.adapter.sampler_head import Candidates, SamplerHead, likeliest
-from mars_ray.engine.execution.model_runner import ForwardOutput
+from mars_ray.engine.execution.model_runner import ForwardOutput, MaskRow
 from mars_ray.engine.scheduling.scheduler import ScheduledSequence
-
-
-@dataclass(frozen=True, slots=True)
-class MaskRow:
-    """A row of masks: the pick of the token or draft it stands behind, and the picks of the masks."""
-
-    behind: int
-    masks: range
 
 
 def mask_rows(scheduled: ScheduledSequence, picks: slice) -> list[MaskRow]:
