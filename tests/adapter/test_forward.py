@@ -156,6 +156,7 @@ def test_rows_without_a_mask_bring_nothing(adapted: Adapted) -> None:
 
 def test_agreement_counts_runs_from_the_first_mask(adapted: Adapted) -> None:
     network, adapter = adapted
+    nn.init.zeros_(adapter.sampler.write.weight)
     packed_rows = packed(MARKS)
     phase_RT = torch.zeros_like(packed_rows.position_RT)
     told = [
