@@ -30,7 +30,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from mars_ray.adapter.folder import decoding_card, resolve_adapter
+from mars_ray.adapter.card import decoding_card, resolve_adapter
 from mars_ray.bench.load.arrivals import TraceRow, read_trace
 from mars_ray.bench.load.client import Target
 from mars_ray.bench.load.generator import run_load
