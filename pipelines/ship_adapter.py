@@ -3,7 +3,7 @@
     python pipelines/ship_adapter.py runs/smollm2/model --model smollm2 --heldout runs/smollm2/data/heldout
 
 The adapter as it was trained and the one in 8 bits look at the same held-out rows, with masks at the tokens of the
-answers. Where their agreement with the model differs by 0.1 points or more, nothing is put anywhere. Afterwards
+answers. Where 8 bits lose 0.1 points or more of their agreement with the model, nothing is put anywhere. Afterwards
 `--adapter` finds it under the name of the model.
 """
 
@@ -31,7 +31,7 @@ from mars_ray.program import run_program
 
 ROWS_AT_ONCE = 4
 POINTS = 0.1
-"""Rounding must change agreement by less, in percentage points."""
+"""Rounding must lose less agreement, in percentage points."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,8 @@ class Rounding:
 
     @property
     def points(self) -> float:
-        """Percentage points of agreement lost."""
-        return 100 * abs(self.agreement - self.agreement_int8)
+        """Percentage points of agreement lost; negative where there is more of it."""
+        return 100 * (self.agreement - self.agreement_int8)
 
 
 def main() -> None:
