@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mars_ray.adapter.sampler_head import SamplerHead
+from mars_ray.engine.execution.fused_mask_sampler import FusedMaskSampler
+from mars_ray.engine.execution.mask_sampler import MaskSampler
 from mars_ray.engine.execution.model_runner import ForwardOutput, MaskRow
 from mars_ray.engine.kernels.build import KernelError
-from mars_ray.engine.kernels.mask_sampler import FusedMaskSampler
-from mars_ray.engine.sampling.mask_sampler import MaskSampler
 from tests.adapter.samplers import corrected_by_hand
 
 V, H = 2100, 32

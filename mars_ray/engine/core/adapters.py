@@ -8,9 +8,9 @@ from collections import abc
 
 from mars_ray.adapter.card import AdapterCard
 from mars_ray.adapter.folder import Adapter
+from mars_ray.engine.execution.mask_sampler import mask_rows
 from mars_ray.engine.execution.model_runner import ForwardOutput, MaskCorrector, MaskRow
 from mars_ray.engine.request import Request
-from mars_ray.engine.sampling.mask_sampler import mask_rows
 from mars_ray.engine.scheduling.scheduler import ScheduledSequence
 from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.errors import RequestError

@@ -80,12 +80,7 @@ class Engine:
         self._cache = SlotKVCache(network.config, network.dtype, network.device)
         self._packer = InputPacker(checkpoint.mask_id, limits.max_model_len, network.device, self._adapters.of)
         self._runner, self.kernels = choose_runner(
-            network,
-            self._cache,
-            checkpoint.mask_id,
-            options,
-            consume=consume,
-            adapters=self._adapters.loras,
+            network, self._cache, checkpoint.mask_id, options, consume=consume, adapters=self._adapters.loras
         )
         """What runs a forward, and its description for reports."""
         self._grammars = Grammars(checkpoint, limits.vocab_size)

@@ -6,10 +6,10 @@ import torch
 from transformers import PreTrainedModel
 
 from mars_ray.adapter.gated_lora import GatedLoRA
+from mars_ray.engine.execution.fused_mask_sampler import FusedMaskSampler
 from mars_ray.engine.execution.input_packer import ForwardBatch
 from mars_ray.engine.execution.model_runner import ForwardOutput, MaskCorrector
 from mars_ray.engine.kernels.decoder import FusedDecoder
-from mars_ray.engine.kernels.mask_sampler import FusedMaskSampler
 from mars_ray.engine.kv.cache import SlotKVCache
 from mars_ray.engine.options import Quantize
 

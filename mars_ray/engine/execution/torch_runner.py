@@ -12,10 +12,10 @@ from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.engine.execution.compiled import CompiledSteps
 from mars_ray.engine.execution.forward import forward_of
 from mars_ray.engine.execution.input_packer import ForwardBatch
+from mars_ray.engine.execution.mask_sampler import MaskSampler
 from mars_ray.engine.execution.model_runner import ForwardOutput, MaskCorrector
 from mars_ray.engine.kv.attention import ATTENTION
 from mars_ray.engine.kv.cache import SlotKVCache
-from mars_ray.engine.sampling.mask_sampler import MaskSampler
 from mars_ray.errors import ModelError
 
 

@@ -135,19 +135,16 @@ class FusedDecoder:
     ) -> tuple[list[int], list[float], Tensor, Tensor]:
         """Return the likeliest token and its probability at each of M picks, and all logits and last hidden states.
 
-        Logits are [M, V] in float32, hidden states [M, H] in the dtype of the network.
-
-        Keys and values of the N positions are in `layers` afterwards, in the columns `target_N`, by default those of
-        their positions. A position attends to the first `prefix_N` columns of its slot, by default up to its own, and
-        to those of the next 63 whose bit is set in `behind_N`. `adapter_N` tells which adapter decodes a position, -1
-        for none, and `offset_N` how many masks stand before such a position in its row.
+        Logits are [M, V] in float32, hidden states [M, H] in the dtype of the network. Keys and values of the N
+        positions are in `layers` afterwards, in the columns `target_N`, by default those of their positions. A position
+        attends to the first `prefix_N` columns of its slot, by default up to its own, and to those of the next 63 whose
+        bit is set in `behind_N`. `adapter_N` tells which adapter decodes a position, -1 for none, and `offset_N` how
+        many masks stand before such a position in its row.
         """
         target_N = position_N if target_N is None else target_N
         prefix_N = position_N + 1 if prefix_N is None else prefix_N
         behind_N = torch.zeros_like(position_N) if behind_N is None else behind_N
-        if layers is not self._layers:
-            self._keys, self._values = (_addresses([pair[side] for pair in layers]) for side in (0, 1))
-            self._layers = layers
+        self._point_into(layers)
         positions, picks, keys = id_N.shape[0], pick_M.shape[0], layers[0][0]
         groups: list[_Group] = []
         if self._adapters and adapter_N is not None and offset_N is not None:
@@ -182,6 +179,11 @@ class FusedDecoder:
         )
         self._call(ctypes.byref(self._model), ctypes.byref(batch))
         return token_M.tolist(), confidence_M.tolist(), logits_MV[:, : self._model.vocabulary], hidden_MH
+
+    def _point_into(self, layers: Layers) -> None:
+        if layers is not self._layers:
+            self._keys, self._values = (_addresses([pair[side] for pair in layers]) for side in (0, 1))
+            self._layers = layers
 
     def _groups(self, adapter_N: Tensor, offset_N: Tensor) -> list[_Group]:
         """Return where the masks of each adapter stand, and bound `offset_N`, which is sorted, to its embeddings."""

@@ -1,4 +1,4 @@
-"""The sampler head of an adapter as a call into compiled kernels: what `sampling.mask_sampler` does through torch."""
+"""The sampler head of an adapter as a call into compiled kernels: what `mask_sampler` does through torch."""
 
 import ctypes
 from collections.abc import Sequence
