@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.engine.execution.fused_mask_sampler import FusedMaskSampler
 from mars_ray.engine.execution.input_packer import ForwardBatch
+from mars_ray.engine.execution.mask_sampler import embeddings_of
 from mars_ray.engine.execution.model_runner import ForwardOutput, MaskCorrector
 from mars_ray.engine.kernels.decoder import FusedDecoder
 from mars_ray.engine.kv.cache import SlotKVCache
@@ -28,7 +29,7 @@ class CPURunner:
         adapters: Sequence[GatedLoRA],
     ) -> None:
         # Taken before the network gives its weights up.
-        embeddings = network.get_input_embeddings().weight.detach(), network.get_output_embeddings().weight.detach()
+        embeddings = embeddings_of(network)
         self._decoder = FusedDecoder(network, mask_id=mask_id, quantize=quantize, consume=consume, adapters=adapters)
         self.mask_samplers: list[MaskCorrector] = [FusedMaskSampler(lora.sampler, *embeddings) for lora in adapters]
         self._cache = cache

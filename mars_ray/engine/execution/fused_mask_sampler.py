@@ -9,8 +9,7 @@ from torch import Tensor
 from mars_ray.adapter.sampler_head import SamplerHead
 from mars_ray.engine.execution.model_runner import ForwardOutput, MaskRow
 from mars_ray.engine.kernels.build import kernel_library
-
-POINTER, INT = ctypes.c_void_p, ctypes.c_int64
+from mars_ray.engine.kernels.decoder import INT, POINTER
 
 
 class _Head(ctypes.Structure):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from mars_ray.adapter.sampler_head import Candidates, SamplerHead, likeliest
 from mars_ray.engine.execution.model_runner import ForwardOutput, MaskRow
@@ -21,6 +22,12 @@ def mask_rows(scheduled: ScheduledSequence, picks: slice) -> list[MaskRow]:
     """Return the rows of masks of a sequence; `picks` begin at its last token."""
     rows = (MaskRow(picks.start + right, scheduled.mask_picks(picks, right)) for right in range(len(scheduled.masks)))
     return [row for row in rows if row.masks]
+
+
+def embeddings_of(network: PreTrainedModel) -> tuple[Tensor, Tensor]:
+    """Return the weights of the input and the output embedding of a network, both [V, H]."""
+    words, outputs = network.get_input_embeddings(), network.get_output_embeddings()
+    return words.weight.detach(), outputs.weight.detach()
 
 
 class MaskSampler:

@@ -12,7 +12,7 @@ from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.engine.execution.compiled import CompiledSteps
 from mars_ray.engine.execution.forward import forward_of
 from mars_ray.engine.execution.input_packer import ForwardBatch
-from mars_ray.engine.execution.mask_sampler import MaskSampler
+from mars_ray.engine.execution.mask_sampler import MaskSampler, embeddings_of
 from mars_ray.engine.execution.model_runner import ForwardOutput, MaskCorrector
 from mars_ray.engine.kv.attention import ATTENTION
 from mars_ray.engine.kv.cache import SlotKVCache
@@ -39,7 +39,7 @@ class TorchRunner:
         self._forward = forward_of(network, mask_id)
         self._network, self._adapters = network, adapters
         self._attached: list[RemovableHandle] = [each for lora in adapters for each in lora.attach(network)]
-        embeddings = network.get_input_embeddings().weight.detach(), network.get_output_embeddings().weight.detach()
+        embeddings = embeddings_of(network)
         self.mask_samplers: list[MaskCorrector] = [MaskSampler(lora.sampler, *embeddings) for lora in adapters]
         self._hidden_MH: Tensor | None = None
         if adapters:
