@@ -98,7 +98,8 @@ def test_rows_of_a_store_are_answered_into_a_store_each_once(model_folder: Path,
     report = generate_files(options(source, output, model_folder))
     tables = [pq.read_table(BytesIO(path.read_bytes())) for path in output.glob("rows/part-*")]
     assert sorted(pa.concat_tables(tables)["id"].to_pylist()) == sorted(row["id"] for row in GOOD)
-    assert len((output / "errors.jsonl").read_text().splitlines()) == len(BAD)
+    (errors,) = output.glob("errors-*.jsonl")
+    assert len(errors.read_text().splitlines()) == len(BAD)
     assert (report.rows, report.output) == (len(GOOD) + len(BAD), str(output))
     assert "<html" in (output / "report.html").read_text()
 
