@@ -48,6 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=8000)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", choices=CONTENDERS, help=argparse.SUPPRESS)
     parser.add_argument("--source", type=Path, help=argparse.SUPPRESS)
@@ -55,30 +56,33 @@ def main() -> None:
     if given.one:
         print(json.dumps(one(given.one, given.source)))
         return
-    found: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    found: dict[str, list[float]] = {name: [] for name in given.contenders}
     with TemporaryDirectory() as place:
         source = Path(place) / "rows.jsonl"
         with source.open("w") as file:
             for number, example in enumerate(islice(mixture("train", 0), given.rows)):
                 file.write(json.dumps({"id": str(number), "prompt": example.prompt}) + "\n")
         for _ in range(given.repeats):
-            for name in CONTENDERS:
-                command = [sys.executable, __file__, "--one", name, "--source", str(source)]
-                done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+            for name in given.contenders:
+                one_of_them = [sys.executable, __file__, "--one", name, "--source", str(source)]
+                done = subprocess.run(one_of_them, stdout=subprocess.PIPE, check=True, text=True)
                 found[name].append(json.loads(done.stdout.splitlines()[-1]))
+    asked = " ".join(f'"{name}"' for name in given.contenders)
+    command = (
+        f"python benchmarks/batch_throughput.py --rows {given.rows} --repeats {given.repeats} --contenders {asked}"
+    )
     report: dict[str, Any] = {
-        "command": f"python benchmarks/batch_throughput.py --rows {given.rows} --repeats {given.repeats}",
+        "command": command,
         "machine": machine(),
         "tokens_per_s": found,
     }
-    bare, single = mean(found["bare engine"]), mean(found["1 worker"])
+    first = given.contenders[0]
     table = Table(title=f"{given.rows} rows, {given.repeats} times")
-    for column in ("", "tokens/s", "of the bare engine", "of 1 worker"):
+    for column in ("", "tokens/s", f"of {first}"):
         table.add_column(column, justify="right")
     for name, rates in found.items():
         spread = stdev(rates) if len(rates) > 1 else 0.0
-        row = (f"{mean(rates):,.0f} ± {spread:,.0f}", f"{mean(rates) / bare:.0%}", f"{mean(rates) / single:.2f} x")
-        table.add_row(name, *row)
+        table.add_row(name, f"{mean(rates):,.0f} ± {spread:,.0f}", f"{mean(rates) / mean(found[first]):.2f} x")
     Console().print(table)
     if given.json:
         given.json.write_text(json.dumps(report, indent=2) + "\n")

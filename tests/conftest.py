@@ -69,13 +69,14 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.fixture(scope="module")
 def cluster() -> None:
-    """A Ray cluster of two CPUs, shared by all files whose tests all use it."""
+    """A Ray cluster of two CPUs, and two GPUs by name, shared by all files whose tests all use it."""
     import ray
 
     if not ray.is_initialized():
         ray.init(
             address="local",
             num_cpus=2,
+            num_gpus=2,
             include_dashboard=False,
             object_store_memory=200_000_000,
             log_to_driver=False,

@@ -241,9 +241,9 @@ def test_more_than_the_cluster_has_is_refused(model_folder: Path, tmp_path: Path
         generate_files(
             options(tmp_path / "rows.jsonl", tmp_path / "out", model_folder, workers=replace(WORKERS, count=3))
         )
-    with pytest.raises(ClusterError, match="1 workers need 1 GPUs, the cluster has 0"):
+    with pytest.raises(ClusterError, match="1 workers need 3 GPUs, the cluster has 2"):
         generate_files(
-            options(tmp_path / "rows.jsonl", tmp_path / "out", model_folder, workers=replace(WORKERS, gpus=1))
+            options(tmp_path / "rows.jsonl", tmp_path / "out", model_folder, workers=replace(WORKERS, gpus=3))
         )
     assert not (tmp_path / "out").exists()
 

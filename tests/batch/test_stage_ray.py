@@ -83,6 +83,28 @@ def test_a_pipeline_of_anothers_with_two_stages_a_failing_row_and_a_killed_engin
         assert row["error"] is None and set(json.loads(row["text"])) == {"city"}
 
 
+class OnGpu:
+    """A neighbour with an actor: it keeps a CPU and a GPU for as long as the pipeline runs."""
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        return table
+
+
+def on_gpu(table: pa.Table) -> pa.Table:
+    """A neighbour with tasks."""
+    assert ray.get_gpu_ids()
+    return table
+
+
+@pytest.mark.slow
+def test_neighbours_that_ask_for_gpus_and_an_engine_that_does_leave_nobody_waiting(model_folder: Path) -> None:
+    given = ray.data.range(24, override_num_blocks=4).map(lambda row: {"prompt": f"say {row['id']}"})
+    held = given.map_batches(OnGpu, num_gpus=1, concurrency=1, batch_format="pyarrow", batch_size=8)
+    answered = stage(model_folder, gpus=0.5)(held)
+    found = answered.map_batches(on_gpu, num_gpus=0.5, batch_format="pyarrow", batch_size=8).take_all()
+    assert len(found) == 24
+
+
 def test_stages_in_a_row_share_engines_and_keep_the_columns_as_they_were(model_folder: Path) -> None:
     columns = {"id": pa.array(range(30), pa.int32()), "tags": pa.array([["a"], None] * 15), "text": ["theirs"] * 30}
     given = ray.data.from_arrow(pa.table(columns))

@@ -21,8 +21,11 @@ from mars_ray.ray_serve import MountedApp, build_deployment, build_openai_app
 from mars_ray.serve.deploy.environment import free_ports
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
+ROOM = 2
+"""Of the endpoint under a prefix: a block of a stage is more."""
 SETTINGS = {
     "engine": {"compiled": False, "max_num_seqs": 8},
+    "limits": {"requests_per_key": ROOM},
     "threshold": 0.9,
 }
 SMALL = {"name": "small", "controller": "shops", "engine": {"compiled": False, "max_num_seqs": 2}, "threshold": 0.5}
@@ -95,6 +98,12 @@ def test_a_stage_asks_an_endpoint_and_starts_no_engine(mounted: str, where: str)
     [text] = {found[n]["text"] for n in range(30)}
     assert re.fullmatch(LIST, text)
     assert "max_tokens" in found[30]["error"] and "Traceback" not in found[30]["error"]
+
+
+def test_what_was_refused_for_now_was_asked_again(mounted: str) -> None:
+    with urllib.request.urlopen(f"{mounted.removesuffix('/v1')}/metrics", timeout=60) as page:
+        refused = re.findall(r'^mars:http_requests_total.*status="429".* (\S+)$', page.read().decode(), re.MULTILINE)
+    assert sum(map(float, refused)) > 0
 
 
 @pytest.fixture(scope="module")

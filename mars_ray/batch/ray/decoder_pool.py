@@ -121,8 +121,12 @@ class DecoderPool:
 
 
 def cluster_share(count: int, *, of: int) -> float:
-    """Return the CPUs for each of `count` decoders that all have one part `of` the cluster, at most one each."""
-    return min(1.0, math.floor(100 * cluster_cpus() / of / count) / 100)
+    """Return the CPUs for each of `count` decoders that all have one part `of` the cluster, at most one each.
+
+    They have whole CPUs together, or none: of a CPU that lacks a part nobody else can use the rest, and an actor of the
+    pipeline and the task that feeds it would wait for each other on a small cluster.
+    """
+    return min(1.0, math.floor(100 * (cluster_cpus() // of) / count) / 100)
 
 
 def check_cluster(workers: WorkerOptions) -> None:
