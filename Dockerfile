@@ -1,0 +1,35 @@
+# mars-ray with all it needs, on a processor or on CUDA (torch's wheels on PyPI are those for CUDA):
+#   docker build --tag mars-ray:0.1.0 .
+#   docker build --tag mars-ray:0.1.0-cuda --build-arg PIP_EXTRA_INDEX_URL= .
+FROM debian:bookworm-slim
+
+# The compiler makes the engine's kernels at its first start, for the processor it then finds.
+# tini is the first process, and reaps what others leave behind.
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends g++ python3-dev python3-venv tini \
+ && rm -rf /var/lib/apt/lists/*
+
+RUN useradd --uid 1000 --create-home --shell /bin/bash mars \
+ && install --directory --owner mars --group mars /etc/mars-ray
+
+RUN python3 -m venv /opt/mars-ray
+ENV PATH=/opt/mars-ray/bin:$PATH
+
+# Where pip finds the wheels of torch for a processor. What is pinned below is the same from either place.
+ARG PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+WORKDIR /opt/mars-ray/source
+COPY constraints.txt ./
+# What is large and seldom changes comes first, in a layer of its own.
+RUN pip install --no-cache-dir --constraint constraints.txt torch 'ray[data,serve,train]'
+COPY pyproject.toml README.md LICENSE ./
+COPY mars_ray ./mars_ray
+COPY serve_configs ./serve_configs
+RUN PIP_CONSTRAINT=constraints.txt pip install --no-cache-dir '.[abfs,gs,s3]'
+
+USER mars
+WORKDIR /home/mars
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=10s --start-period=300s --retries=3 \
+ CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/health', timeout=8)"]
+ENTRYPOINT ["tini", "--"]
+CMD ["mars-ray", "serve", "--config", "/opt/mars-ray/source/serve_configs/container.yaml"]
