@@ -31,6 +31,7 @@ def main() -> None:
     """Serve until killed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("port", type=int)
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--recording", type=Path)
     parser.add_argument("--slow-down", type=float, default=0.0)
     given = parser.parse_args()
@@ -39,7 +40,7 @@ def main() -> None:
         store = recorded(store, given.recording)
     if given.slow_down:
         store = slowed_down(store, given.slow_down)
-    run_simple("127.0.0.1", given.port, store, threaded=True, request_handler=MotoRequestHandler)
+    run_simple(given.host, given.port, store, threaded=True, request_handler=MotoRequestHandler)
 
 
 def recorded(store: Application, path: Path) -> Application:

@@ -6,7 +6,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 
 import ray
 
@@ -26,6 +25,8 @@ def connect() -> None:
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     with _sigterm_kept():
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **local)
+    # A node that is lost would be pages of stacks, and so would the end of a job.
+    stop_driver_messages()
 
 
 @contextmanager
@@ -42,27 +43,6 @@ def _sigterm_kept() -> Iterator[None]:
         raise
     finally:
         signal.signal(signal.SIGTERM, handler)
-
-
-@contextmanager
-def silent_once_stopped() -> Iterator[None]:
-    """Print nothing from Ctrl-C on that Ray says by itself: it kills actors to stop, and reports them as failed."""
-    handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def on_sigint(number: int, frame: FrameType | None) -> None:
-        try:
-            stop_driver_messages()
-        finally:  # Ray may be gone already
-            handler(number, frame)
-
-    signal.signal(signal.SIGINT, on_sigint)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
 
 
 def cluster_cpus() -> float:

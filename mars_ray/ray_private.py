@@ -43,7 +43,7 @@ def kv_delete(key: str) -> None:
 
 
 def stop_driver_messages() -> None:
-    """Let the driver print nothing more of what the cluster tells it: `ray.init` has no way to say so later."""
+    """Let the driver print nothing of what the cluster tells it: `ray.init` can silence no more than the workers."""
     driver = ray._private.worker.global_worker
     driver.threads_stopped.set()
     driver.gcs_error_subscriber.close()

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from mars_ray.cli.main import main
 from mars_ray.storage.location import locate_url
 from tests.samples import VOCABULARY, Cli
 from tests.store_server import free_port, store_server, use_store
+from tests.training.train_samples import save_start_model
 
 # Fixtures are networks that no test changes, and two busy cores keep no deadline.
 settings.register_profile(
@@ -138,3 +140,11 @@ def network() -> PreTrainedModel:
         attn_implementation="sdpa",
     )
     return Qwen2ForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="session")
+def start_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with random weights to train from."""
+    folder = tmp_path_factory.mktemp("model") / "start"
+    save_start_model(folder)
+    return folder

@@ -18,6 +18,7 @@ import ray.train
 import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from pyarrow.fs import FSSpecHandler, PyFileSystem
+from ray.exceptions import OutOfMemoryError, RayError
 from ray.train import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 from upath import UPath
@@ -109,9 +110,12 @@ def _fit(config: TrainConfig, base: Path, folder: RunFolder) -> None:
         thread.start()
         _show_progress(folder, progress, thread, asked)
     result = outcome[0]
-    if isinstance(result, ray.train.TrainingFailedError):
+    if isinstance(result, (ray.train.TrainingFailedError, RayError)):
+        lines = str(result).strip().splitlines()
+        # Of all of Ray's errors this one alone says what was wrong before it says the rest.
+        reason = lines[0 if isinstance(result, OutOfMemoryError) else -1].removesuffix(".")
         raise RunError(
-            f"The run failed: {str(result).strip().splitlines()[-1]}. Its state is saved in {folder.path}; mend the "
+            f"The run failed: {reason}. Its state is saved in {folder.path}; mend the "
             "cause and run the same command to go on."
         ) from result
     if isinstance(result, BaseException):

@@ -5,40 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from mars_ray.training.config import TrainConfig, parse_config
-from tests.training.train_samples import RECORDS, TEMPLATE, MakeConfig
-
-
-@pytest.fixture(scope="session")
-def start_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with random weights to train from."""
-    folder = tmp_path_factory.mktemp("model") / "start"
-    tokenizer = Qwen2Tokenizer().train_new_from_iterator(
-        (text for record in RECORDS for text in record.values()),
-        vocab_size=270,
-        new_special_tokens=["<|user|>", "<|assistant|>", "<|end|>"],
-        show_progress=False,
-    )
-    tokenizer.eos_token, tokenizer.pad_token, tokenizer.chat_template = "<|end|>", "<|endoftext|>", TEMPLATE
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=288,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+from tests.training.train_samples import RECORDS, MakeConfig
 
 
 @pytest.fixture(scope="session")

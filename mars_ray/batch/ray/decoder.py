@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import ray
 
 from mars_ray.adapter.card import unnamed
 from mars_ray.batch.ray.startup_status import publish_startup_status
@@ -51,6 +52,7 @@ class Decoder:
         # One prompt at a time gains nothing from threads, and the cores are the engines'.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+    @ray.method(max_task_retries=-1)  # type: ignore[untyped-decorator]
     async def start(self) -> None:
         """Begin to start the engine, and do not wait: whoever reads the first rows takes some seconds, too."""
         # Not in the constructor: when that fails, Ray starts the actor again and again.

@@ -3,7 +3,7 @@
 Who only passes blocks on never loads torch, which saves 300 MB and some seconds.
 """
 
-import math
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,14 +12,15 @@ from uuid import uuid4
 import pyarrow as pa
 import ray
 from ray.data import ActorPoolStrategy
+from ray.exceptions import RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mars_ray.batch.rows.row_result import failure_in, failure_table
 from mars_ray.batch.run.options import WorkerOptions
+from mars_ray.batch.run.placement import NodeResources, Place, place_workers
 from mars_ray.control.settings import ControlPlan
 from mars_ray.engine.process.messages import EngineSpec
-from mars_ray.errors import ClusterError
 from mars_ray.model.sources.ray_folder import SharedFolder, share_folder
-from mars_ray.ray_cluster import cluster_cpus
 from mars_ray.ray_private import NAMESPACE
 
 if TYPE_CHECKING:
@@ -41,22 +42,30 @@ class PoolSettings:
     """The model folder of the spec; nodes that lack it fetch it."""
     adapter: SharedFolder | None
     control: ControlPlan
-    count: int
-    """Number of decoders."""
-    cpus: float
-    """CPUs that each asks Ray for."""
+    places: tuple[Place, ...]
+    """Where each runs."""
     gpus: float
+    """GPUs of each."""
 
 
-def pool_settings(engines: "EnginePlan", cpus: float) -> PoolSettings:
+def choose_places(workers: WorkerOptions, *, part: int = 1) -> tuple[Place, ...]:
+    """Return where workers run on this cluster, see `place_workers`."""
+    nodes = {
+        node["NodeID"]: NodeResources(node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0))
+        for node in ray.nodes()
+        if node["Alive"]
+    }
+    return tuple(place_workers(nodes, ray.get_runtime_context().get_node_id(), workers, part=part))
+
+
+def pool_settings(engines: "EnginePlan", places: tuple[Place, ...]) -> PoolSettings:
     """Return the decoders that a plan asks for; its folders lie on this node."""
     return PoolSettings(
         spec=engines.spec(),
         model=share_folder(engines.model),
         adapter=None if engines.adapter is None else share_folder(engines.adapter),
         control=engines.control,
-        count=engines.workers.count,
-        cpus=cpus,
+        places=places,
         gpus=engines.workers.gpus,
     )
 
@@ -64,20 +73,20 @@ def pool_settings(engines: "EnginePlan", cpus: float) -> PoolSettings:
 def start_decoders(settings: PoolSettings, app: str) -> dict[str, Any]:
     """Return the handles, by name, of decoders that belong to this process and report to the controller of `app`.
 
-    One that dies is started again, and its blocks are done again.
+    One that dies is started again, elsewhere if its node is gone.
     """
     from mars_ray.batch.ray.decoder import Decoder
 
-    names = [f"decoder:{app}:{uuid4().hex}" for _ in range(settings.count)]
-    actor = ray.remote(num_cpus=settings.cpus, num_gpus=settings.gpus, max_restarts=-1, max_task_retries=-1)(Decoder)
-    decoders = {
-        name: actor.options(name=name, namespace=NAMESPACE).remote(
-            settings.spec, settings.model, settings.adapter, settings.control, app
-        )
-        for name in names
-    }
-    for each in decoders.values():
-        each.start.remote()
+    actor = ray.remote(max_restarts=-1, num_gpus=settings.gpus)(Decoder)
+    decoders = {}
+    for place in settings.places:
+        name = f"decoder:{app}:{uuid4().hex}"
+        # Elsewhere too where others have taken what the node had: a place is a wish.
+        node = NodeAffinitySchedulingStrategy(place.node, soft=True, _spill_on_unavailable=True)
+        decoders[name] = actor.options(
+            name=name, namespace=NAMESPACE, num_cpus=place.cpus, scheduling_strategy=node
+        ).remote(settings.spec, settings.model, settings.adapter, settings.control, app)
+        decoders[name].start.remote()
     return decoders
 
 
@@ -105,41 +114,42 @@ class AnsweredBlocks:
 
 
 class DecoderPool:
-    """Gives each block to the decoder that has the fewest; use it within one event loop."""
+    """Gives each block to the decoder that has the fewest, and to another if that dies; use it in one event loop."""
 
     def __init__(self, decoders: Sequence[Any]) -> None:
-        self._decoders, self._busy = decoders, [0] * len(decoders)
+        self._decoders, self._blocks = decoders, [0] * len(decoders)
+        self._up = set[int]()
+        self._changed = asyncio.Event()
+        self._joining = dict[int, asyncio.Task[None]]()
 
     async def answer(self, rows: pa.Table, row_format: bytes) -> pa.Table:
-        """Return what `Decoder.answer` does."""
-        place = min(range(len(self._busy)), key=self._busy.__getitem__)
-        self._busy[place] += 1
+        """Return what `Decoder.answer` does. Raises `ActorDiedError` when all are dead for good."""
+        if not self._joining:
+            self._joining = {place: asyncio.create_task(self._join(place)) for place in range(len(self._decoders))}
+        while True:
+            place = await self._least_busy()
+            self._blocks[place] += 1
+            try:
+                return await self._decoders[place].answer.remote(rows, row_format)
+            except RayActorError:
+                if place in self._up:
+                    self._up.remove(place)
+                    self._joining[place] = asyncio.create_task(self._join(place))
+            finally:
+                self._blocks[place] -= 1
+
+    async def _least_busy(self) -> int:
+        while not self._up:
+            self._changed.clear()
+            if all(task.done() for task in self._joining.values()):
+                await asyncio.gather(*self._joining.values())
+            await self._changed.wait()
+        return min(self._up, key=self._blocks.__getitem__)
+
+    async def _join(self, place: int) -> None:
+        """Wait until a decoder runs: it may be long where a node is gone and no other has room."""
         try:
-            return await self._decoders[place].answer.remote(rows, row_format)
+            await self._decoders[place].start.remote()
+            self._up.add(place)
         finally:
-            self._busy[place] -= 1
-
-
-def cluster_share(count: int, *, of: int) -> float:
-    """Return the CPUs for each of `count` decoders that all have one part `of` the cluster, at most one each.
-
-    They have whole CPUs together, or none: of a CPU that lacks a part nobody else can use the rest, and an actor of the
-    pipeline and the task that feeds it would wait for each other on a small cluster.
-    """
-    return min(1.0, math.floor(100 * (cluster_cpus() // of) / count) / 100)
-
-
-def check_cluster(workers: WorkerOptions) -> None:
-    """Raise a `ClusterError` for a cluster that will never have room for the workers."""
-    there, wanted = cluster_cpus(), workers.count * (workers.cpus or 1.0)
-    if wanted > there:
-        raise ClusterError(
-            f"{workers.count} workers need {wanted:g} CPUs, the cluster has {there:g}. "
-            "Lower workers or join a larger cluster with RAY_ADDRESS."
-        )
-    gpus = ray.cluster_resources().get("GPU", 0.0)
-    if workers.count * workers.gpus > gpus:
-        raise ClusterError(
-            f"{workers.count} workers need {workers.count * workers.gpus:g} GPUs, the cluster has {gpus:g}. "
-            "Lower workers or join a larger cluster with RAY_ADDRESS."
-        )
+            self._changed.set()

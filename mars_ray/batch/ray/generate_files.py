@@ -25,7 +25,7 @@ from mars_ray.batch.ray.decoder_pool import (
     CALLS,
     AnsweredBlocks,
     calls_of,
-    check_cluster,
+    choose_places,
     pool_settings,
     start_decoders,
 )
@@ -37,10 +37,11 @@ from mars_ray.batch.run.job import Job
 from mars_ray.batch.run.job_plan import JobPlan, plan_job, survey_input
 from mars_ray.batch.run.job_progress import NAME, JobProgress
 from mars_ray.batch.run.options import GenerateOptions
+from mars_ray.batch.run.placement import Place
 from mars_ray.control.core.ray_controller import BATCH
 from mars_ray.errors import InterruptedRunError, RunError
 from mars_ray.model.resolve import pin
-from mars_ray.ray_cluster import cluster_cpus, connect, silent_once_stopped
+from mars_ray.ray_cluster import connect
 from mars_ray.ray_private import pass_arguments_by_value
 
 BLOCKS = 4096
@@ -63,7 +64,7 @@ def generate_files(options: GenerateOptions) -> JobReport:
     with open_output(options.output, new=options.new) as output:
         plan = plan.agree_with(output)
         survey = survey_input(plan.paths, options.limit)
-        _connect(plan)
+        places = _connect(plan)
         output.begin(plan.file_format, plan.output_columns(survey.kinds))
         if options.retry_errors:
             output.forget_errors()
@@ -81,9 +82,9 @@ def generate_files(options: GenerateOptions) -> JobReport:
         )
         status: Status = "stopped"
         try:
-            with watched.by(control_loop), silent_once_stopped():
+            with watched.by(control_loop):
                 try:
-                    with _decoders(plan, app) as decoders:
+                    with _decoders(plan, places, app) as decoders:
                         for table in _tables(_dataset(plan, output.ledger.path, survey.rows, decoders)):
                             watched.add(table)
                     status = "complete with errors" if job.errors else "complete"
@@ -137,23 +138,20 @@ class _WatchedJob:
         self._progress.update(self._job.metrics(self._control_loop.stats, self._control_loop.note))
 
 
-def _connect(plan: JobPlan) -> None:
-    """Join the cluster. Raises `ClusterError` for one smaller than what the job asks for."""
+def _connect(plan: JobPlan) -> tuple[Place, ...]:
+    """Join the cluster; return where workers run. Raises `ClusterError` for one smaller than what the job asks for."""
     if not ray.is_initialized():
         dtype = plan.engines.dtype
         print(f"{NAME}: starting Ray; {dtype.name}: {dtype.reason}", file=sys.stderr)
     connect()
     pass_arguments_by_value()
-    check_cluster(plan.options.workers)
+    return choose_places(plan.options.workers)
 
 
 @contextmanager
-def _decoders(plan: JobPlan, app: str) -> Iterator[Sequence[str]]:
+def _decoders(plan: JobPlan, places: tuple[Place, ...], app: str) -> Iterator[Sequence[str]]:
     """Start the decoders, hand out their names, and end them with the block."""
-    workers = plan.options.workers
-    # Together they leave one CPU to the task that reads, or it would wait for ever.
-    share = min(1.0, math.floor(100 * (cluster_cpus() - 1) / workers.count) / 100)
-    decoders = start_decoders(pool_settings(plan.engines, workers.cpus or share), app)
+    decoders = start_decoders(pool_settings(plan.engines, places), app)
     try:
         yield list(decoders)
     finally:

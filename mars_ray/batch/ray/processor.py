@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import ray.data
 
 from mars_ray.batch.ray.answered_rows import AnsweredRows
-from mars_ray.batch.ray.decoder_pool import CALLS, calls_of, check_cluster, cluster_share, pool_settings
+from mars_ray.batch.ray.decoder_pool import CALLS, calls_of, choose_places, pool_settings
 from mars_ray.batch.ray.endpoint_rows import EndpointRows
 from mars_ray.batch.ray.shared_pool import SharedPoolSettings
 from mars_ray.batch.rows.open_format import open_row_format
@@ -75,9 +75,7 @@ class _EngineStage:
 
     def answered(self, blocks: ray.data.Dataset) -> ray.data.Dataset:
         config, workers = self._config, self._engines.workers
-        check_cluster(workers)
-        cpus = workers.cpus or cluster_share(workers.count, of=POOLS_OF_A_CLUSTER)
-        pool = pool_settings(self._engines, cpus)
+        pool = pool_settings(self._engines, choose_places(workers, part=POOLS_OF_A_CLUSTER))
         return blocks.map_batches(
             AnsweredRows,
             fn_constructor_args=(SharedPoolSettings(pool=pool, deadline_s=config.deadline_s), self._row_format),

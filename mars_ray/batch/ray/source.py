@@ -61,8 +61,9 @@ class InputRows:
 def read_rows(rows: InputRows, rows_per_block: int) -> ray.data.Dataset:
     """Return the rows to do, read by one task on this machine, where files and ledger are."""
     here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
+    # It asks for no CPU: a worker may have taken the last one of this machine, and nobody else can read for it.
     # A read followed by a repartition is what Ray keeps as tasks of their own; see `data.ray_read`.
-    source = ray.data.read_datasource(_Source(rows), override_num_blocks=1, num_cpus=0.5, label_selector=here)
+    source = ray.data.read_datasource(_Source(rows), override_num_blocks=1, num_cpus=0, label_selector=here)
     return source.repartition(target_num_rows_per_block=rows_per_block)
 
 

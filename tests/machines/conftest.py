@@ -1,0 +1,27 @@
+"""Three machines with a Ray node each."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.machines.machines import Machine, Network, start_store, unavailable
+
+
+@pytest.fixture(scope="module")
+def lan() -> Iterator[Network]:
+    if reason := unavailable():
+        pytest.skip(reason)
+    with Network() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def nodes(lan: Network) -> list[Machine]:
+    """A cluster whose head, the driver's node, has one CPU, and the others two; the bucket `runs` is in a store."""
+    machines = [lan.machine() for _ in range(3)]
+    head, *others = machines
+    start_store(head, machines, bucket="runs")
+    head.join(head, num_cpus=1)
+    for each in others:
+        each.join(head, num_cpus=2)
+    return machines
