@@ -26,6 +26,20 @@ class TokenLogprobs:
     start: int | None = None
     """The character of the answer at which the text of the token begins; None for one without, as a stop token. Where
     a stop string ends the text before it, the token is not of the answer."""
+    forward: int = 1
+    """The forward of its sequence that gave the token, from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What the model says, one forward later, where a token was accepted at a mask: that of one token at a time."""
+
+    index: int
+    """The number of the accepted token in its answer, from 0."""
+    token: int
+    """The most likely token there, given all before it."""
+    confidence: float
+    """Its probability."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +73,9 @@ class Chunk:
     lag behind the tokens: half a character, or what may become a stop string, is kept until more is known."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Log-probabilities of each token, when asked for."""
+    audits: tuple[Audit, ...] = ()
+    """What one token at a time would have said where the step before accepted tokens at masks: with log-probabilities
+    and at temperature 0. The tokens of the last step are not looked at again."""
     threshold: float = 1.0
     """The threshold in force in this step."""
     masks: int = 0

@@ -1,6 +1,8 @@
 """Responses of `/v1/chat/completions`: `chat.completion` and `chat.completion.chunk`."""
 
+import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from openai.types.chat.chat_completion import ChatCompletion, Choice, ChoiceLogprobs
 from openai.types.chat.chat_completion_chunk import ChatCompletionChunk, ChoiceDelta
@@ -11,7 +13,7 @@ from openai.types.chat.chat_completion_token_logprob import ChatCompletionTokenL
 from openai.types.completion_usage import CompletionUsage
 
 from mars_ray.openai_api.deltas import LogprobBuffer, LogprobEntry, OutputDelta
-from mars_ray.openai_api.response_builder import ResponseMetadata, finite
+from mars_ray.openai_api.response_builder import LEAST_LOGPROB, ResponseMetadata, finite
 
 
 class ChatResponseBuilder:
@@ -35,7 +37,9 @@ class ChatResponseBuilder:
                 Choice(
                     index=each.choice,
                     message=ChatCompletionMessage(role="assistant", content=each.text, refusal=None),
-                    logprobs=ChoiceLogprobs(content=_logprobs(self._logprobs.take(each), metadata))
+                    logprobs=ChoiceLogprobs(
+                        content=_logprobs(self._logprobs.take(each), metadata), **_audits(each, metadata)
+                    )
                     if each.logprobs
                     else None,
                     finish_reason=each.finish_reason or "length",
@@ -53,8 +57,9 @@ class ChatResponseBuilder:
                 ChunkChoice(index=delta.choice, delta=ChoiceDelta(role="assistant", content=""), finish_reason=None)
             )
         entries = self._logprobs.take(delta)
-        if delta.text:
-            logprobs = ChunkLogprobs(content=_logprobs(entries, self._metadata)) if entries else None
+        if delta.text or delta.audits:
+            found, audits = _logprobs(entries, self._metadata), _audits(delta, self._metadata)
+            logprobs = ChunkLogprobs(content=found, **audits) if found or audits else None
             content = ChoiceDelta(content=delta.text)
             yield self._chunk(ChunkChoice(index=delta.choice, delta=content, logprobs=logprobs, finish_reason=None))
         if delta.finish_reason:
@@ -75,6 +80,20 @@ class ChatResponseBuilder:
         )
 
 
+def _audits(delta: OutputDelta, metadata: ResponseMetadata) -> dict[str, Any]:
+    """Return our field beside the log-probabilities: what one token at a time would have said at masks."""
+    found = [
+        {
+            "index": each.index,
+            "token": metadata.text_of(each.token),
+            "bytes": list(metadata.bytes_of(each.token)),
+            "logprob": math.log(each.confidence) if each.confidence else LEAST_LOGPROB,
+        }
+        for each in delta.audits
+    ]
+    return {"audits": found} if found else {}
+
+
 def _logprobs(entries: Sequence[LogprobEntry], metadata: ResponseMetadata) -> list[ChatCompletionTokenLogprob]:
     return [
         ChatCompletionTokenLogprob(
@@ -85,6 +104,8 @@ def _logprobs(entries: Sequence[LogprobEntry], metadata: ResponseMetadata) -> li
                 TopLogprob(token=metadata.text_of(i), bytes=list(metadata.bytes_of(i)), logprob=finite(p))
                 for i, p in logprobs.top
             ],
+            index=number,
+            forward=logprobs.forward,
         )
-        for token, _, logprobs in entries
+        for token, number, _, logprobs in entries
     ]

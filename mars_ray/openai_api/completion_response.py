@@ -40,10 +40,10 @@ class CompletionResponseBuilder:
     def _entries(self, entries: Sequence[LogprobEntry]) -> Logprobs:
         text_of = self._metadata.text_of
         return Logprobs(
-            tokens=[text_of(token) for token, _, _ in entries],
-            token_logprobs=[finite(logprobs.chosen) for _, _, logprobs in entries],
-            top_logprobs=[{text_of(i): finite(p) for i, p in logprobs.top} for _, _, logprobs in entries],
-            text_offset=[start for _, start, _ in entries],
+            tokens=[text_of(each.token) for each in entries],
+            token_logprobs=[finite(each.logprobs.chosen) for each in entries],
+            top_logprobs=[{text_of(i): finite(p) for i, p in each.logprobs.top} for each in entries],
+            text_offset=[each.start for each in entries],
         )
 
     def _completion(self, choices: list[CompletionChoice], usage: CompletionUsage | None = None) -> Completion:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from mars_ray.engine.chunk import Chunk, TokenLogprobs
+from mars_ray.engine.chunk import Audit, Chunk, TokenLogprobs
 
 ChoiceFinishReason = Literal["stop", "length"]
 """The finish reasons that OpenAI's API knows and this server gives."""
@@ -25,6 +25,8 @@ class OutputDelta:
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
     finish_reason: ChoiceFinishReason | None
+    audits: tuple[Audit, ...] = ()
+    """What one token at a time would have said for tokens before these."""
 
     @property
     def text(self) -> str:
@@ -36,6 +38,8 @@ class LogprobEntry(NamedTuple):
     """The log-probabilities of one token, and where in the text of its choice it stands."""
 
     token: int
+    number: int
+    """The number of the token in its choice, from 0."""
     start: int
     """The character of the choice at which the text of the token begins."""
     logprobs: TokenLogprobs
@@ -51,14 +55,19 @@ class LogprobBuffer:
     def __init__(self) -> None:
         self._sent_chars: defaultdict[int, int] = defaultdict(int)
         """Characters sent of each choice."""
+        self._taken: defaultdict[int, int] = defaultdict(int)
+        """Tokens taken of each choice."""
         self._waiting: defaultdict[int, list[LogprobEntry]] = defaultdict(list)
 
     def take(self, delta: OutputDelta) -> list[LogprobEntry]:
         """Return the entries to send together with the text of `delta`."""
         waiting = self._waiting[delta.choice]
-        for token, logprobs in zip(delta.tokens, delta.logprobs, strict=bool(delta.logprobs)):
+        for number, (token, logprobs) in enumerate(
+            zip(delta.tokens, delta.logprobs, strict=bool(delta.logprobs)), self._taken[delta.choice]
+        ):
             if logprobs.start is not None:
-                waiting.append(LogprobEntry(token, logprobs.start, logprobs))
+                waiting.append(LogprobEntry(token, number, logprobs.start, logprobs))
+        self._taken[delta.choice] += len(delta.tokens)
         self._sent_chars[delta.choice] += len(delta.text)
         ready = [entry for entry in waiting if entry.start < self._sent_chars[delta.choice]]
         del waiting[: len(ready)]
@@ -70,11 +79,11 @@ def delta_of(chunk: Chunk, choice: int) -> OutputDelta:
     reason: ChoiceFinishReason | None = None
     if chunk.finished:
         reason = "stop" if chunk.finished.reason == "stop" else "length"
-    return OutputDelta(choice, chunk.pieces, chunk.tokens, chunk.logprobs, reason)
+    return OutputDelta(choice, chunk.pieces, chunk.tokens, chunk.logprobs, reason, chunk.audits)
 
 
 def split_by_token(delta: OutputDelta) -> Iterator[OutputDelta]:
-    """Yield one delta for each token of `delta`; the last one has the finish reason."""
+    """Yield one delta for each token of `delta`; the first has the audits, the last the finish reason."""
     # A delta without tokens and text still gives one, for it may carry the finish reason.
     count = max(len(delta.tokens), len(delta.pieces), 1)
     for number in range(count):
@@ -84,6 +93,7 @@ def split_by_token(delta: OutputDelta) -> Iterator[OutputDelta]:
             delta.tokens[number : number + 1],
             delta.logprobs[number : number + 1],
             delta.finish_reason if number + 1 == count else None,
+            () if number else delta.audits,
         )
 
 
@@ -95,4 +105,5 @@ def concatenate(deltas: Sequence[OutputDelta]) -> OutputDelta:
         tuple(token for delta in deltas for token in delta.tokens),
         tuple(entry for delta in deltas for entry in delta.logprobs),
         deltas[-1].finish_reason,
+        tuple(each for delta in deltas for each in delta.audits),
     )

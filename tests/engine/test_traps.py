@@ -49,6 +49,25 @@ def test_a_stop_string_cuts_text_tokens_logprobs_and_usage_at_one_place(
         assert (cut.finished.reason, cut.finished.tokens) == ("stop", tokens)
 
 
+def test_what_was_accepted_at_masks_is_audited_by_what_one_token_at_a_time_says_there(
+    make_engine: MakeEngine, prompts: list[tuple[int, ...]]
+) -> None:
+    engine, differ = make_engine(), 0
+    for prompt in (prompts[10], prompts[300], tuple(range(40, 60))):
+        found = alone(engine, prompt, EVERYTHING, max_tokens=24, logprobs=0)
+        forwards = [each.forward for each in found.logprobs]
+        at_masks = [n for n in range(1, len(forwards)) if forwards[n] == forwards[n - 1] < forwards[-1]]
+        audits = [audit for chunk in found.chunks for audit in chunk.audits]
+        assert [audit.index for audit in audits] == at_masks
+        for audit in audits:
+            one = alone(
+                make_engine(), prompt + tuple(found.tokens[: audit.index]), DecodeParams(mode=Mode.AR), max_tokens=1
+            )
+            assert one.tokens == [audit.token]
+            differ += audit.token != found.tokens[audit.index]
+    assert differ, "a threshold of 0 takes tokens that the model would not"
+
+
 def test_a_stop_string_is_found_across_two_chunks(make_engine: MakeEngine, prompts: list[tuple[int, ...]]) -> None:
     whole = alone(make_engine(), prompts[10], DecodeParams(threshold=0.0, block=3), max_tokens=30)
     first = "".join(chunk.text for chunk in whole.chunks[:2])

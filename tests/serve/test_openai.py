@@ -186,6 +186,21 @@ def test_chat_logprobs_spell_the_text_and_list_the_most_likely(client: OpenAI) -
     assert [entry.token for piece in pieces for entry in piece] == [each.token for each in whole.logprobs.content]
 
 
+def test_chat_logprobs_name_the_forward_of_each_token_and_what_one_at_a_time_would_have_said(client: OpenAI) -> None:
+    fields = CHAT | {"logprobs": True, "extra_body": {"threshold": 0.3, "block": 4}}
+    whole = client.chat.completions.create(**fields).choices[0].logprobs
+    assert whole and whole.content and whole.model_extra
+    forwards = [entry.model_extra["forward"] for entry in whole.content if entry.model_extra]
+    assert forwards[0] == 1 and sorted(forwards) == forwards and forwards[-1] < len(forwards)
+    at_masks = {number for number in range(1, len(forwards)) if forwards[number] == forwards[number - 1]}
+    assert {audit["index"] for audit in whole.model_extra["audits"]} <= at_masks
+    chunks = [
+        choice.logprobs for each in client.chat.completions.create(**fields, stream=True) for choice in each.choices
+    ]
+    streamed = [audit for each in chunks if each and each.model_extra for audit in each.model_extra["audits"]]
+    assert streamed == whole.model_extra["audits"] != []
+
+
 def test_completion_logprobs_have_an_offset_into_the_text_for_each_token(client: OpenAI, prompt: list[int]) -> None:
     fields: dict[str, Any] = {"prompt": prompt, "max_tokens": 8, "logprobs": 2, "temperature": 0, "extra_body": FIXED}
     whole = client.completions.create(model=MODEL, **fields).choices[0]

@@ -24,7 +24,7 @@ from mars_ray.engine.kv.cache import SlotKVCache
 from mars_ray.engine.kv.slot_allocator import SlotAllocator
 from mars_ray.engine.options import DEFAULT_OPTIONS, EngineOptions
 from mars_ray.engine.request import LOSSLESS, Request
-from mars_ray.engine.sampling.commit import advance, picks_of, record
+from mars_ray.engine.sampling.commit import advance, audits_of, picks_of, record
 from mars_ray.engine.sampling.proposals import logprobs_of, propose_all
 from mars_ray.engine.sampling.verify import Proposals, verify
 from mars_ray.engine.scheduling.scheduler import Masks, ScheduledSequence, Scheduler
@@ -236,18 +236,21 @@ class Engine:
         price = self._blocks.draft_price
         found = verify(proposals, sequence.draft_tokens, needs, price, sequence.stop_ids, left)
         record(self.profile, scheduled, picks, found, output, acceptance, price)
+        count = sequence.request.sampling.logprobs
+        audits = () if count is None else audits_of(scheduled, picks, output)
         emitted = advance(sequence, found, verify=needs.verify)
         if emitted.tokens:
             self._stats.gained(sequence, len(emitted.tokens))
         logprobs: tuple[TokenLogprobs, ...] = ()
-        if (count := sequence.request.sampling.logprobs) is not None:
-            logprobs = logprobs_of(emitted, picks_of(scheduled, picks).start, count, output)
+        if count is not None:
+            logprobs = logprobs_of(emitted, picks_of(scheduled, picks).start, count, output, sequence.forwards)
         return Chunk(
             request_id=sequence.request.id,
             index=sequence.index,
             tokens=emitted.tokens,
             pieces=emitted.pieces,
             logprobs=logprobs,
+            audits=audits,
             threshold=needs.quality,
             masks=scheduled.num_masks,
             finished=emitted.reason and self._finish(sequence, emitted.reason),

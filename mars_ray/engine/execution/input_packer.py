@@ -88,8 +88,9 @@ class InputPacker:
 
         Prompts get a rectangle of their own where they would stretch that of the decoding sequences.
 
-        Logits are read from the last token on, or, to `audit`, from every token of a decoding sequence; the slices say
-        where in M those of each sequence are. They are empty for a part of a prompt.
+        Logits are read from the last token on, or, to `audit` and where log-probabilities are asked for, from every
+        token of a decoding sequence; the slices say where in M those of each sequence are. They are empty for a part of
+        a prompt.
         """
         packed = self._lists(batch, audit)
         slots = [scheduled.sequence.slot or 0 for scheduled in batch]
@@ -140,7 +141,8 @@ class InputPacker:
             computed = sequence.num_computed_tokens
             packed.ids += sequence.tokens[computed : computed + scheduled.num_tokens]
             if scheduled.has_logits:
-                first = start if audit and scheduled.is_decode else len(packed.ids) - 1
+                audited = scheduled.is_decode and (audit or sequence.request.sampling.logprobs is not None)
+                first = start if audited else len(packed.ids) - 1
                 packed.ids += sequence.draft_tokens
                 packed.ids += [self._mask_id] * scheduled.num_masks
                 packed.picks += range(first, len(packed.ids))

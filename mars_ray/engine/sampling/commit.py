@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
-from mars_ray.engine.chunk import FinishReason
+from mars_ray.engine.chunk import Audit, FinishReason
 from mars_ray.engine.execution.model_runner import ForwardOutput
 from mars_ray.engine.grammar.matcher import Matcher
 from mars_ray.engine.request import LOSSLESS, Acceptance
@@ -182,8 +182,20 @@ def _audit(
 ) -> None:
     """Tell the profile whether the model still agrees with tokens accepted at masks, where their logits are read."""
     sequence = scheduled.sequence
-    ahead, first = sequence.accepted_confidences, picks_of(scheduled, picks).start
-    if ahead and sequence.request.sampling.temperature == 0 and first - picks.start >= len(ahead):
-        now = output.tokens[first - len(ahead) : first]
-        right = [one == other for one, other in zip(now, sequence.tokens[-len(ahead) :], strict=True)]
-        profile.observe_audit(acceptance.threshold, ahead, right)
+    if audits := audits_of(scheduled, picks, output):
+        right = [each.token == token for each, token in zip(audits, sequence.tokens[-len(audits) :], strict=True)]
+        profile.observe_audit(acceptance.threshold, sequence.accepted_confidences, right)
+
+
+def audits_of(scheduled: ScheduledSequence, picks: slice, output: ForwardOutput) -> tuple[Audit, ...]:
+    """Return what the model says now of the tokens accepted at masks a forward ago, where their logits are read.
+
+    Called before the sequence advances.
+    """
+    sequence = scheduled.sequence
+    ahead, first = len(sequence.accepted_confidences), picks_of(scheduled, picks).start
+    if scheduled.num_drafts or sequence.request.sampling.temperature or first - picks.start < ahead:
+        return ()
+    read, index = slice(first - ahead, first), sequence.num_output_tokens - ahead
+    said = zip(output.tokens[read], output.confidences[read], strict=True)
+    return tuple(Audit(number, token, confidence) for number, (token, confidence) in enumerate(said, index))

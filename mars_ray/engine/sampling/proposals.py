@@ -144,8 +144,10 @@ def _within_grammar(
 
 
 @torch.inference_mode()
-def logprobs_of(emitted: Emitted, first: int, count: int, output: ForwardOutput) -> tuple[TokenLogprobs, ...]:
-    """Return the log-probabilities of the emitted tokens, which were chosen at the picks from `first` on.
+def logprobs_of(
+    emitted: Emitted, first: int, count: int, output: ForwardOutput, forward: int
+) -> tuple[TokenLogprobs, ...]:
+    """Return the log-probabilities of the tokens that `forward` gave, which were chosen at the picks from `first` on.
 
     With each come those of the `count` most likely tokens there.
     """
@@ -154,7 +156,7 @@ def logprobs_of(emitted: Emitted, first: int, count: int, output: ForwardOutput)
     chosen_T = log_p_TV.gather(1, torch.tensor(tokens, device=log_p_TV.device)[:, None]).squeeze(1)
     best, ids = log_p_TV.topk(count, dim=-1)
     return tuple(
-        TokenLogprobs(chosen, tuple(zip(top_ids, top, strict=True)), start)
+        TokenLogprobs(chosen, tuple(zip(top_ids, top, strict=True)), start, forward)
         for chosen, top_ids, top, start in zip(
             chosen_T.tolist(), ids.tolist(), best.tolist(), emitted.starts, strict=True
         )

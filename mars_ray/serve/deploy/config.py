@@ -83,6 +83,8 @@ class ServeConfig(_Settings):
     loopback interface only."""
     allowed_hosts: frozenset[str] = LOOPBACK
     """Names in the Host header the endpoint answers to; '*' for all."""
+    web: bool = True
+    """Show the playground at `/` and the live view at `/cluster`. The pages need no key, what they ask for does."""
     log_prompts: bool = False
     """Write prompts into the request log."""
 

@@ -19,8 +19,10 @@ from mars_ray.serve.http.tokenizer_process import TokenizerProcess
 from mars_ray.serve.middleware.access import AccessMiddleware
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.keys import KeyFile
+from mars_ray.serve.middleware.paths import OPEN_PATHS
 from mars_ray.serve.middleware.retry_after import RetryAfter
 from mars_ray.serve.replicas.engine_client import EngineClient
+from mars_ray.web.pages import open_paths
 
 
 def make_endpoint(client: EngineClient, config: ServeConfig, folder: Path) -> Endpoint:
@@ -50,12 +52,13 @@ def make_gateway_app(endpoint: Endpoint, control: ControlClient, config: ServeCo
             retry_after.observe(exchange.seconds)
 
     app = AccessMiddleware(
-        make_app(endpoint, control, metrics, retry_after_s=retry_after.seconds),
+        make_app(endpoint, control, metrics, retry_after_s=retry_after.seconds, web=config.web),
         keys=KeyFile(config.keys, classes=[each.name for each in config.classes]) if config.keys else None,
         default_class=config.classes[0].name,
         limits=config.limits,
         allowed_hosts=config.allowed_hosts,
         retry_after_s=retry_after.seconds,
         observe=observe,
+        open_paths=OPEN_PATHS | open_paths() if config.web else OPEN_PATHS,
     )
     return app

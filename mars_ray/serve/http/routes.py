@@ -31,6 +31,7 @@ from mars_ray.openai_api.protocol import (
 from mars_ray.serve.http.control_routes import ControlClient, control_routes
 from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.error_handlers import add_error_handlers
+from mars_ray.serve.http.web_routes import web_routes
 from mars_ray.serve.middleware.json_body import JsonRoute
 
 
@@ -76,8 +77,9 @@ def make_app(
     metrics: Callable[[], Awaitable[str]],
     *,
     retry_after_s: Callable[[], int] = lambda: 1,
+    web: bool = False,
 ) -> FastAPI:
-    """Return the app. What the endpoint needs runs as long as the app does."""
+    """Return the app, with pages for people where `web`. What the endpoint needs runs as long as the app does."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -97,6 +99,8 @@ def make_app(
     app.include_router(openai_routes(endpoint))
     app.include_router(health_routes(endpoint, metrics))
     app.include_router(control_routes(control))
+    if web:
+        app.include_router(web_routes())
     app.openapi()  # takes a tenth of a second, which callers would wait for if it came with the first request for it
     return app
 

@@ -1,0 +1,139 @@
+// One answer as it comes: tokens tinted by the forward that gave them, figures beside, and a word on each token.
+// What a model says becomes text nodes and nothing else.
+
+import { make } from "./api.js";
+
+const COLOURS = 4;
+const FIGURES = ["tokens per forward", "tokens/s", "first token", "tokens"];
+
+export class Answer {
+  constructor(title) {
+    this.element = make("article", "card reply");
+    this.title = make("h3", "", title);
+    this.figures = Object.fromEntries(FIGURES.map((name) => [name, make("dd", "", "–")]));
+    const list = make("dl", "figures-beside");
+    for (const name of FIGURES) {
+      const pair = make("div");
+      pair.append(make("dt", "", name), this.figures[name]);
+      list.append(pair);
+    }
+    this.body = make("div", "answer");
+    this.body.tabIndex = 0;
+    this.body.setAttribute("role", "group");
+    this.body.setAttribute("aria-label", `Answer, ${title}. Arrow keys step through its tokens.`);
+    this.detail = make("p", "detail soft");
+    this.detail.setAttribute("role", "status");
+    this.element.append(this.title, list, this.body, this.detail);
+    this.tokens = [];
+    this.byIndex = new Map();
+    this.began = performance.now();
+    this.firstAt = null;
+    this.chosen = -1;
+    this.body.addEventListener("pointerover", (event) => this.choose(this.tokens.findIndex((each) => each.span === event.target)));
+    this.body.addEventListener("click", (event) => this.choose(this.tokens.findIndex((each) => each.span === event.target)));
+    this.body.addEventListener("keydown", (event) => this.step(event));
+    this.body.addEventListener("focus", () => this.chosen < 0 && this.choose(0));
+  }
+
+  get text() {
+    return this.body.textContent;
+  }
+
+  // Takes one event of the stream.
+  take(chunk, mode) {
+    if (chunk.usage) this.usage = chunk.usage;
+    const choice = chunk.choices[0];
+    if (!choice) return this.count();
+    const entries = choice.logprobs?.content ?? [];
+    const text = choice.delta.content ?? "";
+    if (text) this.append(text, entries, mode);
+    for (const audit of choice.logprobs?.audits ?? []) this.audit(audit);
+    if (choice.finish_reason) this.reason = choice.finish_reason;
+    if (text) this.count();
+  }
+
+  append(text, entries, mode) {
+    this.lastAt = performance.now();
+    this.firstAt ??= this.lastAt;
+    if (!entries.length && this.tokens.length) {
+      this.tokens.at(-1).span.append(text); // what a token before had left open
+      return;
+    }
+    const entry = entries[0] ?? { forward: 0, logprob: NaN };
+    const span = make("span", `token c${entry.forward % COLOURS}`, text);
+    const place = this.tokens.filter((each) => each.forward === entry.forward).length;
+    const token = { span, text, forward: entry.forward, confidence: Math.exp(entry.logprob), place, mode };
+    span.dataset.forward = entry.forward;
+    for (const each of entries) this.byIndex.set(each.index, token);
+    this.received = (this.received ?? 0) + Math.max(1, entries.length);
+    this.tokens.push(token);
+    this.body.append(span);
+  }
+
+  audit(audit) {
+    const token = this.byIndex.get(audit.index);
+    if (!token) return;
+    token.audit = audit;
+    // Tokens are one where their bytes are: a text may be a half of a character.
+    token.same = audit.token === token.text;
+    token.span.classList.toggle("other", !token.same);
+  }
+
+  count() {
+    const tokens = this.usage?.completion_tokens ?? this.received ?? 0;
+    const forwards = this.tokens.at(-1)?.forward ?? 0;
+    const seconds = (this.lastAt - this.firstAt) / 1000;
+    const perForward = this.usage?.tokens_per_forward ?? (forwards ? tokens / forwards : NaN);
+    const show = (name, value, digits, unit = "") => {
+      this.figures[name].textContent = Number.isFinite(value) ? value.toFixed(digits) + unit : "–";
+    };
+    show("tokens per forward", perForward, 2);
+    show("tokens/s", seconds > 0 ? tokens / seconds : NaN, 0);
+    show("first token", this.firstAt - this.began, 0, " ms");
+    show("tokens", tokens, 0);
+  }
+
+  end(says) {
+    this.count();
+    const seconds = ((this.lastAt ?? performance.now()) - this.began) / 1000;
+    this.title.append(make("small", "", ` ${says ?? this.reason ?? "ended"} after ${seconds.toFixed(2)} s`));
+    const judged = this.tokens.filter((each) => each.audit);
+    const other = judged.filter((each) => !each.same).length;
+    if (judged.length) {
+      this.detail.textContent = `${judged.length - other} of ${judged.length} tokens taken ahead are what one token at a time says.`;
+    }
+  }
+
+  fail(message) {
+    this.element.append(make("p", "wrong", message));
+  }
+
+  step(event) {
+    const to = { ArrowRight: this.chosen + 1, ArrowLeft: this.chosen - 1, Home: 0, End: this.tokens.length - 1 }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    this.choose(Math.min(Math.max(to, 0), this.tokens.length - 1));
+  }
+
+  choose(number) {
+    const token = this.tokens[number];
+    if (!token) return;
+    this.tokens[this.chosen]?.span.classList.remove("chosen");
+    token.span.classList.add("chosen");
+    this.chosen = number;
+    const together = this.tokens.filter((each) => each.forward === token.forward).length;
+    const which = together > 1 ? `, token ${token.place + 1} of ${together}` : "";
+    const sure = Number.isFinite(token.confidence) ? `, confidence ${(100 * token.confidence).toFixed(1)} %` : "";
+    this.detail.textContent = `“${visible(token.text)}”: forward ${token.forward}${which}${sure}. ${oneAtATime(token)}`;
+  }
+}
+
+function oneAtATime(token) {
+  if (token.audit && !token.same) {
+    return `One token at a time would have said “${visible(token.audit.token)}” (${(100 * Math.exp(token.audit.logprob)).toFixed(1)} %).`;
+  }
+  if (token.audit || token.mode !== "threshold" || token.place === 0) return "One token at a time says the same.";
+  return "The model did not look at it again: the answer ended there, or a schema led it.";
+}
+
+const visible = (text) => text.replaceAll("\n", "⏎");

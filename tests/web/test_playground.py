@@ -1,0 +1,139 @@
+"""The playground in a real browser."""
+
+import re
+
+import httpx2
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.serve.endpoint_clients import settled
+from tests.serve.endpoint_samples import ANSWER, MESSAGES, Served
+from tests.web.conftest import WAIT_MS
+
+PROMPT = MESSAGES[0]["content"]
+
+
+def opened(page: Page, endpoint: Served, key: str) -> Page:
+    page.goto(f"{endpoint.url}/")
+    give_key(page, key)
+    expect(page.locator("#model option")).to_have_count(1)
+    return page
+
+
+def give_key(page: Page, key: str) -> None:
+    expect(page.locator("#key-dialog")).to_be_visible()
+    page.locator("#key").fill(key)
+    page.get_by_role("button", name="Use it").click()
+
+
+def ask(page: Page, prompt: str, threshold: float | None = None) -> None:
+    if threshold is not None:
+        page.locator("#threshold-a").fill(str(threshold))
+    page.locator("#prompt").fill(prompt)
+    page.keyboard.press("Enter")
+
+
+def ended(page: Page, number: int = 0) -> None:
+    expect(page.locator(".reply h3").nth(number)).to_contain_text("after", timeout=WAIT_MS)
+
+
+def tokens_per_forward(page: Page, number: int) -> float:
+    return float(page.locator(".reply").nth(number).locator("dd").first.inner_text())
+
+
+def test_an_answer_arrives_tinted_by_forward_and_says_of_each_token_how_it_came(
+    page: Page, locked: Served, keys: dict[str, str]
+) -> None:
+    opened(page, locked, keys["use"])
+    ask(page, PROMPT, 0.4)
+    ended(page)
+    assert page.locator(".answer").inner_text() == ANSWER
+    forwards = [int(each.get_attribute("data-forward") or 0) for each in page.locator(".token").all()]
+    assert sorted(forwards) == forwards and len(set(forwards)) < len(forwards)
+    for number, each in enumerate(page.locator(".token").all()):
+        expect(each).to_have_class(re.compile(rf"\bc{forwards[number] % 4}\b"))
+    ahead = next(number for number in range(1, len(forwards)) if forwards[number] == forwards[number - 1])
+    page.locator(".token").nth(ahead).hover()
+    expect(page.locator(".detail")).to_contain_text(
+        re.compile(r"forward \d+, token 2 of \d, confidence [\d.]+ %\. One token at a time (says the same|would have)")
+    )
+    page.locator(".answer").focus()
+    page.keyboard.press("Home")
+    expect(page.locator(".detail")).to_contain_text("forward 1")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".chosen")).to_have_text(page.locator(".token").nth(1).inner_text())
+
+
+def test_the_slider_changes_the_tokens_per_forward(page: Page, locked: Served, keys: dict[str, str]) -> None:
+    opened(page, locked, keys["use"])
+    ask(page, PROMPT, 0.99)
+    ended(page)
+    page.locator("#clear").click()
+    expect(page.locator("#model option")).to_have_count(1)
+    ask(page, PROMPT, 0.3)
+    ended(page)
+    low = tokens_per_forward(page, 0)
+    page.locator("#clear").click()
+    expect(page.locator("#model option")).to_have_count(1)
+    page.locator("#mode-a").select_option("ar")
+    ask(page, PROMPT)
+    ended(page)
+    assert tokens_per_forward(page, 0) == 1.0 < low
+
+
+def test_a_wrong_key_is_told_and_a_right_one_goes_on_and_is_kept_in_the_tab(
+    page: Page, locked: Served, keys: dict[str, str]
+) -> None:
+    page.goto(f"{locked.url}/")
+    give_key(page, "mars-wrong")
+    expect(page.locator("#key-says")).to_have_text("This key is not known here.")
+    give_key(page, keys["use"])
+    expect(page.locator("#model option")).to_have_count(1)
+    assert page.evaluate("Object.values(sessionStorage)") == [keys["use"]]
+    assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+
+
+def test_what_looks_like_html_is_text(page: Page, locked: Served, keys: dict[str, str]) -> None:
+    opened(page, locked, keys["use"])
+    bad = '<img src=x onerror="window.broken = 1">'
+    ask(page, bad)
+    ended(page)
+    assert page.locator(".question").inner_text() == bad
+    assert page.locator("#conversation img").count() == 0
+    assert page.evaluate("window.broken") is None
+
+
+def test_the_policy_of_the_page_lets_nothing_in(locked: Served) -> None:
+    with httpx2.Client(base_url=locked.url) as client:
+        answers = [client.get(path) for path in ("/", "/cluster")]
+        for answer in answers:
+            policy = answer.headers["content-security-policy"]
+            assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+        paths = {path for answer in answers for path in re.findall(r'(?:src|href)="(/web/[^"]+)"', answer.text)}
+        assert len(paths) == 3
+        assert client.get("/web/../keys").status_code in (401, 404)
+
+
+@pytest.mark.parametrize("path", ["/", "/cluster"])
+def test_a_page_takes_less_than_100_kb(page: Page, locked: Served, path: str) -> None:
+    sizes: list[int] = []
+    page.on("response", lambda answer: sizes.append(len(answer.body())) if answer.ok else None)
+    page.goto(f"{locked.url}{path}", wait_until="networkidle")
+    assert len(sizes) >= 4
+    assert sum(sizes) < 100_000
+
+
+def test_stop_ends_the_answer_in_the_engine(page: Page, locked: Served, keys: dict[str, str]) -> None:
+    opened(page, locked, keys["use"])
+    page.locator("details summary").click()
+    page.locator("#max-tokens").fill("4096")
+    page.locator("#schema").fill('{"type": "array", "minItems": 3000, "items": {"type": "integer"}}')
+    page.locator("#mode-a").select_option("ar")
+    ask(page, "Count.")
+    expect(page.locator(".token").nth(3)).to_be_attached()
+    assert locked.in_flight()[0] == 1
+    page.locator("#stop").click()
+    expect(page.locator(".reply h3")).to_contain_text("stopped")
+    settled(locked)
+    metrics = httpx2.get(f"{locked.url}/metrics", headers={"authorization": f"Bearer {keys['operate']}"}).text
+    assert re.search(r"^mars:num_requests_running\{.*\} 0\.0$", metrics, re.MULTILINE)
