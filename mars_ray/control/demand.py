@@ -8,6 +8,7 @@ Never: counts a request again because its report came again.
 import math
 from collections import deque
 from dataclasses import dataclass
+from itertools import takewhile
 
 from mars_ray.control.report import ReplicaReport
 from mars_ray.engine.stats.state import ClassState
@@ -91,7 +92,8 @@ class DemandMeter:
         return max(0, now.arrived - before.arrived) if before else 0, self.last.seconds - start.seconds
 
     def _start(self, window_s: float) -> ReplicaReport:
-        return next(each for each in self._reports if self.last.seconds - each.seconds <= window_s)
+        lately = takewhile(lambda each: self.last.seconds - each.seconds <= window_s, reversed(self._reports))
+        return deque(lately, maxlen=1)[0]
 
 
 def _class(report: ReplicaReport, name: str) -> ClassState | None:

@@ -6,8 +6,7 @@ Never: measures anything.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +28,14 @@ class ReplicaSpeed:
     profile: tuple[ProfilePoint, ...]
     """What each threshold gives and costs in a forward, falling from 1."""
     kv_tokens_per_row: float
+    _known: dict[float, Array] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Rates by threshold: they are asked for again and again."""
 
     def rates(self, threshold: float) -> Array:
         """Return tokens per second with 1, 2, ... `rows` sequences running, [rows]."""
-        return _rates(self, threshold)
+        if threshold not in self._known:
+            self._known[threshold] = self._rates(threshold)
+        return self._known[threshold]
 
     def max_tokens_s(self, threshold: float) -> float:
         """Return tokens per second with all rows in use."""
@@ -41,6 +44,15 @@ class ReplicaSpeed:
     def prompt_seconds(self, tokens: float) -> float:
         """Return the seconds for which reading a prompt keeps the other rows waiting."""
         return self.step_time.prompt_s + self.step_time.prompt_token_s * tokens
+
+    def _rates(self, threshold: float) -> Array:
+        known, times = [each.threshold for each in self.profile], self.step_time
+        tokens_B, positions_B = between(known, lambda number: self.profile[number].lookahead, threshold)
+        rows_R1 = np.arange(1, self.rows + 1)[:, None]
+        per_row_s_B = times.seq_s + times.position_s * positions_B + times.kv_token_s * self.kv_tokens_per_row
+        rates_R: Array = (rows_R1 * tokens_B / (times.fixed_s + rows_R1 * per_row_s_B)).max(axis=1)
+        rates_R.flags.writeable = False
+        return rates_R
 
 
 def speed_of(states: Sequence[EngineState]) -> ReplicaSpeed | None:
@@ -53,9 +65,7 @@ def speed_of(states: Sequence[EngineState]) -> ReplicaSpeed | None:
     kv_tokens = sum(state.kv_tokens for state in known)
     return ReplicaSpeed(
         rows=round(_mean([state.max_num_seqs for state in known])),
-        step_time=StepTime(
-            **{name: _mean([getattr(each, name) for each in times]) for name in StepTime.__dataclass_fields__}
-        ),
+        step_time=_typical(times),
         profile=_together([state.profile for state in known]),
         kv_tokens_per_row=round(kv_tokens / running, -1) if running else 0.0,
     )
@@ -65,7 +75,15 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
+def _typical(times: Sequence[StepTime]) -> StepTime:
+    if len(times) == 1:
+        return times[0]
+    return StepTime(**{name: _mean([getattr(each, name) for each in times]) for name in StepTime.__dataclass_fields__})
+
+
 def _together(profiles: Sequence[tuple[ProfilePoint, ...]]) -> tuple[ProfilePoint, ...]:
+    if all(each is profiles[0] for each in profiles):
+        return profiles[0]
     return tuple(
         replace(
             points[0],
@@ -74,14 +92,3 @@ def _together(profiles: Sequence[tuple[ProfilePoint, ...]]) -> tuple[ProfilePoin
         )
         for points in zip(*profiles, strict=False)
     )
-
-
-@lru_cache(maxsize=4096)  # asked for several classes and thresholds, and again while nothing new is known
-def _rates(speed: ReplicaSpeed, threshold: float) -> Array:
-    tokens_B, positions_B = between([(each.threshold, each.lookahead) for each in speed.profile], threshold)
-    rows_R1 = np.arange(1, speed.rows + 1)[:, None]
-    times = speed.step_time
-    per_row_s_B = times.seq_s + times.position_s * positions_B + times.kv_token_s * speed.kv_tokens_per_row
-    rates_R: Array = (rows_R1 * tokens_B / (times.fixed_s + rows_R1 * per_row_s_B)).max(axis=1)
-    rates_R.flags.writeable = False
-    return rates_R

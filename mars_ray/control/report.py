@@ -8,7 +8,7 @@ Never: trusts the sender: a report may come late, twice, or from a version that 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from mars_ray.engine.stats.state import EngineState
@@ -16,6 +16,8 @@ from mars_ray.errors import ReportError
 
 SHARES = frozenset({"threshold", "agreement", "kv_cache_usage"})
 """Fields that are shares, and so at most 1."""
+PLAIN = frozenset({int, float})
+MOST = 1e300
 NAMES = frozenset({"replica", "name"})
 OPTIONAL = frozenset({"step_time", "agreement", "ttft_p95_s", "itl_p95_s"})
 """Fields that are None before anything was measured."""
@@ -52,13 +54,23 @@ class ReplicaReport:
         return partial(ReplicaReport, **{each.name: getattr(self, each.name) for each in fields(self)}), ()
 
 
+@cache
+def _fields(kind: type) -> tuple[str, ...]:
+    """Return the names of the fields of a class, none for what has no fields."""
+    return tuple(each.name for each in fields(kind)) if is_dataclass(kind) else ()
+
+
 def _check(name: str, place: str, value: Any) -> None:
-    if is_dataclass(value):
-        for each in fields(value):
-            if not hasattr(value, each.name):
-                raise ReportError(f"{place}.{each.name} is missing.")
-            _check(each.name, f"{place}.{each.name}", getattr(value, each.name))
+    if names := _fields(type(value)):  # type: ignore[arg-type]  # classes can be hashed
+        for each in names:
+            if not hasattr(value, each):
+                raise ReportError(f"{place}.{each} is missing.")
+            field = getattr(value, each)
+            if not (type(field) in PLAIN and 0 <= field <= (1 if each in SHARES else MOST)):  # as nearly all are
+                _check(each, f"{place}.{each}", field)
     elif isinstance(value, tuple):
+        if _are_plain(value, 1 if name in SHARES else math.inf):
+            return
         for number, each in enumerate(value):
             _check(name, f"{place}[{number}]", each)
     elif name in NAMES:
@@ -70,3 +82,14 @@ def _check(name: str, place: str, value: Any) -> None:
         if not (number and 0 <= value <= most and math.isfinite(value)):
             allowed = "from 0 to 1" if most == 1 else "a finite number, at least 0"
             raise ReportError(f"{place} is {value!r}; it must be {allowed}.")
+
+
+def _are_plain(values: tuple[Any, ...], most: float) -> bool:
+    """Say whether all are fine numbers, as nearly always; a profile has hundreds, and a controller reads many."""
+    return (
+        bool(values)
+        and PLAIN.issuperset(map(type, values))
+        and math.isfinite(sum(values))
+        and min(values) >= 0
+        and max(values) <= most
+    )

@@ -111,15 +111,21 @@ class Fleet:
         replicas, classes = self.held_NC.shape
         return np.bincount(replica * classes + of_class, weights, replicas * classes).reshape(replicas, classes)
 
+    def _by_group(self, weights: Floats) -> Floats:
+        """Return the sum over busy rows of each class on each replica."""
+        return (
+            np.bincount(self._group, weights, self.held_NC.size).reshape(self.held_NC.shape).astype(float, copy=False)
+        )
+
     def _pace(self, begin_s: float, end_s: float) -> None:
         """Find how many steps each replica does in this tick, and how many tokens a row gains per second."""
         tick_s, times = end_s - begin_s, self._times
-        self._worked_NR = np.maximum(end_s - self._clock_NR, 0.0) * self._busy_NR
-        if self.held_NC.shape[1] == 1:
-            rows_NC = (self._worked_NR @ self._ones_R)[:, None] / tick_s
-        else:
-            classes = np.arange(self.held_NC.shape[1])
-            rows_NC = (self._worked_NR[:, :, None] * (self._class_NR[:, :, None] == classes)).sum(axis=1) / tick_s
+        self._busy: Ints = np.flatnonzero(self._busy_NR)  # most rows of a large fleet are free at most times
+        self._group = (
+            self._busy // self._machine.max_num_seqs * self.held_NC.shape[1] + self._class_NR.ravel()[self._busy]
+        )
+        self._worked = np.maximum(end_s - self._clock_NR.ravel()[self._busy], 0.0)
+        rows_NC = self._by_group(self._worked) / tick_s
         decoding_N = rows_NC.sum(axis=1)
         # A row that is about to decode does so as one, even if it has only part of the tick.
         rows_NC = np.where(decoding_N[:, None] > 0, rows_NC, 1 / rows_NC.shape[1])
@@ -150,24 +156,16 @@ class Fleet:
 
     def _decode(self, end_s: float) -> Ended:
         """Let all rows gain what their clocks allow."""
-        alone = self._rate_NC.shape[1] == 1
-        rate_NR = self._rate_NC if alone else np.take_along_axis(self._rate_NC, self._class_NR, axis=1)
-        left_NR = self._left_NR - self._worked_NR * rate_NR
-        over_NR = (left_NR <= 0) & self._busy_NR
-        over_NR &= self._clock_NR < end_s
-        where = np.flatnonzero(over_NR)
-        rate = self._rate_NC[where // self._machine.max_num_seqs, 0 if alone else self._class_NR.ravel()[where]]
-        ends_s = self._clock_NR.ravel()[where] + self._left_NR.ravel()[where] / rate
-        np.maximum(left_NR, 0.0, out=left_NR)
-        if alone:
-            self.tokens_NC[:, 0] += (self._left_NR - left_NR) @ self._ones_R
-        else:
-            gained_NR = self._left_NR - left_NR
-            for number in range(self._rate_NC.shape[1]):
-                self.tokens_NC[:, number] += (gained_NR * (self._class_NR == number)).sum(axis=1)
-        self._left_NR = left_NR
-        np.maximum(self._clock_NR, end_s, out=self._clock_NR, where=self._busy_NR)
-        return self._end(where, ends_s)
+        busy, rate = self._busy, self._rate_NC.ravel()[self._group]
+        clock, before = self._clock_NR.ravel()[busy], self._left_NR.ravel()[busy]
+        left = before - self._worked * rate
+        over = (left <= 0) & (clock < end_s)
+        ends_s = clock[over] + before[over] / rate[over]
+        left = np.maximum(left, 0.0)
+        self.tokens_NC += self._by_group(before - left)
+        self._left_NR.ravel()[busy] = left
+        self._clock_NR.ravel()[busy] = np.maximum(clock, end_s)
+        return self._end(busy[over], ends_s)
 
     def _decode_these(self, where: Ints, end_s: float) -> Ended:
         """Let rows that were just filled gain what their clocks allow."""

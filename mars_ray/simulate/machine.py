@@ -3,6 +3,7 @@
 The figures come from a JSON file that `simulate/measure` writes, or from the one that comes with mars-ray.
 """
 
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -85,13 +86,15 @@ class Machine(_Frozen):
         """Return the step times as the engine reports them."""
         return StepTime(**self.step_time.model_dump())
 
+    @cached_property
     def points(self) -> tuple[ProfilePoint, ...]:
-        """Return the profile as the engine reports it."""
+        """The profile as the engine reports it."""
         return tuple(ProfilePoint(**point.model_dump()) for point in self.profile)
 
     def lookahead(self, threshold: float) -> Lookahead:
         """Return what a threshold gives by block, read as the engine does."""
-        return between([(point.threshold, point.lookahead) for point in self.points()], threshold)
+        known = [each.threshold for each in self.points]
+        return between(known, lambda number: self.points[number].lookahead, threshold)
 
     def agreement_at(self, threshold: float) -> float:
         """Return the share of tokens that are those of autoregressive decoding."""

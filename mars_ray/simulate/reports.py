@@ -1,5 +1,6 @@
 """What simulated replicas tell the controller, once a second: the very reports that real ones send."""
 
+import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -19,7 +20,7 @@ class Reports:
 
     def __init__(self, fleet: Fleet, machine: Machine, classes: Sequence[ServiceClass], watched: int) -> None:
         self._fleet, self._machine, self._classes = fleet, machine, classes
-        self._points, self._times = machine.points(), machine.times()
+        self._points, self._times = machine.points, machine.times()
         self._firsts: list[deque[Floats]] = [deque(maxlen=int(WINDOW_S)) for _ in range(watched)]
         self._steps: deque[Floats] = deque([np.zeros((watched, 2, 2))], maxlen=int(WINDOW_S) + 1)
 
@@ -68,7 +69,11 @@ class Reports:
 
     def _ttft_p95_s(self, replica: int) -> float | None:
         values = np.concatenate(self._firsts[replica])[-MAX_VALUES:] if self._firsts[replica] else np.zeros(0)
-        return float(np.percentile(values, 95)) if len(values) else None
+        if not len(values):
+            return None
+        place = 0.95 * (len(values) - 1)
+        low, high = np.partition(values, [int(place), math.ceil(place)])[[int(place), math.ceil(place)]].tolist()
+        return float(low + (place - int(place)) * (high - low))
 
     def _itl_p95_s(self, replica: int) -> float | None:
         """Return the 95th percentile of a step's time over its tokens, from steps with and without prompts."""

@@ -54,9 +54,9 @@ def test_drafts_that_are_always_right_give_what_trusting_them_gives(shares: list
 
 def test_a_threshold_of_one_is_verified_and_just_below_it_nothing_is_accepted() -> None:
     top, low = trusted(np.array([0.9, 0.8])), trusted(np.array([0.6, 0.4]))
-    known = [(1.0, top), (0.9, low)]
-    assert between(known, 1.0) is top
-    assert between(known, 1 - 1e-12).tokens_B == pytest.approx(autoregressive(3).tokens_B)
-    assert between(known, 0.95).tokens_B == pytest.approx([1, 1.3, 1.5])
-    assert between(known, 0.9).tokens_B == pytest.approx(low.tokens_B)
-    assert between(known, 0.2).tokens_B == pytest.approx(low.tokens_B)
+    known, at = [1.0, 0.9], [top, low].__getitem__
+    assert between(known, at, 1.0) is top
+    assert between(known, at, 1 - 1e-12).tokens_B == pytest.approx(autoregressive(3).tokens_B)
+    assert between(known, at, 0.95).tokens_B == pytest.approx([1, 1.3, 1.5])
+    assert between(known, at, 0.9).tokens_B == pytest.approx(low.tokens_B)
+    assert between(known, at, 0.2).tokens_B == pytest.approx(low.tokens_B)

@@ -4,7 +4,9 @@ It follows from how often the token at each mask is accepted, or drafted and lat
 masks. Letters: `K` masks, `B` blocks, which are K + 1.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from operator import neg
 from typing import NamedTuple
 
 import numpy as np
@@ -48,21 +50,19 @@ def verified(drafted_K: Floats, right_K: Floats, *, rows: float = 1.0) -> Lookah
     return Lookahead(1 + _sums(right_K), 1 + _sums(drafted_K) + rows * masks_B)
 
 
-def between(known: Sequence[tuple[float, Lookahead]], threshold: float) -> Lookahead:
-    """Return what a threshold gives, read linearly between those `known`, which fall from 1.
+def between(known: Sequence[float], at: Callable[[int], Lookahead], threshold: float) -> Lookahead:
+    """Return what a threshold gives, read linearly between those `known`, which fall from 1; `at` gives it for each.
 
     At 1 drafts are verified. Just below it nothing is: the surest masks fade out towards it.
     """
-    top = known[0][1]
     if threshold >= 1 or len(known) == 1:
-        return top
-    points = [(1.0, autoregressive(len(top.tokens_B))), *known[1:]]
-    thresholds = -np.array([each for each, _ in points])
-    above = max(0, int(np.searchsorted(thresholds, -threshold, side="right")) - 1)
-    below = min(above + 1, len(points) - 1)
-    gap = thresholds[below] - thresholds[above]
-    weight = (-threshold - thresholds[above]) / gap if gap else 0.0
-    high, low = points[above][1], points[below][1]
+        return at(0)
+    above = max(0, bisect_right(known, -threshold, key=neg) - 1)
+    below = min(above + 1, len(known) - 1)
+    gap = known[above] - known[below]
+    weight = (known[above] - threshold) / gap if gap else 0.0
+    low = at(below)
+    high = at(above) if above else autoregressive(len(low.tokens_B))
     return Lookahead(*(one + weight * (other - one) for one, other in zip(high, low, strict=True)))
 
 

@@ -150,7 +150,7 @@ class Profile:
 
     def lookahead(self, threshold: float) -> Lookahead:
         """Return what the threshold gives by block: the folded means, read linearly between thresholds of the grid."""
-        return between([(each, self._at(number)) for number, each in enumerate(GRID)], threshold)
+        return between(GRID, self._at, threshold)
 
     def worth_of_masks(self, price: float) -> list[float]:
         """Return the tokens that the k-th mask gives whose draft is verified, less what verifying takes.
