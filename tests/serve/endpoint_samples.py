@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import uvicorn
 
 from mars_ray.control.core.controller import Controller
+from mars_ray.control.core.live_report import LiveReport, RunningJob
 from mars_ray.control.core.status import ClusterStatus
 from mars_ray.control.directive import Directive
 from mars_ray.control.replica.heartbeat import send_heartbeat
@@ -39,8 +40,12 @@ class LocalControl:
     """A controller in this process, by a clock that goes a second for each heartbeat."""
 
     def __init__(self, plan: ControlPlan) -> None:
-        self.seconds = 0.0
-        self._controller = Controller(plan, clock=self.clock)
+        self.seconds, self._plan = 0.0, plan
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget everything, as a controller that was killed."""
+        self._controller = Controller(self._plan, clock=self.clock)
 
     def clock(self) -> float:
         return self.seconds
@@ -50,6 +55,12 @@ class LocalControl:
 
     async def status(self) -> ClusterStatus:
         return self._controller.status()
+
+    async def live(self, controller: str, after: int) -> LiveReport:
+        return self._controller.live(controller, after)
+
+    async def jobs(self) -> list[RunningJob]:
+        return []
 
     async def set_threshold(self, threshold: float, name: str | None, seconds: float | None) -> None:
         self._controller.set_threshold(threshold, name, seconds)

@@ -34,7 +34,7 @@ def ask(page: Page, prompt: str, threshold: float | None = None) -> None:
 
 
 def ended(page: Page, number: int = 0) -> None:
-    expect(page.locator(".reply h3").nth(number)).to_contain_text("after", timeout=WAIT_MS)
+    expect(page.locator(".reply h2").nth(number)).to_contain_text("after", timeout=WAIT_MS)
 
 
 def tokens_per_forward(page: Page, number: int) -> float:
@@ -133,7 +133,7 @@ def test_stop_ends_the_answer_in_the_engine(page: Page, locked: Served, keys: di
     expect(page.locator(".token").nth(3)).to_be_attached()
     assert locked.in_flight()[0] == 1
     page.locator("#stop").click()
-    expect(page.locator(".reply h3")).to_contain_text("stopped")
+    expect(page.locator(".reply h2")).to_contain_text("stopped")
     settled(locked)
     metrics = httpx2.get(f"{locked.url}/metrics", headers={"authorization": f"Bearer {keys['operate']}"}).text
     assert re.search(r"^mars:num_requests_running\{.*\} 0\.0$", metrics, re.MULTILINE)

@@ -13,10 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import ceil
 from typing import Any
+from uuid import uuid4
 
 from mars_ray.control.backlog import Backlog
 from mars_ray.control.cluster_load import ClusterLoad
 from mars_ray.control.core.batch_job import BatchJob
+from mars_ray.control.core.history import FrameHistory
+from mars_ray.control.core.live_report import LiveReport, RunningJob, curve_of
 from mars_ray.control.core.overrides import NullStore, Overrides, OverrideStore
 from mars_ray.control.core.replica_registry import ReplicaRegistry
 from mars_ray.control.core.status import ClassStatus, ClusterStatus
@@ -62,6 +65,7 @@ class Controller:
         self._overrides = Overrides(plan, store or NullStore(), unix_clock)
         self._setter = ThresholdSetter(settings.recover_s, self._overrides, self._replicas)
         self._job = BatchJob()
+        self._unix_s, self._history, self._life = unix_clock, FrameHistory(), uuid4().hex
         self._decided_s: float | None = None
         """When the last decision was made; None makes the next report decide anew."""
         self._epoch = self._desired_replicas = 0
@@ -98,6 +102,32 @@ class Controller:
         """Let the policy decide again, of one class or of all. Raises `ConfigError` for an unknown class."""
         self._overrides.clear(name)
         self._decided_s = None
+
+    def live(self, controller: str, after: int) -> LiveReport:
+        """Return what a live view shows that knows the frames up to `after` of this life of the controller."""
+        status = replace(self.status(), replicas=())
+        return LiveReport(
+            controller=self._life,
+            status=status,
+            replicas=len(self._replicas),
+            curve=curve_of(self._replicas.load(), self._plan),
+            frames=self._history.after(after if controller == self._life else 0),
+        )
+
+    def job(self) -> RunningJob | None:
+        """Return how the batch job stands; None where there is none."""
+        found = self._job.state(self._replicas, self._now_s())
+        if found is None:
+            return None
+        states = [each.state for each in self._replicas.status(0.0)]
+        return RunningJob(
+            name="",
+            job=found,
+            tokens=sum(each.tokens_running + sum(of.tokens for of in each.classes) for each in states),
+            workers=len(states),
+            late_s=max(each.late_s for each in self._decisions.values()),
+            paused=self._job.paused,
+        )
 
     def status(self) -> ClusterStatus:
         """Return what is known and decided, for people."""
@@ -156,6 +186,7 @@ class Controller:
                     "threshold of class %s: %g -> %g: %s", name, before[name].threshold, after.threshold, after.reason
                 )
         self._hot = self._decide_hot(now_s)
+        self._history.observe(self._replicas.status(now_s), now_s, self._unix_s())
         self._desired_replicas = _desired_replicas(load, self._plan)
 
     def _decide_hot(self, now_s: float) -> dict[str, dict[str, Decision]]:

@@ -8,6 +8,8 @@ replicas of two versions, side by side while one replaces the other, do not shar
 import asyncio
 import hashlib
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -16,6 +18,7 @@ from ray.util import list_named_actors
 
 from mars_ray.control.backlog import Backlog
 from mars_ray.control.core.controller import Controller
+from mars_ray.control.core.live_report import LiveReport, RunningJob
 from mars_ray.control.core.overrides import Override, from_json, to_json
 from mars_ray.control.core.status import ClusterStatus
 from mars_ray.control.directive import Directive
@@ -51,6 +54,14 @@ class ControllerActor:
     async def status(self) -> ClusterStatus:
         """Return what is known and decided."""
         return self._controller.status()
+
+    async def live(self, controller: str, after: int) -> LiveReport:
+        """Return what a live view shows."""
+        return self._controller.live(controller, after)
+
+    async def job(self) -> RunningJob | None:
+        """Return how the batch job stands."""
+        return self._controller.job()
 
     async def update_backlog(self, backlog: Backlog, paused: bool) -> ClusterStatus:
         """Take what is left of a batch job."""
@@ -96,6 +107,15 @@ class RayController:
         """Return what the controller knows and decided."""
         status: ClusterStatus = await self._ask("status")
         return status
+
+    async def live(self, controller: str, after: int) -> LiveReport:
+        """Return what a live view shows that knows the frames up to `after` of that life of the controller."""
+        report: LiveReport = await self._ask("live", controller, after)
+        return report
+
+    async def jobs(self) -> list[RunningJob]:
+        """Return the batch jobs on the cluster; those that do not answer are left out."""
+        return await running_jobs()
 
     async def update_backlog(self, backlog: Backlog, *, paused: bool) -> ClusterStatus:
         """Say what is left of a batch job and whether its workers are to take no new rows; return the status."""
@@ -148,16 +168,30 @@ def remove_controllers(app: str) -> None:
 async def online_statuses() -> list[ClusterStatus]:
     """Return the status of every controller on the cluster that is not one of a batch job; silent ones are left out."""
 
-    async def status_of(name: str) -> ClusterStatus:
+    names = await asyncio.to_thread(_named, _KIND)
+    found = await _ask_all([name for name in names if not name.startswith(f"{_KIND}{BATCH}")], "status")
+    return [each for each in found.values() if isinstance(each, ClusterStatus)]
+
+
+async def running_jobs() -> list[RunningJob]:
+    """Return how every batch job on the cluster stands, by name; silent ones are left out."""
+    found = await _ask_all(await asyncio.to_thread(_named, f"{_KIND}{BATCH}"), "job")
+    return [
+        replace(each, name=name.removeprefix(_KIND).partition(":")[0])
+        for name, each in sorted(found.items())
+        if isinstance(each, RunningJob)
+    ]
+
+
+async def _ask_all(names: Sequence[str], method: str) -> dict[str, object]:
+    """Return what each controller says, or what went wrong with it."""
+
+    async def ask(name: str) -> object:
         handle = await asyncio.to_thread(ray.get_actor, name, namespace=NAMESPACE)
         async with asyncio.timeout(ASK_SECONDS):
-            status: ClusterStatus = await handle.status.remote()
-        return status
+            return await getattr(handle, method).remote()
 
-    names = await asyncio.to_thread(_named, _KIND)
-    online = [name for name in names if not name.startswith(f"{_KIND}{BATCH}")]
-    found = await asyncio.gather(*map(status_of, online), return_exceptions=True)
-    return [each for each in found if isinstance(each, ClusterStatus)]
+    return dict(zip(names, await asyncio.gather(*map(ask, names), return_exceptions=True), strict=True))
 
 
 def _named(prefix: str) -> list[str]:

@@ -5,28 +5,16 @@ Out:   routes; the access middleware lets only keys of the role `operate` come h
 Never: applies a value the controller refuses.
 """
 
-from typing import Protocol
-
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from mars_ray.control.core.status import ClusterStatus
 from mars_ray.errors import ConfigError
 from mars_ray.openai_api.api_error import ApiError
+from mars_ray.serve.http.control_client import ControlClient
+from mars_ray.serve.http.live_feed import LiveFeed
+from mars_ray.serve.http.sse import EventStreamResponse
 from mars_ray.serve.middleware.json_body import JsonRoute
-
-
-class ControlClient(Protocol):
-    """The controller, wherever it is."""
-
-    async def status(self) -> ClusterStatus:
-        """Return what it knows and decided."""
-
-    async def set_threshold(self, threshold: float, name: str | None, seconds: float | None) -> None:
-        """Override the policy for a class, or all. Raises `ConfigError`."""
-
-    async def clear_threshold(self, name: str | None) -> None:
-        """Let the policy decide again. Raises `ConfigError`."""
 
 
 class OverrideRequest(BaseModel):
@@ -44,11 +32,17 @@ class OverrideRequest(BaseModel):
 def control_routes(control: ControlClient) -> APIRouter:
     """Return the routes."""
     routes = APIRouter(prefix="/control", route_class=JsonRoute)
+    feed = LiveFeed(control)
 
     @routes.get("")
     async def status() -> ClusterStatus:
         """Replicas, load, thresholds and the reasons for them."""
         return await control.status()
+
+    @routes.get("/live", include_in_schema=False)
+    async def live() -> Response:
+        """Stream the cluster as it changes, for the live view."""
+        return EventStreamResponse(feed.events(), {})
 
     @routes.put("/threshold", status_code=204)
     async def set_threshold(body: OverrideRequest) -> Response:

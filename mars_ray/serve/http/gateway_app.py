@@ -10,7 +10,7 @@ from pathlib import Path
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.service_class import BATCH_CLASS
 from mars_ray.serve.deploy.config import ServeConfig
-from mars_ray.serve.http.control_routes import ControlClient
+from mars_ray.serve.http.control_client import ControlClient
 from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.metrics import GatewayMetrics, merge_metrics
 from mars_ray.serve.http.request_log import log_exchange

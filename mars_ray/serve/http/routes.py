@@ -28,7 +28,8 @@ from mars_ray.openai_api.protocol import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from mars_ray.serve.http.control_routes import ControlClient, control_routes
+from mars_ray.serve.http.control_client import ControlClient
+from mars_ray.serve.http.control_routes import control_routes
 from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.error_handlers import add_error_handlers
 from mars_ray.serve.http.web_routes import web_routes

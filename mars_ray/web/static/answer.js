@@ -4,12 +4,12 @@
 import { make } from "./api.js";
 
 const COLOURS = 4;
-const FIGURES = ["tokens per forward", "tokens/s", "first token", "tokens"];
+const FIGURES = ["tokens/forward", "tokens/s", "first token", "tokens"];
 
 export class Answer {
   constructor(title) {
     this.element = make("article", "card reply");
-    this.title = make("h3", "", title);
+    this.title = make("h2", "", title);
     this.figures = Object.fromEntries(FIGURES.map((name) => [name, make("dd", "", "–")]));
     const list = make("dl", "figures-beside");
     for (const name of FIGURES) {
@@ -87,7 +87,7 @@ export class Answer {
     const show = (name, value, digits, unit = "") => {
       this.figures[name].textContent = Number.isFinite(value) ? value.toFixed(digits) + unit : "–";
     };
-    show("tokens per forward", perForward, 2);
+    show("tokens/forward", perForward, 2);
     show("tokens/s", seconds > 0 ? tokens / seconds : NaN, 0);
     show("first token", this.firstAt - this.began, 0, " ms");
     show("tokens", tokens, 0);

@@ -1,1 +1,285 @@
-import "./api.js";
+// The live view: what the controller sees and decided, as it comes.
+
+import { call, events, make } from "./api.js";
+import { heatMap, lineChart, short } from "./chart.js";
+
+const $ = (id) => document.getElementById(id);
+const KEPT_S = 15 * 60;
+const ROWS_LISTED = 100;
+const FIGURES = {
+  load: ["rows in use", (value) => `${(100 * value).toFixed(0)} %`, 1],
+  threshold: ["threshold", short, 1],
+  block: ["block", short, null],
+  tokens_s: ["tokens/s", short, null],
+  tokens_per_forward: ["tokens per forward", (value) => value.toFixed(2), null],
+  agreement: ["agreement audited", (value) => `${(100 * value).toFixed(2)} %`, 1],
+  queue: ["waiting", short, null],
+};
+let frames = [];
+let now = null;
+let controller = null;
+let waiting = false;
+let changed = false;
+
+// Takes one event of the stream.
+export function take(event) {
+  if (event.silent) return say(`${event.silent} What is shown is from before.`, true);
+  const life = event.controller;
+  if (life && controller && life !== controller) notice(`The controller was restarted at ${clock(Date.now() / 1000)}. What was before stays on this page.`);
+  controller = life ?? controller;
+  if (event.frame) {
+    changed = true;
+    frames = frames.filter((each) => each.unix_s !== event.frame.unix_s && each.unix_s > event.frame.unix_s - KEPT_S);
+    frames.push(event.frame);
+    // Another controller's past may come behind what is known.
+    if (frames.length > 1 && frames.at(-2).unix_s > event.frame.unix_s) frames.sort((one, other) => one.unix_s - other.unix_s);
+  }
+  if (event.now) {
+    now = event.now;
+    say(`Seen at ${clock(now.unix_s)}.`);
+  }
+  if (waiting) return undefined;
+  waiting = true; // many events of a moment are drawn once
+  return requestAnimationFrame(() => {
+    waiting = false;
+    draw();
+  });
+}
+
+const clock = (unix_s) => new Date(unix_s * 1000).toLocaleTimeString([], { hour12: false });
+const column = (frame, name) => frame.values.map((each) => each[frame.figures.indexOf(name)]).filter((each) => each !== null);
+const sum = (values) => values.reduce((all, each) => all + each, 0);
+
+function say(text, bad = false) {
+  $("says").textContent = text;
+  $("says").className = bad ? "notice" : "soft";
+}
+
+function notice(text) {
+  $("notices").replaceChildren(make("p", "notice", text));
+}
+
+export function draw() {
+  $("live").hidden = !now;
+  if (!now) return;
+  const last = frames.at(-1);
+  tiles([
+    ["replicas", String(now.replicas), `${now.status.desired_replicas || "–"} wanted`],
+    ["policy", now.status.policy, ""],
+    ["tokens/s", last ? short(sum(column(last, "tokens_s"))) : "–", ""],
+    ["waiting", last ? short(sum(column(last, "queue"))) : "–", "sequences"],
+  ]);
+  classes();
+  curve();
+  jobs();
+  if (!changed) return; // frames come every five seconds, and are most of the work
+  changed = false;
+  series();
+  heat();
+  replicas(last);
+}
+
+function tiles(pairs) {
+  $("tiles").replaceChildren(...pairs.map(([name, value, of]) => {
+    const pair = make("div");
+    const shown = make("dd", "", `${value} `);
+    shown.append(make("small", "", of));
+    pair.append(make("dt", "", name), shown);
+    return pair;
+  }));
+}
+
+// Fills a table, and leaves alone what did not change: a button a person is about to press stays the same button.
+function fill(body, rows) {
+  rows.forEach((cells, number) => {
+    const row = body.rows[number] ?? body.insertRow();
+    cells.forEach((cell, place) => {
+      const at = row.cells[place] ?? row.insertCell();
+      if (typeof cell === "string") at.textContent !== cell && (at.textContent = cell);
+      else if (at.dataset.key !== cell.key) {
+        at.dataset.key = cell.key;
+        at.replaceChildren(...cell.parts());
+      }
+    });
+  });
+  while (body.rows.length > rows.length) body.deleteRow(-1);
+}
+
+function demandInWords() {
+  const top = now.curve[0];
+  return top ? `Demand is ${top.demand.toFixed(2)} times what the cluster can do at ${short(top.threshold)}. ` : "";
+}
+
+function classes() {
+  fill($("classes"), now.status.classes.map((each) => [
+    each.name, short(each.threshold), `${short(each.floor)} to ${short(each.ceiling)}`, each.requests_s.toFixed(1),
+    `${each.reason}${each.override?.ends_unix_s ? ` until ${clock(each.override.ends_unix_s)}` : ""}${each.floor_reason ? `. Floor ${short(each.floor_asked)} asked, raised: ${each.floor_reason}` : ""}`,
+    { key: `${each.name} ${Boolean(each.override)}`, parts: () => buttons(each) },
+  ]));
+  $("demand").textContent = demandInWords();
+}
+
+function buttons(each) {
+  const set = make("button", "", "Set");
+  set.setAttribute("aria-label", `Set the threshold of class ${each.name}`);
+  set.addEventListener("click", () => openOverride(each));
+  if (!each.override) return [set];
+  const clear = make("button", "", "Clear");
+  clear.setAttribute("aria-label", `Clear the threshold of class ${each.name}`);
+  clear.addEventListener("click", () => confirmed(`Let the policy decide the threshold of class ${each.name} again?`, () =>
+    call(`control/threshold?service_class=${encodeURIComponent(each.name)}`, { method: "DELETE" })));
+  return [set, " ", clear];
+}
+
+function openOverride(each) {
+  $("override-title").textContent = `Threshold of class ${each.name}`;
+  Object.assign($("override-value"), { min: each.floor_asked, max: each.ceiling, value: each.threshold });
+  $("override-allowed").textContent = `From ${short(each.floor_asked)} to ${short(each.ceiling)}.`;
+  $("override").onclose = () => {
+    if ($("override").returnValue !== "set") return;
+    const [threshold, minutes] = [Number($("override-value").value), Number($("override-minutes").value)];
+    const lasting = minutes ? `for ${minutes} minutes` : "until it is cleared";
+    confirmed(`Set the threshold of class ${each.name} to ${threshold} ${lasting}? The policy is not asked meanwhile.`, () =>
+      call("control/threshold", {
+        method: "PUT", body: { threshold, service_class: each.name, seconds: minutes ? 60 * minutes : null },
+      }));
+  };
+  $("override").returnValue = "";
+  $("override").showModal();
+}
+
+function confirmed(question, act) {
+  $("confirm-says").textContent = question;
+  $("confirm").returnValue = "";
+  $("confirm").onclose = async () => {
+    if ($("confirm").returnValue !== "yes") return;
+    try {
+      await act();
+      notice("Done. The controller follows with the next report.");
+    } catch (error) {
+      notice(error.message);
+    }
+  };
+  $("confirm").showModal();
+}
+
+function curve() {
+  const points = now.curve.map((each) => [each.threshold, each.tokens_s]);
+  $("curve-card").hidden = !points.length;
+  if (!points.length) return;
+  const at = (threshold) => {
+    const near = points.reduce((best, each) => (Math.abs(each[0] - threshold) < Math.abs(best[0] - threshold) ? each : best));
+    return near[1];
+  };
+  const dots = now.status.classes.map((each) => [each.threshold, at(each.threshold), `${each.name}: ${short(each.threshold)}`]);
+  const ends = [points.at(-1)[0], points[0][0]];
+  const across = ends[0] === ends[1] ? [[ends[0], short(ends[0])]] : [...ends, (ends[0] + ends[1]) / 2].map((each) => [each, short(each)]);
+  $("curve").replaceChildren(lineChart({ says: "Tokens a second of the whole cluster at each threshold", lines: [points], dots, across, x: ends }));
+  fill($("curve-rows"), now.curve.map((each) => [short(each.threshold), short(each.tokens_s), `${(100 * each.demand).toFixed(0)} %`]));
+}
+
+function series() {
+  const x = [frames.at(-1).unix_s - KEPT_S, frames.at(-1).unix_s];
+  $("series").replaceChildren(...Object.entries(FIGURES).map(([name, [title, shown, top]]) => {
+    const lines = [];
+    const band = [];
+    for (const frame of frames) {
+      const values = column(frame, name);
+      if (!values.length) continue;
+      lines.push([frame.unix_s, sum(values) / values.length]);
+      if (values.length > 1) band.push([frame.unix_s, values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b))]);
+    }
+    const card = make("section", "card");
+    const head = make("h3", "", title);
+    if (lines.length) head.append(make("span", "spark-now", shown(lines.at(-1)[1])));
+    card.append(head, lineChart({
+      says: `${title} of the last 15 minutes, mean of the replicas`, lines: [lines], band, x, y: top ? [0, top] : null,
+      across: [[x[0] + 60, "15 min"], [x[1] - 60, "now"]],
+    }));
+    return card;
+  }));
+}
+
+function heat() {
+  const name = $("heat-figure").value;
+  const names = [...new Set(frames.flatMap((frame) => frame.replicas))];
+  const place = new Map(names.map((each, row) => [each, row]));
+  let most = FIGURES[name][2] ?? 0;
+  const rows = names.map(() => new Array(frames.length).fill(null));
+  frames.forEach((frame, at) => {
+    const figure = frame.figures.indexOf(name);
+    frame.values.forEach((values, number) => {
+      rows[place.get(frame.replicas[number])][at] = values[figure];
+      if (values[figure] > most) most = values[figure];
+    });
+  });
+  const low = name === "threshold" || name === "agreement" ? 0.5 : 0;
+  const canvas = $("heat");
+  canvas.says = { names, rows };
+  canvas.style.height = `${Math.min(640, Math.max(24, 10 * names.length))}px`;
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  heatMap(canvas, rows.map((row) => row.map((each) => (each === null ? null : (each - low) / (most - low || 1)))), dark ? [122, 169, 216] : [58, 110, 165]);
+  canvas.setAttribute("aria-label", `${FIGURES[name][0]} of ${names.length} replicas over the last 15 minutes`);
+}
+
+function pointAt(event) {
+  const { names, rows } = event.target.says ?? { names: [] };
+  const box = event.target.getBoundingClientRect();
+  const row = Math.floor(((event.clientY - box.top) / box.height) * names.length);
+  const at = Math.floor(((event.clientX - box.left) / box.width) * frames.length);
+  if (!names[row] || !frames[at]) return;
+  const value = rows[row][at];
+  const shown = value === null ? "not known" : FIGURES[$("heat-figure").value][1](value);
+  $("heat-says").textContent = `${names[row]} at ${clock(frames[at].unix_s)}: ${shown}`;
+}
+
+function replicas(last) {
+  fill($("replicas"), last.replicas.slice(0, ROWS_LISTED).map((name, number) => [
+    name, ...Object.entries(FIGURES).map(([figure, [, shown]]) => {
+      const value = last.values[number][last.figures.indexOf(figure)];
+      return value === null ? "–" : shown(value);
+    }),
+  ]));
+  const more = last.replicas.length - ROWS_LISTED;
+  $("replicas-more").textContent = more > 0 ? `and ${more} more` : "";
+}
+
+function jobs() {
+  $("jobs-card").hidden = !now.jobs.length;
+  fill($("jobs"), now.jobs.map((each) => {
+    const share = each.tokens / (each.tokens + each.job.backlog.tokens || 1);
+    const left = each.job.backlog.seconds;
+    const due = left === null ? "none" : `${left < 0 ? "over since" : "in"} ${(Math.abs(left) / 60).toFixed(1)} min`;
+    const how = each.paused ? "paused for callers" : each.late_s ? `late by ${(each.late_s / 60).toFixed(1)} min even at the floor` : "runs";
+    return [each.name, {
+      key: share.toFixed(2),
+      parts: () => {
+        const bar = make("progress");
+        Object.assign(bar, { max: 1, value: share });
+        bar.setAttribute("aria-label", `Progress of ${each.name}`);
+        return [bar, ` ${(100 * share).toFixed(0)} %`];
+      },
+    }, due, short(each.job.tokens_s ?? NaN), short(each.job.threshold), String(each.workers), how];
+  }));
+}
+
+async function follow() {
+  for (;;) {
+    try {
+      for await (const data of events(await call("control/live"))) take(JSON.parse(data));
+      say("The connection ended; it is made again.", true);
+    } catch (error) {
+      say(`${error.message} It is tried again.`, true);
+    }
+    await new Promise((resolve) => setTimeout(resolve, 2000));
+  }
+}
+
+for (const [name, [title]] of Object.entries(FIGURES)) {
+  const option = make("option", "", title);
+  option.value = name;
+  $("heat-figure").append(option);
+}
+$("heat-figure").addEventListener("change", heat);
+$("heat").addEventListener("pointermove", pointAt);
+follow();
