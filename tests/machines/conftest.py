@@ -6,6 +6,8 @@ import pytest
 
 from tests.machines.machines import Machine, Network, start_store, unavailable
 
+TOKEN = "0123456789abcdef" * 4
+
 
 @pytest.fixture(scope="module")
 def lan() -> Iterator[Network]:
@@ -21,6 +23,8 @@ def nodes(lan: Network) -> list[Machine]:
     machines = [lan.machine() for _ in range(3)]
     head, *others = machines
     start_store(head, machines, bucket="runs")
+    for each in machines:
+        each.set_up_for_ray(TOKEN)
     head.join(head, num_cpus=1)
     for each in others:
         each.join(head, num_cpus=2)

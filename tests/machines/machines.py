@@ -22,6 +22,7 @@ import mars_ray
 
 SUBNET, MACHINES_MAX = "10.83.0", 9
 HOME, WORK = Path("/tmp/home"), Path("/tmp/work")
+CLUSTER_ENVIRONMENT = Path(__file__).parents[2] / "serve_configs" / "cluster.sh"
 STORE, STORE_PORT = Path(__file__).parents[2] / "benchmarks" / "s3_server.py", 9000
 MAKE_BUCKET = """
 import sys, time, s3fs
@@ -98,6 +99,20 @@ class Machine:
         packed = subprocess.run(["tar", "-C", folder, "-c", "."], check=True, capture_output=True).stdout
         self.run("mkdir", name)
         subprocess.run(self.command("tar", "-C", name, "-x"), input=packed, check=True)
+
+    def set_up_for_ray(self, token: str) -> None:
+        """Take the environment that the nodes of a cluster have, and the token that they share."""
+        said = subprocess.run(
+            ["sh", "-c", f". {CLUSTER_ENVIRONMENT}; env"],
+            env=self.environment,
+            text=True,
+            capture_output=True,
+            check=True,
+        )
+        pairs = (line.partition("=")[::2] for line in said.stdout.splitlines())
+        self.environment |= {name: value for name, value in pairs if name.startswith("RAY_")}
+        self.run("mkdir", HOME / ".ray")
+        self.write(f"{HOME}/.ray/auth_token", token)
 
     def join(self, head: "Machine", *, num_cpus: int) -> None:
         """Start Ray on it: the head of a cluster, if it is its own, else one of its nodes."""
