@@ -145,7 +145,8 @@ class Network:
     """Joins machines; afterwards nothing is left of them."""
 
     def __init__(self) -> None:
-        self._hub, self._built, self._count = f"mars{os.getpid()}", ExitStack(), 0
+        self._hub, self._built = f"mars{os.getpid()}", ExitStack()
+        self.machines = list[Machine]()
 
     def __enter__(self) -> "Network":
         with ExitStack() as built:
@@ -161,8 +162,9 @@ class Network:
 
     def machine(self) -> Machine:
         """Add a machine."""
-        self._count += 1
-        return self._built.enter_context(_machine(self._hub, self._count))
+        machine = self._built.enter_context(_machine(self._hub, 1 + len(self.machines)))
+        self.machines.append(machine)
+        return machine
 
 
 @contextmanager

@@ -1,92 +1,20 @@
 """`mars-ray serve` on several machines: fronts and engines on all, and what callers see when one is lost."""
 
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-import yaml
 
 from tests.machines import callers
+from tests.machines.endpoint import SECONDS, Endpoint, deploy, start_endpoint
 from tests.machines.machines import Machine
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
-PORT, SECONDS = 8000, 150
-
-
-@dataclass
-class Endpoint:
-    """A running endpoint."""
-
-    nodes: list[Machine]
-    key: str
-
-    def url(self, machine: Machine) -> str:
-        return f"http://{machine.address}:{PORT}"
-
-    def call(self, machine: Machine, urls: list[str], seconds: float) -> "subprocess.Popen[str]":
-        """Let callers on a machine ask; what they print is `callers.parsed`."""
-        program = Path(callers.__file__)
-        words = ["--key", self.key, "--seconds", str(seconds)]
-        return machine.start(sys.executable, program, *urls, *words, stdout=subprocess.PIPE)
-
-    def status(self) -> str:
-        """What an operator sees."""
-        done = self.nodes[0].run(
-            "mars-ray", "status", "--once", "--url", self.url(self.nodes[0]), "--api-key", self.key
-        )
-        return done.stdout
 
 
 @pytest.fixture(scope="module")
-def endpoint(nodes: list[Machine]) -> Iterator[Endpoint]:
-    head = nodes[0]
-    key = head.run(
-        "mars-ray", "keys", "add", "--file", "keys.yaml", "--name", "ann", "--role", "operate"
-    ).stdout.split()[-1]
-    keys = head.run("cat", "keys.yaml").stdout
-    for each in nodes[1:]:
-        each.write("keys.yaml", keys)
-    soon = {"health_check_period_s": 1, "health_check_timeout_s": 3}
-    config = {
-        "proxy_location": "EveryNode",
-        "http_options": {"host": "0.0.0.0", "port": PORT},
-        "applications": [
-            {
-                "name": "mars",
-                "route_prefix": "/",
-                "import_path": "mars_ray.ray_serve:build_openai_app",
-                "args": {
-                    "keys": "/tmp/work/keys.yaml",
-                    "allowed_hosts": [each.address for each in nodes],
-                    "engine": {"compiled": False},
-                },
-                "deployments": [
-                    {"name": "Gateway", "num_replicas": 3, "max_replicas_per_node": 1, **soon},
-                    {
-                        "name": "Engine",
-                        "num_replicas": 2,
-                        "max_replicas_per_node": 1,
-                        "ray_actor_options": {"num_cpus": 1},
-                        **soon,
-                    },
-                ],
-            }
-        ],
-    }
-    head.write("serve.yaml", yaml.safe_dump(config))
-    served = head.start("mars-ray", "serve", "--config", "serve.yaml", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert served.stdout is not None
-    said = []
-    for line in served.stdout:
-        said.append(line)
-        if line.startswith("ready"):
-            break
-    assert said[-1].startswith("ready"), "".join(said)
-    yield Endpoint(nodes, key)
+def endpoint(nodes: list[Machine]) -> Endpoint:
+    return start_endpoint(nodes, gateways=3, engines=2)
 
 
 def test_every_machine_answers_and_the_controller_sees_all_engines(endpoint: Endpoint) -> None:
@@ -94,6 +22,23 @@ def test_every_machine_answers_and_the_controller_sees_all_engines(endpoint: End
     lines, _ = asked.communicate(timeout=SECONDS)
     assert {status for _, _, status in callers.parsed(lines.splitlines())} == {"200"}, lines
     assert "2 replicas" in endpoint.status()
+
+
+def test_a_new_config_is_rolled_out_and_no_request_fails(endpoint: Endpoint) -> None:
+    head, asking, _ = endpoint.nodes
+    running = endpoint.call(asking, [endpoint.url(each) for each in endpoint.nodes], 75)
+    assert running.stdout is not None
+    lines = [running.stdout.readline() for _ in range(20)]
+    began_s = time.monotonic()
+    [application] = endpoint.config["applications"]
+    application["args"]["threshold"] = 0.9
+    deploy(head, endpoint.config)
+    took_s = time.monotonic() - began_s
+    rest, _ = running.communicate(timeout=SECONDS)
+    answers = callers.parsed([*lines, *rest.splitlines()])
+    print(f"update: {took_s:.0f} s, {len(answers)} answers, slowest {max(took_s for _, took_s, _ in answers)} s")
+    assert [status for _, _, status in answers if status != "200"] == []
+    assert "0.9" in endpoint.status()
 
 
 def lose_power(machine: Machine) -> None:

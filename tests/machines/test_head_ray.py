@@ -1,0 +1,60 @@
+"""The head of a cluster is killed and started again with the Redis that outlived it: what callers see meanwhile."""
+
+import shutil
+import subprocess
+import time
+
+import pytest
+
+from tests.machines import callers
+from tests.machines.conftest import TOKEN
+from tests.machines.endpoint import SECONDS, Endpoint, start_endpoint
+from tests.machines.machines import Machine, Network
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+AWAY_S, ASKED_S = 15, 120
+REDIS_PORT = 6380
+
+
+@pytest.fixture(scope="module")
+def endpoint(lan: Network) -> Endpoint:
+    """Machines for Redis, the head, which has no work on it, and two with a front and an engine each."""
+    if shutil.which("redis-server") is None:
+        pytest.skip("redis-server not installed")
+    redis, head, *others = machines = [lan.machine() for _ in range(4)]
+    for each in machines:
+        each.set_up_for_ray(TOKEN)
+    words = "redis-server", "--bind", redis.address, "--port", str(REDIS_PORT), "--protected-mode", "no"
+    redis.start(*words, stdout=subprocess.DEVNULL)
+    head.environment["RAY_REDIS_ADDRESS"] = f"{redis.address}:{REDIS_PORT}"
+    head.join(head, num_cpus=0)
+    for each in others:
+        each.join(head, num_cpus=2)
+    return start_endpoint(others, gateways=2, engines=2)
+
+
+def test_callers_are_answered_while_the_head_is_away_and_the_endpoint_is_whole_behind_it(
+    endpoint: Endpoint, lan: Network
+) -> None:
+    head = lan.machines[1]
+    asking, other = endpoint.nodes
+    running = endpoint.call(asking, [endpoint.url(asking), endpoint.url(other)], ASKED_S)
+    assert running.stdout is not None
+    lines = [running.stdout.readline() for _ in range(20)]
+    at_s = time.time()
+    kill_ray(head)
+    time.sleep(AWAY_S)
+    head.join(head, num_cpus=0)
+    rest, _ = running.communicate(timeout=SECONDS)
+    answers = callers.parsed([*lines, *rest.splitlines()])
+    bad = [
+        (round(asked_s - at_s, 1), round(took_s, 1), status) for asked_s, took_s, status in answers if status != "200"
+    ]
+    print(f"head away {AWAY_S} s: {len(answers)} answers, failed {bad}")
+    assert not [each for each in bad if each[0] > ASKED_S / 2]
+    assert "2 replicas" in endpoint.status()
+
+
+def kill_ray(machine: Machine) -> None:
+    """kill -9 all that Ray started on a machine."""
+    machine.run("pkill", "-9", "-f", "ray", check=False)
