@@ -50,7 +50,7 @@ def ask(url: str, key: str, count: int) -> str:
             json.loads(answer.read())["choices"][0]["message"]["content"]
             return str(answer.status)
     except urllib.error.HTTPError as error:
-        return str(error.code)
+        return f"{error.code}:{json.loads(error.read())['error']['message']}".replace(" ", "_")
     except (OSError, ValueError, LookupError) as error:
         return type(getattr(error, "reason", error)).__name__
 

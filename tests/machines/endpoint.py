@@ -41,7 +41,7 @@ class Endpoint:
 
 
 def start_endpoint(machines: Sequence[Machine], *, gateways: int, engines: int) -> Endpoint:
-    """Deploy so many replicas from the first of the machines, one of a kind on each."""
+    """Deploy so many replicas from the first of the machines."""
     first, *others = machines
     made = first.run("mars-ray", "keys", "add", "--file", "keys.yaml", "--name", "ann", "--role", "operate")
     keys = first.run("cat", "keys.yaml").stdout
@@ -53,7 +53,7 @@ def start_endpoint(machines: Sequence[Machine], *, gateways: int, engines: int) 
 
 
 def config_for(machines: Sequence[Machine], *, gateways: int, engines: int) -> dict[str, Any]:
-    """Return a deploy file for so many replicas, one of a kind on a machine, whose keys are in `keys.yaml`."""
+    """Return a deploy file for so many replicas, two gateways and an engine on a machine; keys are in `keys.yaml`."""
     soon = {"health_check_period_s": 1, "health_check_timeout_s": 3}
     return {
         "proxy_location": "EveryNode",
@@ -69,7 +69,7 @@ def config_for(machines: Sequence[Machine], *, gateways: int, engines: int) -> d
                     "engine": {"compiled": False},
                 },
                 "deployments": [
-                    {"name": "Gateway", "num_replicas": gateways, "max_replicas_per_node": 1, **soon},
+                    {"name": "Gateway", "num_replicas": gateways, "max_replicas_per_node": 2, **soon},
                     {
                         "name": "Engine",
                         "num_replicas": engines,
