@@ -1,0 +1,357 @@
+"""What each part that there is only one of takes for a replica, a row, a request: where a cluster stops to grow.
+
+    python benchmarks/growth.py --json benchmarks/results/DATE-growth.json
+
+Every figure is processor time of one process, in microseconds, so what else runs on the machine changes it little. What
+waits for a disk is told apart, as seconds that passed.
+
+- `controller`: a report handled, with the decision each second shared out, by number of replicas that report; every
+  replica has measured its own speed.
+- `controller_actor`: the same in the actor of a cluster, with what Ray and reading the report take.
+- `reader`: a row read, given its id, and found not to be done.
+- `driver`: a row written into ledger, history and shard, from the tables that workers send.
+- `gateway`: a request with an answer of 64 tokens, whole and in 16 pieces, in front of an engine that does nothing;
+  HTTP and access included.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import random
+import sqlite3
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import fields, replace
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+import ray
+
+from mars_ray.batch.output.ledger import Ledger
+from mars_ray.batch.output.open_output import open_output
+from mars_ray.batch.ray.decoder_pool import BLOCK_ROWS
+from mars_ray.batch.ray.source import InputRows
+from mars_ray.batch.rows.plain_format import plain_id
+from mars_ray.batch.rows.row_ids import RowIdAssigner
+from mars_ray.batch.rows.row_result import RowResult, to_table
+from mars_ray.batch.run.job import Job
+from mars_ray.bench.machine import machine
+from mars_ray.control.core.controller import Controller
+from mars_ray.control.core.ray_controller import ControllerActor
+from mars_ray.control.report import ReplicaReport
+from mars_ray.control.settings import ControlPlan
+from mars_ray.engine.chunk import Chunk, Finished
+from mars_ray.engine.request import Request
+from mars_ray.engine.stats.state import ClassState, EngineState
+from mars_ray.engine.stats.step_time import StepTime
+from mars_ray.simulate.machine import read_machine
+
+PROMPT, ANSWER = (
+    "Say in one word what the text is about. " + "lorem ipsum dolor sit " * 16,
+    "an answer of some words " * 10,
+)
+
+
+def main() -> None:
+    """Measure the parts that are asked for, print, and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--replicas", type=int, nargs="+", default=[16, 64, 256, 1024])
+    parser.add_argument("--rows", type=int, default=40_000)
+    parser.add_argument("--requests", type=int, default=400)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    report: dict[str, Any] = json.loads(given.json.read_text()) if given.json and given.json.exists() else {}
+    for name in given.parts:
+        report[name] = PARTS[name](given)
+        print(name, json.dumps(report[name]), flush=True)
+    command = f"python benchmarks/growth.py --rows {given.rows} --requests {given.requests}"
+    report = {"command": command, "machine": machine()} | report
+    if given.json:
+        given.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def cost_us(work: Callable[[], Any], count: int) -> float:
+    """Return the processor time of this process for each of `count` things."""
+    began_s = time.process_time()
+    work()
+    return round((time.process_time() - began_s) / count * 1e6, 1)
+
+
+# The controller
+
+
+def reports(replicas: int, seconds: range) -> list[list[ReplicaReport]]:
+    """Return what replicas that are all a little different say in each second."""
+    model, draw = read_machine(None), random.Random(0)
+    times = [
+        StepTime(
+            **{each.name: getattr(model.times(), each.name) * draw.uniform(0.95, 1.05) for each in fields(StepTime)}
+        )
+        for _ in range(replicas)
+    ]
+    profiles = [
+        tuple(replace(point, tokens=tuple(1 + (each - 1) * share for each in point.tokens)) for point in model.points)
+        for share in (draw.uniform(0.95, 1.0) for _ in range(replicas))
+    ]
+
+    def state(replica: int, second: int) -> EngineState:
+        classes = tuple(
+            ClassState(
+                name=each.name,
+                threshold=1.0,
+                running=draw.randrange(8, 12),
+                waiting=0,
+                arrived=4 * second,
+                prompt_tokens=2000 * second,
+                ended=4 * second,
+                tokens=800 * second,
+            )
+            for each in ControlPlan().classes
+        )
+        return EngineState(
+            max_num_seqs=model.max_num_seqs,
+            classes=classes,
+            tokens_running=0,
+            kv_cache_usage=0.3,
+            kv_tokens=draw.randrange(8000, 12000),
+            preemptions=0,
+            threshold_changes=0,
+            block=4,
+            profile=profiles[replica],
+            step_time=times[replica],
+            ttft_p95_s=0.1,
+            itl_p95_s=0.01,
+        )
+
+    return [
+        [
+            ReplicaReport(replica=f"r{each}", number=second, seconds=float(second), state=state(each, second))
+            for each in range(replicas)
+        ]
+        for second in seconds
+    ]
+
+
+def controller(given: argparse.Namespace) -> dict[str, Any]:
+    """Measure the core in this process."""
+    return {str(replicas): one_controller(replicas) for replicas in given.replicas}
+
+
+def one_controller(replicas: int) -> float:
+    """Return what a report takes when so many replicas report."""
+    now_s = 0.0
+    core = Controller(ControlPlan(), clock=lambda: now_s, unix_clock=lambda: now_s)
+    *warm, first, second, third = reports(replicas, range(1, 7))
+
+    def take(all_reports: list[list[ReplicaReport]]) -> None:
+        nonlocal now_s
+        for of_a_second in all_reports:
+            now_s += 1
+            for each in of_a_second:
+                core.handle_report(each)
+
+    take(warm)
+    return cost_us(lambda: take([first, second, third]), 3 * replicas)
+
+
+def controller_actor(given: argparse.Namespace) -> dict[str, Any]:
+    """Measure the actor, which hears of all replicas ten times in a row, as fast as it can."""
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=200_000_000)
+    try:
+        found = {}
+        for replicas in given.replicas:
+            actor = ray.remote(ControllerActor).options(num_cpus=0).remote(f"growth-{replicas}", ControlPlan())
+            ready, *rest = reports(replicas, range(1, 6))
+            ray.get([actor.handle_report.remote(each) for each in ready])
+            process = max(psutil.process_iter(["name"]), key=lambda each: "Controller" in each.name())
+            before_s, began_s = sum(process.cpu_times()[:2]), time.monotonic()
+            for of_a_second in rest:
+                ray.get([actor.handle_report.remote(each) for each in of_a_second])
+            count = len(rest) * replicas
+            found[str(replicas)] = {
+                "us": round((sum(process.cpu_times()[:2]) - before_s) / count * 1e6, 1),
+                "reports_a_second": round(count / (time.monotonic() - began_s)),
+            }
+            ray.kill(actor)
+        return found
+    finally:
+        ray.shutdown()
+
+
+# The driver of a job
+
+
+def reader(given: argparse.Namespace) -> dict[str, Any]:
+    """Measure rows with an id of their own, and rows without."""
+    found: dict[str, Any] = {}
+    with TemporaryDirectory() as place:
+        ledger = Ledger(Path(place) / "ledger.sqlite", of=Path(place), durable=True)
+        for name in ("own ids", "made ids"):
+            path = Path(place) / f"{name}.jsonl"
+            with path.open("w") as file:
+                for number in range(given.rows):
+                    own = {"id": f"row-{number}"} if name == "own ids" else {"page": number}
+                    file.write(json.dumps(own | {"prompt": PROMPT, "source": "web"}) + "\n")
+            rows = InputRows(paths=(path,), ledger=ledger.path, own_id=plain_id, salt="")
+            deque(replace(rows, limit=1024).tables(), maxlen=0)  # what the first rows take once
+            found[name] = cost_us(partial(deque, rows.tables(), maxlen=0), given.rows)
+        ledger.close()
+    with RowIdAssigner(plain_id, "") as row_ids:
+        row_ids.assign([b'{"id": "%d"}' % number for number in range(given.rows)])
+        found["bytes of a temporary file"] = bytes_of(row_ids._seen, given.rows)
+    return found
+
+
+def driver(given: argparse.Namespace) -> dict[str, Any]:
+    """Measure what the driver does with tables of results, and how long that waits for the disk."""
+    tables = [to_table(block) for block in results(given.rows)]
+    with TemporaryDirectory(dir=".") as place, open_output(Path(place) / "out", new=False) as output:
+        output.begin("parquet", {"source": "text"})
+        job = Job(output, total=given.rows, workers=256, settings={}, clock=time.monotonic)
+        began_s = time.monotonic()
+        us = cost_us(lambda: deque(map(job.add, tables), maxlen=0), given.rows)
+        passed_s = time.monotonic() - began_s
+        return {
+            "us": us,
+            "rows_a_second": round(given.rows / passed_s),
+            "bytes of the ledger": bytes_of(output.ledger.connection, given.rows),
+        }
+
+
+def results(rows: int) -> Iterator[list[RowResult]]:
+    """Yield blocks of what workers made of rows."""
+    record = {"sample": 0, "prompt": PROMPT, "text": ANSWER, "tokens": 60, "forwards": 12, "tokens_per_forward": 5.0}
+    record |= {"threshold": 1.0, "finish_reason": "stop", "source": "web"}
+    for begin in range(0, rows, BLOCK_ROWS):
+        yield [
+            RowResult(
+                key=random.randbytes(16),
+                records=(json.dumps({"id": f"row-{number}"} | record),),
+                tokens=(60,),
+                forwards=(12,),
+                threshold=1.0,
+                worker=f"worker-{begin % 256}",
+                age_s=1.0,
+            )
+            for number in range(begin, min(begin + BLOCK_ROWS, rows))
+        ]
+
+
+def bytes_of(database: sqlite3.Connection, rows: int) -> int:
+    """Return how large a database is for each row in it."""
+    [(pages,)], [(size,)] = database.execute("PRAGMA page_count"), database.execute("PRAGMA page_size")
+    return round(int(pages) * int(size) / rows)
+
+
+# The gateway
+
+
+class _Idle:
+    """Engines that have every answer at once; in the place of a client of real ones."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        """Yield an answer of 64 tokens in 16 chunks."""
+        for number in range(16):
+            last = Finished("stop", 20, 0, 64, 16, 0.0) if number == 15 else None
+            yield Chunk(request.id, 0, (5, 6, 7, 8), ("one ", "two ", "three ", "four "), finished=last)
+            await asyncio.sleep(0)
+
+    async def collect(self, request: Request) -> list[Chunk]:
+        """Return it as one chunk."""
+        last = Finished("stop", 20, 0, 64, 16, 0.0)
+        return [Chunk(request.id, 0, (5,) * 64, ("word ",) * 64, finished=last, accepted_lengths=(4,) * 16)]
+
+
+def serve(told: Connection) -> None:
+    """Be a gateway; tell its port."""
+    import uvicorn
+
+    from mars_ray.engine.process.async_engine import AsyncEngine
+    from mars_ray.model.resolve import resolve_model
+    from mars_ray.openai_api.model_info import ModelInfo
+    from mars_ray.serve.deploy.config import parse_config
+    from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
+    from mars_ray.serve.replicas.engine_metrics import EngineMetrics
+    from mars_ray.serve.replicas.local_engine_client import LocalEngineClient
+
+    async def run() -> None:
+        config, folder = parse_config({"engine": {"compiled": False}}), resolve_model("bundled")
+        engine, facts = await AsyncEngine.start(config.engine_spec(folder))
+        info = ModelInfo(name=config.model_name, created=1, engine=facts)
+        client: Any = _Idle(LocalEngineClient(engine, info, EngineMetrics(model="bundled", replica="none")))
+        control: Any = None
+        app = make_gateway_app(make_endpoint(client, config, folder), control, config, name="growth")
+        server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
+        serving = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        told.send(server.servers[0].sockets[0].getsockname()[1])
+        await serving
+
+    asyncio.run(run())
+
+
+def gateway(given: argparse.Namespace) -> dict[str, Any]:
+    """Measure a gateway in a process of its own, and the process of its tokenizer."""
+    told, tells = multiprocessing.get_context("spawn").Pipe(duplex=False)
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(tells,))
+    process.start()
+    try:
+        url = f"http://127.0.0.1:{told.recv()}/v1/chat/completions"
+        return {
+            name: asyncio.run(asked(url, process.pid or 0, given.requests, stream=name == "streamed"))
+            for name in ("whole", "streamed")
+        }
+    finally:
+        for each in psutil.Process(process.pid).children(recursive=True):
+            each.kill()
+        process.kill()
+        process.join()
+
+
+async def asked(url: str, pid: int, count: int, *, stream: bool) -> dict[str, float]:
+    """Send requests, 16 at a time; return the processor time of each in the gateway, and beside it."""
+    import aiohttp
+
+    body = {"model": "bundled", "stream": stream, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 64}
+
+    async def send(session: aiohttp.ClientSession, many: int) -> None:
+        for _ in range(many):
+            async with session.post(url, json=body) as answer:
+                answer.raise_for_status()
+                await answer.read()
+
+    async with aiohttp.ClientSession() as session:
+        await send(session, 20)
+        before = spent(pid)
+        await asyncio.gather(*(send(session, count // 16) for _ in range(16)))
+        after = spent(pid)
+    return {name: round((after[name] - before[name]) / (count // 16 * 16) * 1e6, 1) for name in before}
+
+
+def spent(pid: int) -> dict[str, float]:
+    """Return the processor time of a gateway, and of the processes it started."""
+    process = psutil.Process(pid)
+    beside = [each.cpu_times() for each in process.children(recursive=True)]
+    return {"us": sum(process.cpu_times()[:2]), "us beside": sum(each.user + each.system for each in beside)}
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    each.__name__: each for each in (controller, controller_actor, reader, driver, gateway)
+}
+
+if __name__ == "__main__":
+    main()
