@@ -5,6 +5,7 @@ Copies are made as they arrive: millions of requests come from the rows of one t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -48,7 +49,7 @@ class Arrivals:
             raise EmptyDataError("There is no request to simulate.")
         if copies < 1:
             raise ConfigError(f"copies is {copies}; it must be at least 1.")
-        table = np.array(arrivals, dtype=float)
+        table = np.fromiter(chain.from_iterable(arrivals), float).reshape(len(arrivals), -1)
         self._at_s, self._prompt, self._output = table[:, 0], table[:, 1].clip(min=1), table[:, 2].clip(min=1)
         self._class = table[:, 3].astype(np.int64)
         if (np.diff(self._at_s) < 0).any():
