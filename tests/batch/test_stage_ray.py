@@ -144,6 +144,7 @@ def test_without_leave_to_go_on_a_row_that_has_no_answer_ends_the_job_with_its_r
         stage(model_folder)(ray.data.from_items(rows)).take_all()
 
 
+@pytest.mark.slow
 def test_a_deadline_sets_the_threshold_of_a_stage(model_folder: Path) -> None:
     rows = [{"prompt": f"say {number}"} for number in range(40)]
     given = stage(model_folder, deadline_s=3600, rows=40)(ray.data.from_items(rows))

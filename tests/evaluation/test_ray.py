@@ -108,7 +108,7 @@ def own_file(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[E
     ]
     path = folder / "mine.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(ClusterError, match="workers need"):
+    with pytest.raises(ClusterError, match="workers with"):
         evaluate(options(folder / "out", workers=replace(WORKERS, count=10_000)))
     asked = EvaluateOptions(
         output=folder / "out",
@@ -188,6 +188,7 @@ def test_an_evaluation_that_is_killed_and_interrupted_ends_with_the_same_figures
     assert (one.plan, one.overall, one.tasks, one.stops) == (other.plan, other.overall, other.tasks, other.stops)
 
 
+@pytest.mark.slow
 def test_an_evaluation_reads_and_writes_a_store_and_goes_on_there(bucket: UPath) -> None:
     rows = [{"prompt": f"Sort: 3, {number}, 1", "reference": f"1, {number}, 3"} for number in range(2, 4)]
     (bucket / "numbers.jsonl").write_text("\n".join(map(json.dumps, rows)))

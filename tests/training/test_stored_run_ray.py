@@ -19,6 +19,7 @@ from tests.training.train_samples import MakeConfig
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
 
+@pytest.mark.slow
 def test_a_run_in_a_store_goes_on_on_another_machine(
     make_config: MakeConfig, bucket: UPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
