@@ -24,8 +24,11 @@ BODY = b'{"prompt": "x"}'
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(BODY)
 
 
-def written_by_ray(folder: Path, port: int, gateway: int | None) -> Path:
-    """The configuration as Ray writes it, for one application or, without a gateway, for none."""
+def written_by_ray(folder: Path, port: int, gateway: int | None, *, building: bool = False) -> Path:
+    """The configuration as Ray writes it, for one application or, without a gateway, for none.
+
+    While Ray builds a new version of the application, its backend has no servers.
+    """
     stats, metrics, fallback = islice(free_ports(), 3)
     path = folder / "haproxy.cfg"
     config = HAProxyConfig(
@@ -41,7 +44,7 @@ def written_by_ray(folder: Path, port: int, gateway: int | None) -> Path:
         name="http-mars",
         path_prefix="/",
         app_name="mars",
-        servers=[ServerConfig("gateway", "127.0.0.1", gateway or 0)],
+        servers=[] if building else [ServerConfig("gateway", "127.0.0.1", gateway or 0)],
         fallback_server=ServerConfig("fallback", "127.0.0.1", fallback),
     )
     HAProxyApi(config, {"mars": backend} if gateway else {}, str(path))._generate_config_file_internal()
@@ -112,12 +115,17 @@ class Backend:
 
 
 @asynccontextmanager
-async def proxied(folder: Path) -> AsyncIterator[tuple[int, Backend]]:
-    """HAProxy in front of a `Backend`."""
+async def proxied(folder: Path, *, building: bool = False) -> AsyncIterator[tuple[int, Backend]]:
+    """HAProxy in front of a `Backend`, perhaps started anew while Ray builds a new version of the application."""
     backend, port = Backend(), next(free_ports())
     server = await asyncio.start_server(backend.take, "127.0.0.1", 0)
+    gateway = server.sockets[0].getsockname()[1]
     try:
-        with running(written_by_ray(folder, port, server.sockets[0].getsockname()[1]), *PROGRAM):
+        path = written_by_ray(folder, port, gateway)
+        if building:
+            haproxy.patch(path)
+            written_by_ray(folder, port, gateway, building=True)
+        with running(path, *PROGRAM):
             yield port, backend
     finally:
         server.close()
@@ -151,6 +159,15 @@ def test_the_front_hears_of_clients_that_left_while_they_waited_for_an_answer(tm
                     writer.write(BODY)
                 await backend.until(8)
             await backend.until(0)
+
+    within(test())
+
+
+def test_gateways_get_requests_while_ray_builds_a_new_version(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with proxied(tmp_path, building=True) as (port, backend), connected(port) as (_, writer):
+            writer.write(HEAD + BODY)
+            await backend.until(1)
 
     within(test())
 

