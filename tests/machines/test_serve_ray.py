@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 
-from mars_ray.serve.deploy.haproxy import UNAVAILABLE
 from tests.machines import callers
 from tests.machines.endpoint import SECONDS, Endpoint, deploy, start_endpoint
 from tests.machines.machines import Machine
@@ -25,7 +24,7 @@ def test_every_machine_answers_and_the_controller_sees_all_engines(endpoint: End
     assert "2 replicas" in endpoint.status()
 
 
-def test_a_new_config_is_rolled_out_and_who_finds_no_gateway_is_told_to_come_again(endpoint: Endpoint) -> None:
+def test_a_new_config_is_rolled_out_and_no_request_fails(endpoint: Endpoint) -> None:
     head, asking, _ = endpoint.nodes
     running = endpoint.call(asking, [endpoint.url(each) for each in endpoint.nodes], 75)
     assert running.stdout is not None
@@ -38,7 +37,7 @@ def test_a_new_config_is_rolled_out_and_who_finds_no_gateway_is_told_to_come_aga
     rest, _ = running.communicate(timeout=SECONDS)
     answers = callers.parsed([*lines, *rest.splitlines()])
     print(f"update: {took_s:.0f} s, {len(answers)} answers, slowest {max(took_s for _, took_s, _ in answers)} s")
-    assert {status for _, _, status in answers} <= {"200", f"503:{UNAVAILABLE[3].replace(' ', '_')}"}
+    assert {status for _, _, status in answers} == {"200"}
     assert "0.9" in endpoint.status()
 
 
