@@ -112,8 +112,9 @@ class Ledger:
     @property
     def waiting(self) -> int:
         """Number of records that are not in a shard yet."""
-        # The oldest go first, so the numbers have no gaps.
-        return self._number("SELECT coalesce(max(number) - min(number) + 1, 0) FROM record")
+        # The oldest go first, so the numbers have no gaps. An end is found at once; one SELECT of both reads the table.
+        ends = "(SELECT max(number) FROM record) - (SELECT min(number) FROM record)"
+        return self._number(f"SELECT coalesce({ends} + 1, 0)")
 
     @property
     def shards(self) -> int:

@@ -6,7 +6,7 @@ values, because Ray passes on only the text of an exception.
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 
 import pyarrow as pa
 
@@ -54,6 +54,10 @@ class RowResult:
     """Seconds that its worker had been ready."""
 
 
+FIELDS = tuple(each.name for each in fields(RowResult))
+"""Columns of a table of results."""
+
+
 def as_json(record: JsonRecord) -> str:
     """Return a record as one line. What is no Unicode in it is escaped: others must be able to read the line."""
     text = json.dumps(record, ensure_ascii=False)
@@ -66,25 +70,16 @@ def as_json(record: JsonRecord) -> str:
 
 def to_table(results: Sequence[RowResult]) -> pa.Table:
     """Lay out results, one row each."""
-    return pa.Table.from_pylist([asdict(each) for each in results], schema=SCHEMA)
+    columns = {name: [getattr(each, name) for each in results] for name in FIELDS}
+    return pa.table(columns | {FAILURE: [None] * len(results)}, schema=SCHEMA)
 
 
 def from_table(table: pa.Table) -> list[RowResult]:
     """Undo `to_table`."""
-    return [
-        RowResult(
-            key=fields["key"],
-            records=tuple(fields["records"]),
-            error=fields["error"],
-            error_kind=fields["error_kind"],
-            tokens=tuple(fields["tokens"]),
-            forwards=tuple(fields["forwards"]),
-            threshold=fields["threshold"],
-            worker=fields["worker"],
-            age_s=fields["age_s"],
-        )
-        for fields in table.to_pylist()
-    ]
+    columns = {name: table[name].to_pylist() for name in FIELDS}
+    for name in ("records", "tokens", "forwards"):
+        columns[name] = list(map(tuple, columns[name]))
+    return [RowResult(**dict(zip(FIELDS, values, strict=True))) for values in zip(*columns.values(), strict=True)]
 
 
 def failure_table(reason: str) -> pa.Table:
