@@ -141,7 +141,7 @@ class TrainConfig(_Section):
     """Steps between two saved states."""
     checkpoints_kept: int = Field(2, ge=1)
     measure_every: int = Field(20, ge=1)
-    """Steps between two looks at the held-out rows."""
+    """Steps between two looks at the held-out rows; there is one more after the last step."""
     measure_rows: int = Field(16, ge=1)
     seed: int = 0
 

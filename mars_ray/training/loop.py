@@ -159,7 +159,8 @@ class TrainingRun:
         tokens = int((rows.example_RT != PADDING).sum())
         seconds = time.perf_counter() - started_s
         state = RunState(steps=state.steps + 1, tokens=state.tokens + tokens)
-        ahead = self._look_ahead() if state.steps % self._config.measure_every == 0 else None
+        due = state.steps % self._config.measure_every == 0 or state.steps == self._steps
+        ahead = self._look_ahead() if due else None
         return state, StepMetrics(
             step=state.steps,
             steps=self._steps,

@@ -45,7 +45,7 @@ def test_an_adapter_learns_what_its_base_says_and_the_base_stays(
     assert metrics[0].mask_loss is not None
     assert metrics[-1].mask_loss < metrics[0].mask_loss
     measured = [each for each in metrics if each.heldout_agreement_by_offset]
-    assert [each.step for each in measured] == list(range(4, state.steps + 1, 4))
+    assert [each.step for each in measured] == sorted({*range(4, state.steps + 1, 4), state.steps})
     assert all(len(each.heldout_agreement_by_offset or []) == 4 for each in measured)
     plot_metrics(metrics, tmp_path / "metrics.png")
     card = read_adapter_card(RunFolder(config.output).model_here())

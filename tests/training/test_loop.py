@@ -121,7 +121,7 @@ def test_only_the_mars_objective_reports_how_far_it_looks_ahead(config: TrainCon
     run(config, FolderStore(tmp_path / "states"))
     measured = [each.step for each in read_metrics(config.output) if each.heldout_tokens_per_forward is not None]
     last = read_metrics(config.output)[-1].step
-    assert measured == (list(range(4, last + 1, 4)) if config.objective.kind == "mars" else [])
+    assert measured == (sorted({*range(4, last + 1, 4), last}) if config.objective.kind == "mars" else [])
 
 
 def test_a_follower_sees_each_step_once_and_a_resumed_run_from_its_beginning(tmp_path: Path) -> None:
