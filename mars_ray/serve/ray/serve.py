@@ -32,6 +32,8 @@ EXAMPLE = """\
 def run(schema: ServeDeploySchema) -> None:
     """Run the endpoint of a deploy file until a signal asks it to stop, then let what runs finish.
 
+    An endpoint that was deployed anew meanwhile, by another `mars-ray serve` or `serve deploy`, is left running.
+
     Prints where it is to standard output once it is ready, all else to standard error. Raises `ConfigError` or
     `ModelError` before anything is started, and `ServeError` when it does not come up.
     """
@@ -52,6 +54,7 @@ def run(schema: ServeDeploySchema) -> None:
             )
             _say("starting the gateway, loading the model", started_s)
             client.deploy_apps(schema)
+            deployed_s = _deployed_s(name)
             if _wait_until_up(name, signals):
                 client.wait_for_proxies_serving(wait_for_applications_running=True)
                 url, model = _url(schema), parse_config(schema.applications[0].args).model_name
@@ -60,10 +63,13 @@ def run(schema: ServeDeploySchema) -> None:
                 for line in _thresholds(schema):
                     _say(line, started_s)
                 signals.wait()
-            _say("stopping: what runs may finish; once more to stop at once", started_s)
-            delete_application(name)
-            _wait_until_gone(name)
-            remove_controllers(name)
+            if _deployed_s(name) == deployed_s:
+                _say("stopping: what runs may finish; once more to stop at once", started_s)
+                delete_application(name)
+                _wait_until_gone(name)
+                remove_controllers(name)
+            else:
+                _say("the endpoint was deployed anew since, or deleted: leaving it to who did that", started_s)
     finally:
         ray.shutdown()
 
@@ -102,6 +108,12 @@ def _check_this_machine(schema: ServeDeploySchema) -> None:
         raise ConfigError(
             f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}. Give another --port."
         ) from None
+
+
+def _deployed_s(name: str) -> float | None:
+    """Return when the application was deployed last, by Serve's clock; None where there is none."""
+    application = serve.status().applications.get(name)
+    return None if application is None else application.last_deployed_time_s
 
 
 def _wait_until_up(name: str, signals: StopSignals) -> bool:
