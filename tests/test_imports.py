@@ -13,7 +13,7 @@ import mars_ray
 
 ROOT = Path(mars_ray.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
-SHARED = {"errors", "program", "progress", "ray_cluster", "ray_private", "report", "storage"}
+SHARED = {"errors", "program", "progress", "ray_cluster", "ray_private", "storage", "web"}
 """Small parts that everything above `method` and `model` may use."""
 BELOW = {
     "errors": set(),
@@ -21,7 +21,6 @@ BELOW = {
     "progress": set(),
     "ray_cluster": {"errors", "ray_private"},
     "ray_private": set(),
-    "report": set(),
     "web": set(),
     "storage": {"errors"},
     "method": {"errors"},
@@ -34,7 +33,7 @@ BELOW = {
     "control": {"errors", "ray_private", "engine"},
     "openai_api": {"errors", "engine"},
     "batch": SHARED | {"method", "model", "adapter", "data", "engine", "control", "openai_api"},
-    "serve": SHARED | {"model", "adapter", "data", "engine", "control", "openai_api", "web"},
+    "serve": SHARED | {"model", "adapter", "data", "engine", "control", "openai_api"},
     "ray_data": {"batch"},
     "ray_serve": {"serve"},
     "bench": SHARED | {"method", "model", "data", "engine"},

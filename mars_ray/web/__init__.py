@@ -1,1 +1,1 @@
-"""Pages for people: the playground, the live view of a cluster, and the style sheet that reports share with them."""
+"""Pages for people: those an endpoint shows, and reports, with one look and one way to draw charts."""

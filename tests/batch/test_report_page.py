@@ -80,7 +80,7 @@ def test_every_figure_is_on_the_page() -> None:
 
 def test_rows_reasons_and_settings_are_text_and_no_markup() -> None:
     seen = Seen(page(FULL))
-    assert "script" not in seen.tags and "img" not in seen.tags
+    assert seen.tags.count("script") == 1 and "img" not in seen.tags
     assert seen.text.count("<script>alert(1)</script>") == 3
     assert "{{ 7 * 7 }}" in seen.text
 

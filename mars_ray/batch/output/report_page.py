@@ -1,22 +1,23 @@
 """The report of a generate job as one HTML file that needs nothing else.
 
 It is readable on a phone, in the dark and without a network. Rows, reasons and settings are escaped, and the page
-forbids scripts and requests.
+forbids requests and foreign scripts.
 """
 
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
-from mars_ray.batch.output.report import Bar, JobReport, PacePoint
-from mars_ray.report.chart import Chart, Span, chart, unit_of
-from mars_ray.report.page import render
+from mars_ray.batch.output.report import JobReport, PacePoint
+from mars_ray.web.chart import Axis, Chart
+from mars_ray.web.report import render
 
-POINTS = 400
+POINTS = 200
 """Points of a chart over time at most; shorter spans are joined."""
 REASONS = 50
 """Reasons that are listed at most, the most frequent first."""
 AIR = 0.05
 """Margin above and below the thresholds in their chart."""
+UNITS_S = {"h": 3600, "min": 60, "s": 1}
 
 
 def page(report: JobReport) -> str:
@@ -25,31 +26,28 @@ def page(report: JobReport) -> str:
     return render(
         "batch/output/report_page.html",
         report=report,
-        charts=_charts(report),
+        drawn=[*_over_time(report.pace), *_histograms(report)],
         reasons=reasons[:REASONS],
         other_reasons=reasons[REASONS:],
         duration=timedelta(seconds=round(report.seconds)),
     )
 
 
-def _charts(report: JobReport) -> dict[str, Chart]:
-    """Lay out the charts there is something to draw in, by title."""
-    charts = {}
-    joined = list(_joined(report.pace))
-    if joined:
-        unit = unit_of(joined[-1][1].second)
-        pace = [Span(low=low, high=point.second, value=tokens / (point.second - low)) for low, point, tokens in joined]
-        threshold = [Span(low=low, high=point.second, value=point.threshold) for low, point, _ in joined]
-        values = [span.value for span in threshold]
-        charts["Tokens per second"] = chart(pace, 0, _above(pace), unit)
-        charts["Threshold"] = chart(threshold, max(0, min(values) - AIR), max(values) + AIR, unit)
-    for title, bars in (
-        ("Sequences by length in tokens", report.lengths),
-        ("Sequences by tokens per forward", report.ahead),
-    ):
-        if bars:
-            charts[title] = _histogram(bars)
-    return charts
+def _over_time(pace: Sequence[PacePoint]) -> list[Chart]:
+    """Return the charts of speed and threshold, in the largest unit of which there are at least two."""
+    joined = list(_joined(pace))
+    if not joined:
+        return []
+    unit, size = next((each for each in UNITS_S.items() if joined[-1][1].second >= 2 * each[1]), ("s", 1))
+    time = Axis(ends=(0, joined[-1][1].second / size), unit=f" {unit}")
+    speeds = [(low / size, point.second / size, tokens / (point.second - low)) for low, point, tokens in joined]
+    thresholds = [(low / size, point.second / size, point.threshold) for low, point, _ in joined]
+    values = [value for *_, value in thresholds]
+    around = Axis(ends=(max(0, min(values) - AIR), max(values) + AIR))
+    return [
+        Chart(title="Tokens per second", bars=speeds, x=time),
+        Chart(title="Threshold", bars=thresholds, x=time, y=around),
+    ]
 
 
 def _joined(pace: Sequence[PacePoint]) -> Iterator[tuple[float, PacePoint, int]]:
@@ -63,10 +61,10 @@ def _joined(pace: Sequence[PacePoint]) -> Iterator[tuple[float, PacePoint, int]]
             low, tokens = point.second, 0
 
 
-def _histogram(bars: Sequence[Bar]) -> Chart:
-    spans = [Span(low=bar.low, high=bar.high, value=bar.count) for bar in bars]
-    return chart(spans, 0, _above(spans))
-
-
-def _above(spans: Sequence[Span]) -> float:
-    return 1.08 * max(span.value for span in spans) or 1.0
+def _histograms(report: JobReport) -> list[Chart]:
+    named = {"Sequences by length in tokens": report.lengths, "Sequences by tokens per forward": report.ahead}
+    return [
+        Chart(title=title, bars=[(bar.low, bar.high, bar.count) for bar in bars])
+        for title, bars in named.items()
+        if bars
+    ]

@@ -1,47 +1,29 @@
 """The report of an evaluation as one HTML file that needs nothing else.
 
-Prompts, answers and names are escaped, and the page forbids scripts and requests.
+Prompts, answers and names are escaped, and the page forbids requests and foreign scripts.
 """
 
-from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
+from mars_ray.evaluation.report.charts import charts_of
 from mars_ray.evaluation.results import Metrics, Results
 from mars_ray.evaluation.scoring.disagreements import Disagreement, ShownAnswer, ShownToken
 from mars_ray.evaluation.settings import AR
-from mars_ray.report.page import render
+from mars_ray.web.report import render
 
 COLOURS = 4
 """Colours of chunks; they take turns, so that neighbours differ."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
-    """One chart."""
-
-    title: str
-    says: str
-    """What can be read from the chart."""
-    light: bytes
-    dark: bytes
-
-    @property
-    def sources(self) -> tuple[str, str]:
-        """Both PNGs as addresses that need no file."""
-        light, dark = (f"data:image/png;base64,{b64encode(png).decode()}" for png in (self.light, self.dark))
-        return light, dark
-
-
-def evaluate_page(results: Results, examples: Mapping[str, Sequence[Disagreement]], pictures: Sequence[Picture]) -> str:
+def evaluate_page(results: Results, examples: Mapping[str, Sequence[Disagreement]]) -> str:
     """Write the page."""
     return render(
         "evaluation/report/page.html",
         results=results,
         ar=AR.name,
         most=max(each.tokens_per_forward or 0.0 for each in results.overall.values()),
-        pictures=pictures,
+        drawn=charts_of(results),
         examples=examples,
         chunks=_chunks,
         shown=_shown,

@@ -1,9 +1,8 @@
-"""Score the answers of a job, measure speed, and write results, report and charts.
+"""Score the answers of a job, measure speed, and write results and report.
 
 Nothing is measured a second time: agreement, verdicts on code and speed are kept as they are found.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -12,8 +11,7 @@ from mars_ray.adapter.folder import load_adapter
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.options import EngineOptions
 from mars_ray.evaluation.number_cache import NumberCache
-from mars_ray.evaluation.report.charts import DARK, LIGHT, by_clock, by_forwards, quality_chart, stops_chart
-from mars_ray.evaluation.report.page import Picture, evaluate_page
+from mars_ray.evaluation.report.page import evaluate_page
 from mars_ray.evaluation.results import RESULTS_FILE, Results, SpeedMeasurement, read_model, write_model
 from mars_ray.evaluation.run.prepare import PreparedEvaluation
 from mars_ray.evaluation.run.speed import measure_speed
@@ -76,43 +74,5 @@ def _speed(prepared: PreparedEvaluation, checkpoint: LazyCheckpoint) -> SpeedMea
 
 
 def _write(folder: AnyPath, results: Results, examples: dict[str, list[Disagreement]]) -> None:
-    pictures = dict(_pictures(results))
-    for name, picture in pictures.items():
-        write_file(folder / f"{name}.png", [picture.light])
-    write_file(folder / "report.html", [evaluate_page(results, examples, list(pictures.values())).encode()])
+    write_file(folder / "report.html", [evaluate_page(results, examples).encode()])
     write_model(folder / RESULTS_FILE, results)  # last: who finds it finds the rest
-
-
-def _pictures(results: Results) -> Iterator[tuple[str, Picture]]:
-    """Yield the charts, each with the name of its file."""
-    forwards, clock = by_forwards(results), by_clock(results)
-    yield (
-        "accuracy-forwards",
-        Picture(
-            title="Accuracy against tokens per forward",
-            says="A line joins the settings that none beats; whiskers: spread over seeds, and 95 % interval.",
-            light=quality_chart(forwards, "tokens per forward", LIGHT),
-            dark=quality_chart(forwards, "tokens per forward", DARK),
-        ),
-    )
-    yield (
-        "accuracy-clock",
-        Picture(
-            title="Accuracy against tokens per second",
-            says="The same by the clock; whiskers: spread over rounds, and 95 % interval.",
-            light=quality_chart(clock, "tokens per second", LIGHT),
-            dark=quality_chart(clock, "tokens per second", DARK),
-        ),
-    )
-    # A setting that never looks ahead stops nowhere.
-    stops = {name: each for name, each in results.stops.items() if name.startswith("threshold") and any(each[1:])}
-    if stops:
-        yield (
-            "stops",
-            Picture(
-                title="Where acceptance stops",
-                says="How many tokens a forward gave before confidence fell below the threshold.",
-                light=stops_chart(stops, LIGHT),
-                dark=stops_chart(stops, DARK),
-            ),
-        )

@@ -1,15 +1,28 @@
-// Small charts: a line chart in SVG with the classes of the style sheet, and a heat map on a canvas.
-
-import { make } from "./api.js";
+// Small charts: lines with bands, bars and points, in SVG with the classes of the style sheet.
+//
+// A chart is { title, lines, bars, points, x, y }, each list as short as it likes:
+//   lines: { name, at: [[x, y], …], band: [[x, low, high], …] }, the first to the last in a ramp of two colours
+//   bars: [low, high, value], from `low` to `high` of the horizontal axis
+//   points: { name, kind, x, y, x_within: [low, high], y_within: [low, high] }, with whiskers where there is a within
+//   x, y: { ends: [low, high], unit }; without ends `x` spans what there is, and `y` goes from 0 to somewhat above it
+// This file imports nothing: a report holds it whole, with its charts as data.
 
 const SVG = "http://www.w3.org/2000/svg";
 const TICKS = 4;
+const NAME_SPACE = 8; // pixels between a point and its name
 
-const drawn = (name, attributes) => {
-  const element = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  return element;
-};
+function element(tag, className, text = "") {
+  const made = document.createElement(tag);
+  made.className = className;
+  made.textContent = text;
+  return made;
+}
+
+function drawn(tag, attributes) {
+  const made = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+}
 
 // Writes a number in few characters: 950, 0.85, 12.5k, 3M.
 export function short(value) {
@@ -20,77 +33,131 @@ export function short(value) {
   return String(Number(value.toPrecision(3)));
 }
 
-function ticks(low, high) {
-  const rough = (high - low) / TICKS || 1;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough);
-  const found = [];
-  for (let at = Math.ceil(low / step) * step; at <= high + step / 1e6; at += step) found.push(Number(at.toFixed(10)));
-  return found;
-}
-
-// Returns a figure. `lines`: lists of [x, y], drawn in order; `band`: a list of [x, low, high]; `dots`: [x, y, says].
-export function lineChart({ says, lines, band = [], dots = [], across = [], x = null, y = null }) {
-  const figure = make("figure");
+// Returns a figure; pointing at it shows the nearest value.
+export function chart({ title, lines = [], bars = [], points = [], x = {}, y = {} }) {
+  const bands = lines.flatMap(({ band = [] }) => band);
+  const across = axis(x, () => [
+    ...lines.flatMap(({ at }) => at.map(([value]) => value)), ...bars.flatMap(([low, high]) => [low, high]),
+    ...points.flatMap((each) => [each.x, ...(each.x_within ?? [])]),
+  ]);
+  const up = axis(y, () => [
+    0, ...[...lines.flatMap(({ at }) => at.map(([, value]) => value)), ...bands.map(([, , high]) => high),
+      ...bars.map(([, , value]) => value), ...points.map((each) => each.y)].map((value) => 1.08 * value),
+  ]);
+  const [px, py] = [across.at, (value) => 100 - up.at(value)];
+  const figure = element("figure", "");
   figure.setAttribute("role", "img");
-  figure.setAttribute("aria-label", says);
-  const all = [...lines.flat(), ...band.flatMap(([at, low, high]) => [[at, low], [at, high]]), ...dots];
-  const known = all.filter(([, value]) => Number.isFinite(value));
-  const [left, right] = x ?? span(known.map(([at]) => at));
-  const [bottom, top] = y ?? span([0, ...known.map(([, value]) => value * 1.08)]);
-  const px = (at) => (100 * (at - left)) / (right - left || 1);
-  const py = (value) => 100 - (100 * (value - bottom)) / (top - bottom || 1);
+  figure.setAttribute("aria-label", title);
   const svg = drawn("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", "aria-hidden": "true" });
-  for (const value of ticks(bottom, top)) {
-    svg.append(drawn("path", { class: "grid", d: `M0 ${py(value)}H100` }));
-    const label = make("span", "tick up", short(value));
-    label.style.top = `${py(value)}%`;
-    figure.append(label);
-  }
-  if (band.length) {
-    const there = band.map(([at, , high]) => `${px(at)} ${py(high)}`);
-    const back = band.toReversed().map(([at, low]) => `${px(at)} ${py(low)}`);
-    svg.append(drawn("path", { class: "area", d: `M${[...there, ...back].join("L")}z` }));
-  }
-  for (const line of lines) {
-    const points = line.filter(([, value]) => Number.isFinite(value)).map(([at, value]) => `${px(at)} ${py(value)}`);
-    if (points.length) svg.append(drawn("path", { class: "edge", d: `M${points.join("L")}${points.length > 1 ? "" : "h.5"}` }));
-  }
   figure.append(svg);
-  for (const [at, value, label] of dots) {
-    const dot = make("span", "dot");
-    dot.title = label;
-    dot.style.left = `${px(at)}%`;
-    dot.style.top = `${py(value)}%`;
-    figure.append(dot);
+  const path = (className, d) => svg.appendChild(drawn("path", { class: className, d }));
+  const marks = [];
+  const mark = (at, value, says) => marks.push({ left: px(at), top: py(value), says });
+
+  for (const [value, label] of up.ticks) {
+    path("grid", `M0 ${py(value)}H100`);
+    figure.append(put(element("span", "tick up", label), null, py(value)));
   }
-  for (const [at, label] of across) {
-    const tick = make("span", "tick across", label);
-    tick.style.left = `${px(at)}%`;
-    figure.append(tick);
+  for (const [value, label] of across.ticks) figure.append(put(element("span", "tick across", label), px(value), null));
+
+  if (bars.length) {
+    path("area", bars.map(([low, high, value]) => `M${px(low)} 100V${py(value)}H${px(high)}V100z`).join(""));
+    path("edge", `M${px(bars[0][0])} ${py(bars[0][2])}${bars.map(([low, high, value]) => `H${px(low)}V${py(value)}H${px(high)}`).join("")}`);
+    for (const [low, high, value] of bars) mark((low + high) / 2, value, `${across.says(low)} to ${across.says(high)}: ${up.says(value)}`);
   }
+  lines.forEach(({ name, at, band = [] }, number) => {
+    if (band.length) {
+      const there = band.map(([place, , high]) => `${px(place)} ${py(high)}`);
+      const back = band.toReversed().map(([place, low]) => `${px(place)} ${py(low)}`);
+      path("area", `M${[...there, ...back].join("L")}z`);
+    }
+    if (!at.length) return;
+    const line = path("edge", `M${at.map(([place, value]) => `${px(place)} ${py(value)}`).join("L")}${at.length > 1 ? "" : "h.5"}`);
+    line.style.setProperty("--later", `${(100 * number) / Math.max(1, lines.length - 1)}%`);
+    for (const [place, value] of at) mark(place, value, `${name ? `${name}, ` : ""}${across.says(place)}: ${up.says(value)}`);
+  });
+  for (const { name, kind = "", x: place, y: value, x_within: [left, right] = [], y_within: [low, high] = [] } of points) {
+    if (left < right) path("whisker", `M${px(left)} ${py(value)}H${px(right)}`);
+    if (low < high) path("whisker", `M${px(place)} ${py(low)}V${py(high)}`);
+    figure.append(put(element("span", `dot ${kind}`), px(place), py(value)), put(element("span", "name", name), px(place), py(value)));
+    mark(place, value, `${name}, ${across.says(place)}: ${up.says(value)}`);
+  }
+  if (points.length) new ResizeObserver(() => spread(figure)).observe(figure);
+  if (lines.length > 1 && lines[0].name) figure.append(legend(lines));
+  tell(figure, marks);
   return figure;
 }
 
-function span(values) {
+// Returns an axis: where a value stands, in percent, what it is called, and its ticks.
+function axis({ ends, unit = "" }, values) {
   let [low, high] = [Infinity, -Infinity];
-  for (const value of values) {
+  for (const value of ends ?? values()) {
     if (value < low) low = value;
     if (value > high) high = value;
   }
-  return low < high ? [low, high] : [Number.isFinite(low) ? low : 0, (Number.isFinite(low) ? low : 0) + 1];
+  if (!(low < high)) [low, high] = Number.isFinite(low) ? [low, low + 1] : [0, 1];
+  const rough = (high - low) / TICKS;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough);
+  const ticks = [];
+  for (let at = Math.ceil(low / step); at * step <= high + step / 1e6; at += 1) {
+    const value = Number((at * step).toPrecision(12));
+    ticks.push([value, short(value)]);
+  }
+  if (ticks.length) ticks.at(-1)[1] += unit;
+  return { at: (value) => (100 * (value - low)) / (high - low), says: (value) => short(value) + unit, ticks };
 }
 
-// Paints rows of shares from 0 to 1, null for nothing, one pixel each; the style sheet stretches the canvas.
-export function heatMap(canvas, rows, colour) {
-  canvas.width = rows[0]?.length || 1;
-  canvas.height = rows.length || 1;
-  const context = canvas.getContext("2d");
-  const image = context.createImageData(canvas.width, canvas.height);
-  const [red, green, blue] = colour;
-  rows.forEach((row, y) => row.forEach((share, x) => {
-    if (share === null) return;
-    image.data.set([red, green, blue, 25 + 230 * Math.min(Math.max(share, 0), 1)], 4 * (y * canvas.width + x));
-  }));
-  context.putImageData(image, 0, 0);
+function put(made, left, top) {
+  if (left !== null) made.style.left = `${left}%`;
+  if (top !== null) made.style.top = `${top}%`;
+  return made;
 }
+
+function legend(lines) {
+  const made = element("figcaption", "legend");
+  lines.forEach(({ name }, number) => {
+    const key = made.appendChild(element("span", "", name));
+    key.style.setProperty("--later", `${(100 * number) / (lines.length - 1)}%`);
+  });
+  return made;
+}
+
+// Puts each name of a point where it covers neither a point nor another name.
+function spread(figure) {
+  const { clientWidth: width, clientHeight: height } = figure;
+  const centre = (each) => [(parseFloat(each.style.left) * width) / 100, (parseFloat(each.style.top) * height) / 100];
+  const taken = [...figure.querySelectorAll(".dot")].map(centre).map(([x, y]) => [x - 6, y - 6, 12, 12]);
+  const free = ([x, y, w, h]) => x >= 0 && x + w <= width + NAME_SPACE
+    && taken.every(([left, top, wide, high]) => x + w < left || left + wide < x || y + h < top || top + high < y);
+  for (const name of figure.querySelectorAll(".name")) {
+    const [x, y] = centre(name);
+    const [w, h] = [name.offsetWidth, name.offsetHeight];
+    const places = [];
+    for (let away = 0; away < 5; away += 1) {
+      for (const down of [-h - 2 - away * h, 2 + away * h]) for (const right of [NAME_SPACE / 2, -w - NAME_SPACE / 2]) places.push([right, down]);
+    }
+    const [right, down] = places.find(([dx, dy]) => free([x + dx, y + dy, w, h])) ?? places[0];
+    name.style.translate = `${right}px ${down}px`;
+    taken.push([x + right, y + down, w, h]);
+  }
+}
+
+// Shows the value nearest to the pointer.
+function tell(figure, marks) {
+  const [dot, says] = [element("span", "here"), element("span", "hint")];
+  figure.append(dot, says);
+  figure.addEventListener("pointermove", (event) => {
+    const box = figure.getBoundingClientRect();
+    const far = ({ left, top }) => Math.hypot(left * box.width / 100 - event.clientX + box.left, (top * box.height / 100 - event.clientY + box.top) / 4);
+    let nearest = null;
+    for (const each of marks) if (!nearest || far(each) <= far(nearest)) nearest = each; // a point goes before a line below it
+    if (!nearest) return;
+    put(dot, nearest.left, nearest.top);
+    says.textContent = nearest.says;
+    figure.classList.add("pointed");
+  });
+  figure.addEventListener("pointerleave", () => figure.classList.remove("pointed"));
+}
+
+for (const place of document.querySelectorAll("[data-chart]")) place.replaceChildren(chart(JSON.parse(place.dataset.chart)));

@@ -1,7 +1,8 @@
 // The live view: what the controller sees and decided, as it comes.
 
 import { call, events, make } from "./api.js";
-import { heatMap, lineChart, short } from "./chart.js";
+import { chart, short } from "./chart.js";
+import { HeatMap } from "./heat_map.js";
 
 const $ = (id) => document.getElementById(id);
 const KEPT_S = 15 * 60;
@@ -15,6 +16,7 @@ const FIGURES = {
   agreement: ["agreement audited", (value) => `${(100 * value).toFixed(2)} %`, 1],
   queue: ["waiting", short, null],
 };
+const heatMap = new HeatMap($("heat"), (replica, unix_s, shown) => ($("heat-says").textContent = `${replica} at ${clock(unix_s)}: ${shown}`));
 let frames = [];
 let now = null;
 let controller = null;
@@ -171,30 +173,34 @@ function curve() {
     const near = points.reduce((best, each) => (Math.abs(each[0] - threshold) < Math.abs(best[0] - threshold) ? each : best));
     return near[1];
   };
-  const dots = now.status.classes.map((each) => [each.threshold, at(each.threshold), `${each.name}: ${short(each.threshold)}`]);
-  const ends = [points.at(-1)[0], points[0][0]];
-  const across = ends[0] === ends[1] ? [[ends[0], short(ends[0])]] : [...ends, (ends[0] + ends[1]) / 2].map((each) => [each, short(each)]);
-  $("curve").replaceChildren(lineChart({ says: "Tokens a second of the whole cluster at each threshold", lines: [points], dots, across, x: ends }));
+  $("curve").replaceChildren(chart({
+    title: "Tokens a second of the whole cluster at each threshold",
+    lines: [{ at: points }],
+    points: now.status.classes.map(({ name, threshold }) => ({ name, x: threshold, y: at(threshold) })),
+  }));
   fill($("curve-rows"), now.curve.map((each) => [short(each.threshold), short(each.tokens_s), `${(100 * each.demand).toFixed(0)} %`]));
 }
 
 function series() {
-  const x = [frames.at(-1).unix_s - KEPT_S, frames.at(-1).unix_s];
+  const last_s = frames.at(-1).unix_s;
   $("series").replaceChildren(...Object.entries(FIGURES).map(([name, [title, shown, top]]) => {
-    const lines = [];
+    const at = [];
     const band = [];
     for (const frame of frames) {
       const values = column(frame, name);
       if (!values.length) continue;
-      lines.push([frame.unix_s, sum(values) / values.length]);
-      if (values.length > 1) band.push([frame.unix_s, values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b))]);
+      const minutes = (frame.unix_s - last_s) / 60;
+      at.push([minutes, sum(values) / values.length]);
+      if (values.length > 1) band.push([minutes, values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b))]);
     }
     const card = make("section", "card");
     const head = make("h3", "", title);
-    if (lines.length) head.append(make("span", "spark-now", shown(lines.at(-1)[1])));
-    card.append(head, lineChart({
-      says: `${title} of the last 15 minutes, mean of the replicas`, lines: [lines], band, x, y: top ? [0, top] : null,
-      across: [[x[0] + 60, "15 min"], [x[1] - 60, "now"]],
+    if (at.length) head.append(make("span", "spark-now", shown(at.at(-1)[1])));
+    card.append(head, chart({
+      title: `${title} of the last 15 minutes, mean of the replicas`,
+      lines: [{ at, band }],
+      x: { ends: [-KEPT_S / 60, 0], unit: " min" },
+      y: top ? { ends: [0, top] } : {},
     }));
     return card;
   }));
@@ -202,35 +208,8 @@ function series() {
 
 function heat() {
   const name = $("heat-figure").value;
-  const names = [...new Set(frames.flatMap((frame) => frame.replicas))];
-  const place = new Map(names.map((each, row) => [each, row]));
-  let most = FIGURES[name][2] ?? 0;
-  const rows = names.map(() => new Array(frames.length).fill(null));
-  frames.forEach((frame, at) => {
-    const figure = frame.figures.indexOf(name);
-    frame.values.forEach((values, number) => {
-      rows[place.get(frame.replicas[number])][at] = values[figure];
-      if (values[figure] > most) most = values[figure];
-    });
-  });
-  const low = name === "threshold" || name === "agreement" ? 0.5 : 0;
-  const canvas = $("heat");
-  canvas.says = { names, rows };
-  canvas.style.height = `${Math.min(640, Math.max(24, 10 * names.length))}px`;
-  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  heatMap(canvas, rows.map((row) => row.map((each) => (each === null ? null : (each - low) / (most - low || 1)))), dark ? [122, 169, 216] : [58, 110, 165]);
-  canvas.setAttribute("aria-label", `${FIGURES[name][0]} of ${names.length} replicas over the last 15 minutes`);
-}
-
-function pointAt(event) {
-  const { names, rows } = event.target.says ?? { names: [] };
-  const box = event.target.getBoundingClientRect();
-  const row = Math.floor(((event.clientY - box.top) / box.height) * names.length);
-  const at = Math.floor(((event.clientX - box.left) / box.width) * frames.length);
-  if (!names[row] || !frames[at]) return;
-  const value = rows[row][at];
-  const shown = value === null ? "not known" : FIGURES[$("heat-figure").value][1](value);
-  $("heat-says").textContent = `${names[row]} at ${clock(frames[at].unix_s)}: ${shown}`;
+  const [title, shown, top] = FIGURES[name];
+  heatMap.draw(frames, { name, title, shown, top, low: name === "threshold" || name === "agreement" ? 0.5 : 0 });
 }
 
 function replicas(last) {
@@ -281,5 +260,4 @@ for (const [name, [title]] of Object.entries(FIGURES)) {
   $("heat-figure").append(option);
 }
 $("heat-figure").addEventListener("change", heat);
-$("heat").addEventListener("pointermove", pointAt);
 follow();

@@ -1,1 +1,0 @@
-"""What HTML reports share: the page, its look, and small charts."""
