@@ -29,9 +29,11 @@ def read_raw(path: AnyPath, rows_per_block: int) -> ray.data.Dataset:
     # A read followed by a repartition is what Ray keeps as tasks of their own. After a map, it would fuse the
     # repartition with the maps on both of its sides, and one task would do the work of all.
     # One block asked for is none that Ray would split first.
-    # A file of this machine may be on no other.
+    # A file of this machine may be on no other; that may be a head without CPUs, or all of them are busy.
     here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()} if isinstance(path, Path) else None
-    file = ray.data.read_datasource(_RecordFile(path.absolute()), override_num_blocks=1, label_selector=here)
+    file = ray.data.read_datasource(
+        _RecordFile(path.absolute()), override_num_blocks=1, num_cpus=0, label_selector=here
+    )
     return file.repartition(target_num_rows_per_block=rows_per_block)
 
 

@@ -126,6 +126,8 @@ class TrainingRun:
                     writer.write(metrics)
                 self._keep_adapter(state, losses)
                 if state.steps % self._config.checkpoint_every == 0 and state.steps < self._steps:
+                    if writer:  # who goes on from this state writes the lines behind it, and finds those before it
+                        writer.flush()
                     self._save(state)
         if state.steps < self._steps:
             self._save(state)

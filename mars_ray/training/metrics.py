@@ -16,7 +16,7 @@ from typing import Protocol
 from matplotlib.figure import Figure
 from upath import UPath
 
-from mars_ray.errors import RunError
+from mars_ray.errors import MarsRayError, RunError
 from mars_ray.storage.location import AnyPath
 from mars_ray.storage.seldom import Seldom
 from mars_ray.storage.whole_file import write_file
@@ -49,9 +49,12 @@ class MetricsWriter(Protocol):
     def write(self, metrics: StepMetrics) -> None:
         """Add one line."""
 
+    def flush(self) -> None:
+        """Have all lines where a process that goes on with the run finds them."""
+
     def __enter__(self) -> "MetricsWriter": ...
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
 
 
 def open_metrics(folder: AnyPath, steps_done: int) -> MetricsWriter:
@@ -77,6 +80,10 @@ class LocalMetricsWriter:
     def write(self, metrics: StepMetrics) -> None:
         """Append one line; readers see it at once."""
         self._file.write(_line(metrics))
+        self.flush()
+
+    def flush(self) -> None:
+        """Hand the lines to the system."""
         self._file.flush()
 
     def __enter__(self) -> "LocalMetricsWriter":
@@ -98,16 +105,19 @@ class StoredMetricsWriter:
         self._lines.append(_line(metrics))
         if self._seldom.due:
             with suppress(RunError), self._seldom.done():  # the next time writes this line, too
-                self._write()
+                self.flush()
+
+    def flush(self) -> None:
+        """Write all lines. Raises `RunError` when the store does not take them."""
+        write_file(self._path, self._lines)
 
     def __enter__(self) -> "StoredMetricsWriter":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._write()
-
-    def _write(self) -> None:
-        write_file(self._path, self._lines)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # A worker that lost the others may have been given up: the lines of those in its place are newer.
+        if kind is None or issubclass(kind, MarsRayError):
+            self.flush()
 
 
 def read_metrics(folder: AnyPath) -> list[StepMetrics]:
