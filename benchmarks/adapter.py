@@ -11,7 +11,8 @@
 is of one request at a time, in rounds of other prompts each: in a round every setting answers the same ones in turn,
 and so does llama.cpp where it is installed, with as many tokens. It counts what comes behind the first token. `curve`
 asks every adapter that a run kept for its tokens per forward in exact mode, and fits a line to them over the logarithm
-of what it was trained on. Each call adds to the file, and to a table beside it.
+of what it was trained on. With `--callers 16` exact mode and `ar` answer so many at once, in turns, and nothing else is
+measured. Each call adds to the file, and to a table beside it.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from transformers.utils import logging
 from mars_ray.adapter.card import read_adapter_card, resolve_adapter, unnamed
 from mars_ray.adapter.folder import load_adapter
 from mars_ray.bench.machine import machine
-from mars_ray.bench.measure import Sample, speedup, throughput
+from mars_ray.bench.measure import Sample, interleaved, speedup, throughput
 from mars_ray.bench.peers.llama_cpp import LlamaCpp, llama_cpp_peers
 from mars_ray.bench.peers.peer import PeerUnavailableError
 from mars_ray.data.chat import ChatEncoder
@@ -59,6 +60,7 @@ ROUND_PROMPTS, WARM_UP_PROMPTS = 10, 3
 SPEED_TOKENS = 48
 """Tokens of an answer at most where speed is measured."""
 CURVE_PROMPTS = 24
+ANSWERS_OF_A_CALLER = 3
 BATCH = 16
 PROMPT_TOKENS_MAX = 384
 MAX_TOKENS = {"general": 128, "reasoning": 192, "structure": 192}
@@ -85,6 +87,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=Path, help="prompts with references, for structure")
     parser.add_argument("--prompts", type=int, default=100, help="whose answers are judged")
     parser.add_argument("--rounds", type=int, default=6, help=f"of {ROUND_PROMPTS} prompts, for speed; 0 for none")
+    parser.add_argument("--callers", type=int, action="append", help="measure so many at once instead; repeatable")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path, required=True)
     given = parser.parse_args()
@@ -102,9 +105,11 @@ def main() -> None:
         adapter = resolve_adapter(given.adapter)
         assert adapter is not None
         found |= about(given.model, folder, adapter)
-        if given.prompts:
+        if given.callers:
+            found["callers"] = [together(checkpoint, folder, adapter, given, asked, each) for each in given.callers]
+        if given.prompts and not given.callers:
             found["quality"] = quality(checkpoint, folder, adapter, asked, MAX_TOKENS[given.workload])
-        if given.rounds:
+        if given.rounds and not given.callers:
             found["speed"] = speed(checkpoint, folder, adapter, given, asked)
     given.json.write_text(json.dumps(report, indent=1) + "\n")
     given.json.with_suffix(".md").write_text(markdown(report))
@@ -230,6 +235,40 @@ def speed(
             }
             for name, each in samples.items()
         },
+    }
+
+
+def together(
+    checkpoint: Checkpoint, folder: Path, adapter: Path, given: argparse.Namespace, asked: list[Question], callers: int
+) -> Json:
+    """Return tokens per second of exact mode and of the base alone, so many requests at once, prompts read and all."""
+    options = EngineOptions(max_num_seqs=callers)
+    engines = {
+        AR: Engine(checkpoint, options),
+        EXACT: Engine(checkpoint, options, adapters=unnamed(load_adapter(adapter, folder))),
+    }
+    prompts = (asked * callers)[: max(callers * ANSWERS_OF_A_CALLER, ROUND_PROMPTS)]
+
+    def answer(setting: DecodingSetting) -> Sample:
+        engines[setting].clear_cache()
+        started_s = time.perf_counter()
+        answers = answered(engines[setting], prompts, setting.decode, SPEED_TOKENS)
+        seconds = time.perf_counter() - started_s
+        tokens, forwards = sum(len(each.tokens) for each in answers), sum(each.forwards for each in answers)
+        return Sample(tokens=tokens, seconds=seconds, forwards=forwards)
+
+    ways = {setting.name: partial(answer, setting) for setting in engines}
+    with ProgressLine(f"{callers} callers", total=len(ways) * (given.rounds + 1)) as progress:
+        samples = interleaved(ways, given.rounds, progress)
+    return {
+        "callers": callers,
+        "answers": len(prompts),
+        "max_tokens": SPEED_TOKENS,
+        "ar": asdict(throughput(samples[AR.name])),
+        "exact": asdict(throughput(samples[EXACT.name])),
+        "times_ar": asdict(speedup(samples[EXACT.name], samples[AR.name])),
+        "tokens_per_forward": sum(each.tokens for each in samples[EXACT.name])
+        / sum(each.forwards for each in samples[EXACT.name]),
     }
 
 

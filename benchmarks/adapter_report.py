@@ -43,6 +43,8 @@ def markdown(report: Json) -> str:
     ]
     for name, found in report["workloads"].items():
         parts += [f"## {name}", _about(found), "\n".join(_rows(found))]
+        if callers := found.get("callers"):
+            parts += ["Several at once, prompts read and all, `ar` and exact in turns:", "\n".join(_callers(callers))]
     if curve := report.get("curve"):
         parts += ["## More training", "\n".join(_curve(curve))]
     return "\n\n".join(parts) + "\n"
@@ -71,6 +73,15 @@ def _rows(found: Json) -> Iterator[str]:
     speed = found.get("speed", {}).get("settings", {})
     for name in speed | quality:
         yield _line([name, *_speed_cells(speed.get(name)), *_quality_cells(quality.get(name), found)])
+
+
+def _callers(callers: Sequence[Json]) -> Iterator[str]:
+    yield from _head(("callers", "tokens per forward", "`ar`, tokens/s", "exact, tokens/s", "times `ar`"))
+    for each in callers:
+        rates = (f"{each[name]['median']:.0f}" for name in ("ar", "exact"))
+        times = each["times_ar"]
+        spread = f"{times['median']:.2f} ({times['min']:.2f}-{times['max']:.2f})"
+        yield _line([str(each["callers"]), f"{each['tokens_per_forward']:.2f}", *rates, spread])
 
 
 def _speed_cells(speed: Json | None) -> list[str]:

@@ -101,6 +101,17 @@ def test_noise_changes_the_time_of_a_usual_step_but_little(seed: int) -> None:
         assert model.seconds(work) == pytest.approx(USUAL.seconds(work), rel=0.05)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_others_on_the_same_cores_make_all_blocks_slower_and_none_more_than_another(seed: int) -> None:
+    random, usual = np.random.default_rng(seed), StepTime(fixed_s=6e-3, position_s=0.5e-3)
+    steps = [StepWork(num_seqs=1, positions=positions, kv_tokens=170) for positions in (1, 4, 7, 12)] * 12
+    held_up = np.where(random.random(len(steps)) < 0.3, 1 + random.exponential(4, len(steps)), 1)
+    model = fit(steps, seconds_of(usual, steps) * held_up)
+    one, seven = (StepWork(num_seqs=1, positions=positions, kv_tokens=170) for positions in (1, 7))
+    longer = usual.seconds(seven) / usual.seconds(one)
+    assert model.seconds(seven) / model.seconds(one) == pytest.approx(longer, rel=0.1)
+
+
 def test_steps_that_took_no_measurable_time_are_no_reason_to_fail() -> None:
     steps, seconds = [StepWork(num_seqs=1, positions=4, kv_tokens=100)] * 20, np.zeros(20)
     assert all(0 <= part < np.inf for part in astuple(fit(steps, seconds)))

@@ -99,13 +99,12 @@ def fit(steps: list[StepWork], seconds_S: NDArray[np.float64]) -> StepTime:
     seconds_S = seconds_S.clip(min=CLOCK_S)
     scale_6 = work_S6.max(axis=0).clip(min=1)
     work_S6 = work_S6 / scale_6
-    # First what a step usually takes: errors relative to what was measured, so that a pause counts for little.
-    found_6, _ = nnls(work_S6 / seconds_S[:, None], np.ones(len(seconds_S)))
-    usual_S = (work_S6 @ found_6).clip(min=CLOCK_S)
-    # Then the mean, which others on the same cores make longer: errors relative to the usual, long pauses left out.
-    kept_S = seconds_S <= PAUSE * usual_S
-    scaled_S6, target_S = work_S6[kept_S] / usual_S[kept_S, None], seconds_S[kept_S] / usual_S[kept_S]
-    found_6, _ = nnls(scaled_S6, target_S)
+    # What a step usually takes: errors relative to what was measured, so that others on the same cores, who make steps
+    # longer and never shorter, count for little. The first look tells which steps were long pauses.
+    kept_S = seconds_S <= PAUSE * _usual(work_S6, seconds_S)[1]
+    found_6, usual_S = _usual(work_S6[kept_S], seconds_S[kept_S])
+    # The mean, which those others make longer: all parts alike, for who was kept waiting says little of its work.
+    found_6 *= (seconds_S[kept_S] / usual_S).mean()
     fixed, seq, position, kv_token, prompt, prompt_token = (found_6 / scale_6).tolist()
     return StepTime(
         fixed_s=fixed,
@@ -115,6 +114,14 @@ def fit(steps: list[StepWork], seconds_S: NDArray[np.float64]) -> StepTime:
         prompt_s=prompt,
         prompt_token_s=prompt_token,
     )
+
+
+def _usual(
+    work_S6: NDArray[np.float64], seconds_S: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the parts of the time that steps usually take, [6], and that time, [S]."""
+    found_6, _ = nnls(work_S6 / seconds_S[:, None], np.ones(len(seconds_S)))
+    return found_6, (work_S6 @ found_6).clip(min=CLOCK_S)
 
 
 def block_rates(
