@@ -45,6 +45,8 @@ class DemandMeter:
 
     def __init__(self, first: ReplicaReport) -> None:
         self._reports = deque([first])
+        self._demand: tuple[ClassDemand, ...] | None = None
+        """The demand, once it was asked for after the last report."""
         self.last = first
 
     def observe(self, report: ReplicaReport) -> bool:
@@ -56,12 +58,14 @@ class DemandMeter:
         self._reports.append(report)
         while report.seconds - self._reports[0].seconds > SIZES_S and len(self._reports) > 2:
             self._reports.popleft()
-        self.last = report
+        self.last, self._demand = report, None
         return True
 
     def demand(self) -> tuple[ClassDemand, ...]:
         """Return the demand by class, in the order of the report."""
-        return tuple(self._demand(now) for now in self.last.state.classes)
+        if self._demand is None:
+            self._demand = tuple(self._demand_of(now) for now in self.last.state.classes)
+        return self._demand
 
     def tokens_s(self) -> float | None:
         """Return the tokens generated each second; None before as many sequences ended as run.
@@ -78,7 +82,7 @@ class DemandMeter:
             tokens += now.tokens - before.tokens + (now.running - before.running) * usual / 2
         return max(0.0, tokens) / seconds
 
-    def _demand(self, now: ClassState) -> ClassDemand:
+    def _demand_of(self, now: ClassState) -> ClassDemand:
         usual, usual_s = self._arrived(now, RATE_S)
         sudden, sudden_s = self._arrived(now, JUMP_S)
         rate = usual / usual_s if usual_s > 0 else 0.0

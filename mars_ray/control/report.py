@@ -43,7 +43,7 @@ class ReplicaReport:
             raise ReportError(f"report.state.max_num_seqs is {state.max_num_seqs}; it must be at least 1.")
         if len({len(each) for point in state.profile for each in (point.tokens, point.positions)}) > 1:
             raise ReportError("report.state.profile has blocks of several lengths; each point has one for each block.")
-        if any(min(each, default=0.0) < 1 for point in state.profile for each in (point.tokens, point.positions)):
+        if any(not each or min(each) < 1 for point in state.profile for each in (point.tokens, point.positions)):
             raise ReportError("report.state.profile has less than one token or position in a forward.")
         time = state.step_time
         if time is not None and not time.fixed_s + time.seq_s + time.position_s:
@@ -91,5 +91,5 @@ def _are_plain(values: tuple[Any, ...], most: float) -> bool:
         and PLAIN.issuperset(map(type, values))
         and math.isfinite(sum(values))
         and min(values) >= 0
-        and max(values) <= most
+        and (most == math.inf or max(values) <= most)
     )

@@ -5,11 +5,14 @@ gains the expected tokens of each. Every row has a clock of its own, up to which
 or has its prompt read in the middle of a tick loses nothing of it. The memory of the cache and shared prefixes are not
 modelled. Prompts are read by `prefill`; what thresholds give and cost is in `threshold_curves`.
 
-Letters: `N` replicas, `R` rows, `C` classes, `B` blocks, `M` some replicas, one row of each.
+What runs lies side by side in a few arrays, whatever its replica, so that a tick is some hundred calls of numpy however
+many there are; a replica has rows only for who waits for one.
+
+Letters: `N` replicas, `R` rows, `C` classes, `B` blocks, `S` sequences that run, `M` some replicas, one row of each.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +20,35 @@ from numpy.typing import NDArray
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.simulate.machine import Machine
 from mars_ray.simulate.prefill import Prefill
-from mars_ray.simulate.queues import ARRIVAL, PROMPT, TOTAL, Floats, Ints, Queues
+from mars_ray.simulate.queues import Floats, Ints, Queues
 from mars_ray.simulate.threshold_curves import ThresholdCurves
 
-Ended = tuple[Ints, Ints, Floats, Floats, Floats, Floats]
-"""Requests that ended: replica, class, arrival, first token, end, tokens."""
+
+class Ended(NamedTuple):
+    """Requests that ended: when they came, had their first token, and ended; their tokens."""
+
+    arrival_s: Floats
+    first_s: Floats
+    end_s: Floats
+    tokens: Floats
+
+
+class _Running(NamedTuple):
+    """Sequences that run."""
+
+    places: Ints
+    """Class, counted through all replicas, and row, counted likewise, [2, S]."""
+    figures: Floats
+    """Columns `CLOCK`, `LEFT`, `LENGTH`, `ARRIVAL`, `FIRST`, `TOKENS`, [6, S]."""
+
+    def some(self, which: Ints) -> "_Running":
+        """Return some of them."""
+        return _Running(self.places.take(which, axis=1), self.figures.take(which, axis=1))
+
+
+CLOCK, LEFT, LENGTH, ARRIVAL, FIRST, TOKENS = range(6)
+"""The moment up to which a sequence was worked; tokens it still has to write; tokens once it ends; when it came and had
+its first token; tokens it writes in all."""
 
 
 class Fleet:
@@ -35,20 +62,12 @@ class Fleet:
         self.queues = Queues(replicas, classes, machine.max_waiting_seqs)
         self.held_NC: Ints = np.zeros(by_class, np.int64)
         """Rows in use."""
+        self._held_N: Ints = np.zeros(replicas, np.int64)
         self.in_flight_N: Ints = np.zeros(replicas, np.int64)
         """Requests in flight, for the router, which counts before it queues."""
-        self._busy_NR = np.zeros((replicas, rows), bool)
-        self._ones_R = np.ones(rows)
-        self._class_NR: Ints = np.zeros((replicas, rows), np.int64)
-        self._clock_NR = np.zeros((replicas, rows))
-        """The moment up to which a row was worked: from then on it decodes, or is free."""
-        self._left_NR = np.zeros((replicas, rows))
-        self._total_NR = np.zeros((replicas, rows))
-        self._prompt_NR = np.zeros((replicas, rows))
-        self._arrival_NR = np.zeros((replicas, rows))
-        self._first_NR = np.zeros((replicas, rows))
-        self._length_N = np.zeros(replicas)
-        """Tokens of all running sequences once they end."""
+        self._running = _Running(np.zeros((2, 0), np.int64), np.zeros((6, 0)))
+        self._free_s_NR = np.zeros((replicas, rows))
+        """The moment from which on a row is free; infinite where it is in use."""
         self._curves = ThresholdCurves(machine, replicas, len(classes), threshold)
         self._prefill = Prefill(machine, replicas)
         self._seconds_N = np.full(replicas, self._times.fixed_s)
@@ -78,73 +97,72 @@ class Fleet:
         """Changes of thresholds since the start."""
         return self._curves.changes_N
 
+    @property
+    def kv_tokens_N(self) -> Floats:
+        """What is attended to on each replica."""
+        figures = self._running.figures
+        found: Floats = self._by_group(figures[LENGTH] - figures[LEFT]).sum(axis=1)
+        return found
+
     def set_thresholds(self, thresholds_NC: Floats) -> None:
         """Set what each class of each replica needs to accept a token ahead."""
         self._curves.set(thresholds_NC)
 
     def add(self, replica: Ints, of_class: Ints, arrival: Floats, prompt: Floats, total: Floats) -> NDArray[np.bool_]:
         """Queue requests, which are counted in `in_flight_N`; return which found a place."""
-        requests = np.column_stack([arrival, prompt, total])
-        self.arrived_NC += self._by_class(replica, of_class)
-        self.prompt_tokens_NC += self._by_class(replica, of_class, prompt)
-        fits = self.queues.add(replica, of_class, requests)
+        group = replica * self.held_NC.shape[1] + of_class
+        self.arrived_NC += self._by_class(group)
+        self.prompt_tokens_NC += self._by_class(group, prompt)
+        fits = self.queues.add(group, np.column_stack([arrival, prompt, total]))
         if not fits.all():
             np.subtract.at(self.in_flight_N, replica[~fits], 1)
         return fits
 
     def advance(self, begin_s: float, end_s: float) -> Ended:
         """Work for a tick; return who ended."""
-        self._pace(begin_s, end_s)
         before_NC = self.tokens_NC.copy()
-        ended = [self._decode(end_s)]
-        while len(admitted := self._admit(end_s)):
-            ended.append(self._decode_these(admitted, end_s))
+        self._pace(begin_s, end_s)
+        stay, ended = self._decode(end_s)
+        running, parts = [stay], [ended]
+        while len(open_M := self._open(end_s)):
+            stay, ended = self._admit(open_M, end_s)
+            running.append(stay)
+            parts.append(ended)
+        self._running = _Running(*(np.concatenate(each, axis=1) for each in zip(*running, strict=True)))
         self.queues.served(self.tokens_NC - before_NC)
-        return tuple(np.concatenate(parts) for parts in zip(*ended, strict=True))  # type: ignore[return-value]
+        return Ended(*np.concatenate(parts, axis=1))
 
-    def kv_tokens(self, replica: int) -> float:
-        """Return what is attended to on one replica."""
-        return float(self._length_N[replica] - self._left_NR[replica].sum())
-
-    def _by_class(self, replica: Ints, of_class: Ints, weights: Floats | None = None) -> NDArray[Any]:
+    def _by_class(self, group: Ints, weights: Floats | None = None) -> NDArray[Any]:
         """Return how many there are of each class on each replica, or their sum."""
-        replicas, classes = self.held_NC.shape
-        return np.bincount(replica * classes + of_class, weights, replicas * classes).reshape(replicas, classes)
+        return np.bincount(group, weights, self.held_NC.size).reshape(self.held_NC.shape)
 
-    def _by_group(self, weights: Floats) -> Floats:
-        """Return the sum over busy rows of each class on each replica."""
-        return (
-            np.bincount(self._group, weights, self.held_NC.size).reshape(self.held_NC.shape).astype(float, copy=False)
-        )
+    def _by_group(self, weights_S: Floats) -> Floats:
+        """Return the sum over the sequences of each class on each replica."""
+        found: Floats = self._by_class(self._running.places[0], weights_S).astype(float, copy=False)
+        return found
 
     def _pace(self, begin_s: float, end_s: float) -> None:
         """Find how many steps each replica does in this tick, and how many tokens a row gains per second."""
-        tick_s, times = end_s - begin_s, self._times
-        self._busy: Ints = np.flatnonzero(self._busy_NR)  # most rows of a large fleet are free at most times
-        self._group = (
-            self._busy // self._machine.max_num_seqs * self.held_NC.shape[1] + self._class_NR.ravel()[self._busy]
-        )
-        self._worked = np.maximum(end_s - self._clock_NR.ravel()[self._busy], 0.0)
+        tick_s, times, curves = end_s - begin_s, self._times, self._curves
+        self._worked = np.maximum(end_s - self._running.figures[CLOCK], 0.0)
         rows_NC = self._by_group(self._worked) / tick_s
         decoding_N = rows_NC.sum(axis=1)
         # A row that is about to decode does so as one, even if it has only part of the tick.
-        rows_NC = np.where(decoding_N[:, None] > 0, rows_NC, 1 / rows_NC.shape[1])
-        rows_N = rows_NC.sum(axis=1)
-        rows_NC = rows_NC * np.maximum(1.0, 1 / rows_N)[:, None]
-        rows_N = np.maximum(rows_N, 1.0)
-        kv_s_N = times.kv_token_s * (self._length_N - self._left_NR @ self._ones_R)
-        tokens_NB = rows_N[:, None] + np.einsum("nc,ncb->nb", rows_NC, self._curves.ahead_NCB)
-        feeding_NB = times.position_s * np.einsum("nc,ncb->nb", rows_NC, self._curves.positions_NCB)
-        feeding_NB += (times.seq_s * rows_N)[:, None]
-        seconds_NB = feeding_NB + (times.fixed_s + kv_s_N)[:, None]
+        rows_NC[decoding_N == 0] = 1 / rows_NC.shape[1]
+        rows_NC *= np.maximum(1.0, 1 / rows_NC.sum(axis=1))[:, None]
+        rows_N = np.maximum(decoding_N, 1.0)
+        other_s_N = times.fixed_s + times.kv_token_s * self.kv_tokens_N
+        tokens_NB = np.einsum("nc,ncb->nb", rows_NC, curves.tokens_NCB)
+        seconds_NB = np.einsum("nc,ncb->nb", rows_NC, curves.feeding_s_NCB)
+        seconds_NB += other_s_N[:, None]
         best_N = (tokens_NB / seconds_NB).argmax(axis=1)
         self.block_N = best_N + 1
         at_N = np.arange(len(best_N))
-        seconds_N, feeding_N = seconds_NB[at_N, best_N], feeding_NB[at_N, best_N]
-        self._reading_s_N = times.fixed_s + kv_s_N + feeding_N * np.minimum(decoding_N / rows_N, 1.0)
+        seconds_N = seconds_NB[at_N, best_N]
+        self._reading_s_N = other_s_N + (seconds_N - other_s_N) * np.minimum(decoding_N / rows_N, 1.0)
         part_N = self._prefill.share_of_tick(begin_s, end_s)
         plain_N, read_N = (1 - part_N) / seconds_N, part_N / (seconds_N + self._prefill.extra_N)
-        self._rate_NC = (1 + self._curves.ahead_NCB[at_N, :, best_N]) * (plain_N + read_N)[:, None]
+        self._rate_NC = curves.tokens_NCB[at_N, :, best_N] * (plain_N + read_N)[:, None]
         self._seconds_N = 1 / (plain_N + read_N)
         if self._watched:
             some = slice(self._watched)
@@ -154,90 +172,71 @@ class Fleet:
             self.step_sums_W22[:, 1, 0] += weight_W * read_N[some]
             self.step_sums_W22[:, 1, 1] += weight_W * part_N[some]
 
-    def _decode(self, end_s: float) -> Ended:
-        """Let all rows gain what their clocks allow."""
-        busy, rate = self._busy, self._rate_NC.ravel()[self._group]
-        clock, before = self._clock_NR.ravel()[busy], self._left_NR.ravel()[busy]
-        left = before - self._worked * rate
-        over = (left <= 0) & (clock < end_s)
-        ends_s = clock[over] + before[over] / rate[over]
-        left = np.maximum(left, 0.0)
-        self.tokens_NC += self._by_group(before - left)
-        self._left_NR.ravel()[busy] = left
-        self._clock_NR.ravel()[busy] = np.maximum(clock, end_s)
-        return self._end(busy[over], ends_s)
+    def _decode(self, end_s: float) -> tuple[_Running, Floats]:
+        """Let all sequences gain what their clocks allow; return those that stay, and who ended."""
+        running, rate = self._running, self._rate_NC.ravel()[self._running.places[0]]
+        clock, left = running.figures[CLOCK], running.figures[LEFT]
+        wanted = self._worked * rate
+        self.tokens_NC += self._by_group(np.minimum(left, wanted))
+        over = (wanted >= left) & (self._worked > 0)
+        went = np.flatnonzero(over)
+        ends_s = clock[went] + left[went] / rate[went]
+        left -= wanted
+        np.maximum(left, 0.0, out=left)
+        np.maximum(clock, end_s, out=clock)
+        ended = self._end(running.some(went), ends_s)
+        return running.some(np.flatnonzero(~over)), ended
 
-    def _decode_these(self, where: Ints, end_s: float) -> Ended:
-        """Let rows that were just filled gain what their clocks allow."""
-        clock = self._clock_NR.ravel()[where]
-        where, clock = where[clock < end_s], clock[clock < end_s]
-        replica, of_class = where // self._machine.max_num_seqs, self._class_NR.ravel()[where]
-        rate, left = self._rate_NC[replica, of_class], self._left_NR.ravel()[where]
-        gained = np.minimum(left, (end_s - clock) * rate)
-        self._left_NR.ravel()[where] = left - gained
-        self._clock_NR.ravel()[where] = end_s
-        self.tokens_NC += self._by_class(replica, of_class, gained)
-        over = gained >= left
-        return self._end(where[over], clock[over] + left[over] / rate[over])
+    def _end(self, gone: _Running, ends_s: Floats) -> Floats:
+        """Free the rows of sequences that end; return the columns of an `Ended`."""
+        figures = gone.figures
+        if len(ends_s):
+            ended_NC = self._by_class(gone.places[0])
+            self.held_NC -= ended_NC
+            self.ended_NC += ended_NC
+            ended_N = ended_NC.sum(axis=1)
+            self._held_N -= ended_N
+            self.in_flight_N -= ended_N
+            self.ended_tokens_NC += self._by_class(gone.places[0], figures[TOKENS])
+            self._free_s_NR.ravel()[gone.places[1]] = ends_s
+        return np.array([figures[ARRIVAL], figures[FIRST], ends_s, figures[TOKENS]])
 
-    def _end(self, where: Ints, ends_s: Floats) -> Ended:
-        replica, of_class = where // self._machine.max_num_seqs, self._class_NR.ravel()[where]
-        total = self._total_NR.ravel()[where]
-        self._free(where, replica, of_class, ends_s)
-        ended_NC = self._by_class(replica, of_class)
-        self.in_flight_N -= ended_NC.sum(axis=1)
-        self.ended_NC += ended_NC
-        self.ended_tokens_NC += self._by_class(replica, of_class, total)
-        return replica, of_class, self._arrival_NR.ravel()[where], self._first_NR.ravel()[where], ends_s, total
+    def _open(self, end_s: float) -> Ints:
+        """Return the replicas where somebody waits, a row is free, and a prompt can be read."""
+        free_N = self._held_N < self._machine.max_num_seqs
+        return np.flatnonzero((self.in_flight_N > self._held_N) & free_N & (self._prefill.until_N < end_s))
 
-    def _free(self, where: Ints, replica: Ints, of_class: Ints, at_s: Floats) -> None:
-        self._busy_NR.ravel()[where] = False
-        self._left_NR.ravel()[where] = 0.0
-        self._clock_NR.ravel()[where] = at_s
-        self.held_NC -= self._by_class(replica, of_class)
-        lengths = self._prompt_NR.ravel()[where] + self._total_NR.ravel()[where]
-        self._length_N -= np.bincount(replica, lengths, len(self._length_N))
-
-    def _admit(self, end_s: float) -> Ints:
-        """Give a free row to the next on each replica, where prompts can be read; return the rows."""
-        waiting_NC, alone = self.queues.waiting, self.held_NC.shape[1] == 1
-        waits = (waiting_NC[:, 0] if alone else waiting_NC.sum(axis=1)) > 0
-        held_N = self.held_NC[:, 0] if alone else self.held_NC.sum(axis=1)
-        open_M = np.flatnonzero(waits & (held_N < self._machine.max_num_seqs) & (self._prefill.until_N < end_s))
-        if not len(open_M):
-            return open_M
-        of_class = self.queues.next(open_M)
-        request = self.queues.pop(open_M, of_class)
-        free_s = np.where(self._busy_NR[open_M], np.inf, self._clock_NR[open_M])
-        row = free_s.argmin(axis=1)
-        where: Ints = open_M * self._machine.max_num_seqs + row
-        block = self.block_N[open_M]
-        masks = (block - 1) * (self.thresholds_NC[open_M, of_class] < 1)
+    def _admit(self, open_M: Ints, end_s: float) -> tuple[_Running, Floats]:
+        """Give a free row to the next on each of these replicas; return those that stay, and who ended at once."""
+        group = self.queues.next(open_M)
+        arrival, prompt, total = self.queues.pop(group).T
+        free_s_MR, row = self._free_s_NR[open_M], open_M * self._machine.max_num_seqs
+        row += free_s_MR.argmin(axis=1)
+        masks = self.block_N[open_M] - 1
         read_s = self._prefill.read(
             open_M,
-            request,
-            masks,
-            free_s[np.arange(len(row)), row],
-            held_N[open_M] > 0,
+            arrival,
+            prompt,
+            masks * (self.thresholds_NC.ravel()[group] < 1),
+            self._free_s_NR.ravel()[row],
+            self._held_N[open_M] > 0,
             self._seconds_N[open_M],
             self._reading_s_N[open_M],
             end_s,
         )
-        credit = self._curves.credit_NCB[open_M, of_class, block - 1]
-        gained = np.minimum(request[:, TOTAL], credit)
-        self._busy_NR.ravel()[where] = True
-        self._class_NR.ravel()[where] = of_class
-        self._clock_NR.ravel()[where] = read_s
-        self._left_NR.ravel()[where] = request[:, TOTAL] - gained
-        self._total_NR.ravel()[where] = request[:, TOTAL]
-        self._prompt_NR.ravel()[where] = request[:, PROMPT]
-        self._arrival_NR.ravel()[where] = request[:, ARRIVAL]
-        self._first_NR.ravel()[where] = read_s
-        self._length_N[open_M] += request[:, PROMPT] + request[:, TOTAL]
-        self.held_NC[open_M, of_class] += 1
-        self.tokens_NC[open_M, of_class] += gained
-        self.queues.served(self._by_class(open_M, of_class, request[:, PROMPT]))
+        first = np.minimum(total, self._curves.credit_NCB.reshape(-1, self._machine.masks + 1)[group, masks])
+        rate, left, worked = self._rate_NC.ravel()[group], total - first, np.maximum(end_s - read_s, 0.0)
+        gained = np.minimum(left, worked * rate)
+        self.tokens_NC.ravel()[group] += first + gained
+        self.held_NC.ravel()[group] += 1
+        self._held_N[open_M] += 1
+        self._free_s_NR.ravel()[row] = np.inf
+        self.queues.served_prompts(group, prompt)
         seen = open_M < self._watched
         if seen.any():
-            self.firsts.append((open_M[seen], (read_s - request[:, ARRIVAL])[seen]))
-        return where
+            self.firsts.append((open_M[seen], (read_s - arrival)[seen]))
+        figures = np.array([np.maximum(read_s, end_s), left - gained, prompt + total, arrival, read_s, total])
+        admitted, over = _Running(np.array([group, row]), figures), (gained >= left) & (worked > 0)
+        went = np.flatnonzero(over)
+        ended = self._end(admitted.some(went), read_s[went] + left[went] / rate[went])
+        return admitted.some(np.flatnonzero(~over)), ended

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from mars_ray.engine.scheduling.scheduler import DECODE_TOKENS
 from mars_ray.simulate.machine import Machine
-from mars_ray.simulate.queues import ARRIVAL, PROMPT, Floats, Ints
+from mars_ray.simulate.queues import Floats, Ints
 
 
 class Prefill:
@@ -38,7 +38,8 @@ class Prefill:
     def read(
         self,
         replica: Ints,
-        request: Floats,
+        arrival: Floats,
+        tokens: Floats,
         masks: Ints,
         free_s: Floats,
         busy: NDArray[np.bool_],
@@ -50,22 +51,20 @@ class Prefill:
 
         A row is free from `free_s` on; a step takes `step_s`, or `reading_step_s` beside prompts.
         """
-        arrival, tokens = request[:, ARRIVAL], request[:, PROMPT]
         # Who finds a step under way waits for its end, half a step on average; who waited for a row got it at one.
         ready_s = np.where(arrival > free_s, arrival + busy * step_s / 2, free_s)
-        until_s = self.until_N[replica]
-        shared = np.where(ready_s <= self._step_N[replica], np.minimum(self._room_N[replica], tokens), 0.0)
-        steps = np.ceil((tokens - shared) / self._budget)
-        start_s = np.maximum(until_s, np.where(steps > 0, ready_s, until_s))
+        until_s, last_s, room = self.until_N[replica], self._step_N[replica], self._room_N[replica]
+        rest = tokens - np.where(ready_s <= last_s, np.minimum(room, tokens), 0.0)
+        steps = np.ceil(rest / self._budget)
+        own, at_least_one = steps > 0, np.maximum(steps, 1)
+        start_s = np.where(own, np.maximum(until_s, ready_s), until_s)
         long = tokens > DECODE_TOKENS
         extra_s = (self._times.prompt_s * steps + self._times.prompt_token_s * (tokens + masks)) * long
         length_s = steps * reading_step_s + extra_s
         done_s: Floats = start_s + length_s
-        left = steps * self._budget - (tokens - shared)
-        self._room_N[replica] = np.where(steps > 0, left, self._room_N[replica] - tokens)
-        last_s = done_s - length_s / np.maximum(steps, 1)
-        self._step_N[replica] = np.where(steps > 0, last_s, self._step_N[replica])
-        self.extra_N[replica] = np.where(steps > 0, extra_s / np.maximum(steps, 1), self.extra_N[replica])
+        self._room_N[replica] = np.where(own, steps * self._budget - rest, room - tokens)
+        self._step_N[replica] = np.where(own, done_s - length_s / at_least_one, last_s)
+        self.extra_N[replica] = np.where(own, extra_s / at_least_one, self.extra_N[replica])
         self.until_N[replica] = done_s
-        self._unpaid_N[replica] += (np.minimum(done_s, end_s) - np.minimum(start_s, end_s)).clip(min=0.0)
+        self._unpaid_N[replica] += np.minimum(done_s, end_s) - np.minimum(start_s, end_s)
         return done_s

@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 
@@ -23,6 +24,8 @@ class Reports:
         self._points, self._times = machine.points, machine.times()
         self._firsts: list[deque[Floats]] = [deque(maxlen=int(WINDOW_S)) for _ in range(watched)]
         self._steps: deque[Floats] = deque([np.zeros((watched, 2, 2))], maxlen=int(WINDOW_S) + 1)
+        self._kv_tokens_N = fleet.kv_tokens_N
+        self._tokens_share = cache(self._tokens_share_of)
 
     def second(self) -> None:
         """End a second."""
@@ -33,11 +36,12 @@ class Reports:
         for number, kept in enumerate(self._firsts):
             kept.append(seconds[replica == number])
         self._steps.append(self._fleet.step_sums_W22.copy())
+        self._kv_tokens_N = self._fleet.kv_tokens_N
 
     def of(self, replica: int, number: int) -> ReplicaReport:
         """Return the report of one replica at the end of second `number`."""
         fleet, machine = self._fleet, self._machine
-        kv_tokens = max(0, round(fleet.kv_tokens(replica)))
+        kv_tokens = max(0, round(float(self._kv_tokens_N[replica])))
         state = EngineState(
             max_num_seqs=machine.max_num_seqs,
             classes=tuple(self._class(replica, place, each) for place, each in enumerate(self._classes)),
@@ -84,11 +88,16 @@ class Reports:
         block = int(self._fleet.block_N[replica])
         # Classes differ in threshold; the one with most rows speaks for all.
         main = int(self._fleet.held_NC[replica].argmax())
-        tokens_B, _ = self._machine.lookahead(float(self._fleet.thresholds_NC[replica, main]))
-        survival_K = np.minimum.accumulate(np.diff(tokens_B[:block]).clip(0.0, 1.0))
-        share_K = -np.diff(np.concatenate([[1.0], survival_K, [0.0]]))
+        share_K = self._tokens_share(float(self._fleet.thresholds_NC[replica, main]), block)
         pace_2K = (seconds_2 / np.maximum(steps_2, 1e-9))[:, None] / np.arange(1, len(share_K) + 1)
         weight_2K = steps_2[:, None] * share_K
         order = pace_2K.ravel().argsort()
         place = int(np.searchsorted(weight_2K.ravel()[order].cumsum(), 0.95 * steps_2.sum()))
         return float(pace_2K.ravel()[order][min(place, len(order) - 1)])
+
+    def _tokens_share_of(self, threshold: float, block: int) -> Floats:
+        """Return the share of steps that give a sequence 1, 2, ... `block` tokens."""
+        tokens_B, _ = self._machine.lookahead(threshold)
+        survival_K = np.minimum.accumulate(np.diff(tokens_B[:block]).clip(0.0, 1.0))
+        found: Floats = -np.diff(np.concatenate([[1.0], survival_K, [0.0]]))
+        return found

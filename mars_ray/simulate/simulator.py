@@ -147,8 +147,7 @@ class _Cluster:
                 self._arrive(at_s[part], came.prompt[part], came.output[part], came.service_class[part])
             begin = until
             if fleet.in_flight_N.any():
-                _, _, arrival, first, end, tokens = fleet.advance(begin_s, end_s)
-                self._recorder.ended(arrival, first, end, tokens)
+                self._recorder.ended(*fleet.advance(begin_s, end_s))
         self._now_s = float(number)
         self._replica_s += self._replicas.count
         self._reports.second()
@@ -185,7 +184,7 @@ class _Cluster:
             self._desired = directive.desired_replicas
         if reporting:
             if self._replicas.up[-1] >= self._reporting:
-                said = {each.name: each.threshold for each in self._controller.status().classes}
+                said = self._controller.thresholds()
                 thresholds_NC[self._reporting :] = [said[name] for name in names]
             self._desired = -(-self._desired * len(self._replicas.up) // len(reporting))
         there = self._replicas.up

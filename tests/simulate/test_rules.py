@@ -36,7 +36,7 @@ def both(
     for second, number in enumerate(queued):
         request = np.zeros((1, len(FIELDS)))
         request[0, 0] = second
-        placed = queues.add(numbers, np.array([number]), request)[0]
+        placed = queues.add(np.array([number]), request)[0]
         try:
             waiting.add([sequence(classes[number], second)])
         except QueueFullError:
@@ -63,12 +63,12 @@ def test_the_next_is_that_of_the_engine_whatever_was_served(
             waiting.add([sequence(classes[of], second)])
             request = np.zeros((1, len(FIELDS)))
             request[0, 0] = second
-            queues.add(numbers, np.array([of]), request)
+            queues.add(np.array([of]), request)
         elif waiting.next() is not None:
             turn = queues.next(numbers)
             taken = waiting.take()
             assert classes[turn[0]].name == taken.service_class
-            assert queues.pop(numbers, turn)[0, 0] == taken.added_s
+            assert queues.pop(turn)[0, 0] == taken.added_s
         of, tokens = data.draw(number), data.draw(st.integers(0, 3))
         waiting.served(classes[of].name, tokens)
         queues.served(np.eye(len(classes))[of][None, :] * tokens)
@@ -87,11 +87,11 @@ def test_a_queue_gives_back_in_the_order_it_took(added: list[int], max_waiting_s
     replica = np.array(added, dtype=np.int64)
     requests = np.zeros((len(added), len(FIELDS)))
     requests[:, 0] = np.arange(len(added))
-    placed = queues.add(replica, np.zeros_like(replica), requests)
+    placed = queues.add(replica, requests)
     for number in range(3):
         expected = [place for place, at in enumerate(added) if at == number][:max_waiting_seqs]
         assert np.flatnonzero(placed & (replica == number)).tolist() == expected
-        taken = [queues.pop(np.array([number]), numbers)[0, 0] for _ in expected]
+        taken = [queues.pop(np.array([number]))[0, 0] for _ in expected]
         assert taken == expected
 
 
@@ -123,8 +123,11 @@ def test_tokens_are_divided_by_share_while_all_want_more() -> None:
 
 def test_a_higher_priority_gets_the_next_row() -> None:
     fleet = fleet_with((GOLD, BATCH), 1, [(0.0, 1), (0.1, 1), (0.2, 0)])
-    ended = [of for tick in range(1000) for of in fleet.advance(tick / 100, (tick + 1) / 100)[1].tolist()]
-    assert ended == [0, 1, 1]
+    ended = list[list[int]]()
+    for tick in range(1000):
+        if len(fleet.advance(tick / 100, (tick + 1) / 100).end_s):
+            ended.append(fleet.ended_NC[0].tolist())
+    assert ended == [[1, 0], [1, 1], [1, 2]]
 
 
 def test_the_router_knows_the_slack_of_the_real_one() -> None:

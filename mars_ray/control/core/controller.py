@@ -40,6 +40,7 @@ WELL_USED = 0.8
 """Share of a replica's time that demand should take at full quality, where there may be as many as it needs."""
 HOT = 1.0
 """A replica whose own demand takes more than all of its time at the threshold of the others gets a lower one."""
+COOL = "it has no more to do than it can do at the threshold of the others"
 
 
 class Controller:
@@ -129,6 +130,10 @@ class Controller:
             paused=self._job.paused,
         )
 
+    def thresholds(self) -> dict[str, float]:
+        """Return the threshold of each class, for replicas that have no more to do than others."""
+        return {name: decision.threshold for name, decision in self._decisions.items()}
+
     def status(self) -> ClusterStatus:
         """Return what is known and decided, for people."""
         requests_s = self._replicas.requests_s()
@@ -196,14 +201,12 @@ class Controller:
             return found
         for replica, load in self._replicas.loads():
             shares = (load.share_with_queue(name, each.threshold) for name, each in self._decisions.items())
-            hot = load.speed is not None and sum(shares) > HOT
-            if not hot and not self._setter.has(replica):
+            if load.speed is not None and sum(shares) > HOT:
+                decisions, _ = self._policy.decide(self._plan, load, self._bounds, self._policy_state, 0.0)
+            elif self._setter.has(replica):
+                decisions = {name: Decision(each.ceiling, COOL) for name, each in self._bounds.items()}
+            else:
                 continue
-            decisions, _ = self._policy.decide(self._plan, load, self._bounds, self._policy_state, 0.0)
-            if not hot:
-                decisions = {
-                    name: replace(each, threshold=self._bounds[name].ceiling) for name, each in decisions.items()
-                }
             applied = self._setter.apply(replica, decisions, self._bounds, now_s)
             found[replica] = {
                 name: each for name, each in applied.items() if each.threshold < self._decisions[name].threshold
