@@ -121,6 +121,7 @@ def reports(replicas: int, seconds: range) -> list[list[ReplicaReport]]:
             tokens_running=0,
             kv_cache_usage=0.3,
             kv_tokens=draw.randrange(8000, 12000),
+            steps=second,
             preemptions=0,
             threshold_changes=0,
             block=4,

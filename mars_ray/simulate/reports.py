@@ -48,6 +48,7 @@ class Reports:
             tokens_running=0,  # for people who watch; nobody decides by it
             kv_cache_usage=min(1.0, kv_tokens / (machine.max_num_seqs * machine.max_model_len)),
             kv_tokens=kv_tokens,
+            steps=number,
             preemptions=0,
             threshold_changes=int(fleet.threshold_changes_N[replica]),
             block=int(fleet.block_N[replica]),

@@ -60,6 +60,7 @@ def engine_state(*classes: ClassState, **fields: Any) -> EngineState:
         "tokens_running": 0,
         "kv_cache_usage": 0.0,
         "kv_tokens": 0,
+        "steps": 0,
         "preemptions": 0,
         "threshold_changes": 0,
         "block": 4,

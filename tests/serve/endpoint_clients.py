@@ -24,6 +24,13 @@ def settled(endpoint: Served) -> None:
     endpoint.run(asyncio.sleep(0))
 
 
+def no_longer_asked(endpoint: Served) -> None:
+    """Wait until the gateway has no request, whatever the engine does."""
+    until_s = time.monotonic() + PATIENCE_S
+    while left := sum(endpoint.gateway.admission.in_flight.values()):
+        assert time.monotonic() < until_s, f"{left} are left in the gateway"
+
+
 def until_running(endpoint: Served, sequences: int) -> None:
     """Wait until so many sequences have a row."""
     until_s = time.monotonic() + PATIENCE_S

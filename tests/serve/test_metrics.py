@@ -184,6 +184,7 @@ STATE = EngineState(
     tokens_running=7,
     kv_cache_usage=0.5,
     kv_tokens=100,
+    steps=9,
     preemptions=3,
     threshold_changes=4,
     block=8,

@@ -24,8 +24,8 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def guarded(keys: dict[str, str]) -> Iterator[Served]:
-    """An endpoint with keys, each of which may have one request in flight."""
-    with served(config_of(keys=keys["path"], limits={"requests_per_key": 1}, log_prompts=True)) as running:
+    """An endpoint with keys, each of which may have one request in flight; `web: false` leaves its pages out."""
+    with served(config_of(keys=keys["path"], limits={"requests_per_key": 1}, log_prompts=True, web=False)) as running:
         yield running
 
 
@@ -51,7 +51,8 @@ def test_a_key_to_use_the_model_may_not_read_metrics(guarded: Served, keys: dict
     ("path", "statuses"),
     [("/healthz", (200, 200, 200)), ("/readyz", (200, 200, 200)), ("/health", (200, 200, 200)),
      ("/ping", (200, 200, 200)), ("/version", (401, 200, 200)), ("/metrics", (401, 403, 200)),
-     ("/control", (401, 403, 200)), ("/openapi.json", (401, 200, 200)), ("/v1/models", (401, 200, 200))],
+     ("/control", (401, 403, 200)), ("/openapi.json", (401, 200, 200)), ("/v1/models", (401, 200, 200)),
+     ("/", (401, 403, 404)), ("/cluster", (401, 403, 404)), ("/web/style.css", (401, 403, 404))],
 )  # fmt: skip
 def test_each_path_is_for_its_role(guarded: Served, keys: dict[str, str], path: str, statuses: tuple[int, ...]) -> None:
     with http(guarded) as plain:

@@ -1,12 +1,18 @@
 """The playground in a real browser."""
 
+import json
+import os
 import re
+import shutil
+import signal
+import subprocess
+import sys
 
 import httpx2
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.serve.endpoint_clients import settled
+from tests.serve.endpoint_clients import no_longer_asked, settled
 from tests.serve.endpoint_samples import ANSWER, MESSAGES, Served
 from tests.web.conftest import WAIT_MS
 
@@ -123,17 +129,74 @@ def test_a_page_takes_less_than_100_kb(page: Page, locked: Served, path: str) ->
     assert sum(sizes) < 100_000
 
 
-def test_stop_ends_the_answer_in_the_engine(page: Page, locked: Served, keys: dict[str, str]) -> None:
+def metric(endpoint: Served, keys: dict[str, str], name: str) -> float:
+    text = httpx2.get(f"{endpoint.url}/metrics", headers={"authorization": f"Bearer {keys['operate']}"}).text
+    [value] = re.findall(rf"^mars:{name}\{{.*\}} (\S+)$", text, re.MULTILINE)
+    return float(value)
+
+
+def test_stop_stops_the_engine_within_a_step(page: Page, locked: Served, keys: dict[str, str]) -> None:
+    """The engine is held while the stop goes to it: all its steps but the one it was at gave the answer something."""
     opened(page, locked, keys["use"])
+    steps, gave = (metric(locked, keys, name) for name in ("engine_steps", "accepted_tokens_count"))
     page.locator("details summary").click()
     page.locator("#max-tokens").fill("4096")
     page.locator("#schema").fill('{"type": "array", "minItems": 3000, "items": {"type": "integer"}}')
     page.locator("#mode-a").select_option("ar")
     ask(page, "Count.")
     expect(page.locator(".token").nth(3)).to_be_attached()
-    assert locked.in_flight()[0] == 1
-    page.locator("#stop").click()
-    expect(page.locator(".reply h2")).to_contain_text("stopped")
+    engine = locked.engine._process
+    assert engine and locked.in_flight()[0] == 1
+    os.kill(engine.pid, signal.SIGSTOP)
+    try:
+        page.locator("#stop").click()
+        expect(page.locator(".reply h2")).to_contain_text("stopped")
+        no_longer_asked(locked)
+    finally:
+        os.kill(engine.pid, signal.SIGCONT)
     settled(locked)
-    metrics = httpx2.get(f"{locked.url}/metrics", headers={"authorization": f"Bearer {keys['operate']}"}).text
-    assert re.search(r"^mars:num_requests_running\{.*\} 0\.0$", metrics, re.MULTILINE)
+    taken = metric(locked, keys, "engine_steps") - steps
+    assert taken - (metric(locked, keys, "accepted_tokens_count") - gave) in (0, 1)
+    assert metric(locked, keys, "num_requests_running") == 0
+    assert metric(locked, keys, "engine_steps") - steps == taken
+
+
+def copied(page: Page, what: str) -> str:
+    page.get_by_role("button", name=what).click()
+    page.get_by_role("button", name="Copy").click()
+    expect(page.locator("#copy")).to_have_text("Copied")
+    page.get_by_role("button", name="Close").click()
+    text: str = page.evaluate("navigator.clipboard.readText()")
+    return text
+
+
+def test_the_copies_as_curl_and_as_python_give_the_answer_of_the_page(
+    page: Page, locked: Served, keys: dict[str, str]
+) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    opened(page, locked, keys["use"])
+    page.locator("details summary").click()
+    page.locator("#schema").fill(
+        '{"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}}, "required": ["name"],'
+        ' "additionalProperties": false}'
+    )
+    page.locator("#threshold-a").fill("1")
+    page.locator("#prompt").fill('It\'s "Oscar" \\ $HOME `id`\n34, é 🙂')
+    curl, python = copied(page, "As curl"), copied(page, "As Python")
+    page.locator("#send").click()
+    ended(page)
+    shown = page.locator(".answer").inner_text()
+    assert json.loads(shown).keys() == {"name"}
+    environment = os.environ | {"MARS_RAY_API_KEY": keys["use"]}
+
+    def run(*command: str) -> str:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert run(sys.executable, "-c", python) == shown + "\n"
+    if shutil.which("curl"):
+        answer = json.loads(run("sh", "-c", curl))
+        assert answer["choices"][0]["message"]["content"] == shown
+    else:
+        pytest.skip("no curl on the PATH; the copy as Python ran")

@@ -127,6 +127,7 @@ class Engine:
             tokens_running=sum(sequence.num_output_tokens for sequence in self._scheduler.running),
             kv_cache_usage=self._slots.used_tokens / self.limits.max_kv_tokens,
             kv_tokens=self._stats.kv_tokens,
+            steps=self._stats.steps,
             preemptions=self._scheduler.preemptions,
             threshold_changes=self._thresholds.changes,
             block=self._blocks.chosen,

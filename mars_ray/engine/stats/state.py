@@ -40,6 +40,8 @@ class EngineState:
     """Share of the KV cache that running sequences fill."""
     kv_tokens: int
     """Tokens in the cache that the last step attended to."""
+    steps: int
+    """Steps that ran a forward so far."""
     preemptions: int
     """How often a running sequence had to give its slot back so far."""
     threshold_changes: int

@@ -51,6 +51,7 @@ class EngineMetrics:
         self._running = self._gauge("num_requests_running", "Sequences that have a row.")
         self._waiting = self._gauge("num_requests_waiting", "Sequences in the queue.")
         self._kv_cache_usage = self._gauge("kv_cache_usage_perc", "Share of the cache that is filled, 0 to 1.")
+        self._steps = self._gauge("engine_steps", "Steps that ran a forward so far.")
         self._preemptions = self._gauge("num_preemptions", "Sequences that gave their row back so far.")
         self._threshold = Gauge(
             "mars:threshold",
@@ -75,6 +76,7 @@ class EngineMetrics:
         self._running.set(state.running)
         self._waiting.set(state.waiting)
         self._kv_cache_usage.set(state.kv_cache_usage)
+        self._steps.set(state.steps)
         self._preemptions.set(state.preemptions)
         for each in state.classes:
             self._threshold.labels(**self._labels, service_class=each.name).set(each.threshold)
