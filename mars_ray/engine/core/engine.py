@@ -169,8 +169,7 @@ class Engine:
         except Exception as error:  # memory for a wider cache: which request it was for cannot be told
             return chunks + self._start_over(error)
         if batch:
-            self._stats.steps += 1
-            chunks += self._run(batch, audit=self._stats.steps % AUDIT_EVERY == 0)
+            chunks += self._run(batch, audit=(self._stats.steps + 1) % AUDIT_EVERY == 0)
             self._free_ended()
             self._stats.step_ended(batch)
         if not self.busy:

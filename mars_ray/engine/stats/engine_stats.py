@@ -65,6 +65,7 @@ class EngineStats:
 
     def step_ended(self, batch: list[ScheduledSequence]) -> None:
         """Record the work of a step that ends, and how long it took."""
+        self.steps += 1
         decoding = [scheduled for scheduled in batch if scheduled.is_decode]
         work = StepWork(
             num_seqs=len(decoding),
