@@ -5,13 +5,18 @@ function of Ray; `tests/test_imports.py` holds that. Modules are imported where 
 Ray Data takes seconds, and Serve reads the environment then.
 """
 
-from collections.abc import Iterator
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
+
+log = logging.getLogger(__name__)
 
 NAMESPACE = "mars-ray"
 """Namespace of our named actors and of our entries in the cluster's key-value store."""
@@ -81,6 +86,34 @@ def serve_http_host() -> str:
 
     host: str = _get_global_client().http_config.host
     return host
+
+
+async def broadcast(handle: Any, method: str, *args: Any, within_s: float) -> AsyncGenerator[Any, None]:
+    """Yield what the replicas of a deployment answer to a call of `method`, as it comes and for so long.
+
+    The public way to read the answers waits for all: one replica that hangs would hide those of the others.
+    """
+    from ray.serve.exceptions import RayServeException
+
+    try:
+        async with asyncio.timeout(within_s):
+            results = await handle.broadcast(method, *args)._fetch_replica_results_async()
+    except (TimeoutError, RayError, RayServeException):
+        return
+    answers = [asyncio.ensure_future(each.get_async()) for each in results]
+    try:
+        for answer in asyncio.as_completed(answers, timeout=within_s):
+            try:
+                yield await answer
+            except TimeoutError:
+                return
+            except Exception as error:
+                log.debug("a replica does not answer: %r", error)
+    finally:
+        for result, answer in zip(results, answers, strict=True):
+            if not answer.done():
+                answer.cancel()
+                result.cancel()
 
 
 @contextmanager

@@ -19,6 +19,8 @@ class Directive:
     replica: str
     answers: int
     """Number of the report that this answers."""
+    controller: str
+    """Which controller decided, by a name that no other has, before or after."""
     epoch: int
     """Number of the decision of the controller that this comes from."""
     thresholds: Mapping[str, float]

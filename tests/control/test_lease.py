@@ -36,6 +36,7 @@ def started(reports: int = 1) -> tuple[Lease, Clock]:
 def answer(number: int = 1, threshold: float = 0.6, **fields: Any) -> Directive:
     usual = {
         "replica": "a",
+        "controller": "first",
         "answers": number,
         "epoch": 1,
         "thresholds": {"standard": threshold},
@@ -122,6 +123,15 @@ def test_answers_to_reports_of_long_ago_are_not_taken() -> None:
     for _ in range(REPORTS_KEPT + 1):
         lease.report(engine_state())
     assert not lease.take(answer(1)) and lease.take(answer(2))
+
+
+def test_a_controller_that_was_replaced_is_not_believed_again() -> None:
+    lease, _ = started(4)
+    assert lease.take(answer(1, controller="first"))
+    assert lease.take(answer(2, controller="second"))
+    assert not lease.take(answer(3, controller="first"))
+    assert lease.directive == answer(2, controller="second")
+    assert lease.take(answer(4, controller="second"))
 
 
 def test_without_a_controller_a_replica_decides_by_its_own_load_within_bounds() -> None:

@@ -105,6 +105,7 @@ def test_the_clock_of_a_report_is_checked_too(seconds: float) -> None:
 def directive(**fields: Any) -> Directive:
     usual = {
         "replica": "a",
+        "controller": "first",
         "answers": 1,
         "epoch": 1,
         "thresholds": {"standard": 0.9},

@@ -218,14 +218,17 @@ def test_a_process_says_what_the_engine_in_this_process_says(
     in_loop(test)
 
 
-def test_a_process_that_is_killed_ends_what_it_was_asked(prompts: list[tuple[int, ...]]) -> None:
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_is_killed_or_hangs_ends_what_it_was_asked(
+    prompts: list[tuple[int, ...]], how: signal.Signals
+) -> None:
     async def test() -> None:
-        engine, _ = await AsyncEngine.start(spec())
+        engine, _ = await AsyncEngine.start(spec(), step_seconds=1)
         try:
             stream = engine.generate(request("a", prompts[0], max_tokens=1500, ignore_eos=True))
             await anext(stream)
             assert engine._process is not None
-            os.kill(engine._process.pid, signal.SIGKILL)
+            os.kill(engine._process.pid, how)
             with pytest.raises(ReplicaLostError):
                 async for _ in stream:
                     pass

@@ -165,6 +165,7 @@ class Controller:
         return Directive(
             replica=report.replica,
             answers=report.number,
+            controller=self._life,
             epoch=self._epoch,
             thresholds={name: decision.threshold for name, decision in decisions.items()},
             reasons={name: decision.reason for name, decision in decisions.items()},

@@ -2,7 +2,8 @@
 
 In:    states of the engine, directives in any order, a clock.
 Out:   numbered reports; the thresholds in force.
-Never: follows a directive beyond its lease, an old one after a newer, or one that is not its own or out of bounds.
+Never: follows a directive beyond its lease, an old one after a newer, one of a controller after another took its place,
+       or one that is not its own or out of bounds.
 """
 
 import logging
@@ -33,6 +34,8 @@ class Lease:
         self._number = 0
         self._directive: Directive | None = None
         self._ends_s = 0.0
+        self._replaced = set[str]()
+        """Controllers that another took the place of: one that was cut off may not know that it was given up."""
         self._alone: Controller | None = None
         """Decides for this replica by its own reports while there is no lease."""
 
@@ -54,6 +57,9 @@ class Lease:
             return False
         if self._now_s() >= made_s + directive.lease_s:
             return False
+        if directive.controller in self._replaced:
+            log.error("controller %s was replaced; what it says is ignored", directive.controller)
+            return False
         for name, threshold in directive.thresholds.items():
             if name not in self._names() or not self._plan.floor(name) <= threshold <= self._plan.ceiling:
                 log.error("a directive wants %s for class %s, which is out of bounds; it is ignored", threshold, name)
@@ -61,6 +67,9 @@ class Lease:
         if set(directive.thresholds) != self._names():
             log.error("a directive names the classes %s; it is ignored", ", ".join(directive.thresholds))
             return False
+        if self._directive is not None and directive.controller != self._directive.controller:
+            self._replaced.add(self._directive.controller)
+            log.warning("replica %s follows another controller: %s", self._replica, directive.controller)
         self._directive, self._ends_s = directive, made_s + directive.lease_s
         return True
 

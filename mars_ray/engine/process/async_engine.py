@@ -41,6 +41,9 @@ BUFFERED_TOKENS = 2048
 UNLIMITED = sys.maxsize
 """Tokens that may be buffered for a request that is not streamed: its sequences come in one piece, however long."""
 
+STEP_SECONDS = 300
+"""No step takes so long: an engine that is at one for longer hangs."""
+
 LOST = "the engine stopped before the request ended."
 
 
@@ -54,12 +57,16 @@ class AsyncEngine:
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
+        self._watching: asyncio.Task[None] | None = None
         self.gone = asyncio.Event()
-        """Set when the engine died by itself."""
+        """Set when the engine died by itself, or was ended because it hung."""
 
     @classmethod
-    async def start(cls, spec: EngineSpec) -> tuple["AsyncEngine", EngineFacts]:
-        """Start a process with the engine of `spec`. Raises what the engine raised: `ModelError`, `ConfigError`."""
+    async def start(cls, spec: EngineSpec, *, step_seconds: int = STEP_SECONDS) -> tuple["AsyncEngine", EngineFacts]:
+        """Start a process with the engine of `spec`, which is ended when a step takes longer than `step_seconds`.
+
+        Raises what the engine raised: `ModelError`, `ConfigError`.
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
@@ -75,6 +82,7 @@ class AsyncEngine:
         facts = await read_event(reader)
         if isinstance(facts, EngineFacts):
             engine._reading = asyncio.create_task(engine._read(reader))
+            engine._watching = asyncio.create_task(engine._end_if_hung(step_seconds))
             return engine, facts
         await engine.close()
         raise facts.error if isinstance(facts, Failed) else ReplicaLostError("the engine died while it started.")
@@ -104,6 +112,10 @@ class AsyncEngine:
                 del self._streams[request.id]
                 self._cancel(request.id)
 
+    def has(self, request_id: str) -> bool:
+        """Return whether a request is here and has not ended."""
+        return request_id in self._streams
+
     async def state(self) -> EngineState:
         """Return how the engine is after the step it is at. Raises `ReplicaLostError`; waits while a step does."""
         answer: asyncio.Future[EngineState] = asyncio.get_running_loop().create_future()
@@ -122,9 +134,10 @@ class AsyncEngine:
         """Stop the engine; streams still open end with a `ReplicaLostError`."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
+        for task in (self._reading, self._watching):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         if self._writer is not None:
             self._writer.close()
         if self._process is not None:
@@ -164,6 +177,28 @@ class AsyncEngine:
         assert self._writer is not None
         self._writer.close()
         self._lose()
+
+    async def _end_if_hung(self, step_seconds: int) -> None:
+        assert self._process is not None
+        try:
+            while await self._steps(step_seconds):
+                await asyncio.sleep(1)
+        except ReplicaLostError:
+            return
+        log.error("the engine hangs: a step did not end in %d s", step_seconds)
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def _steps(self, seconds: int) -> bool:
+        """Return whether the step that the engine is at ends. Raises `ReplicaLostError`."""
+        state = asyncio.ensure_future(self.state())
+        for _ in range(seconds):  # one long wait would end at once where the machine was suspended meanwhile
+            done, _ = await asyncio.wait((state,), timeout=1)
+            if done:
+                state.result()
+                return True
+        state.cancel()
+        return False
 
     def _lose(self) -> None:
         """End what waits for an engine that is no more."""

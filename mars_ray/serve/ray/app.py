@@ -25,7 +25,7 @@ DRAIN_SECONDS = 120
 
 HEALTH_SECONDS = 1
 HEALTH_TIMEOUT_SECONDS = 30
-"""Seconds for a health check; no step takes so long. After three failures in a row the replica is replaced."""
+"""Seconds for a health check; after three failures in a row the replica is replaced."""
 
 MAX_NUM_SEQS = 256
 """Sequences that an engine decodes together at most where the operator sets no number."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from ray import serve
@@ -21,17 +21,22 @@ from mars_ray.serve.ray.autoscaling import DESIRED
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
 from mars_ray.serve.replicas.local_engine_client import LocalEngineClient
 
+STEP_SECONDS = 30
+"""An engine that answers callers takes no step so long: it hangs, and they are answered by another."""
+
 
 class EngineReplica:
     """One engine. Its methods return errors as values: what becomes of an exception depends on Ray's transport."""
 
     async def __init__(self, config: ServeConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         folder = resolve_model(config.model)
-        engine, facts = await AsyncEngine.start(config.engine_spec(folder))
+        engine, facts = await AsyncEngine.start(config.engine_spec(folder), step_seconds=STEP_SECONDS)
+        self._engine = engine
         self._ending = asyncio.create_task(_end_with(engine))
         replica = serve.get_replica_context()
+        self._name = replica.replica_id.unique_id
         plan = config.plan(folder)
-        self._lease = Lease(replica.replica_id.unique_id, plan)
+        self._lease = Lease(self._name, plan)
         self._beating = asyncio.create_task(
             run_heartbeats(
                 engine, self._lease, RayController(config.controller or replica.app_name, plan).handle_report
@@ -41,7 +46,7 @@ class EngineReplica:
         self._client = LocalEngineClient(
             engine,
             ModelInfo(name=config.model_name, created=created, engine=facts, adapters=tuple(config.adapters)),
-            EngineMetrics(model=config.model_name, replica=replica.replica_id.unique_id),
+            EngineMetrics(model=config.model_name, replica=self._name),
         )
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk | MarsRayError, None]:
@@ -68,9 +73,9 @@ class EngineReplica:
         """Return the metrics of this replica."""
         return "".join(await self._client.metrics())
 
-    async def alive(self) -> bool:
-        """Return True: a gateway asks only whether this replica answers."""
-        return True
+    async def running(self, requests: Sequence[str]) -> tuple[str, list[str]]:
+        """Return who this is and which of some requests it has: a gateway asks whether this replica answers at all."""
+        return self._name, [each for each in requests if self._engine.has(each)]
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Return what `serve.ray.autoscaling` goes by; nothing while no controller answers."""

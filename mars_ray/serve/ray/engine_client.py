@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
+from uuid import uuid4
 
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
@@ -13,14 +14,18 @@ from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.request import Request
 from mars_ray.errors import MarsRayError, QueueFullError, ReplicaLostError, UnavailableError
 from mars_ray.openai_api.model_info import ModelInfo
-from mars_ray.ray_private import fresh_request_id
+from mars_ray.ray_private import broadcast, fresh_request_id
+from mars_ray.serve.replicas.heard import HEARD
+from mars_ray.serve.replicas.waiting_calls import LOST, WaitingCalls
 
 WATCH_SECONDS = 1.0
+ANSWER_SECONDS = 5.0
+"""Seconds an engine has to say that it is there."""
+UP_SECONDS = 2.5
 OUTAGE_SECONDS = 30.0
 """Seconds without any engine after which waiting calls end: Serve itself would hold them for ever. A replica that died
 is back sooner than this."""
 
-LOST = "the replica that answered died. Send the request again."
 NONE_UP = "no engine is up. Try again later."
 
 T = TypeVar("T")
@@ -33,22 +38,30 @@ class RayEngineClient:
         # Plain pickle: what is sent are dataclasses, and Ray's default is made for functions.
         self._engines = engines.options(request_serialization="pickle", response_serialization="pickle")
         self._streams = self._engines.options(stream=True)
-        self._up, self._up_s = False, time.monotonic()
-        self._outage: asyncio.Future[None] | None = None
-        """A future that is done once no engine was up for too long; calls that wait for an engine end with it."""
+        self._up_s = time.monotonic()
+        """When an engine answered last, or this client began."""
+        self._heard = False
+        self._calls = WaitingCalls()
 
     async def watch(self) -> None:
-        """Look after the engines until cancelled, so that no call waits for one that does not come."""
-        while True:
-            self._up = bool(await self._of_all("alive"))
-            if self._up:
-                self._up_s = time.monotonic()
-            elif time.monotonic() - self._up_s > OUTAGE_SECONDS:
-                self._end_waiting()
-            await asyncio.sleep(WATCH_SECONDS)
+        """Look after the engines until cancelled, so that no call waits for one that never answers."""
+        asking = set[asyncio.Task[None]]()
+        try:
+            while True:
+                # An engine that is slow to answer is heard all the same, and holds up no question to the others.
+                asked = asyncio.create_task(self._ask(self._calls.unheard(up=self._up)))
+                asking.add(asked)
+                asked.add_done_callback(asking.discard)
+                if time.monotonic() - self._up_s > OUTAGE_SECONDS:
+                    self._calls.end(UnavailableError(NONE_UP))
+                await asyncio.sleep(WATCH_SECONDS)
+        finally:
+            for each in asking:
+                each.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
 
     async def ready(self) -> bool:
-        """Return whether a replica answered when they were last asked, `WATCH_SECONDS` ago or so.
+        """Return whether a replica answered within the last `UP_SECONDS`.
 
         Callers need no key to ask for this, so it must cost nothing.
         """
@@ -58,64 +71,48 @@ class RayEngineClient:
         """Yield the chunks of a request as they come; closing the generator cancels it."""
         with fresh_request_id():
             chunks = self._streams.stream.remote(request)
-        try:
-            said = await self._unless_none_is_up(anext(chunks, None))
-            while said is not None:
-                yield _value(said)
-                said = await _sent(anext(chunks, None))
-        finally:
-            chunks.cancel()
+        with self._calls.call(request.id) as call:
+            try:
+                while (said := await call.wait_for(_sent(anext(chunks, None)))) is not None:
+                    yield _value(said)
+            finally:
+                chunks.cancel()
 
     async def collect(self, request: Request) -> list[Chunk]:
         """Return all chunks of a request once it ended; cancelling the task cancels it."""
         with fresh_request_id():
             response = self._engines.collect.remote(request)
-        try:
-            collected: list[Chunk] = _value(await self._unless_none_is_up(_awaited(response)))
-        except BaseException:
-            response.cancel()
-            raise
+        collected: list[Chunk] = _value(await self._answer(request.id, response))
         return collected
 
     async def model_info(self) -> ModelInfo:
         """Return what is known of the model."""
         with fresh_request_id():
             response = self._engines.model_info.remote()
-        try:
-            model: ModelInfo = await self._unless_none_is_up(_awaited(response))
-        except BaseException:
-            response.cancel()
-            raise
+        model: ModelInfo = await self._answer(uuid4().hex, response)
         return model
 
     async def metrics(self) -> list[str]:
         """Return the metrics of each replica that answers."""
-        return await self._of_all("metrics")
+        return [said async for said in broadcast(self._engines, "metrics", within_s=WATCH_SECONDS)]
 
-    async def _of_all(self, method: str) -> list[Any]:
-        try:
-            async with asyncio.timeout(WATCH_SECONDS):
-                results = await self._engines.broadcast(method).results_async(return_exceptions=True)
-        except (TimeoutError, RayActorError, DeploymentUnavailableError):
-            return []
-        return [each for each in results if not isinstance(each, BaseException)]
+    @property
+    def _up(self) -> bool:
+        return self._heard and time.monotonic() - self._up_s < UP_SECONDS
 
-    async def _unless_none_is_up(self, call: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `call`. Raises `UnavailableError` when no engine comes up while it waits."""
-        if self._outage is None or self._outage.done():
-            self._outage = asyncio.get_running_loop().create_future()
-        calling = asyncio.ensure_future(_sent(call))
-        try:
-            await asyncio.wait((calling, self._outage), return_when=asyncio.FIRST_COMPLETED)
-            if not calling.done():
-                raise UnavailableError(NONE_UP)
-            return calling.result()
-        finally:
-            calling.cancel()
+    async def _ask(self, calls: list[str]) -> None:
+        async for replica, running in broadcast(self._engines, "running", calls, within_s=ANSWER_SECONDS):
+            HEARD.note(replica)
+            self._calls.hear(running)
+            self._heard, self._up_s = True, time.monotonic()
 
-    def _end_waiting(self) -> None:
-        if self._outage is not None and not self._outage.done():
-            self._outage.set_result(None)
+    async def _answer(self, name: str, response: Any) -> Any:
+        with self._calls.call(name) as call:
+            try:
+                return await call.wait_for(_sent(_awaited(response)))
+            except BaseException:
+                response.cancel()
+                raise
 
 
 def _value(said: Any) -> Any:
