@@ -34,8 +34,10 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def locked(keys: dict[str, str]) -> Iterator[Served]:
-    """An endpoint with keys."""
-    with served(config_of(keys=keys["file"], threshold=0.99, control={"policy": "fixed"})) as endpoint:
+    """An endpoint with keys; compiled where pictures are taken of it."""
+    engine = {"compiled": "MARS_RAY_PICTURES" in os.environ}
+    config = config_of(keys=keys["file"], threshold=0.99, control={"policy": "fixed"}, engine=engine)
+    with served(config) as endpoint:
         yield endpoint
 
 

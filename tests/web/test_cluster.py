@@ -6,6 +6,7 @@ import httpx2
 import pytest
 from playwright.sync_api import Page, expect
 
+from mars_ray.serve.http import live_feed
 from tests.samples import Cli
 from tests.serve.endpoint_samples import MESSAGES, Served
 from tests.web.test_playground import give_key
@@ -88,6 +89,19 @@ def test_an_override_set_in_the_page_is_seen_by_status_and_cleared_there(
         page.get_by_role("button", name="Yes").click()
     locked.beat()
     expect(page.locator("#classes tr").first).not_to_contain_text("set by an operator")
+
+
+def test_a_stream_ends_by_itself_and_the_view_goes_on_from_there(
+    page: Page, locked: Served, keys: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_feed, "LASTS_S", 0.1)
+    watched(page, locked, keys["operate"])
+    beaten(page, locked)
+    with page.expect_request(re.compile("controller=.+&after=[1-9]")) as again:
+        pass
+    text = httpx2.get(again.value.url, headers={"authorization": f"Bearer {keys['operate']}"}).text
+    assert '"now"' in text and '"frame"' not in text, "no frame is sent twice"
+    expect(page.locator("#says")).to_have_class("soft")
 
 
 def test_a_restart_of_the_controller_is_told_and_what_was_before_stays(

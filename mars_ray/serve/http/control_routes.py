@@ -40,9 +40,9 @@ def control_routes(control: ControlClient) -> APIRouter:
         return await control.status()
 
     @routes.get("/live", include_in_schema=False)
-    async def live() -> Response:
-        """Stream the cluster as it changes, for the live view."""
-        return EventStreamResponse(feed.events(), {})
+    async def live(controller: str = "", after: int = 0) -> Response:
+        """Stream what came since `after` in that life of the controller, and what comes, to the live view."""
+        return EventStreamResponse(feed.events(controller, after), {})
 
     @routes.put("/threshold", status_code=204)
     async def set_threshold(body: OverrideRequest) -> Response:

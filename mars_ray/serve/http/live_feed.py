@@ -2,7 +2,8 @@
 
 In:    a `ControlClient`.
 Out:   JSON texts: `frames` of the past and those that come, `now`, `silent` while no controller answers.
-Never: keeps anything: after a restart of the controller its new frames follow, and the page has the old ones.
+Never: keeps anything: after a restart of the controller its new frames follow, and the page has the old ones; nor holds
+       up a gateway that stops: it ends soon by itself, and whoever looks asks for what came since.
 """
 
 import asyncio
@@ -21,6 +22,8 @@ from mars_ray.openai_api.api_error import ApiError
 from mars_ray.serve.http.control_client import ControlClient
 
 EVERY_S = 1.0
+LASTS_S = 15.0
+"""Seconds until a viewer has to ask again: a gateway that is to stop waits for what it has begun."""
 JOBS_EVERY_S = 5.0
 VIEWERS = 8
 """Live views at a time: each holds one of the places that operators have."""
@@ -35,18 +38,22 @@ class LiveFeed:
     def __init__(self, control: ControlClient) -> None:
         self._control, self._viewers = control, 0
 
-    def events(self) -> AsyncGenerator[str, None]:
-        """Return the events for one viewer. Raises an `ApiError` where there are too many."""
+    def events(self, controller: str, after: int) -> AsyncGenerator[str, None]:
+        """Return the events for one viewer, who knows the frames up to `after` of that life of the controller.
+
+        Raises an `ApiError` where there are too many viewers.
+        """
         if self._viewers >= VIEWERS:
             message = f"{VIEWERS} live views are open already, the most there may be. Close one."
             raise ApiError(429, message, type="rate_limit_error", code="overloaded")
-        return self._events()
+        return self._events(controller, after)
 
-    async def _events(self) -> AsyncGenerator[str, None]:
+    async def _events(self, controller: str, after: int) -> AsyncGenerator[str, None]:
         self._viewers += 1
         try:
-            controller, after, jobs, jobs_s = "", 0, list[RunningJob](), -JOBS_EVERY_S
-            while True:
+            jobs, jobs_s = list[RunningJob](), -JOBS_EVERY_S
+            ends_s = time.monotonic() + LASTS_S
+            while time.monotonic() < ends_s:
                 try:
                     if time.monotonic() - jobs_s >= JOBS_EVERY_S:
                         jobs, jobs_s = await self._control.jobs(), time.monotonic()
@@ -59,7 +66,7 @@ class LiveFeed:
                         yield json.dumps({"frame": _frame(frame), "controller": report.controller})
                     if report.frames:
                         controller, after = report.controller, report.frames[-1].number
-                    yield json.dumps({"now": _now(report, jobs)})
+                    yield json.dumps({"now": _now(report, jobs) | {"after": after}})
                 await asyncio.sleep(EVERY_S)
         finally:
             self._viewers -= 1

@@ -7,14 +7,15 @@ import { HeatMap } from "./heat_map.js";
 const $ = (id) => document.getElementById(id);
 const KEPT_S = 15 * 60;
 const ROWS_LISTED = 100;
+// What is shown of a replica: its title, a value in words, and the ends of its axis, which go further where values do.
 const FIGURES = {
-  load: ["rows in use", (value) => `${(100 * value).toFixed(0)} %`, 1],
-  threshold: ["threshold", short, 1],
-  block: ["block", short, null],
-  tokens_s: ["tokens/s", short, null],
-  tokens_per_forward: ["tokens per forward", (value) => value.toFixed(2), null],
-  agreement: ["agreement audited", (value) => `${(100 * value).toFixed(2)} %`, 1],
-  queue: ["waiting", short, null],
+  load: ["rows in use", (value) => `${(100 * value).toFixed(0)} %`, [0, 1]],
+  threshold: ["threshold", short, [0.9, 1]],
+  block: ["block", short],
+  tokens_s: ["tokens/s", short],
+  tokens_per_forward: ["tokens per forward", (value) => value.toFixed(2)],
+  agreement: ["agreement audited", (value) => `${(100 * value).toFixed(2)} %`, [0.9, 1]],
+  queue: ["waiting", short],
 };
 const heatMap = new HeatMap($("heat"), (replica, unix_s, shown) => ($("heat-says").textContent = `${replica} at ${clock(unix_s)}: ${shown}`));
 let frames = [];
@@ -183,7 +184,7 @@ function curve() {
 
 function series() {
   const last_s = frames.at(-1).unix_s;
-  $("series").replaceChildren(...Object.entries(FIGURES).map(([name, [title, shown, top]]) => {
+  $("series").replaceChildren(...Object.entries(FIGURES).map(([name, [title, shown, ends]]) => {
     const at = [];
     const band = [];
     for (const frame of frames) {
@@ -200,7 +201,7 @@ function series() {
       title: `${title} of the last 15 minutes, mean of the replicas`,
       lines: [{ at, band }],
       x: { ends: [-KEPT_S / 60, 0], unit: " min" },
-      y: top ? { ends: [0, top] } : {},
+      y: ends ? { ends: [Math.min(ends[0], ...at.map(([, value]) => value), ...band.map(([, low]) => low)), ends[1]] } : {},
     }));
     return card;
   }));
@@ -208,8 +209,8 @@ function series() {
 
 function heat() {
   const name = $("heat-figure").value;
-  const [title, shown, top] = FIGURES[name];
-  heatMap.draw(frames, { name, title, shown, top, low: name === "threshold" || name === "agreement" ? 0.5 : 0 });
+  const [title, shown, ends] = FIGURES[name];
+  heatMap.draw(frames, { name, title, shown, ends: ends ?? [0, 0] });
 }
 
 function replicas(last) {
@@ -242,15 +243,16 @@ function jobs() {
   }));
 }
 
+// A stream ends soon by itself, for a gateway that stops waits for it; the next one goes on from there.
 async function follow() {
   for (;;) {
     try {
-      for await (const data of events(await call("control/live"))) take(JSON.parse(data));
-      say("The connection ended; it is made again.", true);
+      const known = new URLSearchParams(now ? { controller, after: now.after } : {});
+      for await (const data of events(await call(`control/live?${known}`))) take(JSON.parse(data));
     } catch (error) {
       say(`${error.message} It is tried again.`, true);
+      await new Promise((resolve) => setTimeout(resolve, 2000));
     }
-    await new Promise((resolve) => setTimeout(resolve, 2000));
   }
 }
 

@@ -12,16 +12,18 @@ export class HeatMap {
     canvas.addEventListener("pointermove", (event) => this.point(event));
   }
 
-  // Draws `name` of the frames between `low` and `top`, or the most there is.
-  draw(frames, { name, title, shown, top, low }) {
+  // Draws `name` of the frames, from pale to full between `ends`, further where values go further.
+  draw(frames, { name, title, shown, ends }) {
     const replicas = [...new Set(frames.flatMap((frame) => frame.replicas))];
     const place = new Map(replicas.map((each, row) => [each, row]));
     const rows = replicas.map(() => new Array(frames.length).fill(null));
-    let most = top ?? 0;
+    let [low, most] = ends;
     frames.forEach((frame, at) => {
       const figure = frame.figures.indexOf(name);
       frame.values.forEach((values, number) => {
         rows[place.get(frame.replicas[number])][at] = values[figure];
+        if (values[figure] === null) return;
+        if (values[figure] < low) low = values[figure];
         if (values[figure] > most) most = values[figure];
       });
     });
