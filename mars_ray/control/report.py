@@ -6,6 +6,7 @@ Never: trusts the sender: a report may come late, twice, or from a version that 
 """
 
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, partial
@@ -21,6 +22,8 @@ MOST = 1e300
 NAMES = frozenset({"replica", "name"})
 OPTIONAL = frozenset({"step_time", "agreement", "ttft_p95_s", "itl_p95_s"})
 """Fields that are None before anything was measured."""
+_checked = deque[object]([()], maxlen=1)
+"""The profile that was found right last: simulated replicas all report the same one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,17 +40,23 @@ class ReplicaReport:
     def __post_init__(self) -> None:
         _check("report", "report", self)
         state = self.state
+        if state.profile is not _checked[0]:
+            self._check_blocks()
+            _checked.append(state.profile)
         if not state.classes:
             raise ReportError("report.state.classes is empty; there is at least one class.")
         if state.max_num_seqs < 1:
             raise ReportError(f"report.state.max_num_seqs is {state.max_num_seqs}; it must be at least 1.")
-        if len({len(each) for point in state.profile for each in (point.tokens, point.positions)}) > 1:
-            raise ReportError("report.state.profile has blocks of several lengths; each point has one for each block.")
-        if any(not each or min(each) < 1 for point in state.profile for each in (point.tokens, point.positions)):
-            raise ReportError("report.state.profile has less than one token or position in a forward.")
         time = state.step_time
         if time is not None and not time.fixed_s + time.seq_s + time.position_s:
             raise ReportError("report.state.step_time is 0 for a step without prompts; it takes some time.")
+
+    def _check_blocks(self) -> None:
+        by_block = [each for point in self.state.profile for each in (point.tokens, point.positions)]
+        if len(set(map(len, by_block))) > 1:
+            raise ReportError("report.state.profile has blocks of several lengths; each point has one for each block.")
+        if any(not each or min(each) < 1 for each in by_block):
+            raise ReportError("report.state.profile has less than one token or position in a forward.")
 
     def __reduce__(self) -> tuple[Callable[[], "ReplicaReport"], tuple[()]]:
         # Whoever unpickles a report goes through its constructor, and so checks it.
@@ -69,7 +78,7 @@ def _check(name: str, place: str, value: Any) -> None:
             if not (type(field) in PLAIN and 0 <= field <= (1 if each in SHARES else MOST)):  # as nearly all are
                 _check(each, f"{place}.{each}", field)
     elif isinstance(value, tuple):
-        if _are_plain(value, 1 if name in SHARES else math.inf):
+        if value is _checked[0] or _are_plain(value, 1 if name in SHARES else math.inf):
             return
         for number, each in enumerate(value):
             _check(name, f"{place}[{number}]", each)

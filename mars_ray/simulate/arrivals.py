@@ -83,7 +83,7 @@ class Arrivals:
             moments = np.repeat(opens_s, came)
             moments = moments + self._random.random(len(copies)) * (np.maximum(end_s - moments, 0.0))
             chosen, times = np.concatenate([chosen, copies]), np.concatenate([times, moments])
-            order = np.argsort(times, kind="stable")
+            order = np.argsort(times)
             chosen, times = chosen[order], times[order]
         drawn = self._class[chosen]
         if len(self._mix) > 1 and (drawn < 0).any():

@@ -24,15 +24,6 @@ from mars_ray.simulate.queues import Floats, Ints, Queues
 from mars_ray.simulate.threshold_curves import ThresholdCurves
 
 
-class Ended(NamedTuple):
-    """Requests that ended: when they came, had their first token, and ended; their tokens."""
-
-    arrival_s: Floats
-    first_s: Floats
-    end_s: Floats
-    tokens: Floats
-
-
 class _Running(NamedTuple):
     """Sequences that run."""
 
@@ -113,13 +104,13 @@ class Fleet:
         group = replica * self.held_NC.shape[1] + of_class
         self.arrived_NC += self._by_class(group)
         self.prompt_tokens_NC += self._by_class(group, prompt)
-        fits = self.queues.add(group, np.column_stack([arrival, prompt, total]))
+        fits = self.queues.add(group, np.array([arrival, prompt, total]).T)
         if not fits.all():
             np.subtract.at(self.in_flight_N, replica[~fits], 1)
         return fits
 
-    def advance(self, begin_s: float, end_s: float) -> Ended:
-        """Work for a tick; return who ended."""
+    def advance(self, begin_s: float, end_s: float) -> Floats:
+        """Work for a tick; return when those came who ended, when each had its first token and ended, and its tokens."""
         before_NC = self.tokens_NC.copy()
         self._pace(begin_s, end_s)
         stay, ended = self._decode(end_s)
@@ -130,7 +121,7 @@ class Fleet:
             parts.append(ended)
         self._running = _Running(*(np.concatenate(each, axis=1) for each in zip(*running, strict=True)))
         self.queues.served(self.tokens_NC - before_NC)
-        return Ended(*np.concatenate(parts, axis=1))
+        return np.concatenate(parts, axis=1)
 
     def _by_class(self, group: Ints, weights: Floats | None = None) -> NDArray[Any]:
         """Return how many there are of each class on each replica, or their sum."""
@@ -167,10 +158,8 @@ class Fleet:
         if self._watched:
             some = slice(self._watched)
             weight_W = decoding_N[some] * tick_s
-            self.step_sums_W22[:, 0, 0] += weight_W * plain_N[some]
-            self.step_sums_W22[:, 0, 1] += weight_W * (1 - part_N[some])
-            self.step_sums_W22[:, 1, 0] += weight_W * read_N[some]
-            self.step_sums_W22[:, 1, 1] += weight_W * part_N[some]
+            sums_4W = weight_W * np.array([plain_N[some], 1 - part_N[some], read_N[some], part_N[some]])
+            self.step_sums_W22 += sums_4W.T.reshape(-1, 2, 2)
 
     def _decode(self, end_s: float) -> tuple[_Running, Floats]:
         """Let all sequences gain what their clocks allow; return those that stay, and who ended."""
@@ -188,18 +177,17 @@ class Fleet:
         return running.some(np.flatnonzero(~over)), ended
 
     def _end(self, gone: _Running, ends_s: Floats) -> Floats:
-        """Free the rows of sequences that end; return the columns of an `Ended`."""
-        figures = gone.figures
-        if len(ends_s):
-            ended_NC = self._by_class(gone.places[0])
-            self.held_NC -= ended_NC
-            self.ended_NC += ended_NC
-            ended_N = ended_NC.sum(axis=1)
-            self._held_N -= ended_N
-            self.in_flight_N -= ended_N
-            self.ended_tokens_NC += self._by_class(gone.places[0], figures[TOKENS])
-            self._free_s_NR.ravel()[gone.places[1]] = ends_s
-        return np.array([figures[ARRIVAL], figures[FIRST], ends_s, figures[TOKENS]])
+        """Free the rows of sequences that end; return the rows of `advance`."""
+        group, row = gone.places
+        ended_NC = self._by_class(group)
+        self.held_NC -= ended_NC
+        self.ended_NC += ended_NC
+        ended_N = ended_NC.sum(axis=1)
+        self._held_N -= ended_N
+        self.in_flight_N -= ended_N
+        self.ended_tokens_NC += self._by_class(group, gone.figures[TOKENS])
+        self._free_s_NR.ravel()[row] = ends_s
+        return np.array([gone.figures[ARRIVAL], gone.figures[FIRST], ends_s, gone.figures[TOKENS]])
 
     def _open(self, end_s: float) -> Ints:
         """Return the replicas where somebody waits, a row is free, and a prompt can be read."""
@@ -238,5 +226,7 @@ class Fleet:
         figures = np.array([np.maximum(read_s, end_s), left - gained, prompt + total, arrival, read_s, total])
         admitted, over = _Running(np.array([group, row]), figures), (gained >= left) & (worked > 0)
         went = np.flatnonzero(over)
+        if not len(went):
+            return admitted, np.zeros((4, 0))
         ended = self._end(admitted.some(went), read_s[went] + left[went] / rate[went])
         return admitted.some(np.flatnonzero(~over)), ended

@@ -78,11 +78,13 @@ class Queues:
 
     def served(self, tokens_NC: Floats) -> None:
         """Note how many tokens of answers each class was served on each replica."""
-        self._served += tokens_NC / self._share
+        if len(self._share) > 1:
+            self._served += tokens_NC / self._share
 
     def served_prompts(self, queue: Ints, tokens: Floats) -> None:
         """Note how many tokens of a prompt were read for each of these queues."""
-        self._served.ravel()[queue] += tokens / self._share[queue % len(self._share)]
+        if len(self._share) > 1:
+            self._served.ravel()[queue] += tokens / self._share[queue % len(self._share)]
 
 
 def _least(values: Floats) -> NDArray[np.bool_]:

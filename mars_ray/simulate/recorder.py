@@ -33,16 +33,15 @@ class SimulationRecorder:
         self._counts["refused"] += refused + too_long
         self._totals["too_long"] += too_long
 
-    def ended(self, arrival: Array, first: Array, end: Array, tokens: Array) -> None:
-        """Count requests that ended, by the times of the engine."""
-        if len(end):
-            self._ended.append(np.stack([arrival, first, end, tokens]))
+    def ended(self, requests: Array) -> None:
+        """Count requests that ended, as `Fleet.advance` gives them, by the times of the engine."""
+        self._ended.append(requests)
 
     def _count_ended(self) -> None:
-        if not self._ended:
-            return
-        arrival, first, end, tokens = np.concatenate(self._ended, axis=1)
+        arrival, first, end, tokens = np.concatenate([np.zeros((4, 0)), *self._ended], axis=1)
         self._ended = []
+        if not len(end):
+            return
         ttft, e2e = first - arrival + 2 * self._front_s, end - arrival + 2 * self._front_s
         several = tokens > 1
         tpot = np.where(several, (end - first) / np.maximum(tokens - 1, 1), 0.0)

@@ -147,7 +147,7 @@ class _Cluster:
                 self._arrive(at_s[part], came.prompt[part], came.output[part], came.service_class[part])
             begin = until
             if fleet.in_flight_N.any():
-                self._recorder.ended(*fleet.advance(begin_s, end_s))
+                self._recorder.ended(fleet.advance(begin_s, end_s))
         self._now_s = float(number)
         self._replica_s += self._replicas.count
         self._reports.second()

@@ -125,7 +125,7 @@ def test_a_higher_priority_gets_the_next_row() -> None:
     fleet = fleet_with((GOLD, BATCH), 1, [(0.0, 1), (0.1, 1), (0.2, 0)])
     ended = list[list[int]]()
     for tick in range(1000):
-        if len(fleet.advance(tick / 100, (tick + 1) / 100).end_s):
+        if fleet.advance(tick / 100, (tick + 1) / 100).size:
             ended.append(fleet.ended_NC[0].tolist())
     assert ended == [[1, 0], [1, 1], [1, 2]]
 
