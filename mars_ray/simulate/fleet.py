@@ -110,7 +110,7 @@ class Fleet:
         return fits
 
     def advance(self, begin_s: float, end_s: float) -> Floats:
-        """Work for a tick; return when those came who ended, when each had its first token and ended, and its tokens."""
+        """Work for a tick; return of those who ended when they came, their first token, their end, and their tokens."""
         before_NC = self.tokens_NC.copy()
         self._pace(begin_s, end_s)
         stay, ended = self._decode(end_s)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mars_ray.batch.output import folder as module
+from mars_ray.batch.output import ledger
 from mars_ray.batch.output.folder import OutputFolder
 from mars_ray.batch.output.ledger import LEDGER, Ledger, undone
 from mars_ray.batch.output.open_output import open_output
@@ -48,8 +49,10 @@ def errors_in(folder: Path) -> list[str]:
 
 @contextmanager
 def shards_of(rows: int) -> Iterator[None]:
+    """Shards of so many rows; as many keys wait until they are sorted in."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "ROWS_PER_SHARD", rows)
+        patch.setattr(ledger, "LATELY", rows)
         yield
 
 
@@ -110,11 +113,21 @@ def test_a_job_takes_what_its_runs_took_each_up_to_its_last_row(tmp_path: Path) 
         assert output.history.seconds == 2.25
 
 
-def test_what_is_done_can_be_told_while_the_driver_writes(tmp_path: Path) -> None:
-    with open_output(tmp_path / "out", new=False) as output:
+@pytest.mark.parametrize("lately", [1, 2, 3])
+def test_what_is_done_can_be_told_while_the_driver_writes(tmp_path: Path, lately: int) -> None:
+    with shards_of(lately), open_output(tmp_path / "out", new=False) as output:
         output.take([answered(1), answered(2, error=True)], 1.0)
         keys = [number.to_bytes(16, "big") for number in range(4)]
         assert undone(tmp_path / "out" / LEDGER, keys) == {keys[0], keys[3]}
+        assert output.ledger.done == 2
+
+
+def test_what_could_not_be_written_down_can_be_taken_again(tmp_path: Path) -> None:
+    with open_output(tmp_path / "out", new=False) as output:
+        with pytest.raises(Killed), output.ledger.transaction():
+            output.ledger.add([answered(1)])
+            raise Killed
+        assert output.take([answered(1)], 1.0) == [answered(1)]
 
 
 def test_nobody_else_may_work_in_the_folder(tmp_path: Path) -> None:

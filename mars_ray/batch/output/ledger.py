@@ -10,7 +10,7 @@ of theirs can arrive late. Others may read (`undone`).
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,19 @@ from mars_ray.storage.location import AnyPath
 TABLES = """
 CREATE TABLE IF NOT EXISTS setting (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS done (key BLOB PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS lately (keys BLOB);
 CREATE TABLE IF NOT EXISTS record (number INTEGER PRIMARY KEY, text TEXT);
 CREATE TABLE IF NOT EXISTS error (key BLOB PRIMARY KEY, kind TEXT, text TEXT) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS shard (name TEXT PRIMARY KEY, records INTEGER) WITHOUT ROWID;
 """
-"""Tables of the database; `record` holds what is not in a shard yet."""
+"""Tables of the database; `record` holds what is not in a shard yet.
 
+A row is done once its key stands in `done` or, end to end with those that came with it, in `lately`. Keys are hashes,
+so each belongs to another page of `done`: they go there many at a time, and in order.
+"""
+KEY_BYTES = 16
+LATELY = 10_000
+"""Keys in `lately` before they go to `done`."""
 
 LEDGER = Path(".job") / "ledger.sqlite"
 """Where the ledger of a job lies in its folder."""
@@ -47,6 +54,7 @@ class Ledger:
             self.connection.execute("PRAGMA journal_mode = WAL")
             self.connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
             self.connection.executescript(TABLES)
+            self._lately = _lately(self.connection)
         except sqlite3.Error as error:
             raise OutputError(f"{path} is no ledger that can be used: {error}. Give another output folder.") from error
 
@@ -83,6 +91,7 @@ class Ledger:
                 yield
             except BaseException:
                 self.connection.execute("ROLLBACK")
+                self._lately = _lately(self.connection)
                 raise
             self.connection.execute("COMMIT")
         except sqlite3.Error as error:
@@ -90,12 +99,18 @@ class Ledger:
                 f"Cannot write to {self.path} any more: {error}. Make room, then give the same command again."
             ) from error
 
-    def add(self, results: Iterable[RowResult]) -> list[RowResult]:
+    def add(self, results: Sequence[RowResult]) -> list[RowResult]:
         """Write results down, within `transaction`; return those that were not there yet."""
-        fresh = []
+        new, fresh = _not_in(self.connection, {each.key for each in results} - self._lately), list[RowResult]()
         for each in results:
-            if self.connection.execute("INSERT OR IGNORE INTO done VALUES (?)", (each.key,)).rowcount:
+            if each.key in new:
+                new.remove(each.key)
                 fresh.append(each)
+        keys = [each.key for each in fresh]
+        self.connection.execute("INSERT INTO lately VALUES (?)", (b"".join(keys),))
+        self._lately.update(keys)
+        if len(self._lately) >= LATELY:
+            self._sort_in()
         self.connection.executemany(
             "INSERT INTO record (text) VALUES (?)", [(text,) for each in fresh for text in each.records]
         )
@@ -124,7 +139,7 @@ class Ledger:
     @property
     def done(self) -> int:
         """Number of rows that are done, those with errors included."""
-        return self._number("SELECT count(*) FROM done")
+        return self._number("SELECT count(*) FROM done") + len(self._lately)
 
     def shelve(self, name: str, count: int) -> None:
         """Note that the oldest `count` records lie in the shard `name`, which is on the disk."""
@@ -146,12 +161,19 @@ class Ledger:
     def forget_errors(self) -> int:
         """Let the rows with errors be done again; return how many."""
         with self.transaction():
+            self._sort_in()
             self.connection.execute("DELETE FROM done WHERE key IN (SELECT key FROM error)")
             return self.connection.execute("DELETE FROM error").rowcount
 
     def close(self) -> None:
         """Close it; it can be opened again."""
         self.connection.close()
+
+    def _sort_in(self) -> None:
+        """Take all keys to `done`, within `transaction`."""
+        self.connection.executemany("INSERT INTO done VALUES (?)", [(key,) for key in sorted(self._lately)])
+        self.connection.execute("DELETE FROM lately")
+        self._lately = set()
 
     def _number(self, query: str) -> int:
         [(value,)] = self.connection.execute(query)
@@ -161,5 +183,21 @@ class Ledger:
 def undone(path: Path, keys: Sequence[bytes]) -> set[bytes]:
     """Return which of the keys are not done by the ledger at `path`; for others than the one who writes it."""
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
-        marks = ",".join("?" * len(keys))
-        return set(keys) - {key for (key,) in connection.execute(f"SELECT key FROM done WHERE key IN ({marks})", keys)}
+        # Keys go from one table to the other, so this order misses none.
+        lately = _lately(connection)
+        return _not_in(connection, set(keys) - lately)
+
+
+def _lately(connection: sqlite3.Connection) -> set[bytes]:
+    found = b"".join(keys for (keys,) in connection.execute("SELECT keys FROM lately"))
+    return {found[begin : begin + KEY_BYTES] for begin in range(0, len(found), KEY_BYTES)}
+
+
+def _not_in(connection: sqlite3.Connection, keys: set[bytes]) -> set[bytes]:
+    """Return which of the keys are not in `done`."""
+    ordered, there = sorted(keys), set[bytes]()
+    for begin in range(0, len(ordered), LATELY):
+        some = ordered[begin : begin + LATELY]
+        marks = ",".join("?" * len(some))
+        there.update(key for (key,) in connection.execute(f"SELECT key FROM done WHERE key IN ({marks})", some))
+    return keys - there

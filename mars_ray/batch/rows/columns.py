@@ -73,13 +73,12 @@ def table_of(texts: Sequence[str], kinds: dict[str, Kind | None]) -> pa.Table:
     columns = [name if name not in OURS else f"input_{name}" for name in theirs if name != "id"]
     kind_of = {name: theirs[name.removeprefix("input_") if name not in theirs else name] for name in columns}
     schema = pa.schema([*OURS.items(), *((name, TYPES[kind]) for name, kind in kind_of.items())])
-    records = [_fitted(json.loads(text), kind_of) for text in texts]
+    records: list[JsonRecord] = list(map(json.loads, texts))
+    for name in [name for name, kind in kind_of.items() if kind == "json"]:
+        for record in records:
+            if record.get(name) is not None:
+                record[name] = json.dumps(record[name], ensure_ascii=False)
     return pa.Table.from_pylist(records, schema=schema)
-
-
-def _fitted(record: JsonRecord, kind_of: dict[str, Kind]) -> JsonRecord:
-    as_text = [name for name, kind in kind_of.items() if kind == "json" and record.get(name) is not None]
-    return record | {name: json.dumps(record[name], ensure_ascii=False) for name in as_text}
 
 
 def _kind(value: Any) -> Kind | None:

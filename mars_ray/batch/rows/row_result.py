@@ -6,7 +6,7 @@ values, because Ray passes on only the text of an exception.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -30,8 +30,7 @@ SCHEMA = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowResult:
+class RowResult(NamedTuple):
     """A row that was answered, or one that cannot be."""
 
     key: bytes
@@ -54,10 +53,6 @@ class RowResult:
     """Seconds that its worker had been ready."""
 
 
-FIELDS = tuple(each.name for each in fields(RowResult))
-"""Columns of a table of results."""
-
-
 def as_json(record: JsonRecord) -> str:
     """Return a record as one line. What is no Unicode in it is escaped: others must be able to read the line."""
     text = json.dumps(record, ensure_ascii=False)
@@ -70,16 +65,16 @@ def as_json(record: JsonRecord) -> str:
 
 def to_table(results: Sequence[RowResult]) -> pa.Table:
     """Lay out results, one row each."""
-    columns = {name: [getattr(each, name) for each in results] for name in FIELDS}
-    return pa.table(columns | {FAILURE: [None] * len(results)}, schema=SCHEMA)
+    columns = list(zip(*results, strict=True)) or [()] * len(RowResult._fields)
+    return pa.table([*map(list, columns), [None] * len(results)], schema=SCHEMA)
 
 
 def from_table(table: pa.Table) -> list[RowResult]:
     """Undo `to_table`."""
-    columns = {name: table[name].to_pylist() for name in FIELDS}
+    columns = {name: table[name].to_pylist() for name in RowResult._fields}
     for name in ("records", "tokens", "forwards"):
         columns[name] = list(map(tuple, columns[name]))
-    return [RowResult(**dict(zip(FIELDS, values, strict=True))) for values in zip(*columns.values(), strict=True)]
+    return list(map(RowResult._make, zip(*columns.values(), strict=True)))
 
 
 def failure_table(reason: str) -> pa.Table:
