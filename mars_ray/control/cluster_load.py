@@ -83,6 +83,8 @@ def sum_by_class(demands: Sequence[ClassDemand]) -> tuple[ClassDemand, ...]:
 
 
 def _sum(demands: Sequence[ClassDemand]) -> ClassDemand:
+    if len(demands) == 1:
+        return demands[0]
     requests_s = sum(each.requests_s for each in demands)
     weights = [each.requests_s / requests_s if requests_s else 1 / len(demands) for each in demands]
     return ClassDemand(

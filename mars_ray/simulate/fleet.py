@@ -139,8 +139,9 @@ class Fleet:
         rows_NC = self._by_group(self._worked) / tick_s
         decoding_N = rows_NC.sum(axis=1)
         # A row that is about to decode does so as one, even if it has only part of the tick.
-        rows_NC[decoding_N == 0] = 1 / rows_NC.shape[1]
-        rows_NC *= np.maximum(1.0, 1 / rows_NC.sum(axis=1))[:, None]
+        idle_N = decoding_N == 0
+        rows_NC += (idle_N / rows_NC.shape[1])[:, None]
+        rows_NC *= np.maximum(1.0, 1 / (decoding_N + idle_N))[:, None]
         rows_N = np.maximum(decoding_N, 1.0)
         other_s_N = times.fixed_s + times.kv_token_s * self.kv_tokens_N
         tokens_NB = np.einsum("nc,ncb->nb", rows_NC, curves.tokens_NCB)

@@ -1,9 +1,11 @@
 """What simulated replicas tell the controller, once a second: the very reports that real ones send."""
 
 import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from functools import cache
+from itertools import accumulate
 
 import numpy as np
 
@@ -77,28 +79,32 @@ class Reports:
         if not len(values):
             return None
         place = 0.95 * (len(values) - 1)
-        low, high = np.partition(values, [int(place), math.ceil(place)])[[int(place), math.ceil(place)]].tolist()
+        values.sort()
+        low, high = values[[int(place), math.ceil(place)]].tolist()
         return float(low + (place - int(place)) * (high - low))
 
     def _itl_p95_s(self, replica: int) -> float | None:
         """Return the 95th percentile of a step's time over its tokens, from steps with and without prompts."""
-        steps_22 = self._steps[-1][replica] - self._steps[0][replica]
-        steps_2, seconds_2 = steps_22[:, 0], steps_22[:, 1]
-        if steps_2.sum() < 1e-9:
+        kinds = (self._steps[-1][replica] - self._steps[0][replica]).tolist()
+        all_steps = sum(steps for steps, _ in kinds)
+        if all_steps < 1e-9:
             return None
-        block = int(self._fleet.block_N[replica])
         # Classes differ in threshold; the one with most rows speaks for all.
         main = int(self._fleet.held_NC[replica].argmax())
-        share_K = self._tokens_share(float(self._fleet.thresholds_NC[replica, main]), block)
-        pace_2K = (seconds_2 / np.maximum(steps_2, 1e-9))[:, None] / np.arange(1, len(share_K) + 1)
-        weight_2K = steps_2[:, None] * share_K
-        order = pace_2K.ravel().argsort()
-        place = int(np.searchsorted(weight_2K.ravel()[order].cumsum(), 0.95 * steps_2.sum()))
-        return float(pace_2K.ravel()[order][min(place, len(order) - 1)])
+        shares = self._tokens_share(float(self._fleet.thresholds_NC[replica, main]), int(self._fleet.block_N[replica]))
+        paces, weights = zip(
+            *sorted(
+                (seconds / max(steps, 1e-9) / tokens, steps * share)
+                for steps, seconds in kinds
+                for tokens, share in enumerate(shares, 1)
+            ),
+            strict=True,
+        )
+        return float(paces[min(bisect_left(list(accumulate(weights)), 0.95 * all_steps), len(paces) - 1)])
 
-    def _tokens_share_of(self, threshold: float, block: int) -> Floats:
+    def _tokens_share_of(self, threshold: float, block: int) -> list[float]:
         """Return the share of steps that give a sequence 1, 2, ... `block` tokens."""
         tokens_B, _ = self._machine.lookahead(threshold)
         survival_K = np.minimum.accumulate(np.diff(tokens_B[:block]).clip(0.0, 1.0))
-        found: Floats = -np.diff(np.concatenate([[1.0], survival_K, [0.0]]))
-        return found
+        shares: list[float] = (-np.diff(np.concatenate([[1.0], survival_K, [0.0]]))).tolist()
+        return shares

@@ -6,8 +6,10 @@ Never: takes few audited tokens for proof.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 from mars_ray.control.settings import ControlPlan
 from mars_ray.engine.stats.profile import GRID, ProfilePoint
@@ -64,16 +66,19 @@ def describe_raised_floor(name: str, asked: float, floor: float, reason: str) ->
 
 def _quality_floor(plan: ControlPlan, profiles: Iterable[tuple[ProfilePoint, ...]]) -> tuple[float, str]:
     """Return the least threshold at which, and above which, nothing speaks against the quality asked for."""
-    asked, audits, calibrated = plan.settings.min_agreement, list(profiles), dict(plan.agreement)
+    asked, calibrated = plan.settings.min_agreement, dict(plan.agreement)
     right, lowest = dict(plan.accuracy), 0.0
+    audits = defaultdict[float, list[ProfilePoint]](list)
+    for point in chain.from_iterable(profiles):
+        if point.audited and point.agreement is not None:
+            audits[point.threshold].append(point)
     for threshold in sorted({*GRID, *calibrated, *right}, reverse=True):
         lost = right.get(1.0, 0.0) - right.get(threshold, 1.0)
         if lost > plan.settings.max_accuracy_loss:
             return lowest or 1.0, f"calibration found {lost:.3f} of the right answers lost at {threshold:g}"
-        found = [point for points in audits for point in points if point.threshold == threshold]
-        audited = sum(point.audited for point in found if point.agreement is not None)
+        audited = sum(point.audited for point in audits[threshold])
         if audited >= SURE_TOKENS:
-            agreement = sum((point.agreement or 0.0) * point.audited for point in found) / audited
+            agreement = sum((point.agreement or 0.0) * point.audited for point in audits[threshold]) / audited
             error = math.sqrt(max(agreement * (1 - agreement), 1 / audited) / audited)
             if agreement + SIGMAS * error < asked:
                 return lowest or 1.0, f"the live audit found {agreement:.3f} agreement at {threshold:g}"
