@@ -144,10 +144,12 @@ class Fleet:
         rows_NC *= np.maximum(1.0, 1 / (decoding_N + idle_N))[:, None]
         rows_N = np.maximum(decoding_N, 1.0)
         other_s_N = times.fixed_s + times.kv_token_s * self.kv_tokens_N
+        rows_NC = rows_NC.astype(np.float32)
         tokens_NB = np.einsum("nc,ncb->nb", rows_NC, curves.tokens_NCB)
         seconds_NB = np.einsum("nc,ncb->nb", rows_NC, curves.feeding_s_NCB)
-        seconds_NB += other_s_N[:, None]
-        best_N = (tokens_NB / seconds_NB).argmax(axis=1)
+        seconds_NB += other_s_N.astype(np.float32)[:, None]
+        tokens_NB /= seconds_NB
+        best_N = tokens_NB.argmax(axis=1)
         self.block_N = best_N + 1
         at_N = np.arange(len(best_N))
         seconds_N = seconds_NB[at_N, best_N]

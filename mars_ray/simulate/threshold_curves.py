@@ -17,9 +17,10 @@ class ThresholdCurves:
     def __init__(self, machine: Machine, replicas: int, classes: int, threshold: float) -> None:
         self._machine, blocks = machine, machine.masks + 1
         self.thresholds_NC = np.full((replicas, classes), np.nan)
-        self.tokens_NCB = np.ones((replicas, classes, blocks))
+        # These two are read whole in every tick: in half the memory that takes less time, and is exact enough.
+        self.tokens_NCB = np.ones((replicas, classes, blocks), np.float32)
         """Expected tokens of a sequence in a step."""
-        self.feeding_s_NCB = np.ones((replicas, classes, blocks))
+        self.feeding_s_NCB = np.ones((replicas, classes, blocks), np.float32)
         """Seconds by which a sequence makes a step longer, with the positions it feeds, without what it attends to."""
         self.credit_NCB = np.ones((replicas, classes, blocks))
         """Tokens of a sequence that its first step stands for: the last step gives more than are wanted."""
