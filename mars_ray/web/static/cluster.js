@@ -108,18 +108,14 @@ function fill(body, rows) {
   while (body.rows.length > rows.length) body.deleteRow(-1);
 }
 
-function demandInWords() {
-  const top = now.curve[0];
-  return top ? `Demand is ${top.demand.toFixed(2)} times what the cluster can do at ${short(top.threshold)}. ` : "";
-}
-
 function classes() {
   fill($("classes"), now.status.classes.map((each) => [
     each.name, short(each.threshold), `${short(each.floor)} to ${short(each.ceiling)}`, each.requests_s.toFixed(1),
     `${each.reason}${each.override?.ends_unix_s ? ` until ${clock(each.override.ends_unix_s)}` : ""}${each.floor_reason ? `. Floor ${short(each.floor_asked)} asked, raised: ${each.floor_reason}` : ""}`,
     { key: `${each.name} ${Boolean(each.override)}`, parts: () => buttons(each) },
   ]));
-  $("demand").textContent = demandInWords();
+  const top = now.curve[0];
+  $("demand").textContent = top ? `Demand is ${top.demand.toFixed(2)} times what the cluster can do at ${short(top.threshold)}.` : "";
 }
 
 function buttons(each) {
