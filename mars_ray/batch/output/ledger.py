@@ -145,9 +145,7 @@ class Ledger:
         """Note that the oldest `count` records lie in the shard `name`, which is on the disk."""
         with self.transaction():
             self.connection.execute("INSERT INTO shard VALUES (?, ?)", (name, count))
-            self.connection.execute(
-                "DELETE FROM record WHERE number IN (SELECT number FROM record ORDER BY number LIMIT ?)", (count,)
-            )
+            self.connection.execute("DELETE FROM record WHERE number < (SELECT min(number) FROM record) + ?", (count,))
 
     def errors(self) -> Iterator[str]:
         """Yield the records of the errors file."""

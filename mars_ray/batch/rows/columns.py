@@ -73,7 +73,7 @@ def table_of(texts: Sequence[str], kinds: dict[str, Kind | None]) -> pa.Table:
     columns = [name if name not in OURS else f"input_{name}" for name in theirs if name != "id"]
     kind_of = {name: theirs[name.removeprefix("input_") if name not in theirs else name] for name in columns}
     schema = pa.schema([*OURS.items(), *((name, TYPES[kind]) for name, kind in kind_of.items())])
-    records: list[JsonRecord] = list(map(json.loads, texts))
+    records: list[JsonRecord] = json.loads(f"[{','.join(texts)}]")  # one call takes less time than one for each
     for name in [name for name, kind in kind_of.items() if kind == "json"]:
         for record in records:
             if record.get(name) is not None:
