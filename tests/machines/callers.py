@@ -28,7 +28,7 @@ def main() -> None:
         count = number
         while (asked_s := time.time()) < began_s + given.seconds:
             status = ask(given.urls[count % len(given.urls)], given.key, count)
-            print(f"{asked_s:.2f} {time.time() - asked_s:.2f} {status}", flush=True)
+            print(f"{asked_s:.2f} {time.time() - asked_s:.2f} {status}\n", end="", flush=True)  # one write, not two
             count += 1
             if status != "200":
                 time.sleep(0.2)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import mars_ray
+from mars_ray.engine.kernels.build import CACHE, KernelError, kernel_library
 
 SUBNET, MACHINES_MAX = "10.83.0", 9
 HOME, WORK = Path("/tmp/home"), Path("/tmp/work")
@@ -97,7 +98,7 @@ class Machine:
     def copy(self, folder: Path, name: str) -> None:
         """Copy a folder of this machine into the working folder of that one."""
         packed = subprocess.run(["tar", "-C", folder, "-c", "."], check=True, capture_output=True).stdout
-        self.run("mkdir", name)
+        self.run("mkdir", "--parents", name)
         subprocess.run(self.command("tar", "-C", name, "-x"), input=packed, check=True)
 
     def set_up_for_ray(self, token: str) -> None:
@@ -113,6 +114,9 @@ class Machine:
         self.environment |= {name: value for name, value in pairs if name.startswith("RAY_")}
         self.run("mkdir", HOME / ".ray")
         self.write(f"{HOME}/.ray/auth_token", token)
+        with suppress(KernelError):  # compiled once, and not on every machine anew
+            kernel_library()
+            self.copy(Path.home() / CACHE, str(HOME / CACHE))
 
     def join(self, head: "Machine", *, num_cpus: int) -> None:
         """Start Ray on it: the head of a cluster, if it is its own, else one of its nodes."""
@@ -126,6 +130,10 @@ class Machine:
             "--disable-usage-stats", "--object-store-memory=200000000",
         )  # fmt: skip
         self.environment["RAY_ADDRESS"] = f"{head.address}:6379"
+
+    def processes(self, pattern: str) -> list[int]:
+        """Return the processes on it whose command line a pattern matches, by the numbers they have there."""
+        return [int(word) for word in self.run("pgrep", "-f", pattern, check=False).stdout.split()]
 
     def cut_off(self) -> None:
         """Take it off the network."""
