@@ -16,7 +16,7 @@ from typing import Any
 
 import ray.train
 import torch
-from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from accelerate import Accelerator, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 from ray.exceptions import OutOfMemoryError, RayError
 from ray.train import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
@@ -156,6 +156,9 @@ def _worker(given: dict[str, Any]) -> None:
         cpu=not config.compute.gpu,
         mixed_precision={"float32": "no", "bfloat16": "bf16"}[config.compute.precision],
         fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2) if config.compute.sharding == "fsdp" else None,
+        # Else DDP lays its gradients out anew behind the first step it makes, and three workers or more add them up in
+        # another order: a run that goes on from a checkpoint would differ in the last bits from one that never stopped.
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
     )
     try:
         init: SharedFolder | None = given["init"]

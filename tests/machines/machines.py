@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -134,6 +135,11 @@ class Machine:
     def processes(self, pattern: str) -> list[int]:
         """Return the processes on it whose command line a pattern matches, by the numbers they have there."""
         return [int(word) for word in self.run("pgrep", "-f", pattern, check=False).stdout.split()]
+
+    def wait_for_end(self, program: str) -> None:
+        """Return when no process of a program runs on it."""
+        while self.run("pgrep", program, check=False).returncode == 0:
+            time.sleep(0.2)
 
     def cut_off(self) -> None:
         """Take it off the network."""
