@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.machines.conftest import TOKEN
 from tests.machines.machines import Machine, Network
 from tests.machines.training import TrainingRun
 
@@ -15,6 +16,7 @@ def test_four_workers_on_two_machines_have_the_losses_of_four_on_one(
 ) -> None:
     alone = lan.machine()
     alone.environment = dict(nodes[0].environment)
+    alone.set_up_for_ray(TOKEN)
     alone.join(alone, num_cpus=4)
     spread, together = TrainingRun("spread"), TrainingRun("together")
     for run, driver in ((spread, nodes[0]), (together, alone)):

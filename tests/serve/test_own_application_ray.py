@@ -21,8 +21,8 @@ from mars_ray.ray_serve import MountedApp, build_deployment, build_openai_app
 from mars_ray.serve.deploy.environment import free_ports
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
-ROOM = 2
-"""Of the endpoint under a prefix: a block of a stage is more."""
+ROOM = 1
+"""Of the endpoint under a prefix: a block of a stage is more, however fast the engine is."""
 SETTINGS = {
     "engine": {"compiled": False, "max_num_seqs": 8},
     "limits": {"requests_per_key": ROOM},
@@ -149,5 +149,6 @@ def test_a_mounted_model_that_is_not_there_is_a_503(shops: str) -> None:
 
 def test_models_side_by_side_have_controllers_of_their_own(shops: str) -> None:
     names = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True)]
-    found = [name.split(":")[1] for name in names if name.startswith("controller:")]
-    assert sorted(found) == ["llm", "shops"]
+    found = {name.split(":")[1] for name in names if name.startswith("controller:")}
+    # That of a job which ran on this cluster before may be there a little longer than its job.
+    assert {"llm", "shops"} <= found
