@@ -26,6 +26,7 @@ import psutil
 import pyarrow.dataset
 from rich.console import Console
 
+from mars_ray.batch.output.ledger import LEDGER, rows_done
 from mars_ray.batch.ray import decoder as ray_decoder
 from mars_ray.batch.ray.decoder import Decoder
 from mars_ray.batch.ray.generate_files import generate_files
@@ -152,7 +153,7 @@ def _watch(driver: "subprocess.Popen[bytes]", output: Path, moments: list[float]
     """Kill at the moments that are due; return True once the driver was killed, False when it ended by itself."""
     while driver.poll() is None:
         time.sleep(POLL_S)
-        done = _done(output)
+        done = rows_done(output / LEDGER)
         if not moments or done < moments[0] or done == (killed.rows or [-1])[-1]:
             continue
         target = TARGETS[len(killed.rows) % len(TARGETS)]
@@ -171,21 +172,6 @@ def _watch(driver: "subprocess.Popen[bytes]", output: Path, moments: list[float]
             driver.wait()
             return True
     return False
-
-
-def _done(output: Path) -> int:
-    import sqlite3
-    from contextlib import closing
-
-    path = output / ".job" / "ledger.sqlite"
-    if not path.exists():
-        return 0
-    try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
-            [(done,)] = connection.execute("SELECT count(*) FROM done")
-            return int(done)
-    except sqlite3.OperationalError:
-        return 0
 
 
 def _command(process: psutil.Process) -> str:

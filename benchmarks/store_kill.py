@@ -15,12 +15,10 @@ import json
 import os
 import random
 import shutil
-import sqlite3
 import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import closing
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -31,6 +29,7 @@ import psutil
 import pyarrow.parquet as pq
 from rich.console import Console
 
+from mars_ray.batch.output.ledger import rows_done
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
 from mars_ray.bench.machine import machine
@@ -276,14 +275,7 @@ def _end(driver: "subprocess.Popen[bytes]") -> None:
 
 
 def _done(disk: Path) -> int:
-    for path in disk.glob("*/ledger.sqlite"):
-        try:
-            with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
-                [(done,)] = connection.execute("SELECT count(*) FROM done")
-                return int(done)
-        except sqlite3.OperationalError:
-            return 0
-    return 0
+    return sum(map(rows_done, disk.glob("*/ledger.sqlite")))
 
 
 def _ids(output: str) -> list[str]:

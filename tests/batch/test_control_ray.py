@@ -2,17 +2,16 @@
 
 import asyncio
 import json
-import sqlite3
 import threading
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 import ray
 
-from mars_ray.batch.output.ledger import LEDGER
+from mars_ray.batch.output.ledger import LEDGER, rows_done
 from mars_ray.batch.output.report import JobReport
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
@@ -86,12 +85,6 @@ def job_status() -> ClusterStatus | None:
     return status
 
 
-def done_in(output: Path) -> int:
-    with closing(sqlite3.connect(f"file:{output / LEDGER}?mode=ro", uri=True)) as connection:
-        [(done,)] = connection.execute("SELECT count(*) FROM done")
-        return int(done)
-
-
 @pytest.mark.slow
 def test_workers_take_no_new_rows_while_callers_wait(model_folder: Path, tmp_path: Path) -> None:
     shop, reports = Shop(), list[JobReport]()
@@ -107,7 +100,7 @@ def test_workers_take_no_new_rows_while_callers_wait(model_folder: Path, tmp_pat
             busy = [each.state.running + each.state.waiting for each in status.replicas] if status else []
             idle = idle + 1 if busy == [0] else 0
             threading.Event().wait(1.0)
-        assert done_in(tmp_path / "out") < 3000
+        assert rows_done(tmp_path / "out" / LEDGER) < 3000
         shop.calm.set()
         job.join(SECONDS)
         assert reports[0].rows == 3000

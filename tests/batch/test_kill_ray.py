@@ -3,19 +3,17 @@
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from mars_ray.batch.output.ledger import LEDGER
+from mars_ray.batch.output.ledger import LEDGER, rows_done
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 COMMAND = Path(sys.executable).with_name("mars-ray")
@@ -36,23 +34,12 @@ def start(source: Path, output: Path, model: Path) -> "subprocess.Popen[str]":
     )
 
 
-def done_in(output: Path) -> int:
-    if not (output / LEDGER).exists():
-        return 0
-    with closing(sqlite3.connect(f"file:{output / LEDGER}?mode=ro", uri=True)) as connection:
-        try:
-            [(done,)] = connection.execute("SELECT count(*) FROM done")
-        except sqlite3.OperationalError:  # the table is not there yet
-            return 0
-        return int(done)
-
-
 def until(done: int, output: Path, process: "subprocess.Popen[str]") -> None:
     """Wait until so many rows are done."""
     ends_s = time.monotonic() + SECONDS
-    while done_in(output) < done:
+    while rows_done(output / LEDGER) < done:
         assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < ends_s, f"only {done_in(output)} rows are done"
+        assert time.monotonic() < ends_s, f"only {rows_done(output / LEDGER)} rows are done"
         time.sleep(POLL_SECONDS)
 
 
@@ -97,7 +84,7 @@ def test_every_row_is_there_once_after_a_kill_ctrl_c_and_sigterm(model_folder: P
 
     for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         stopped = start(source, output, model_folder)
-        until(done_in(output) + 1, output, stopped)
+        until(rows_done(output / LEDGER) + 1, output, stopped)
         stopped.send_signal(number)
         said, _ = stopped.communicate(timeout=SECONDS)
         assert stopped.returncode == code, said
@@ -105,7 +92,7 @@ def test_every_row_is_there_once_after_a_kill_ctrl_c_and_sigterm(model_folder: P
         ours = ("look at the input: ", "generate: ", "mars-ray: ")
         assert [line for line in said.splitlines() if not line.startswith(ours) and "network_util" not in line] == []
         readable = pq.read_table(output / "rows").num_rows
-        assert readable == done_in(output) < ROWS
+        assert readable == rows_done(output / LEDGER) < ROWS
 
     check(output, start(source, output, model_folder), runs=4)
 

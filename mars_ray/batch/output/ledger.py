@@ -178,6 +178,18 @@ class Ledger:
         return int(value)
 
 
+def rows_done(path: Path) -> int:
+    """Return how many rows the ledger at `path` has, 0 while there is none; for others than the one who writes."""
+    try:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+            # In one statement, for keys go from one table to the other.
+            lately = f"SELECT coalesce(sum(length(keys)), 0) / {KEY_BYTES} FROM lately"
+            [(count,)] = connection.execute(f"SELECT (SELECT count(*) FROM done) + ({lately})")
+            return int(count)
+    except sqlite3.OperationalError:  # no file, or no tables in it yet
+        return 0
+
+
 def undone(path: Path, keys: Sequence[bytes]) -> set[bytes]:
     """Return which of the keys are not done by the ledger at `path`; for others than the one who writes it."""
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
