@@ -57,14 +57,9 @@ def until(condition: Callable[[], bool]) -> float:
     return time.monotonic() - began_s
 
 
-def engines(endpoint: Endpoint) -> dict[str, list[int]]:
-    """Return the processes of replicas with an engine, by machine."""
-    return {each.name: found for each in endpoint.nodes if (found := each.processes(REPLICA))}
-
-
-def seen(endpoint: Endpoint, machine: Machine | None = None) -> set[str]:
-    """Return the replicas that the controller sees, asked through a machine."""
-    asked = machine or endpoint.nodes[0]
+def seen(endpoint: Endpoint) -> set[str]:
+    """Return the replicas that the controller sees."""
+    asked = endpoint.nodes[0]
     header = f"Authorization: Bearer {endpoint.key}"
     done = asked.run("curl", "-s", "-m", "5", "-H", header, f"{endpoint.url(asked)}/control", check=False)
     try:

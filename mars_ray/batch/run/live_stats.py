@@ -27,9 +27,8 @@ class LiveStats:
         now_s = self._clock()
         running, recent = dict[str, int](), dict[str, deque[tuple[float, int]]]()
         for each in replicas:
-            generated = each.state.tokens_running + sum(of_class.tokens for of_class in each.state.classes)
             # A preempted sequence is counted again once it runs again.
-            generated = max(generated, self._tokens.get(each.replica, 0))
+            generated = max(each.state.tokens, self._tokens.get(each.replica, 0))
             running[each.replica] = each.state.running
             points = recent[each.replica] = deque(self._recent.get(each.replica, ()))
             points.append((now_s - each.age_s, generated))

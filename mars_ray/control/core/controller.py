@@ -124,7 +124,7 @@ class Controller:
         return RunningJob(
             name="",
             job=found,
-            tokens=sum(each.tokens_running + sum(of.tokens for of in each.classes) for each in states),
+            tokens=sum(each.tokens for each in states),
             workers=len(states),
             late_s=max(each.late_s for each in self._decisions.values()),
             paused=self._job.paused,

@@ -54,7 +54,7 @@ class FrameHistory:
         seconds = math.inf if self._last_s is None else now_s - self._last_s
         self._last_s, self._number = now_s, self._number + 1
         known = list(itertools.islice(replicas, REPLICAS_MAX))
-        tokens = {each.replica: _tokens(each.state) for each in known}
+        tokens = {each.replica: each.state.tokens for each in known}
         rows = []
         for each in known:
             before = self._tokens.get(each.replica)
@@ -67,10 +67,6 @@ class FrameHistory:
     def after(self, number: int) -> tuple[Frame, ...]:
         """Return the frames behind frame `number`, all that are kept for 0."""
         return tuple(each for each in self._frames if each.number > number)
-
-
-def _tokens(state: EngineState) -> int:
-    return state.tokens_running + sum(each.tokens for each in state.classes)
 
 
 def _figures(state: EngineState, tokens_s: float) -> tuple[float, ...]:

@@ -62,6 +62,11 @@ class EngineState:
         return sum(each.running for each in self.classes)
 
     @property
+    def tokens(self) -> int:
+        """Tokens generated, those of sequences that run included; a preempted one counts again once it runs."""
+        return self.tokens_running + sum(each.tokens for each in self.classes)
+
+    @property
     def waiting(self) -> int:
         """Sequences in the waiting queue."""
         return sum(each.waiting for each in self.classes)
