@@ -50,7 +50,8 @@ class ReplicaSpeed:
         tokens_B, positions_B = between(known, lambda number: self.profile[number].lookahead, threshold)
         rows_R1 = np.arange(1, self.rows + 1)[:, None]
         per_row_s_B = times.seq_s + times.position_s * positions_B + times.kv_token_s * self.kv_tokens_per_row
-        rates_R: Array = (rows_R1 * tokens_B / (times.fixed_s + rows_R1 * per_row_s_B)).max(axis=1)
+        per_step_s_B = times.fixed_s + times.masks_s * (np.arange(len(tokens_B)) > 0)
+        rates_R: Array = (rows_R1 * tokens_B / (per_step_s_B + rows_R1 * per_row_s_B)).max(axis=1)
         rates_R.flags.writeable = False
         return rates_R
 

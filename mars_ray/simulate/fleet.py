@@ -148,6 +148,7 @@ class Fleet:
         tokens_NB = np.einsum("nc,ncb->nb", rows_NC, curves.tokens_NCB)
         seconds_NB = np.einsum("nc,ncb->nb", rows_NC, curves.feeding_s_NCB)
         seconds_NB += other_s_N.astype(np.float32)[:, None]
+        seconds_NB[:, 1:] += times.masks_s
         tokens_NB /= seconds_NB
         best_N = tokens_NB.argmax(axis=1)
         self.block_N = best_N + 1

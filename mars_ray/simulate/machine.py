@@ -33,6 +33,7 @@ class StepSeconds(_Frozen):
     kv_token_s: Seconds = 0.0
     prompt_s: Seconds = 0.0
     prompt_token_s: Seconds = 0.0
+    masks_s: Seconds = 0.0
 
 
 class ThresholdPoint(_Frozen):

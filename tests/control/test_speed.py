@@ -38,7 +38,7 @@ def speeds(draw: st.DrawFn) -> ReplicaSpeed:
         points.append(point(threshold, least))
     parts = {
         name: draw(st.just(0.0) | st.floats(1e-6, 0.01))
-        for name in ("seq_s", "position_s", "kv_token_s", "prompt_s", "prompt_token_s")
+        for name in ("seq_s", "position_s", "kv_token_s", "prompt_s", "prompt_token_s", "masks_s")
     }
     step_time = StepTime(fixed_s=draw(st.floats(1e-4, 0.1)), **parts)
     return ReplicaSpeed(draw(st.integers(1, 8)), step_time, tuple(points), draw(st.sampled_from([0.0, 50.0])))
@@ -68,8 +68,9 @@ def rates_by_hand(speed: ReplicaSpeed, threshold: float) -> list[float]:
     rates = []
     for rows in range(1, speed.rows + 1):
         found = []
-        for tokens, positions in zip(*by_hand(speed, threshold), strict=True):
-            work = StepWork(num_seqs=rows, positions=rows * positions, kv_tokens=rows * speed.kv_tokens_per_row)  # type: ignore[arg-type]
+        for masks, (tokens, positions) in enumerate(zip(*by_hand(speed, threshold), strict=True)):
+            kv_tokens = rows * speed.kv_tokens_per_row
+            work = StepWork(num_seqs=rows, positions=rows * positions, kv_tokens=kv_tokens, masks=masks)  # type: ignore[arg-type]
             found.append(rows * tokens / speed.step_time.seconds(work))
         rates.append(max(found))
     return rates

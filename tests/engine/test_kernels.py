@@ -61,6 +61,7 @@ CONFIGS = {
         **SIZES, use_sliding_window=True, sliding_window=7, layer_types=["full_attention", *2 * ["sliding_attention"]]
     ),
     "qwen3": Qwen3Config(**SIZES),
+    "one key head for 32": LlamaConfig(**SIZES | {"num_attention_heads": 32, "num_key_value_heads": 1}),
     "heads of 64": LlamaConfig(**SIZES | {"head_dim": 64}),
     "heads of 96": LlamaConfig(**SIZES | {"head_dim": 96}),
     "heads of 128": LlamaConfig(**SIZES | {"head_dim": 128}),

@@ -19,7 +19,7 @@ from mars_ray.engine.stats.step_time import (
     fit,
 )
 
-PARTS = st.tuples(st.floats(1e-4, 1e-1), st.floats(1e-6, 1e-3), st.floats(1e-9, 1e-5))
+PARTS = st.tuples(st.floats(1e-4, 1e-1), st.floats(1e-6, 1e-3), st.floats(1e-9, 1e-5), st.floats(0, 1e-2))
 MODELS = st.builds(
     StepTime,
     fixed_s=st.floats(1e-3, 1e-1),
@@ -28,22 +28,24 @@ MODELS = st.builds(
     kv_token_s=st.floats(1e-8, 1e-6),
     prompt_s=st.floats(1e-3, 1e-1),
     prompt_token_s=st.floats(1e-6, 1e-4),
+    masks_s=st.floats(1e-4, 1e-2),
 )
 USUAL = StepTime(fixed_s=5e-3, seq_s=1e-4, position_s=2e-5, kv_token_s=1e-8, prompt_s=2e-3, prompt_token_s=1e-5)
 
 
-def decode_only(fixed_s: float, position_s: float, kv_token_s: float) -> StepTime:
-    return StepTime(fixed_s=fixed_s, position_s=position_s, kv_token_s=kv_token_s)
+def decode_only(fixed_s: float, position_s: float, kv_token_s: float, masks_s: float = 0.0) -> StepTime:
+    return StepTime(fixed_s=fixed_s, position_s=position_s, kv_token_s=kv_token_s, masks_s=masks_s)
 
 
 def steps_of(seed: int, count: int = 128) -> list[StepWork]:
     """Steps in which everything varies by itself; in every other one prompts are read."""
     random = np.random.default_rng(seed)
     rows = random.integers(1, 64, count)
-    positions = rows * random.integers(1, 9, count)
+    masks = rows * random.integers(0, 5, count)
+    positions = rows * random.integers(1, 5, count) + masks
     kv_tokens, prompt_tokens = random.integers(10, 50_000, count), random.integers(17, 513, count)
     prompt_tokens[::2] = 0
-    columns = (rows, positions, kv_tokens, prompt_tokens)
+    columns = (rows, positions, kv_tokens, prompt_tokens, masks)
     return [StepWork(*each) for each in zip(*(column.tolist() for column in columns), strict=True)]
 
 
@@ -175,13 +177,14 @@ def best_by_hand(model: StepTime, gained: list[float], rows: int, drafting: int,
     for masks in range(len(gained) + 1):
         tokens = rows + sum(gained[:masks])
         positions = tokens + drafting * masks
-        rates.append(tokens / (model.fixed_s + model.position_s * positions + model.kv_token_s * kv_tokens))
+        seconds = model.fixed_s + model.position_s * positions + model.kv_token_s * kv_tokens
+        rates.append(tokens / (seconds + (model.masks_s if masks else 0)))
     return rates
 
 
 @given(PARTS, st.lists(st.floats(0, 1), max_size=7), st.integers(1, 64), st.data(), st.integers(0, 10**5))
 def test_the_block_rates_is_that_of_trying_all(
-    parts: tuple[float, float, float], survival: list[float], rows: int, data: st.DataObject, kv_tokens: int
+    parts: tuple[float, float, float, float], survival: list[float], rows: int, data: st.DataObject, kv_tokens: int
 ) -> None:
     drafting = data.draw(st.integers(1, rows))
     gained = sorted((drafting * share for share in survival), reverse=True)
@@ -191,8 +194,8 @@ def test_the_block_rates_is_that_of_trying_all(
     assert found.tolist() == pytest.approx(rates)
 
 
-@pytest.mark.parametrize("parts", [(0, 1e-3, 0), (1e-3, 1e-3, 0), (1e-3, 0, 1e-6)])
-def test_masks_that_gain_nothing_are_not_fed(parts: tuple[float, float, float]) -> None:
+@pytest.mark.parametrize("parts", [(0, 1e-3, 0), (1e-3, 1e-3, 0), (1e-3, 0, 1e-6), (1e-3, 0, 0, 1e-3)])
+def test_masks_that_gain_nothing_are_not_fed(parts: tuple[float, ...]) -> None:
     assert block_rates(decode_only(*parts), *together(np.zeros(7), 4, 4), num_seqs=4, kv_tokens=100).argmax() == 0
 
 

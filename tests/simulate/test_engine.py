@@ -22,7 +22,13 @@ from tests.simulate.simulation_samples import run
 
 THRESHOLD, ROWS = 0.9, 6
 TIMES = StepTime(
-    fixed_s=0.0015, seq_s=0.0001, position_s=0.00004, kv_token_s=1e-7, prompt_s=0.001, prompt_token_s=0.00004
+    fixed_s=0.0015,
+    seq_s=0.0001,
+    position_s=0.00004,
+    kv_token_s=1e-7,
+    prompt_s=0.001,
+    prompt_token_s=0.00004,
+    masks_s=0.0003,
 )
 
 
@@ -45,6 +51,7 @@ class Clocked(Engine):
                     positions=sum(scheduled.num_positions for scheduled in decoding),
                     kv_tokens=packed.kv_tokens,
                     prompt_tokens=sum(scheduled.num_positions for scheduled in self.batch if not scheduled.is_decode),
+                    masks=sum(scheduled.num_masks for scheduled in decoding),
                 )
             )
             return run_forward(packed)

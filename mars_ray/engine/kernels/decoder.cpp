@@ -12,6 +12,8 @@
 #include "linear.h"
 #include "sampler_head.h"
 
+constexpr int64_t RUNS_EACH = 3;  // of attention, for each thread, if there are so many positions
+
 struct Layer {
   const float* attention_norm;
   Matrix qkv;
@@ -35,7 +37,7 @@ struct Model {
 
 struct Adapter {
   const void* mask_embedding;  // [masks, hidden]
-  const LowRank* pairs;        // four of each layer: qkv, output, gate_up, down; all of the batch's `adapter_format`
+  const LowRank* pairs;        // four of each layer: qkv, output, gate_up, down
   int64_t ranks;               // of the widest of them
 };
 
@@ -46,7 +48,7 @@ struct Group {
 };
 
 struct Batch {
-  int64_t positions, picks, threads, num_groups, adapter_format;
+  int64_t positions, picks, threads, num_groups;
   const Group* groups;  // masks of adapters, behind everything else
   const int64_t* offsets;  // masks before a mask in its row
   const int64_t* ids;
@@ -66,6 +68,25 @@ struct Batch {
   int64_t* tokens;
   float* confidences;
 };
+
+// Positions of one slot, side by side, that read its keys together.
+struct Run {
+  int64_t first, count;
+};
+
+// Short enough for each thread to have some, and for their queries to be read at once.
+inline std::vector<Run> runs_of(const Model& model, const Batch& batch) {
+  const int64_t most = std::max<int64_t>(1, QUERIES * model.kv_heads / model.heads);
+  const int64_t share = batch.positions * model.kv_heads / (RUNS_EACH * batch.threads);
+  const int64_t longest = std::clamp<int64_t>(share, 1, most);
+  std::vector<Run> runs;
+  for (int64_t n = 0; n < batch.positions; n++) {
+    const bool goes_on = n > 0 && batch.slots[n] == batch.slots[n - 1] && runs.back().count < longest;
+    if (goes_on) runs.back().count++;
+    else runs.push_back({n, 1});
+  }
+  return runs;
+}
 
 // Rows rounded to 8 bits in groups of 32, as `Rows` are read.
 struct Rounded {
@@ -99,11 +120,20 @@ struct Rounded {
   }
 };
 
+// What a thread has to itself: a low-rank product is so small that each makes its own copy sooner than it waits for one.
+template <class T>
+struct Own {
+  std::vector<float> attention;
+  std::vector<T> low;
+  Rounded rounded, rounded_low;
+};
+
 template <class T>
 struct Buffers {
-  std::vector<T> hidden, normed, qkv, attended, gate_up, activated, low;
-  Rounded rounded, rounded_low;
-  std::vector<float> scores;
+  std::vector<T> hidden, normed, qkv, attended, gate_up, activated;
+  Rounded rounded;
+  std::vector<Run> runs;
+  std::vector<Own<T>> own;
 };
 
 template <class T>
@@ -129,7 +159,7 @@ template <class T>
 class Step {
  public:
   Step(const Model& model, const Batch& batch, Buffers<T>& buffers, int thread, int threads)
-      : m(model), b(batch), at(buffers), thread(thread), threads(threads) {}
+      : m(model), b(batch), at(buffers), own(buffers.own[thread]), thread(thread), threads(threads) {}
 
   void run() {
     const T* embedding = static_cast<const T*>(m.embedding);
@@ -147,7 +177,7 @@ class Step {
       if (m.head.format >= INT8) at.rounded.round(&at.normed[n * m.hidden], n * m.hidden, m.hidden);
     });
     wait();
-    linear(m.head, rows(m.head, at.normed.data()), b.picks, thread, threads,
+    linear(m.head, rows(m.head, at.normed.data()), b.picks, share(m.head.columns),
            [&](int64_t row, int64_t column, __m512 left, __m512 right) {
              store(b.logits + row * m.head.columns + column, left);
              store(b.logits + row * m.head.columns + column + 16, right);
@@ -160,10 +190,17 @@ class Step {
   const Model& m;
   const Batch& b;
   Buffers<T>& at;
+  Own<T>& own;
   const int thread, threads;
 
   static void wait() {
 #pragma omp barrier
+  }
+
+  // This thread's part of so many columns.
+  Blocks share(int64_t columns) const {
+    const int64_t blocks = columns / COLUMNS;
+    return {blocks * thread / threads, blocks * (thread + 1) / threads};
   }
 
   template <class Act>
@@ -176,32 +213,26 @@ class Step {
     round_rows(l.qkv, at.normed.data());
     wait();
     project(l.qkv, at.normed.data(), at.qkv.data());
-    adapt(4 * index, at.normed.data(), at.qkv.data());
+    adapt(4 * index, l.qkv, at.normed.data(), at.qkv.data());
     wait();
     T* keys = static_cast<T*>(b.keys[index]);
     T* values = static_cast<T*>(b.values[index]);
     each(b.positions, [&](int64_t n) { write(l, n, keys, values); });
     wait();
-    const int64_t groups = m.heads / m.kv_heads, width = (m.heads + 2 * m.kv_heads) * m.head_dim;
-    float* scores = &at.scores[at.scores.size() / threads * thread];
-    // Positions of a slot stand together, so neighbours read the same keys.
-    each(b.positions * m.kv_heads, [&](int64_t task) {
-      const int64_t n = task % b.positions, head = task / b.positions;
-      const int64_t offset = b.slots[n] * b.slot_stride + head * b.head_stride;
-      const int64_t first = l.window ? std::max<int64_t>(0, b.places[n] - l.window + 1) : 0;
-      attend_with(&at.attended[(n * m.heads + head * groups) * m.head_dim], &at.qkv[n * width + head * groups * m.head_dim],
-                  keys + offset, values + offset, Sight{b.prefixes[n], b.behind[n], first}, groups, scores);
+    each(at.runs.size() * m.kv_heads, [&](int64_t task) {
+      const Run& run = at.runs[task % at.runs.size()];
+      attend_run(l, run, task / at.runs.size(), keys, values);
     });
     wait();
     if (round_rows(l.output, at.attended.data())) wait();
     add(l.output, at.attended.data());
-    adapt(4 * index + 1, at.attended.data(), at.hidden.data());
+    adapt(4 * index + 1, l.output, at.attended.data(), at.hidden.data());
     wait();
     each(b.positions, [&](int64_t n) { norm(n, n, l.mlp_norm); });
     round_rows(l.gate_up, at.normed.data());
     wait();
     project(l.gate_up, at.normed.data(), at.gate_up.data());
-    adapt(4 * index + 2, at.normed.data(), at.gate_up.data());
+    adapt(4 * index + 2, l.gate_up, at.normed.data(), at.gate_up.data());
     wait();
     each(b.positions, [&](int64_t n) {
       silu_and_mul(&at.activated[n * m.intermediate], &at.gate_up[n * 2 * m.intermediate], m.intermediate);
@@ -209,7 +240,7 @@ class Step {
     round_rows(l.down, at.activated.data());
     wait();
     add(l.down, at.activated.data());
-    adapt(4 * index + 3, at.activated.data(), at.hidden.data());
+    adapt(4 * index + 3, l.down, at.activated.data(), at.hidden.data());
     wait();
   }
 
@@ -233,90 +264,97 @@ class Step {
       std::copy_n(row + (m.heads + m.kv_heads + head) * size, size, values + cell + head * b.head_stride);
   }
 
-  void attend_with(T* to, const T* query, const T* keys, const T* values, const Sight& sight, int64_t groups,
-                   float* scores) {
+  // Attention of a run's positions to the keys of one head, for all query heads that share it.
+  void attend_run(const Layer& l, const Run& run, int64_t head, const T* keys, const T* values) {
+    const int64_t groups = m.heads / m.kv_heads, width = (m.heads + 2 * m.kv_heads) * m.head_dim;
+    const int64_t offset = b.slots[run.first] * b.slot_stride + head * b.head_stride;
+    float* scratch = own.attention.data();
+    Query<T> queries[QUERIES];
+    int64_t count = 0;
+    for (int64_t n = run.first; n < run.first + run.count; n++) {
+      const int64_t first = l.window ? std::max<int64_t>(0, b.places[n] - l.window + 1) : 0;
+      for (int64_t query = head * groups; query < (head + 1) * groups; query++) {
+        queries[count++] = {&at.qkv[n * width + query * m.head_dim], &at.attended[(n * m.heads + query) * m.head_dim],
+                            Sight{b.prefixes[n], b.behind[n], first}};
+        if (count == QUERIES) attend_with(queries, count, keys + offset, values + offset, scratch), count = 0;
+      }
+    }
+    if (count) attend_with(queries, count, keys + offset, values + offset, scratch);
+  }
+
+  void attend_with(const Query<T>* queries, int64_t count, const T* keys, const T* values, float* scratch) {
     switch (m.head_dim) {
-      case 32: return attend<32>(to, query, keys, values, sight, groups, m.scaling, scores);
-      case 64: return attend<64>(to, query, keys, values, sight, groups, m.scaling, scores);
-      case 96: return attend<96>(to, query, keys, values, sight, groups, m.scaling, scores);
-      case 128: return attend<128>(to, query, keys, values, sight, groups, m.scaling, scores);
-      case 256: return attend<256>(to, query, keys, values, sight, groups, m.scaling, scores);
+      case 32: return attend<32>(queries, count, keys, values, m.scaling, scratch);
+      case 64: return attend<64>(queries, count, keys, values, m.scaling, scratch);
+      case 96: return attend<96>(queries, count, keys, values, m.scaling, scratch);
+      case 128: return attend<128>(queries, count, keys, values, m.scaling, scratch);
+      case 256: return attend<256>(queries, count, keys, values, m.scaling, scratch);
     }
   }
 
-  // Rows from `first` on as `w` reads them; of 8 bits, `round_rows` has made them before.
-  Rows rows(const Matrix& w, const T* from, int64_t first = 0) const {
-    if (w.format < INT8) return plain(w.depth, from + first * w.depth);
-    return at.rounded.from(first * w.depth, w.depth);
+  // Rows as `w` reads them; of 8 bits, `round_rows` has made them before.
+  Rows rows(const Matrix& w, const T* from) const {
+    return w.format < INT8 ? plain(w.depth, from) : at.rounded.from(0, w.depth);
   }
 
-  // Rounds this thread's rows, all of them or the masks alone, where `w` or adapters beside it are of 8 bits.
+  // Rounds this thread's rows where `w` is of 8 bits.
   bool round_rows(const Matrix& w, const T* from) {
-    const bool masks = b.num_groups && b.adapter_format >= INT8;
-    if (w.format < INT8 && !masks) return false;
-    const int64_t first = w.format >= INT8 ? 0 : b.groups[0].first;
-    each(b.positions, [&](int64_t n) {
-      if (n >= first) at.rounded.round(from + n * w.depth, n * w.depth, w.depth);
-    });
+    if (w.format < INT8) return false;
+    each(b.positions, [&](int64_t n) { at.rounded.round(from + n * w.depth, n * w.depth, w.depth); });
     return true;
   }
 
   void project(const Matrix& w, const T* from, T* to) {
-    linear(w, rows(w, from), b.positions, thread, threads,
+    linear(w, rows(w, from), b.positions, share(w.columns),
            [&](int64_t row, int64_t column, __m512 left, __m512 right) {
              store(to + row * w.columns + column, left);
              store(to + row * w.columns + column + 16, right);
            });
   }
 
-  // Adds the low-rank products at masks to what their layer gave.
-  void adapt(int64_t number, const T* from, T* to) {
-    if (b.num_groups == 0) return;
-    each_pair(number, [&](const LowRank& pair, const Group& group, int64_t start) {
-      const int64_t ranks = pair.down.columns;
-      linear(pair.down, rows(pair.down, from, group.first), group.count, thread, threads,
-             [&](int64_t row, int64_t column, __m512 left, __m512 right) {
-               store(&at.low[start + row * ranks + column], left);
-               store(&at.low[start + row * ranks + column + 16], right);
-             });
-    });
-    wait();
-    if (b.adapter_format >= INT8) {
-      each_pair(number, [&](const LowRank& pair, const Group& group, int64_t start) {
-        const int64_t ranks = pair.down.columns;
-        each(group.count, [&](int64_t n) { at.rounded_low.round(&at.low[start + n * ranks], start + n * ranks, ranks); });
-      });
-      wait();
-    }
-    each_pair(number, [&](const LowRank& pair, const Group& group, int64_t start) { widen(pair, group, start, to); });
-  }
-
-  // Calls `act` for each group with low-rank products here, and where in `low` those of the group begin.
-  template <class Act>
-  void each_pair(int64_t number, const Act& act) const {
-    int64_t start = 0;
+  // Adds the low-rank products at masks to what layer `w` gave in this thread's columns.
+  void adapt(int64_t number, const Matrix& w, const T* from, T* to) {
     for (int64_t g = 0; g < b.num_groups; g++) {
       const Group& group = b.groups[g];
-      if (const LowRank& pair = group.adapter->pairs[number]; pair.parts) act(pair, group, start);
-      start += group.count * group.adapter->ranks;
+      if (const LowRank& pair = group.adapter->pairs[number]; pair.parts) {
+        narrow(pair, group, w, from + group.first * w.depth);
+        widen(pair, group, to + group.first * w.columns, w.columns);
+      }
     }
   }
 
-  void widen(const LowRank& pair, const Group& group, int64_t start, T* to) {
+  // The products of all ranks, in this thread's own memory.
+  void narrow(const LowRank& pair, const Group& group, const Matrix& w, const T* from) {
     const int64_t ranks = pair.down.columns;
-    int64_t width = 0;
-    for (int64_t part = 0; part < pair.parts; part++) width += pair.up[part].columns;
-    to += group.first * width;
+    const bool rounds = pair.down.format >= INT8;
+    if (rounds && w.format < INT8)
+      for (int64_t n = 0; n < group.count; n++) own.rounded.round(from + n * w.depth, n * w.depth, w.depth);
+    const Rows x = !rounds             ? plain(w.depth, from)
+                   : w.format < INT8 ? own.rounded.from(0, w.depth)
+                                     : at.rounded.from(group.first * w.depth, w.depth);
+    linear(pair.down, x, group.count, Blocks{0, ranks / COLUMNS},
+           [&](int64_t row, int64_t column, __m512 left, __m512 right) {
+             store(&own.low[row * ranks + column], left);
+             store(&own.low[row * ranks + column + 16], right);
+           });
+    if (rounds) own.rounded_low.round(own.low.data(), 0, group.count * ranks);
+  }
+
+  void widen(const LowRank& pair, const Group& group, T* to, int64_t width) {
+    const Blocks mine = share(width);
+    int64_t rank = 0, begin = 0;  // of this part's ranks, and of its blocks
     for (int64_t part = 0; part < pair.parts; part++) {
       const Matrix& up = pair.up[part];
-      const Rows x = up.format < INT8 ? plain(ranks, &at.low[start]) : at.rounded_low.from(start, ranks);
-      linear(up, x, group.count, thread, threads, [&](int64_t row, int64_t column, __m512 left, __m512 right) {
-        T* out = to + row * width + column;
+      const int64_t blocks = up.columns / COLUMNS, ranks = pair.down.columns;
+      const Rows x = up.format < INT8 ? plain(ranks, &own.low[rank]) : own.rounded_low.from(rank, ranks);
+      const Blocks here{std::max<int64_t>(0, mine.first - begin), std::min(blocks, mine.last - begin)};
+      linear(up, x, group.count, here, [&](int64_t row, int64_t column, __m512 left, __m512 right) {
+        T* out = to + row * width + begin * COLUMNS + column;
         store(out, _mm512_add_ps(load(out), rounded(left, out)));
         store(out + 16, _mm512_add_ps(load(out + 16), rounded(right, out)));
       });
-      start += up.depth;
-      to += up.columns;
+      rank += up.depth;
+      begin += blocks;
     }
   }
 
@@ -327,7 +365,7 @@ class Step {
 
   // Adds to the residual stream.
   void add(const Matrix& w, const T* from) {
-    linear(w, rows(w, from), b.positions, thread, threads,
+    linear(w, rows(w, from), b.positions, share(w.columns),
            [&](int64_t row, int64_t column, __m512 left, __m512 right) {
              T* to = &at.hidden[row * m.hidden + column];
              store(to, _mm512_add_ps(load(to), rounded(left, to)));
@@ -375,12 +413,19 @@ void run(const Model& model, const Batch& batch) {
   fit(buffers.attended, rows * model.heads * model.head_dim);
   fit(buffers.gate_up, rows * 2 * model.intermediate);
   fit(buffers.activated, rows * model.intermediate);
-  int64_t low = 0;
-  for (int64_t g = 0; g < batch.num_groups; g++) low += batch.groups[g].count * batch.groups[g].adapter->ranks;
-  fit(buffers.low, low);
-  buffers.rounded_low.fit(low);
   buffers.rounded.fit(rows * depth);
-  fit(buffers.scores, batch.threads * (model.heads / model.kv_heads) * (columns + 16));
+  buffers.runs = runs_of(model, batch);
+  buffers.own.resize(std::max<size_t>(buffers.own.size(), batch.threads));
+  for (int64_t thread = 0; thread < batch.threads; thread++) {
+    Own<T>& own = buffers.own[thread];
+    fit(own.attention, scratch_size(columns, model.head_dim));
+    for (int64_t g = 0; g < batch.num_groups; g++) {
+      const Group& group = batch.groups[g];
+      fit(own.low, group.count * group.adapter->ranks);
+      own.rounded.fit(group.count * depth);
+      own.rounded_low.fit(group.count * group.adapter->ranks);
+    }
+  }
   Buffers<T>& shared = buffers;
 #pragma omp parallel num_threads(batch.threads)
   {

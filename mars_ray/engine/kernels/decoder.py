@@ -75,7 +75,7 @@ class _Group(ctypes.Structure):
 
 class _Batch(ctypes.Structure):
     _fields_ = (
-        *((name, INT) for name in ("positions", "picks", "threads", "num_groups", "adapter_format")),
+        *((name, INT) for name in ("positions", "picks", "threads", "num_groups")),
         *((name, POINTER) for name in ("groups", "offsets")),
         *((name, POINTER) for name in ("ids", "slots", "places", "columns", "prefixes", "behind", "cosines", "sines")),
         *((name, POINTER) for name in ("picked", "keys", "values")),
@@ -167,7 +167,6 @@ class FusedDecoder:
             picks,
             torch.get_num_threads(),
             len(groups),
-            self._low,
             ctypes.addressof(packed_groups),
             None if offset_N is None else offset_N.data_ptr(),
             *(tensor.data_ptr() for tensor in given),

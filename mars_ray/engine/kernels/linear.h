@@ -9,6 +9,7 @@
 constexpr int COLUMNS = 32;     // of a block
 constexpr int GROUP = 32;       // numbers of 8 or 4 bits that share a scale
 constexpr int GROUP_STEPS = 8;  // of 4 weights each
+constexpr int AHEAD = 4096;     // bytes; weights come from memory while those before them are multiplied
 
 enum Format : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
 
@@ -50,6 +51,12 @@ struct DotBFloat16 {
   }
 };
 
+// Asks for the weights of the steps to come. A processor does so itself only while it has little else to do.
+inline void prefetch(const char* weights) {
+  _mm_prefetch(weights + AHEAD, _MM_HINT_T0);
+  _mm_prefetch(weights + AHEAD + 64, _MM_HINT_T0);
+}
+
 template <class Dot, int R>
 inline void tile(const Rows& x, int64_t row, const char* weights, int64_t steps, typename Dot::Sum out[R][2]) {
   const int32_t* from = x.words + row * x.stride;
@@ -59,6 +66,7 @@ inline void tile(const Rows& x, int64_t row, const char* weights, int64_t steps,
   for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = typename Dot::Sum{};
   for (int64_t step = 0; step < steps; step++, weights += 128) {
     const __m512i left = _mm512_loadu_si512(weights), right = _mm512_loadu_si512(weights + 64);
+    prefetch(weights);
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
       sum[r][0] = Dot::add(sum[r][0], left, from[r * stride + step]);
@@ -88,6 +96,7 @@ inline void tile_in_groups(const Rows& x, int64_t row, const char* weights, int6
     }
     for (int step = 0; step < GROUP_STEPS; step++) {
       __m512i left = _mm512_loadu_si512(weights), right;
+      if (FORMAT == INT8 || step % 2 == 0) prefetch(weights);
       if constexpr (FORMAT == INT8) {
         right = _mm512_loadu_si512(weights + 64);
         weights += 128;
@@ -166,15 +175,20 @@ using Block = void (*)(const Matrix&, const Rows&, int64_t, int64_t, const Put&)
 constexpr Block BLOCKS[ROWS] = {block<1>, block<2>, block<3>, block<4>,  block<5>,  block<6>,
                                 block<7>, block<8>, block<9>, block<10>, block<11>, block<12>};
 
-// This thread's share of a linear layer: blocks of columns, for all rows, in tiles of like size.
+// Blocks of columns of a linear layer.
+struct Blocks {
+  int64_t first, last;
+};
+
+// Some blocks of a linear layer, for all rows, in tiles of like size.
 template <class Act>
-void linear(const Matrix& w, const Rows& x, int64_t rows, int thread, int threads, const Act& act) {
+void linear(const Matrix& w, const Rows& x, int64_t rows, const Blocks& blocks, const Act& act) {
   const auto call = [](void* owner, int64_t row, int64_t column, __m512 left, __m512 right) {
     (*static_cast<const Act*>(owner))(row, column, left, right);
   };
   const Put to{call, const_cast<Act*>(&act)};
-  const int64_t blocks = w.columns / COLUMNS, tiles = (rows + ROWS - 1) / ROWS;
-  for (int64_t index = blocks * thread / threads; index < blocks * (thread + 1) / threads; index++)
+  const int64_t tiles = (rows + ROWS - 1) / ROWS;
+  for (int64_t index = blocks.first; index < blocks.last; index++)
     for (int64_t t = 0; t < tiles; t++) {
       const int64_t row = rows * t / tiles;
       BLOCKS[rows * (t + 1) / tiles - row - 1](w, x, row, index, to);

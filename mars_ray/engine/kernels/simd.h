@@ -51,20 +51,3 @@ inline __m512 exponential(__m512 x) {
   sum = _mm512_fmadd_ps(sum, _mm512_mul_ps(rest, rest), _mm512_add_ps(rest, _mm512_set1_ps(1.0f)));
   return _mm512_scalef_ps(sum, power);
 }
-
-// The sums of 16 vectors, in one.
-inline __m512 sums(const __m512 v[16]) {
-  __m512 pair[8], four[4];
-  for (int i = 0; i < 8; i++)
-    pair[i] = _mm512_add_ps(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]), _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
-  for (int i = 0; i < 4; i++) {
-    const __m512d low = _mm512_castps_pd(pair[2 * i]), high = _mm512_castps_pd(pair[2 * i + 1]);
-    four[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(low, high)),
-                            _mm512_castpd_ps(_mm512_unpackhi_pd(low, high)));
-  }
-  const __m512 front = _mm512_add_ps(_mm512_shuffle_f32x4(four[0], four[1], 0x44),
-                                     _mm512_shuffle_f32x4(four[0], four[1], 0xee));
-  const __m512 back = _mm512_add_ps(_mm512_shuffle_f32x4(four[2], four[3], 0x44),
-                                    _mm512_shuffle_f32x4(four[2], four[3], 0xee));
-  return _mm512_add_ps(_mm512_shuffle_f32x4(front, back, 0x88), _mm512_shuffle_f32x4(front, back, 0xdd));
-}

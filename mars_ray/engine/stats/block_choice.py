@@ -145,7 +145,10 @@ class BlockChoice:
         """Choose how often to try other blocks than the one chosen."""
         self._rival = 1 if self._chosen > 1 or self._full == 1 else 2 + int(rates_B[1:].argmax())
         usual_s, rival_s = (
-            max(CLOCK_S, model.seconds(StepWork(num_seqs, round(float(positions_B[block - 1])), kv_tokens)))
+            max(
+                CLOCK_S,
+                model.seconds(StepWork(num_seqs, round(float(positions_B[block - 1])), kv_tokens, masks=block - 1)),
+            )
             for block in (self._chosen, self._rival)
         )
         lost = 1 - float(rates_B[self._rival - 1] / rates_B[self._chosen - 1])

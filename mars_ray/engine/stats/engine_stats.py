@@ -72,6 +72,7 @@ class EngineStats:
             positions=sum(scheduled.num_positions for scheduled in decoding),
             kv_tokens=self.kv_tokens,
             prompt_tokens=sum(scheduled.num_positions for scheduled in batch if not scheduled.is_decode),
+            masks=sum(scheduled.num_masks for scheduled in decoding),
         )
         # What lies between steps, such as sending chunks, is part of what a step takes.
         since_s = self._began_s if self._ended_s is None else self._ended_s

@@ -38,11 +38,14 @@ class StepWork:
     """Tokens in the cache that the sequences attend to."""
     prompt_tokens: int = 0
     """Tokens of sequences that read their prompts."""
+    masks: int = 0
+    """Masks among the positions."""
 
     @property
-    def kind(self) -> tuple[int, int, int]:
+    def kind(self) -> tuple[int, int, int, bool]:
         """The kind of the step; steps of one kind differ by less than a factor of two."""
-        return self.num_seqs.bit_length(), self.positions.bit_length(), self.prompt_tokens.bit_length()
+        sizes = self.num_seqs.bit_length(), self.positions.bit_length(), self.prompt_tokens.bit_length()
+        return *sizes, self.masks > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,8 @@ class StepTime:
     prompt_s: float = 0.0
     """Added where prompts are read, whatever their length."""
     prompt_token_s: float = 0.0
+    masks_s: float = 0.0
+    """Added where masks are fed, however many: an adapter is read then, and drafts are corrected."""
 
     def seconds(self, work: StepWork) -> float:
         """Return how long a step takes."""
@@ -66,6 +71,7 @@ class StepTime:
             + self.kv_token_s * work.kv_tokens
             + self.prompt_s * (work.prompt_tokens > 0)
             + self.prompt_token_s * work.prompt_tokens
+            + self.masks_s * (work.masks > 0)
         )
 
 
@@ -73,7 +79,7 @@ class StepTimeFit:
     """Least squares over steps of all kinds; `model` is None before there are enough of them."""
 
     def __init__(self) -> None:
-        self._kinds: dict[tuple[int, int, int], deque[tuple[int, StepWork, float]]] = defaultdict(
+        self._kinds: dict[tuple[int, int, int, bool], deque[tuple[int, StepWork, float]]] = defaultdict(
             lambda: deque(maxlen=STEPS_PER_KIND)
         )
         self._steps = 0
@@ -93,19 +99,19 @@ class StepTimeFit:
 
 def fit(steps: list[StepWork], seconds_S: NDArray[np.float64]) -> StepTime:
     """Fit the parts of a step time; none is negative, for more work never takes less time."""
-    work_S4 = np.array([astuple(work) for work in steps], dtype=float)
-    prompt_S = work_S4[:, 3]
-    work_S6 = np.column_stack([np.ones(len(steps)), work_S4[:, :3], prompt_S > 0, prompt_S])
+    work_S5 = np.array([astuple(work) for work in steps], dtype=float)
+    prompt_S, masks_S = work_S5[:, 3], work_S5[:, 4]
+    work_S7 = np.column_stack([np.ones(len(steps)), work_S5[:, :3], prompt_S > 0, prompt_S, masks_S > 0])
     seconds_S = seconds_S.clip(min=CLOCK_S)
-    scale_6 = work_S6.max(axis=0).clip(min=1)
-    work_S6 = work_S6 / scale_6
+    scale_7 = work_S7.max(axis=0).clip(min=1)
+    work_S7 = work_S7 / scale_7
     # What a step usually takes: errors relative to what was measured, so that others on the same cores, who make steps
     # longer and never shorter, count for little. The first look tells which steps were long pauses.
-    kept_S = seconds_S <= PAUSE * _usual(work_S6, seconds_S)[1]
-    found_6, usual_S = _usual(work_S6[kept_S], seconds_S[kept_S])
+    kept_S = seconds_S <= PAUSE * _usual(work_S7, seconds_S)[1]
+    found_7, usual_S = _usual(work_S7[kept_S], seconds_S[kept_S])
     # The mean, which those others make longer: all parts alike, for who was kept waiting says little of its work.
-    found_6 *= (seconds_S[kept_S] / usual_S).mean()
-    fixed, seq, position, kv_token, prompt, prompt_token = (found_6 / scale_6).tolist()
+    found_7 *= (seconds_S[kept_S] / usual_S).mean()
+    fixed, seq, position, kv_token, prompt, prompt_token, masks = (found_7 / scale_7).tolist()
     return StepTime(
         fixed_s=fixed,
         seq_s=seq,
@@ -113,15 +119,16 @@ def fit(steps: list[StepWork], seconds_S: NDArray[np.float64]) -> StepTime:
         kv_token_s=kv_token,
         prompt_s=prompt,
         prompt_token_s=prompt_token,
+        masks_s=masks,
     )
 
 
 def _usual(
-    work_S6: NDArray[np.float64], seconds_S: NDArray[np.float64]
+    work_S7: NDArray[np.float64], seconds_S: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the parts of the time that steps usually take, [6], and that time, [S]."""
-    found_6, _ = nnls(work_S6 / seconds_S[:, None], np.ones(len(seconds_S)))
-    return found_6, (work_S6 @ found_6).clip(min=CLOCK_S)
+    """Return the parts of the time that steps usually take, [7], and that time, [S]."""
+    found_7, _ = nnls(work_S7 / seconds_S[:, None], np.ones(len(seconds_S)))
+    return found_7, (work_S7 @ found_7).clip(min=CLOCK_S)
 
 
 def block_rates(
@@ -132,5 +139,6 @@ def block_rates(
     `tokens_B` and `positions_B` are what all `num_seqs` sequences gain in a step, and their positions, by block.
     """
     seconds_B = model.fixed_s + model.seq_s * num_seqs + model.position_s * positions_B + model.kv_token_s * kv_tokens
+    seconds_B[1:] += model.masks_s
     rates_B: NDArray[np.float64] = tokens_B / seconds_B
     return rates_B
