@@ -26,10 +26,10 @@ class Endpoint:
     def url(self, machine: Machine) -> str:
         return f"http://{machine.address}:{PORT}"
 
-    def call(self, machine: Machine, urls: list[str], seconds: float) -> "subprocess.Popen[str]":
+    def call(self, machine: Machine, urls: list[str], seconds: float, *more: str) -> "subprocess.Popen[str]":
         """Let callers on a machine ask; what they print is `callers.parsed`."""
         program = Path(callers.__file__)
-        words = ["--key", self.key, "--seconds", str(seconds)]
+        words = ["--key", self.key, "--seconds", str(seconds), *more]
         return machine.start(sys.executable, program, *urls, *words, stdout=subprocess.PIPE)
 
     def status(self) -> str:
@@ -40,20 +40,26 @@ class Endpoint:
         return done.stdout
 
 
-def start_endpoint(machines: Sequence[Machine], *, gateways: int, engines: int) -> Endpoint:
-    """Deploy so many replicas from the first of the machines."""
+def start_endpoint(
+    machines: Sequence[Machine], *, gateways: int, engines: int | dict[str, Any], **args: Any
+) -> Endpoint:
+    """Deploy so many replicas from the first of the machines. `engines` may be settings of Serve's autoscaler, `args`
+    are of `ServeConfig`."""
     first, *others = machines
     made = first.run("mars-ray", "keys", "add", "--file", "keys.yaml", "--name", "ann", "--role", "operate")
     keys = first.run("cat", "keys.yaml").stdout
     for each in others:
         each.write("keys.yaml", keys)
-    config = config_for(machines, gateways=gateways, engines=engines)
+    config = config_for(machines, gateways=gateways, engines=engines, args=args)
     deploy(first, config)
     return Endpoint(list(machines), made.stdout.split()[-1], config)
 
 
-def config_for(machines: Sequence[Machine], *, gateways: int, engines: int) -> dict[str, Any]:
+def config_for(
+    machines: Sequence[Machine], *, gateways: int, engines: int | dict[str, Any], args: dict[str, Any]
+) -> dict[str, Any]:
     """Return a deploy file for so many replicas, two gateways and an engine on a machine; keys are in `keys.yaml`."""
+    scale = {"num_replicas": engines} if isinstance(engines, int) else {"autoscaling_config": engines}
     soon = {"health_check_period_s": 1, "health_check_timeout_s": 3}
     return {
         "proxy_location": "EveryNode",
@@ -67,12 +73,13 @@ def config_for(machines: Sequence[Machine], *, gateways: int, engines: int) -> d
                     "keys": "/tmp/work/keys.yaml",
                     "allowed_hosts": [each.address for each in machines],
                     "engine": {"compiled": False},
+                    **args,
                 },
                 "deployments": [
                     {"name": "Gateway", "num_replicas": gateways, "max_replicas_per_node": 2, **soon},
                     {
                         "name": "Engine",
-                        "num_replicas": engines,
+                        **scale,
                         "max_replicas_per_node": 1,
                         "ray_actor_options": {"num_cpus": 1},
                         **soon,

@@ -174,15 +174,15 @@ class Network:
     def __exit__(self, *_: object) -> None:
         self._built.close()
 
-    def machine(self) -> Machine:
-        """Add a machine."""
-        machine = self._built.enter_context(_machine(self._hub, 1 + len(self.machines)))
+    def machine(self, *, disk: str = "4g") -> Machine:
+        """Add a machine; its disk is /tmp."""
+        machine = self._built.enter_context(_machine(self._hub, 1 + len(self.machines), disk))
         self.machines.append(machine)
         return machine
 
 
 @contextmanager
-def _machine(hub: str, number: int) -> Iterator[Machine]:
+def _machine(hub: str, number: int, disk: str) -> Iterator[Machine]:
     name, address = f"m{number}", f"{SUBNET}.{number}"
     environment = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -192,7 +192,7 @@ def _machine(hub: str, number: int) -> Iterator[Machine]:
     }
     unshared = ["unshare", "--net", "--mount", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc"]
     with subprocess.Popen(
-        [*unshared, "sh", "-ec", _own_folders(name)], stdout=subprocess.PIPE, text=True, env=environment
+        [*unshared, "sh", "-ec", _own_folders(name, disk)], stdout=subprocess.PIPE, text=True, env=environment
     ) as outside:
         assert outside.stdout is not None
         try:
@@ -227,13 +227,13 @@ def start_store(machine: Machine, users: Sequence[Machine], *, bucket: str) -> N
     users[0].run(sys.executable, "-c", MAKE_BUCKET, bucket)
 
 
-def _own_folders(name: str) -> str:
+def _own_folders(name: str, disk: str) -> str:
     """Return the script that gives a machine a name and folders; what is installed in /tmp stays."""
     installed = {Path(sys.prefix), Path(sys.base_prefix), Path(mars_ray.__file__).parents[1]}
     kept = [path.relative_to("/tmp") for path in installed if path.is_relative_to("/tmp")]
     return "\n".join(
         [
-            "mount -t tmpfs -o mode=1777,size=4g none /mnt",
+            f"mount -t tmpfs -o mode=1777,size={disk} none /mnt",
             *(f"mkdir -p '/mnt/{path}'; mount --bind '/tmp/{path}' '/mnt/{path}'" for path in kept),
             "mount --move /mnt /tmp",
             "mount -t tmpfs -o mode=1777,size=1g none /dev/shm",

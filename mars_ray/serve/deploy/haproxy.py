@@ -12,7 +12,8 @@ What is changed, of the template in Ray 2.60.0 for HAProxy 2.8.25:
 - HAProxy's own answers are OpenAI's errors. where no gateway is up, or none is configured any more because the
   endpoint is about to stop, that is a 503 with Retry-After; Ray's template says 500 and 404. What cannot be changed
   are the answers of its HTTP parser, 400 to what is no HTTP and 408 to a slow head: those stay pages in HTML.
-- A gateway whose machine is gone is noticed in `GONE_SECONDS`, in the middle of a request, too, by TCP's keep-alive.
+- A gateway whose machine is gone is noticed in `GONE_SECONDS`, in the middle of a request, too: by TCP's keep-alive or,
+  where something was sent that nobody took, by its user timeout, for keep-alive waits then.
 - A backend that has no server keeps those that it had: Ray names none while it builds a new version of the application,
   some ten seconds of a rolling update, and the gateways of the old one go on answering.
 - Ray's own proxy is no stand-in for the gateways: it has the same answers, in plain text.
@@ -82,6 +83,8 @@ def _patched(config: str, answers: Path) -> Iterator[str]:
             continue
         if words[:1] == ["server"] and words[-1] == "backup":
             continue
+        if words[:1] == ["server"]:
+            line += f" tcp-ut {GONE_SECONDS}s"
         if section in ("frontend prometheus", "listen stats"):
             line = re.sub(r"^(\s*bind) \*?:", r"\1 127.0.0.1:", line)
         if section == "backend default_backend" and words[:2] == ["http-request", "return"]:
