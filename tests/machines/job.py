@@ -38,7 +38,7 @@ class Job:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self.said += line
-            if re.search(r"[1-9]\d* under way", line):
+            if re.search(r" [1-9][\d,]*/| [1-9]\d* under way", line):
                 return
         raise AssertionError(self.said)
 
