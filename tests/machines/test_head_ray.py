@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from tests.machines import callers
 from tests.machines.conftest import TOKEN
-from tests.machines.endpoint import SECONDS, Endpoint, start_endpoint
-from tests.machines.machines import Machine, Network
+from tests.machines.endpoint import Endpoint, start_endpoint
+from tests.machines.faults import asking, kill_ray
+from tests.machines.machines import Network
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 AWAY_S, ASKED_S = 15, 120
@@ -37,24 +37,10 @@ def test_callers_are_answered_while_the_head_is_away_and_the_endpoint_is_whole_b
     endpoint: Endpoint, lan: Network
 ) -> None:
     head = lan.machines[1]
-    asking, other = endpoint.nodes
-    running = endpoint.call(asking, [endpoint.url(asking), endpoint.url(other)], ASKED_S)
-    assert running.stdout is not None
-    lines = [running.stdout.readline() for _ in range(20)]
-    at_s = time.time()
-    kill_ray(head)
-    time.sleep(AWAY_S)
-    head.join(head, num_cpus=0)
-    rest, _ = running.communicate(timeout=SECONDS)
-    answers = callers.parsed([*lines, *rest.splitlines()])
-    bad = [
-        (round(asked_s - at_s, 1), round(took_s, 1), status) for asked_s, took_s, status in answers if status != "200"
-    ]
-    print(f"head away {AWAY_S} s: {len(answers)} answers, failed {bad}")
-    assert not [each for each in bad if each[0] > ASKED_S / 2]
+    with asking(endpoint, endpoint.nodes, ASKED_S) as asked:
+        kill_ray(head)
+        time.sleep(AWAY_S)
+        head.join(head, num_cpus=0)
+    print(f"head away {AWAY_S} s: {asked}")
+    assert not [each for each in asked.failed if each[0] > ASKED_S / 2]
     assert "2 replicas" in endpoint.status()
-
-
-def kill_ray(machine: Machine) -> None:
-    """kill -9 all that Ray started on a machine."""
-    machine.run("pkill", "-9", "-f", "ray", check=False)
