@@ -23,11 +23,12 @@ def learned(profile: Profile, confidences: list[float], forwards: int = 2 * FOLD
     return profile
 
 
-def timed(*, fixed_s: float, position_s: float) -> StepTimeFit:
+def timed(*, fixed_s: float, position_s: float, masks_s: float = 0.0) -> StepTimeFit:
     steps = StepTimeFit()
-    for number in range(64):
-        positions = 1 + number % 50
-        steps.observe(StepWork(num_seqs=1, positions=positions, kv_tokens=1000), fixed_s + position_s * positions)
+    for number in range(128):
+        positions, masks = 1 + number // 2 % 50, number % 2 * (number // 2 % 50)
+        seconds = fixed_s + position_s * positions + masks_s * (masks > 0)
+        steps.observe(StepWork(num_seqs=1, positions=positions, kv_tokens=1000, masks=masks), seconds)
     return steps
 
 
@@ -159,6 +160,13 @@ def test_now_and_then_a_step_has_masks_for_all_where_that_might_be_better() -> N
     near = BlockChoice(profile, timed(fixed_s=1e-3, position_s=1.2e-3), BLOCK)
     steps = [chosen(near, running()) for _ in range(400)]
     assert near.chosen == 1 and 4 <= steps.count([2, 2, 2]) <= 400 // PROBE_EVERY
+
+
+def test_what_any_masks_cost_is_a_reason_to_feed_none_and_not_to_feed_few() -> None:
+    times = timed(fixed_s=1e-2, position_s=1e-5, masks_s=1.2e-2)
+    assert chosen(BlockChoice(learned(Profile(BLOCK), SURE), times, BLOCK), running(1)) == [BLOCK]
+    one_is_sure = learned(Profile(BLOCK), [0.95, *UNSURE[1:]])
+    assert chosen(BlockChoice(one_is_sure, times, BLOCK), running(1)) == [1]
 
 
 def test_where_all_masks_are_fed_or_none_runs_there_is_no_probe() -> None:

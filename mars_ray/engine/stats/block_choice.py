@@ -154,7 +154,7 @@ class BlockChoice:
         lost = 1 - float(rates_B[self._rival - 1] / rates_B[self._chosen - 1])
         longer = rival_s / usual_s
         self._rival_every = max(PROBE_EVERY, math.ceil(longer * max(PROBE_EVERY, lost / PROBE_SHARE)))
-        probe_s = model.position_s * (self._full - self._chosen)
+        probe_s = model.position_s * (self._full - self._chosen) + model.masks_s * (self._chosen == 1)
         self._probe_every = max(PROBE_EVERY, math.ceil(probe_s / (PROBE_SHARE * usual_s)))
 
 

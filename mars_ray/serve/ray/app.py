@@ -27,8 +27,9 @@ HEALTH_SECONDS = 1
 HEALTH_TIMEOUT_SECONDS = 30
 """Seconds for a health check; after three failures in a row the replica is replaced."""
 
-MAX_NUM_SEQS = 256
-"""Sequences that an engine decodes together at most where the operator sets no number."""
+ONGOING_REQUESTS = 100_000
+"""Calls that Serve lets a replica have at once: more than there ever are. Gateways and engines refuse by themselves, in
+words that a client understands; a replica that is full for Serve would not even answer whether it is there."""
 
 
 def build_openai_app(args: dict[str, Any]) -> Application:
@@ -40,8 +41,7 @@ def build_openai_app(args: dict[str, Any]) -> Application:
     config = _pinned(args)
     gateway = serve.deployment(serve.ingress()(Gateway)).options(
         name="Gateway",
-        # The gateway refuses by itself, in words a client understands, long before Serve would.
-        max_ongoing_requests=16 * config.limits.requests,
+        max_ongoing_requests=ONGOING_REQUESTS,
         graceful_shutdown_timeout_s=DRAIN_SECONDS,
         health_check_period_s=HEALTH_SECONDS,
         ray_actor_options={"num_cpus": 0},
@@ -60,7 +60,7 @@ def build_deployment(args: dict[str, Any], *, name_prefix: str = "") -> Applicat
     config = _pinned(args)
     chat = serve.deployment(Chat).options(
         name=f"{name_prefix}Chat",
-        max_ongoing_requests=16 * config.limits.requests,
+        max_ongoing_requests=ONGOING_REQUESTS,
         graceful_shutdown_timeout_s=DRAIN_SECONDS,
         health_check_period_s=HEALTH_SECONDS,
         ray_actor_options={"num_cpus": 0},
@@ -82,8 +82,7 @@ def _pinned(args: dict[str, Any]) -> ServeConfig:
 def _engines(config: ServeConfig, name_prefix: str = "") -> Application:
     engines = serve.deployment(EngineReplica).options(
         name=f"{name_prefix}Engine",
-        # Beyond what may run and wait the engine refuses; so many calls may be on their way.
-        max_ongoing_requests=config.engine.max_waiting_seqs + (config.engine.max_num_seqs or MAX_NUM_SEQS),
+        max_ongoing_requests=ONGOING_REQUESTS,
         request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
         graceful_shutdown_timeout_s=DRAIN_SECONDS,
         health_check_period_s=HEALTH_SECONDS,
