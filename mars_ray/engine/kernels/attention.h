@@ -66,7 +66,7 @@ void transpose(const T* keys, int64_t count, int32_t* to) {
 template <class Dot, int R>
 void score(const Rows& queries, int64_t first, const char* keys, int64_t words, float* scores, int64_t padded) {
   __m512 out[R][2];
-  tile<Dot, R>(queries, first, keys, words, out);
+  tile<Dot, R>(queries, first, keys, words, false, out);
   for (int r = 0; r < R; r++) store(scores + r * padded, out[r][0]), store(scores + r * padded + 16, out[r][1]);
 }
 

@@ -58,7 +58,7 @@ inline void prefetch(const char* weights) {
 }
 
 template <class Dot, int R>
-inline void tile(const Rows& x, int64_t row, const char* weights, int64_t steps, typename Dot::Sum out[R][2]) {
+inline void tile(const Rows& x, int64_t row, const char* weights, int64_t steps, bool first, typename Dot::Sum out[R][2]) {
   const int32_t* from = x.words + row * x.stride;
   const int64_t stride = x.stride;
   typename Dot::Sum sum[R][2];  // of its own, or the compiler would keep it in memory
@@ -66,7 +66,7 @@ inline void tile(const Rows& x, int64_t row, const char* weights, int64_t steps,
   for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = typename Dot::Sum{};
   for (int64_t step = 0; step < steps; step++, weights += 128) {
     const __m512i left = _mm512_loadu_si512(weights), right = _mm512_loadu_si512(weights + 64);
-    prefetch(weights);
+    if (first) prefetch(weights);
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
       sum[r][0] = Dot::add(sum[r][0], left, from[r * stride + step]);
@@ -82,7 +82,7 @@ inline void tile(const Rows& x, int64_t row, const char* weights, int64_t steps,
 // INT8 weights are stored plus 128, for the instruction takes one side without sign: 8 steps of 128 bytes, then 32 scales
 // in float16. INT4: 8 steps of 64 bytes, columns 0-15 in the low halves, then 32 scales and 32 minima.
 template <int R, Format FORMAT>
-inline void tile_in_groups(const Rows& x, int64_t row, const char* weights, int64_t groups, __m512 out[R][2]) {
+inline void tile_in_groups(const Rows& x, int64_t row, const char* weights, int64_t groups, bool first, __m512 out[R][2]) {
   const __m512i low = _mm512_set1_epi8(15);
   __m512 sum[R][2];
 #pragma GCC unroll 6
@@ -96,7 +96,7 @@ inline void tile_in_groups(const Rows& x, int64_t row, const char* weights, int6
     }
     for (int step = 0; step < GROUP_STEPS; step++) {
       __m512i left = _mm512_loadu_si512(weights), right;
-      if (FORMAT == INT8 || step % 2 == 0) prefetch(weights);
+      if (first && (FORMAT == INT8 || step % 2 == 0)) prefetch(weights);
       if constexpr (FORMAT == INT8) {
         right = _mm512_loadu_si512(weights + 64);
         weights += 128;
@@ -137,10 +137,10 @@ inline void tile_in_groups(const Rows& x, int64_t row, const char* weights, int6
 
 // More than 6 rows in two halves: sums of groups and of rows together take twice the registers.
 template <int R, Format FORMAT>
-inline void halves(const Rows& x, int64_t row, const char* weights, int64_t groups, __m512 out[R][2]) {
+inline void halves(const Rows& x, int64_t row, const char* weights, int64_t groups, bool first, __m512 out[R][2]) {
   constexpr int HALF = R > 6 ? (R + 1) / 2 : R;
-  tile_in_groups<HALF, FORMAT>(x, row, weights, groups, out);
-  if constexpr (R > HALF) tile_in_groups<R - HALF, FORMAT>(x, row + HALF, weights, groups, out + HALF);
+  tile_in_groups<HALF, FORMAT>(x, row, weights, groups, first, out);
+  if constexpr (R > HALF) tile_in_groups<R - HALF, FORMAT>(x, row + HALF, weights, groups, false, out + HALF);
 }
 
 // What is done with 32 columns of a row.
@@ -151,17 +151,18 @@ struct Put {
 
 template <int R>
 void block(const Matrix& w, const Rows& x, int64_t row, int64_t index, const Put& to) {
+  const bool first = row == 0;  // later tiles find the weights where the first one put them
   const int64_t column = index * COLUMNS;
   const char* weights = static_cast<const char*>(w.weights);
   __m512 out[R][2];
   if (w.format == FLOAT32) {
-    tile<DotFloat32, R>(x, row, weights + index * w.depth * 128, w.depth, out);
+    tile<DotFloat32, R>(x, row, weights + index * w.depth * 128, w.depth, first, out);
   } else if (w.format == BFLOAT16) {
-    tile<DotBFloat16, R>(x, row, weights + index * (w.depth / 2) * 128, w.depth / 2, out);
+    tile<DotBFloat16, R>(x, row, weights + index * (w.depth / 2) * 128, w.depth / 2, first, out);
   } else if (w.format == INT8) {
-    halves<R, INT8>(x, row, weights + index * (w.depth / GROUP) * 1088, w.depth / GROUP, out);
+    halves<R, INT8>(x, row, weights + index * (w.depth / GROUP) * 1088, w.depth / GROUP, first, out);
   } else {
-    halves<R, INT4>(x, row, weights + index * (w.depth / GROUP) * 640, w.depth / GROUP, out);
+    halves<R, INT4>(x, row, weights + index * (w.depth / GROUP) * 640, w.depth / GROUP, first, out);
   }
   for (int r = 0; r < R; r++) {
     for (int side = 0; side < 2; side++)
