@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.machines.machines import Machine, Network, start_store, unavailable
+from tests.machines.machines import Machine, Network, join_cluster, start_store, unavailable
 
 TOKEN = "0123456789abcdef" * 4
 
@@ -21,11 +21,8 @@ def lan() -> Iterator[Network]:
 def nodes(lan: Network) -> list[Machine]:
     """A cluster whose head, the driver's node, has one CPU, and the others two; the bucket `runs` is in a store."""
     machines = [lan.machine() for _ in range(3)]
-    head, *others = machines
-    start_store(head, machines, bucket="runs")
+    start_store(machines[0], machines, bucket="runs")
     for each in machines:
         each.set_up_for_ray(TOKEN)
-    head.join(head, num_cpus=1)
-    for each in others:
-        each.join(head, num_cpus=2)
+    join_cluster(machines, head_cpus=1, cpus=2)
     return machines

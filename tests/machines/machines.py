@@ -213,6 +213,14 @@ def _machine(hub: str, number: int, disk: str) -> Iterator[Machine]:
             outside.kill()
 
 
+def join_cluster(machines: Sequence[Machine], *, head_cpus: int, cpus: int) -> None:
+    """Start Ray on machines that are set up for it: the first is the head, the others its nodes."""
+    head, *others = machines
+    head.join(head, num_cpus=head_cpus)
+    for each in others:
+        each.join(head, num_cpus=cpus)
+
+
 def start_store(machine: Machine, users: Sequence[Machine], *, bucket: str) -> None:
     """Run an S3 store on a machine, with an empty bucket, for what is started on `users` from now on."""
     command = sys.executable, STORE, str(STORE_PORT), "--host", machine.address

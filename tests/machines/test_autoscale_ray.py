@@ -7,7 +7,7 @@ import pytest
 from tests.machines.conftest import TOKEN
 from tests.machines.endpoint import Endpoint, start_endpoint
 from tests.machines.faults import asking, seen, until
-from tests.machines.machines import Network
+from tests.machines.machines import Network, join_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 ASKED_S = 120
@@ -23,11 +23,10 @@ SCALING = {
 @pytest.fixture(scope="module")
 def endpoint(lan: Network) -> Endpoint:
     """A head without work, and a machine with a place for one engine."""
-    head, only = machines = [lan.machine() for _ in range(2)]
+    machines = [lan.machine() for _ in range(2)]
     for each in machines:
         each.set_up_for_ray(TOKEN)
-    head.join(head, num_cpus=0)
-    only.join(head, num_cpus=1)
+    join_cluster(machines, head_cpus=0, cpus=1)
     return start_endpoint(machines, gateways=2, engines=SCALING)
 
 

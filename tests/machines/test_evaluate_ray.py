@@ -8,7 +8,7 @@ import pytest
 from mars_ray.evaluation.tasks.registry import TaskOptions, open_tasks
 from mars_ray.model.resolve import resolve_model
 from tests.machines.conftest import TOKEN
-from tests.machines.machines import Machine, Network
+from tests.machines.machines import Machine, Network, join_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 WORKERS = 4
@@ -18,8 +18,7 @@ def test_workers_on_all_machines_find_what_one_machine_finds(lan: Network) -> No
     together, alone = [lan.machine() for _ in range(3)], lan.machine()
     for each in [*together, alone]:
         each.set_up_for_ray(TOKEN)
-    for each in together:
-        each.join(together[0], num_cpus=2)
+    join_cluster(together, head_cpus=2, cpus=2)
     spread = evaluated(together[0], workers=WORKERS)
     assert [len(decoders(each)) > 0 for each in together] == [True, True, True]
     alone.join(alone, num_cpus=2)

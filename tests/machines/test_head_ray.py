@@ -9,7 +9,7 @@ import pytest
 from tests.machines.conftest import TOKEN
 from tests.machines.endpoint import Endpoint, start_endpoint
 from tests.machines.faults import asking, kill_ray
-from tests.machines.machines import Network
+from tests.machines.machines import Network, join_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 AWAY_S, ASKED_S = 15, 120
@@ -27,9 +27,7 @@ def endpoint(lan: Network) -> Endpoint:
     words = "redis-server", "--bind", redis.address, "--port", str(REDIS_PORT), "--protected-mode", "no"
     redis.start(*words, stdout=subprocess.DEVNULL)
     head.environment["RAY_REDIS_ADDRESS"] = f"{redis.address}:{REDIS_PORT}"
-    head.join(head, num_cpus=0)
-    for each in others:
-        each.join(head, num_cpus=2)
+    join_cluster([head, *others], head_cpus=0, cpus=2)
     return start_endpoint(others, gateways=2, engines=2)
 
 

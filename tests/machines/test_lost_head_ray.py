@@ -8,7 +8,7 @@ from tests.machines.conftest import TOKEN
 from tests.machines.endpoint import Endpoint, deploy, start_endpoint
 from tests.machines.faults import asking, kill_ray, seen, until
 from tests.machines.job import Job
-from tests.machines.machines import Machine, Network, start_store
+from tests.machines.machines import Machine, Network, join_cluster, start_store
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 ROWS, ASKED_S, ENGINES = 40_000, 90, 2
@@ -21,15 +21,8 @@ def machines(lan: Network) -> list[Machine]:
     start_store(others[0], machines, bucket="runs")
     for each in machines:
         each.set_up_for_ray(TOKEN)
-    join(machines)
+    join_cluster(machines, head_cpus=0, cpus=2)
     return machines
-
-
-def join(machines: list[Machine]) -> None:
-    head, *others = machines
-    head.join(head, num_cpus=0)
-    for each in others:
-        each.join(head, num_cpus=2)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +49,7 @@ def test_on_a_new_cluster_the_same_commands_go_on(machines: list[Machine], endpo
     assert all(took_s < 60 for _, took_s, _ in asked.answers)
 
     began_s = time.monotonic()
-    join(machines)
+    join_cluster(machines, head_cpus=0, cpus=2)
     joined_s = time.monotonic() - began_s
     deploy(first, endpoint.config)
     until(lambda: len(seen(endpoint)) == ENGINES)

@@ -13,7 +13,7 @@ from tests.machines.conftest import TOKEN
 from tests.machines.endpoint import Endpoint, start_endpoint
 from tests.machines.faults import asking, full_disk, half_speed, seen, until
 from tests.machines.job import Job
-from tests.machines.machines import Machine, Network
+from tests.machines.machines import Machine, Network, join_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 WRONG_CLOCK, AHEAD_S = Path(__file__).with_name("wrong_clock.c"), 3600
@@ -27,16 +27,14 @@ def odd(lan: Network) -> list[Machine]:
     """The head, a machine whose clock is an hour ahead, and one with a small disk."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler for a clock that is off")
-    head, clock, disk = machines = [lan.machine(), lan.machine(), lan.machine(disk=DISK)]
+    _, clock, _ = machines = [lan.machine(), lan.machine(), lan.machine(disk=DISK)]
     for each in machines:
         each.set_up_for_ray(TOKEN)
     clock.run("cc", "-shared", "-fPIC", f"-DAHEAD={AHEAD_S}", "-o", "/tmp/clock.so", WRONG_CLOCK)
     clock.environment["LD_PRELOAD"] = "/tmp/clock.so"
     ahead_s = float(clock.run("python", "-c", "import time; print(time.time())").stdout) - time.time()
     assert abs(ahead_s - AHEAD_S) < 60
-    head.join(head, num_cpus=1)
-    for each in (clock, disk):
-        each.join(head, num_cpus=2)
+    join_cluster(machines, head_cpus=1, cpus=2)
     return machines
 
 

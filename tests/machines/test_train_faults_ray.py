@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.machines.conftest import TOKEN
-from tests.machines.machines import Machine, Network, start_store
+from tests.machines.machines import Machine, Network, join_cluster, start_store
 from tests.machines.training import TrainingRun
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(2400)]
@@ -21,13 +21,11 @@ CUT_OFF_S = 30
 @pytest.fixture(scope="module")
 def machines(lan: Network) -> list[Machine]:
     """A head that has the store and no workers, and two machines with two workers each."""
-    head, *others = machines = [lan.machine() for _ in range(3)]
-    start_store(head, machines, bucket="runs")
+    machines = [lan.machine() for _ in range(3)]
+    start_store(machines[0], machines, bucket="runs")
     for each in machines:
         each.set_up_for_ray(TOKEN)
-    head.join(head, num_cpus=0)
-    for each in others:
-        each.join(head, num_cpus=2)
+    join_cluster(machines, head_cpus=0, cpus=2)
     return machines
 
 
