@@ -9,9 +9,9 @@ import mars_ray
 
 ROOT = Path(mars_ray.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-LINES_OF_A_FILE, LINES_OF_A_CLASS, LINES_OF_A_FUNCTION = 350, 250, 60
+LINES_OF_A_FILE, LINES_OF_A_CLASS, LINES_OF_A_FUNCTION = 350, 300, 60
 MEDIAN_LINES_OF_A_FILE = 100
-FILES_OF_A_FOLDER = 16
+FILES_OF_A_FOLDER = 20
 
 
 def nodes(*kinds: type[ast.AST]) -> Iterator[tuple[Path, ast.AST]]:
