@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mars_ray.cli.ray_demo import DemoRow, DemoSpeed, notes, read_rows
+from mars_ray.cli.ray_demo import DemoRow, DemoSpeed, answers_alone, notes, read_rows
+from mars_ray.model.checkpoint import load_checkpoint
+from mars_ray.model.resolve import resolve_model
 
 
 @pytest.mark.slow  # its measurements take most of a minute
@@ -41,3 +43,9 @@ def row(setting: str, times_ar: float) -> DemoRow:
 def test_a_setting_that_gains_nothing_is_explained_and_no_other() -> None:
     [said] = notes([row("ar", 1.0), row("exact", 1.01), row("threshold 0.95", 1.4)])
     assert said.startswith("exact gains nothing with 16 at a time: it gives 1.25 tokens per forward")
+
+
+def test_the_answers_shown_are_those_of_one_caller_and_look_ahead() -> None:
+    prompts = (resolve_model("bundled").parent / "prompts.jsonl").read_text().splitlines()
+    answers = answers_alone(load_checkpoint(resolve_model("bundled")), [json.loads(line) for line in prompts])
+    assert sum(each.tokens for each in answers) > 2 * sum(each.forwards for each in answers)

@@ -23,12 +23,13 @@ from mars_ray.bench.measure import Sample, interleaved, speedup
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.tasks import verify
 from mars_ray.engine.core.engine import Engine
+from mars_ray.engine.core.offline import decode_all
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
-from mars_ray.engine.request import SamplingParams
+from mars_ray.engine.request import Request, SamplingParams
 from mars_ray.evaluation.run.speed import Prompt, answer_all
 from mars_ray.evaluation.settings import AR, EXACT, DecodingSetting
-from mars_ray.model.checkpoint import load_checkpoint
+from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import resolve_model
 from mars_ray.progress import ProgressLine
 
@@ -66,11 +67,23 @@ class DemoRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DemoAnswer:
+    """An answer to one caller who has the engine alone, at the last setting."""
+
+    id: str
+    prompt: str
+    text: str
+    tokens: int
+    forwards: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Demo:
-    """What the demo found."""
+    """The result of the demo."""
 
     report: JobReport
     rows: tuple[DemoRow, ...]
+    answers: tuple[DemoAnswer, ...]
 
 
 def demo(output: Path) -> Demo:
@@ -92,9 +105,13 @@ def demo(output: Path) -> Demo:
     for row in read_rows(output):
         wanted = expected[row["question"]]
         answers[row["setting"]].append(verify(wanted["family"], wanted["answer"], row["text"]))
-    speeds = {callers: _speeds(callers, count, list(expected.values())) for callers, count in CALLERS.items()}
+    checkpoint = load_checkpoint(resolve_model("bundled"))
+    speeds = {
+        callers: _speeds(checkpoint, callers, count, list(expected.values())) for callers, count in CALLERS.items()
+    }
     return Demo(
         report=report,
+        answers=answers_alone(checkpoint, list(expected.values())),
         rows=tuple(
             DemoRow(
                 setting=name,
@@ -120,17 +137,13 @@ def _asked(row: Mapping[str, Any], setting: DecodingSetting) -> str:
     )
 
 
-def _speeds(callers: int, count: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, DemoSpeed]:
+def _speeds(
+    checkpoint: Checkpoint, callers: int, count: int, rows: Sequence[Mapping[str, Any]]
+) -> dict[str, DemoSpeed]:
     """Answer prompts of all families with every setting in turns, on an engine that decodes `callers` together."""
-    torch.set_num_threads(1)  # as engines of a job or an endpoint have it; more gains nothing for a model so small
-    checkpoint = load_checkpoint(resolve_model("bundled"))
-    encoder = ChatEncoder(checkpoint.tokenizer)
-    chosen = rows[:: max(1, len(rows) // count)][:count]
-    prompts: list[Prompt] = [
-        (tuple(encoder.prompt([{"role": "user", "content": row["prompt"]}])), SAMPLING) for row in chosen
-    ]
-    # To compile steps takes longer than all of this; whether they are ready must not differ between rounds.
-    engine = Engine(checkpoint, EngineOptions(max_num_seqs=callers, compiled=False))
+    torch.set_num_threads(1)  # more gains nothing for a model so small
+    prompts: list[Prompt] = [(each, SAMPLING) for each in _encoded(checkpoint, _spread(rows, count))]
+    engine = _engine(checkpoint, callers)
     try:
         candidates = {each.name: partial(answer_all, engine, prompts, each) for each in SETTINGS}
         with ProgressLine(f"measure, {callers} at a time", total=len(SETTINGS) * (ROUNDS + 1)) as progress:
@@ -138,6 +151,44 @@ def _speeds(callers: int, count: int, rows: Sequence[Mapping[str, Any]]) -> dict
     finally:
         engine.close()
     return {name: _speed(rounds, samples[AR.name]) for name, rounds in samples.items()}
+
+
+def answers_alone(checkpoint: Checkpoint, rows: Sequence[Mapping[str, Any]]) -> tuple[DemoAnswer, ...]:
+    """Answer a few prompts one after the other: with the engine to itself a caller sees how far it looks ahead."""
+    chosen, engine = _spread(rows, SHOWN_ROWS), _engine(checkpoint, callers=1)
+    try:
+        requests = [
+            Request(id=row["id"], prompt=prompt, sampling=SAMPLING, decode=SETTINGS[-1].decode)
+            for row, prompt in zip(chosen, _encoded(checkpoint, chosen), strict=True)
+        ]
+        prompts = {row["id"]: row["prompt"] for row in chosen}
+        return tuple(
+            DemoAnswer(
+                id=each.request.id,
+                prompt=prompts[each.request.id],
+                text=each.text,
+                tokens=len(each.tokens),
+                forwards=each.forwards,
+            )
+            for each in decode_all(engine, requests)
+        )
+    finally:
+        engine.close()
+
+
+def _engine(checkpoint: Checkpoint, callers: int) -> Engine:
+    # Compiling steps takes longer than all of this; whether they are ready must not differ between rounds.
+    return Engine(checkpoint, EngineOptions(max_num_seqs=callers, compiled=False))
+
+
+def _encoded(checkpoint: Checkpoint, rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, ...]]:
+    encoder = ChatEncoder(checkpoint.tokenizer)
+    return [tuple(encoder.prompt([{"role": "user", "content": row["prompt"]}])) for row in rows]
+
+
+def _spread(rows: Sequence[Mapping[str, Any]], count: int) -> Sequence[Mapping[str, Any]]:
+    """Return `count` rows at equal distances, so that all families are among them."""
+    return rows[:: max(1, len(rows) // count)][:count]
 
 
 def _speed(rounds: Sequence[Sample], ar: Sequence[Sample]) -> DemoSpeed:
@@ -167,11 +218,11 @@ def show_demo(done: Demo, output: Path) -> None:
         table.add_section()
     console = Console()
     console.print(table)
-    last = [row for row in read_rows(output) if row["setting"] == SETTINGS[-1].name]
-    for each in last[:: max(1, len(last) // SHOWN_ROWS)][:SHOWN_ROWS]:
-        console.print(f"\n[bold]{each['id']}[/bold]  {each['tokens']} tokens in {each['forwards']} forwards")
-        console.print(each["prompt"], style="dim", markup=False, highlight=False)
-        console.print(each["text"], markup=False, highlight=False)
+    console.print(f"\nOne caller, {SETTINGS[-1].name}:")
+    for each in done.answers:
+        console.print(f"\n[bold]{each.id}[/bold]  {each.tokens} tokens in {each.forwards} forwards")
+        console.print(each.prompt, style="dim", markup=False, highlight=False)
+        console.print(each.text, markup=False, highlight=False)
     console.print(f"\nAll rows: {output / 'answers'}", highlight=False)
 
 
