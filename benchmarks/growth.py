@@ -200,11 +200,11 @@ def reader(given: argparse.Namespace) -> dict[str, Any]:
                 for number in range(given.rows):
                     own = {"id": f"row-{number}"} if name == "own ids" else {"page": number}
                     file.write(json.dumps(own | {"prompt": PROMPT, "source": "web"}) + "\n")
-            rows = InputRows(paths=(path,), ledger=ledger.path, own_id=plain_id, salt="")
+            rows = InputRows(paths=(path,), ledger=ledger.path, own_id=plain_id)
             deque(replace(rows, limit=1024).tables(), maxlen=0)  # what the first rows take once
             found[name] = cost_us(partial(deque, rows.tables(), maxlen=0), given.rows)
         ledger.close()
-    with RowIdAssigner(plain_id, "") as row_ids:
+    with RowIdAssigner(plain_id) as row_ids:
         row_ids.assign([b'{"id": "%d"}' % number for number in range(given.rows)])
         found["bytes of a temporary file"] = bytes_of(row_ids._seen, given.rows)
     return found

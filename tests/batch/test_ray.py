@@ -189,7 +189,9 @@ def test_other_settings_are_refused_unless_the_job_is_new(model_folder: Path, tm
         generate_files(options(source, output, changed))
     report = generate_files(options(source, output, model_folder, sampling=other, new=True))
     assert report.rows == 1
-    assert answered(tmp_path / "out.before-1")[0]["tokens"] <= 5
+    [before] = answered(tmp_path / "out.before-1")
+    assert before["tokens"] <= 5
+    assert before["id"] == answered(output)[0]["id"], "the outputs can be joined"
 
 
 def test_rows_of_parquet_keep_their_columns_and_say_how_they_are_to_be_decoded(

@@ -29,5 +29,5 @@ def test_an_input_that_cannot_be_read_to_its_end_ends_with_the_reason(tmp_path: 
     path, ledger = tmp_path / "rows.jsonl.gz", tmp_path / "ledger.sqlite"
     Ledger(ledger, of=ledger.parent, durable=True).close()
     path.write_bytes(gzip.compress(b'{"id": "b"}\n' * 1000)[:-20])
-    *_, last = InputRows(paths=(path,), ledger=ledger, own_id=plain_id, salt="").tables()
+    *_, last = InputRows(paths=(path,), ledger=ledger, own_id=plain_id).tables()
     assert "rows.jsonl.gz cannot be read" in str(failure_in(last))

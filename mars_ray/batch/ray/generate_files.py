@@ -1,7 +1,6 @@
 """Answer files of rows with Ray Data: read, decode in a pool of actors, write on the driver (shell)."""
 
 import hashlib
-import json
 import math
 import pickle
 import sys
@@ -166,7 +165,6 @@ def _dataset(plan: JobPlan, ledger: Path, total: int, decoders: Sequence[str]) -
         paths=plan.paths,
         ledger=ledger.absolute(),
         own_id=openai_id if plan.openai else plain_id,
-        salt=json.dumps(plan.settings, sort_keys=True),
         limit=options.limit,
     )
     block_rows = min(max(BLOCK_ROWS, math.ceil(total / BLOCKS)), math.ceil(total / (BLOCKS_PER_WORKER * count)))

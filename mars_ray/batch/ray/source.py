@@ -32,8 +32,6 @@ class InputRows:
     """The ledger of the job: rows that are done by it are left out."""
     own_id: Callable[[bytes], str | None]
     """Returns the id that a row has, if any."""
-    salt: str
-    """What else the answer to a row depends on, and so the ids that are made from content."""
     limit: int | None = None
     """Number of rows to read, from the beginning of the input; None reads all."""
 
@@ -45,7 +43,7 @@ class InputRows:
     def tables(self) -> Iterator[pa.Table]:
         """Yield the rows to do, and the reason at the end where the rest cannot be read."""
         try:
-            with RowIdAssigner(self.own_id, self.salt) as row_ids:
+            with RowIdAssigner(self.own_id) as row_ids:
                 raws = self.raws()
                 while chunk := list(islice(raws, READ_RECORDS)):
                     yield self._not_done(row_ids.assign(chunk), chunk)

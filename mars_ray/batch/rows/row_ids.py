@@ -1,7 +1,8 @@
 """Give each row of an input an id to show, and a key that no other row of the input has.
 
-The same input, model and settings give the same ids and keys in every run. No row is refused or kept, so memory does
-not grow with the input.
+The same input gives the same ids and keys in every run and in every job, whatever the model and the settings, so the
+outputs of jobs over one input can be joined by id. That a job goes on with the settings it began with is the ledger's
+concern. No row is refused or kept, so memory does not grow with the input.
 
 How often each id came is counted in a temporary file of SQLite, which is gone with the process, however it ends.
 """
@@ -37,11 +38,11 @@ class RowId:
 class RowIdAssigner:
     """Gives ids to the rows of one input; use as a context manager and within one thread.
 
-    `own_id` returns the id a row has, if any; `salt` is what else the answer to a row depends on, and so its made id.
+    `own_id` returns the id a row has, if any.
     """
 
-    def __init__(self, own_id: Callable[[bytes], str | None], salt: str) -> None:
-        self._own_id, self._salt = own_id, salt.encode()
+    def __init__(self, own_id: Callable[[bytes], str | None]) -> None:
+        self._own_id = own_id
         # A file without a name is one that the system removes when it is closed.
         self._seen = sqlite3.connect("", isolation_level=None)
         self._seen.executescript(
@@ -64,7 +65,7 @@ class RowIdAssigner:
 
     def _row_id(self, raw: bytes) -> RowId:
         given = self._own_id(raw)
-        id = _content_hash(raw, self._salt) if given is None else given
+        id = _content_hash(raw) if given is None else given
         kind = "made" if given is None else "given"
         times = self._times(_key(kind, 1, id))
         return RowId(
@@ -103,14 +104,14 @@ def id_in(fields: dict[str, Any], column: str) -> str | None:
     return str(value)
 
 
-def _content_hash(raw: bytes, salt: bytes) -> str:
+def _content_hash(raw: bytes) -> str:
     """Return a hash of what the row says, whatever the order of its columns; one that is null is not there."""
     try:
         fields = {name: value for name, value in parse_object(raw).items() if value is not None}
         content = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
     except (BadRecordError, RecursionError):
         content = raw
-    return hashlib.sha256(salt + b"\0" + content).hexdigest()[:ID_DIGITS]
+    return hashlib.sha256(content).hexdigest()[:ID_DIGITS]
 
 
 def _key(kind: str, times: int, id: str) -> bytes:
