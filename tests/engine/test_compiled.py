@@ -1,11 +1,14 @@
 """Compiled steps say what eager ones say, come from the disk the second time, and are never needed."""
 
 from pathlib import Path
+from typing import IO, Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from mars_ray.engine.core.engine import Engine
+from mars_ray.engine.execution import compiled
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams
@@ -31,13 +34,13 @@ def test_compiled_steps_say_what_eager_ones_say_and_come_from_the_disk_the_secon
     first.wait_until_compiled()
     assert len(first._runner._compiled._ready) == 4  # type: ignore[attr-defined]
     assert {name: each.tokens for name, each in outputs_of(first, prompts[::8]).items()} == expected
-    compiled = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.bin")}
+    on_disk = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.bin")}
     second = make_torch_engine(compiled=True, max_num_seqs=3)
     second.wait_until_compiled()
     assert second._runner._compiled._child is None  # type: ignore[attr-defined]
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.bin")} == compiled
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.bin")} == on_disk
     assert {name: each.tokens for name, each in outputs_of(second, prompts[::8]).items()} == expected
-    lost = next(iter(compiled))
+    lost = next(iter(on_disk))
     lost.unlink()
     third = make_torch_engine(compiled=True)
     third.wait_until_compiled()
@@ -69,6 +72,30 @@ def test_closing_an_engine_ends_what_compiles_for_it(
     engine = make_torch_engine(compiled=True)
     engine.close()
     assert not engine._runner._compiled._thread.is_alive()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("mode", "loaded"), [(0o600, 4), (0o666, 0)], ids=["ours alone", "others may write"])
+def test_a_step_that_others_could_have_written_is_not_loaded(
+    make_torch_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, loaded: int
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    engine = make_torch_engine(compiled=True)
+    engine.close()
+    folder = engine._runner._compiled._folder  # type: ignore[attr-defined]
+    folder.mkdir(parents=True, exist_ok=True)
+    for variant in compiled.VARIANTS:
+        planted = folder / compiled._name(*variant)
+        planted.touch()
+        planted.chmod(mode)
+    found: list[str] = []
+
+    def load(file: IO[bytes], **_: Any) -> Any:
+        found.append(file.name)
+        return Mock()
+
+    monkeypatch.setattr(torch.compiler, "load_compiled_function", load)
+    make_torch_engine(compiled=True).close()
+    assert len(found) == loaded
 
 
 @pytest.mark.gpu

@@ -1,5 +1,6 @@
 """The compiled kernels: they say what the network says, and a position's logits depend on its tokens alone."""
 
+import os
 import subprocess
 from itertools import pairwise
 from pathlib import Path
@@ -271,3 +272,33 @@ def test_kernels_are_compiled_once_and_a_half_written_library_is_never_found(
     monkeypatch.setattr(subprocess, "run", None)  # a second compilation would call it
     kernel_library.__wrapped__()
     assert [path.name for path in (tmp_path / build.CACHE).iterdir()] == [library.name]
+
+
+def test_a_library_that_others_could_have_written_is_compiled_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(build, "_compile", lambda _compiler, _sources, library: library.touch(mode=0o700))
+    with pytest.raises(OSError, match="file too short"):
+        kernel_library.__wrapped__()  # what stands for a compiler writes no library
+    (planted,) = (tmp_path / build.CACHE).iterdir()
+    planted.write_bytes(b"planted")
+    planted.chmod(0o777)
+    (tmp_path / build.CACHE).chmod(0o777)
+
+    def compiled_anew(_compiler: str, _sources: list[Path], library: Path) -> None:
+        raise KernelError(f"{library.name} is compiled anew")
+
+    monkeypatch.setattr(build, "_compile", compiled_anew)
+    with pytest.raises(KernelError, match=f"{planted.name} is compiled anew"):
+        kernel_library.__wrapped__()
+    assert (tmp_path / build.CACHE).stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_cache_of_another_account_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / build.CACHE).mkdir(parents=True)
+    os.chown(tmp_path / build.CACHE.parent, 65534, 65534)
+    with pytest.raises(KernelError, match="mars-ray belongs to another account"):
+        kernel_library.__wrapped__()

@@ -32,11 +32,12 @@ from mars_ray.engine.execution import forward
 from mars_ray.engine.execution.forward import Forward, forward_of
 from mars_ray.engine.kv import attention
 from mars_ray.engine.kv.cache import SlotKVCache
+from mars_ray.storage.private import is_private, private_folder
 
 log = logging.getLogger(__name__)
 
 CACHE = Path(".cache/mars-ray/compiled")
-"""Folder of compiled steps below the home of the user. What is in it is run: it must be no one else's."""
+"""Folder of compiled steps below the home of the user. What is in it is run, so no other account may write there."""
 
 COMPILE_AFTER_STEPS = 500
 """Compiling takes minutes of processor time: an engine that lives for less than so many steps is better without."""
@@ -48,9 +49,9 @@ VARIANTS = ((1, 1), (1, 6), (5, 6), (5, 1))
 class CompiledSteps:
     """Loads each variant as soon as it is on the disk; a child process compiles those that are not."""
 
-    def __init__(self, network: PreTrainedModel, mask_id: int, cache: Path | None = None) -> None:
+    def __init__(self, network: PreTrainedModel, mask_id: int) -> None:
         self._network = network
-        self._folder = (cache or Path.home() / CACHE) / _key(network, mask_id)
+        self._folder = Path.home() / CACHE / _key(network, mask_id)
         self._ready: dict[tuple[bool, bool], Forward] = {}
         self._child: subprocess.Popen[str] | None = None
         self._wanted, self._closed = threading.Event(), threading.Event()
@@ -81,6 +82,8 @@ class CompiledSteps:
 
     def _warm(self, mask_id: int) -> None:
         try:
+            if self._folder.exists():
+                self._close_folder()
             missing = [variant for variant in VARIANTS if not self._load(*variant)]
             if missing and self._wanted.wait() and not self._closed.is_set():
                 self._compile(missing, mask_id)
@@ -89,7 +92,7 @@ class CompiledSteps:
                 log.warning("steps stay uncompiled: %s", (str(error).strip().splitlines() or [repr(error)])[-1])
 
     def _compile(self, missing: list[tuple[int, int]], mask_id: int) -> None:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._close_folder()
         self._network.config.save_pretrained(self._folder)
         given = [str(mask_id), str(self._network.dtype).removeprefix("torch."), self._network.device.type]
         command = [sys.executable, "-m", __name__, str(self._folder), *given, str(torch.get_num_threads())]
@@ -109,12 +112,16 @@ class CompiledSteps:
                 complaints.seek(0)
                 raise RuntimeError(complaints.read())
 
+    def _close_folder(self) -> None:
+        private_folder(self._folder, within=Path.home() / CACHE.parent)
+        # By default torch keeps and loads what it compiles below /tmp, where another account may have made the folder.
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(private_folder(self._folder.parent / "inductor")))
+
     def _load(self, rows: int, positions: int) -> bool:
-        try:
-            saved = (self._folder / _name(rows, positions)).open("rb")
-        except FileNotFoundError:
+        path = self._folder / _name(rows, positions)
+        if not is_private(path):
             return False
-        with saved:
+        with path.open("rb") as saved:
             step: Any = torch.compiler.load_compiled_function(saved, external_data={"network": self._network})
         step.disable_guard_check()
         self._ready[rows > 1, positions > 1] = step
@@ -138,10 +145,11 @@ def compile_variants(folder: Path, mask_id: int, dtype: torch.dtype, device: str
     for rows, positions in VARIANTS:
         target = folder / _name(rows, positions)
         with _alone(folder):
-            if not target.exists():
+            if not is_private(target):
                 partial = target.with_suffix(".partial")
                 step = compile_step(run, example(network, rows, positions))
                 step.save_compiled_function(str(partial), external_data={"network": network})
+                partial.chmod(0o600)  # whatever the umask is
                 partial.replace(target)
         yield rows, positions
 

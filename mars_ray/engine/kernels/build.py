@@ -13,10 +13,11 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mars_ray.errors import ModelError
+from mars_ray.errors import ModelError, OutputError
+from mars_ray.storage.private import is_private, private_folder
 
 CACHE = Path(".cache/mars-ray/kernels")
-"""Folder of compiled kernels below the home of the user. What is in it is run: it must be no one else's."""
+"""Folder of compiled kernels below the home of the user. What is in it is run, so no other account may write there."""
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-w")
 """No fast-math: sums must have one order. No warnings: GCC 12 warns of its own headers."""
 NEEDED = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512_bf16", "avx512_vnni"})
@@ -38,8 +39,12 @@ def kernel_library() -> ctypes.CDLL:
     digest = hashlib.sha256(f"{processor} {compiler} {FLAGS}".encode())
     for source in sources:
         digest.update(source.read_bytes())
-    library = Path.home() / CACHE / f"{digest.hexdigest()[:24]}.so"
-    if not library.exists():
+    try:
+        folder = private_folder(Path.home() / CACHE, within=Path.home() / CACHE.parent)
+    except OutputError as error:
+        raise KernelError(str(error)) from None
+    library = folder / f"{digest.hexdigest()[:24]}.so"
+    if not is_private(library):
         _compile(compiler, sources, library)
     _load_openmp()
     return ctypes.CDLL(str(library))
@@ -59,7 +64,6 @@ def _processor() -> str:
 
 
 def _compile(compiler: str, sources: list[Path], library: Path) -> None:
-    library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with TemporaryDirectory(dir=library.parent) as folder:
         parts, whole = Path(folder) / "part.o", Path(folder) / "whole.so"
         (source,) = (source for source in sources if source.suffix == ".cpp")
@@ -72,6 +76,7 @@ def _compile(compiler: str, sources: list[Path], library: Path) -> None:
             if done.returncode:
                 reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
                 raise KernelError(f"{compiler} cannot compile the kernels: {reason}")
+        whole.chmod(0o700)  # whatever the umask is
         whole.replace(library)
 
 

@@ -14,6 +14,7 @@ from glob import escape
 from pathlib import Path
 
 from mars_ray.errors import OutputError
+from mars_ray.storage.private import private_folder
 
 
 def cache_folder() -> Path:
@@ -53,9 +54,8 @@ def scratch_for(path: Path) -> Iterator[Path]:
 def _locked(folder: Path) -> Iterator[None]:
     """Wait for a lock on `folder`, which the system takes from whoever dies."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError as error:
+        descriptor = os.open(private_folder(folder, within=cache_folder().parent), os.O_RDONLY)
+    except (OSError, OutputError) as error:
         raise OutputError(
             f"the cache {folder} cannot be used: {error}. Set XDG_CACHE_HOME to another folder."
         ) from error

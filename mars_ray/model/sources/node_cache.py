@@ -24,6 +24,7 @@ from typing import IO
 from mars_ray.errors import ModelError, OutputError
 from mars_ray.model.sources.cache import cache_folder
 from mars_ray.progress import ProgressLine
+from mars_ray.storage.private import private_folder
 from mars_ray.storage.time_limit import within
 
 PIECE_BYTES = 8 << 20
@@ -61,9 +62,9 @@ def fetched(name: str, files: Sequence[RemoteFile], read: ReadPiece) -> Path:
     cache = _cache()
     folder = cache / key / name
     try:
-        cache.mkdir(parents=True, exist_ok=True)
+        private_folder(cache, within=cache.parent)
         lock = (cache / f"{key}.lock").open("ab")
-    except OSError as error:
+    except (OSError, OutputError) as error:
         raise OutputError(f"the cache {cache} cannot be used: {error}. Set XDG_CACHE_HOME to another folder.") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_SH)
