@@ -18,24 +18,20 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from mars_ray.adapter.card import CONFIG_FILE, AdapterCard, read_adapter_card
-from mars_ray.adapter.gated_lora import GatedLoRA, LoraShape
-from mars_ray.adapter.rounding import restored, rounded
+from mars_ray.adapter.gated_lora import GatedLoRA
+from mars_ray.adapter.stored_tensors import adapter_of, stored_tensors
 from mars_ray.errors import AdapterError, OutputError
 from mars_ray.model.card import CARD_FILE
 from mars_ray.model.checkpoint import save_folder
 from mars_ray.model.digest import weights_digest
 
 WEIGHTS_FILE = "adapter_model.safetensors"
-PREFIX, EMBEDDING, SAMPLER, SCALE = "base_model.model.", "mask_embedding", "sampler.", "_scale"
 
 
 def save_adapter(
     adapter: GatedLoRA, card: AdapterCard, folder: Path, *, dtype: torch.dtype = torch.bfloat16, replace: bool = False
 ) -> None:
-    """Write `adapter` to `folder`, which must be absent or empty; with `replace` an older one there goes first.
-
-    In `torch.int8` a matrix has one scale for each row; the embeddings of masks and the bias are in bfloat16.
-    """
+    """Write `adapter` to `folder`, which must be absent or empty; with `replace` an older one there goes first."""
     shape = adapter.shape
     config = {
         "peft_type": "LORA",
@@ -48,7 +44,7 @@ def save_adapter(
     }
 
     def write(partial: Path) -> None:
-        save_file(_tensors(adapter, dtype), partial / WEIGHTS_FILE)
+        save_file(stored_tensors(adapter, dtype), partial / WEIGHTS_FILE)
         (partial / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (partial / CARD_FILE).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
         (partial / WEIGHTS_FILE).chmod((partial / CONFIG_FILE).stat().st_mode)
@@ -56,22 +52,6 @@ def save_adapter(
     if replace:
         _let_go(folder)
     save_folder(folder, write)
-
-
-def _tensors(adapter: GatedLoRA, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    plain = torch.bfloat16 if dtype is torch.int8 else dtype
-    matrices = {
-        f"{PREFIX}{name}.lora_{half}.weight": factor
-        for name, pair in adapter.factors.items()
-        for half, factor in (("A", pair.a), ("B", pair.b))
-    }
-    tensors = {EMBEDDING: adapter.mask_embedding_KH.to(plain)}
-    for name, tensor in (matrices | adapter.sampler.state_dict(prefix=SAMPLER)).items():
-        if dtype is torch.int8 and tensor.ndim == 2:
-            tensors[name], tensors[name + SCALE] = rounded(tensor)
-        else:
-            tensors[name] = tensor.to(plain)
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def _let_go(folder: Path) -> None:
@@ -116,6 +96,10 @@ def start_from(adapter: GatedLoRA, folder: Path) -> None:
         if here != there:
             shown = f"{name} {there}, here it is {here}" if name != "linears" else "other linear layers"
             raise AdapterError(f"Training cannot begin with the adapter in {folder}: it has {shown}.")
+    if (there := other.mask_embedding_KH.shape[1]) != (here := adapter.mask_embedding_KH.shape[1]):
+        raise AdapterError(
+            f"Training cannot begin with the adapter in {folder}: it has hidden size {there}, here it is {here}."
+        )
     with torch.no_grad():
         adapter.mask_embedding_KH.copy_(other.mask_embedding_KH)
     adapter.sampler.load_state_dict(other.sampler.state_dict())
@@ -127,39 +111,8 @@ def _load(folder: Path) -> GatedLoRA:
     try:
         config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
         if config["peft_type"] != "LORA" or config["gated"] is not True:
-            raise AdapterError(f"{folder} is no gated LoRA, which {CONFIG_FILE} says with gated: true.")
-        tensors = load_file(folder / WEIGHTS_FILE)
-        return _built(config["r"], config["lora_alpha"], _in_float32(tensors))
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise AdapterError(f"{folder} is not a complete adapter ({error!r}). Download or train it again.") from error
-
-
-def _in_float32(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the factors and the embeddings, those in int8 with their scales put to them."""
-    return {
-        name: restored(each, tensors[name + SCALE]) if each.dtype is torch.int8 else each.float()
-        for name, each in tensors.items()
-        if not name.endswith(SCALE)
-    }
-
-
-def _built(rank: int, alpha: float, tensors: dict[str, torch.Tensor]) -> GatedLoRA:
-    embedding = tensors.pop(EMBEDDING)
-    sampler = {name.removeprefix(SAMPLER): tensors.pop(name) for name in list(tensors) if name.startswith(SAMPLER)}
-    names = [name.removesuffix(".lora_A.weight") for name in tensors if name.endswith(".lora_A.weight")]
-    if 2 * len(names) != len(tensors) or not names:
-        raise ValueError("factors without their other half")
-    pairs = {
-        name.removeprefix(PREFIX): (tensors[f"{name}.lora_A.weight"], tensors[f"{name}.lora_B.weight"])
-        for name in names
-    }
-    linears = {name: (a.shape[1], b.shape[0]) for name, (a, b) in pairs.items()}
-    shape = LoraShape(rank=rank, alpha=alpha, masks=len(embedding), linears=linears)
-    adapter = GatedLoRA(shape, embedding.shape[1])
-    adapter.sampler.load_state_dict(sampler)
-    with torch.no_grad():
-        adapter.mask_embedding_KH.copy_(embedding)
-        for name, (a, b) in pairs.items():
-            adapter.factors[name].a.copy_(a)
-            adapter.factors[name].b.copy_(b)
-    return adapter
+            raise AdapterError(f"{CONFIG_FILE} does not say gated: true, so it is no gated LoRA.")
+        return adapter_of(load_file(folder / WEIGHTS_FILE), config["r"], config["lora_alpha"])
+    except (AdapterError, OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        reason = str(error) if isinstance(error, AdapterError) else f"{error!r}."
+        raise AdapterError(f"{folder} is not a complete adapter: {reason} Download or train it again.") from error

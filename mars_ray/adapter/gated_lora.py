@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from mars_ray.adapter.sampler_head import SamplerHead
+from mars_ray.adapter.sizes import check_sizes
 from mars_ray.errors import AdapterError
 
 
@@ -82,21 +83,34 @@ class GatedLoRA(nn.Module):
         finally:
             self._open, self._where_M = False, None
 
-    def attach(self, network: nn.Module) -> list[RemovableHandle]:
-        """Stand beside the linear layers of `network`, until what is returned is removed.
+    def check_fits(self, network: Any) -> None:
+        """Raise `AdapterError`, with the tensor and its sizes, unless every tensor has the sizes `network` needs.
 
-        Raises `AdapterError` for a network that lacks one of them.
-
-        Whatever computes a layer may stand in its place, as long as it takes and gives its sizes.
+        Kernels take these tensors by address alone.
         """
-        attached = []
         for name, pair in self.factors.items():
             try:
                 linear = network.get_submodule(name)
+                sizes = linear.in_features, linear.out_features
             except AttributeError:
-                raise AdapterError(f"The adapter is for a network with a layer {name}, this has none.") from None
-            attached.append(linear.register_forward_hook(partial(self._add, pair)))
-        return attached
+                raise AdapterError(f"The adapter is for a network with a linear layer {name}, this has none.") from None
+            check_sizes(f"lora_A of {name}", pair.a, (self.shape.rank, sizes[0]))
+            check_sizes(f"lora_B of {name}", pair.b, (sizes[1], self.shape.rank))
+        for table in (network.get_input_embeddings(), network.get_output_embeddings()):
+            hidden = table.weight.shape[1]
+            check_sizes("mask_embedding", self.mask_embedding_KH, (self.shape.masks, hidden))
+            self.sampler.check_fits(hidden)
+
+    def attach(self, network: nn.Module) -> list[RemovableHandle]:
+        """Stand beside the linear layers of `network`, until what is returned is removed.
+
+        Raises `AdapterError` for a network it does not fit.
+        """
+        self.check_fits(network)
+        return [
+            network.get_submodule(name).register_forward_hook(partial(self._add, pair))
+            for name, pair in self.factors.items()
+        ]
 
     def _add(self, pair: LowRank, _linear: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> Tensor:
         if not self._open:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
+from mars_ray.adapter.sizes import check_sizes
+
 CANDIDATES = 32
 """Tokens of a mask whose logits are corrected: those it finds likeliest."""
 CHUNK = 64
@@ -30,6 +32,14 @@ class SamplerHead(nn.Module):
         self.read_token = nn.Linear(hidden, width, bias=False)
         self.write = nn.Linear(width, hidden, bias=False)
         nn.init.zeros_(self.write.weight)
+
+    def check_fits(self, hidden: int) -> None:
+        """Raise `AdapterError` unless this is the head of a network with this hidden size."""
+        width = self.read_hidden.out_features
+        check_sizes("sampler.read_hidden.weight", self.read_hidden.weight, (width, hidden))
+        check_sizes("sampler.read_hidden.bias", self.read_hidden.bias, (width,))
+        check_sizes("sampler.read_token.weight", self.read_token.weight, (width, hidden))
+        check_sizes("sampler.write.weight", self.write.weight, (hidden, width))
 
     def read(self, hidden_MH: Tensor) -> Tensor:
         """Return what is known of masks before any token is: [M, W]."""

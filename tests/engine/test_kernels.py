@@ -242,6 +242,7 @@ def test_a_network_the_kernels_do_not_know_is_not_quantised() -> None:
         (LlamaConfig(**SIZES | {"hidden_size": 102}), "multiples of 32, not 102"),
         (LlamaConfig(**SIZES | {"head_dim": 48}), "heads of 48"),
         (LlamaConfig(**SIZES | {"hidden_act": "gelu"}), "activation gelu"),
+        (LlamaConfig(**SIZES | {"num_key_value_heads": 4}), "multiple of the key heads, not 6 and 4"),
     ],
     ids=str,
 )

@@ -19,7 +19,7 @@ from mars_ray.engine.core.limits import (
 from mars_ray.engine.kv.cache import bytes_per_token
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import Request, SamplingParams
-from mars_ray.errors import ConfigError, PromptTooLongError, RequestError
+from mars_ray.errors import ConfigError, ModelError, PromptTooLongError, RequestError
 
 LIMITS = EngineLimits(
     max_model_len=8, vocab_size=100, max_num_seqs=2, max_kv_tokens=16, max_waiting_seqs=4, max_request_tokens=512
@@ -116,6 +116,11 @@ def test_what_the_operator_sets_is_kept_and_bounds_a_sequence() -> None:
 def test_a_size_below_one_is_refused_by_name_and_value(name: str, value: int) -> None:
     with pytest.raises(ConfigError, match=f"{name} is {value}"):
         resolved(config(), **{name: value})
+
+
+def test_query_heads_that_are_no_multiple_of_the_key_heads_are_refused() -> None:
+    with pytest.raises(ModelError, match="4 query heads and 3 key heads"):
+        resolved(config(num_key_value_heads=3))
 
 
 def test_a_cache_of_one_position_is_refused() -> None:

@@ -9,10 +9,10 @@ import psutil
 import torch
 from transformers import PretrainedConfig
 
-from mars_ray.engine.kv.cache import bytes_per_token
+from mars_ray.engine.kv.cache import bytes_per_token, kv_shape
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import Request
-from mars_ray.errors import ConfigError, PromptTooLongError, RequestError
+from mars_ray.errors import ConfigError, ModelError, PromptTooLongError, RequestError
 
 MEMORY_SHARE = 0.5
 """Share of the memory that is free once the model is loaded that the KV cache may take."""
@@ -71,12 +71,21 @@ class EngineLimits:
 def resolve_limits(
     config: PretrainedConfig, dtype: torch.dtype, device: torch.device, options: EngineOptions
 ) -> EngineLimits:
-    """Fill in what the operator left open. Raises `ConfigError` for sizes that cannot serve one sequence."""
+    """Fill in what the operator left open.
+
+    Raises `ConfigError` for sizes that cannot serve one sequence, `ModelError` for heads that cannot share keys.
+    """
     for name in ("max_num_seqs", "max_kv_tokens", "max_waiting_seqs", "max_request_tokens", "max_prefill_tokens"):
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name} is {value}; it must be at least 1.")
     text = config.get_text_config()
+    _, key_heads, _ = kv_shape(config)
+    if text.num_attention_heads % key_heads:
+        raise ModelError(
+            f"The model has {text.num_attention_heads} query heads and {key_heads} key heads; the first must be a "
+            "multiple of the second. Correct num_key_value_heads in its config.json."
+        )
     max_num_seqs = options.max_num_seqs or (MAX_NUM_SEQS_ON_GPU if device.type == "cuda" else MAX_NUM_SEQS_ON_CPU)
     max_kv_tokens = options.max_kv_tokens
     if max_kv_tokens is None:

@@ -18,7 +18,7 @@ from mars_ray.storage.private import is_private, private_folder
 
 CACHE = Path(".cache/mars-ray/kernels")
 """Folder of compiled kernels below the home of the user. What is in it is run, so no other account may write there."""
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-w")
+FLAGS: tuple[str, ...] = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-w")
 """No fast-math: sums must have one order. No warnings: GCC 12 warns of its own headers."""
 NEEDED = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512_bf16", "avx512_vnni"})
 """What the processor must be able to do, as /proc/cpuinfo names it."""

@@ -22,6 +22,7 @@ from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.engine.kernels.build import KernelError, kernel_library
 from mars_ray.engine.kernels.packed import COLUMNS, Format, Matrix, pack, pack_weight
 from mars_ray.engine.kv.attention import Layers
+from mars_ray.engine.kv.cache import kv_shape
 
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 """Networks whose layers are those of `decoder.cpp`; a subclass may differ, so a type must be one of these."""
@@ -88,8 +89,9 @@ class FusedDecoder:
     """Runs a decoder of the Llama family over packed weights.
 
     Masks are embedded and adapted by one of `adapters`, which must not be attached to the network.
-    Raises `KernelError` with the reason where the model, its sizes or the machine do not allow it. With `consume` each
-    layer of `network` gives its weights up once they are packed, so that memory never holds both.
+    Raises `KernelError` with the reason where the model, its sizes or the machine do not allow it, and `AdapterError`
+    for an adapter of other sizes. With `consume` each layer of `network` gives its weights up once they are packed, so
+    that memory never holds both.
     """
 
     def __init__(
@@ -102,6 +104,8 @@ class FusedDecoder:
         adapters: Sequence[GatedLoRA] = (),
     ) -> None:
         _check(network)
+        for lora in adapters:
+            lora.check_fits(network)
         library = kernel_library()
         name = str(network.dtype).removeprefix("torch.")
         self._call = getattr(library, f"forward_{name}")
@@ -238,7 +242,7 @@ class FusedDecoder:
         pairs = [self._low_rank(lora, layer, names) for layer in layers for names in TOGETHER]
         self._kept.append(packed := (_LowRank * len(pairs))(*pairs))
         return _Adapter(
-            mask_embedding=self._address(lora.mask_embedding_KH.detach().to(self._dtype)),
+            mask_embedding=self._address(lora.mask_embedding_KH.detach().to(self._dtype).contiguous()),
             pairs=ctypes.addressof(packed),
             ranks=max(pair.down.columns for pair in pairs),
         )
@@ -306,5 +310,14 @@ def _check(network: PreTrainedModel) -> None:
     head_dim = body.layers[0].self_attn.head_dim
     if config.hidden_act != "silu" or head_dim not in HEAD_SIZES:
         raise KernelError(f"they do not know activation {config.hidden_act} with heads of {head_dim}.")
+    if kv_shape(config) != (len(body.layers), config.num_key_value_heads, head_dim):
+        raise KernelError(
+            f"the config says {kv_shape(config)} layers, key heads and head size, the network has others."
+        )
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise KernelError(
+            f"they need query heads that are a multiple of the key heads, not {config.num_attention_heads} and "
+            f"{config.num_key_value_heads}."
+        )
     if odd := [size for size in (config.hidden_size, config.intermediate_size) if size % 32]:
         raise KernelError(f"they need sizes that are multiples of 32, not {odd[0]}.")
