@@ -13,7 +13,8 @@ MarsRayError
 │   ├── ClusterError          the Ray cluster is smaller than what was asked for
 │   ├── ReportError           a report of a replica, or an answer to one, holds what cannot be
 │   └── RequestError          a request to the engine is not usable
-│       └── PromptTooLongError  its prompt does not fit the model
+│       ├── PromptTooLongError  its prompt does not fit the model
+│       └── GrammarError      its schema or regular expression cannot be used
 └── RunError                  the work started and could not be finished  exit code 1
     ├── DivergedError         the loss is no longer a finite number
     ├── QueueFullError        the engine has as many requests as it takes
@@ -22,6 +23,7 @@ MarsRayError
     ├── ServeError            the endpoint did not come up
     ├── UnavailableError      no engine can take a request at the moment
     ├── ReplicaLostError      the replica that served a request died
+    ├── EngineHungError       an engine hung with this request alone as the suspect
     └── InterruptedRunError   stopped by the user, saved, can go on       exit code 130, 143 for SIGTERM
 """
 
@@ -88,6 +90,10 @@ class PromptTooLongError(RequestError):
     """The prompt leaves no room for an answer in the context of the model."""
 
 
+class GrammarError(RequestError):
+    """A schema or a regular expression cannot be used: it is malformed, or costs too much to compile or to follow."""
+
+
 class RunError(MarsRayError):
     """The work started and could not be finished."""
 
@@ -118,6 +124,10 @@ class UnavailableError(RunError):
 
 class ReplicaLostError(RunError):
     """The replica that served a request died before the answer was complete."""
+
+
+class EngineHungError(RunError):
+    """An engine hung, and this request is the only one that can be the reason. It must not be sent to another."""
 
 
 class InterruptedRunError(RunError):

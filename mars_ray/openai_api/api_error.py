@@ -59,6 +59,8 @@ class _ErrorKind(NamedTuple):
     code: str | None
     shown: bool
     """Whether callers may see the message, because it is about their request alone."""
+    param: str | None = None
+    """The field of the body that it is about."""
 
 
 _INTERNAL = _ErrorKind(500, "server_error", "internal_error", shown=False)
@@ -67,11 +69,13 @@ _ERROR_KINDS: dict[type[MarsRayError], _ErrorKind] = {
     errors.ReportError: _ErrorKind(500, "server_error", "internal_error", shown=False),
     errors.RequestError: _ErrorKind(400, "invalid_request_error", None, shown=True),
     errors.PromptTooLongError: _ErrorKind(400, "invalid_request_error", "context_length_exceeded", shown=True),
+    errors.GrammarError: _ErrorKind(400, "invalid_request_error", None, shown=True, param="response_format"),
     errors.QueueFullError: _ErrorKind(429, "rate_limit_error", "overloaded", shown=True),
     # The caller did not do its part in time: what 408 means, though here it is reading and not writing.
     errors.SlowReaderError: _ErrorKind(408, "invalid_request_error", "slow_reader", shown=True),
     errors.UnavailableError: _ErrorKind(503, "server_error", "unavailable", shown=True),
     errors.ReplicaLostError: _ErrorKind(503, "server_error", "replica_lost", shown=True),
+    errors.EngineHungError: _ErrorKind(500, "server_error", "engine_hung", shown=True),
     errors.StepError: _ErrorKind(500, "server_error", "step_failed", shown=False),
     # None of these is about a request. Met while serving, they are our bug, and their messages name files.
     errors.ConfigError: _INTERNAL,
@@ -100,6 +104,7 @@ def api_error(error: MarsRayError, *, request_id: str | None = None, retry_after
         kind.status,
         _shortened(str(error)),
         type=kind.type,
+        param=kind.param,
         code=kind.code,
         headers={"retry-after": str(max(1, retry_after_s))} if kind.status in (429, 503) else None,
     )

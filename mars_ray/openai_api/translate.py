@@ -7,7 +7,6 @@ Never: shortens a prompt, or asks the engine for less than the caller did withou
 
 import json
 
-from mars_ray.engine.grammar.library import check_grammar
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
@@ -33,7 +32,7 @@ ID_DIGITS = 10
 
 
 def check_limits(body: GenerateRequest, limits: RequestLimits) -> None:
-    """Raise an `ApiError` for a body beyond the limits. For a large schema that takes a tenth of a second at most."""
+    """Raise an `ApiError` for a body beyond the limits. A schema is compiled by the engine, which may refuse it too."""
     _at_most("n", body.n, limits.n)
     stops = [body.stop] if isinstance(body.stop, str) else body.stop
     _at_most("the number of strings in stop", len(stops), limits.stop, "stop")
@@ -60,8 +59,7 @@ def check_limits(body: GenerateRequest, limits: RequestLimits) -> None:
             raise ApiError.bad_request("the prompt is empty; give at least one token.", "prompt")
     _at_most("max_tokens", body.max_tokens, limits.output_tokens)
     try:
-        if (grammar := _grammar(body)) is not None:
-            check_grammar(grammar)
+        _grammar(body)
     except RequestError as error:
         raise ApiError.bad_request(str(error), "response_format") from error
 

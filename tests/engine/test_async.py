@@ -20,6 +20,7 @@ from mars_ray.engine.process.messages import EngineSpec, OrderSocket
 from mars_ray.engine.process.worker import serve_engine
 from mars_ray.engine.request import DecodeParams, Request
 from mars_ray.errors import (
+    EngineHungError,
     ModelError,
     QueueFullError,
     ReplicaLostError,
@@ -229,11 +230,52 @@ def test_a_process_that_is_killed_or_hangs_ends_what_it_was_asked(
             await anext(stream)
             assert engine._process is not None
             os.kill(engine._process.pid, how)
-            with pytest.raises(ReplicaLostError):
+            with pytest.raises((ReplicaLostError, EngineHungError)):
                 async for _ in stream:
                     pass
             with pytest.raises(ReplicaLostError):
                 await engine.state()
+        finally:
+            await engine.close()
+
+    in_loop(test)
+
+
+async def ends_of(engine: AsyncEngine, *requests: Request) -> list[type[BaseException]]:
+    """Send requests to an engine that hangs, and return the errors they end with."""
+    assert engine._process is not None
+    while engine._states or not engine._asks:  # what is sent behind a question that is not answered does not arrive
+        await engine.state()
+    os.kill(engine._process.pid, signal.SIGSTOP)
+    ends = await asyncio.gather(*(read(engine, each) for each in requests), return_exceptions=True)
+    return [type(each) for each in ends]  # type: ignore[misc]
+
+
+def test_a_request_whose_engine_hangs_with_it_alone_is_told_apart(prompts: list[tuple[int, ...]]) -> None:
+    """Others may have been there by chance, and are to be sent to another engine."""
+
+    async def test() -> None:
+        for asked, expected in ((1, EngineHungError), (2, ReplicaLostError)):
+            engine, _ = await AsyncEngine.start(spec(), step_seconds=1)
+            try:
+                requests = [request(f"r{number}", prompts[number]) for number in range(asked)]
+                assert await ends_of(engine, *requests) == [expected] * asked
+            finally:
+                await engine.close()
+
+    in_loop(test)
+
+
+def test_the_newest_request_is_the_suspect_and_not_one_that_had_chunks(prompts: list[tuple[int, ...]]) -> None:
+    async def test() -> None:
+        engine, _ = await AsyncEngine.start(spec(), step_seconds=1)
+        try:
+            old = engine.generate(request("old", prompts[0], max_tokens=1500, ignore_eos=True))
+            await anext(old)
+            assert await ends_of(engine, request("new", prompts[1])) == [EngineHungError]
+            with pytest.raises(ReplicaLostError):
+                async for _ in old:
+                    pass
         finally:
             await engine.close()
 

@@ -10,7 +10,6 @@ from reprlib import repr as shortened
 from typing import Any
 
 from mars_ray.batch.rows.row_format import JsonRecord
-from mars_ray.engine.grammar.library import check_grammar
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, SamplingParams
@@ -84,22 +83,19 @@ def _asked_in_sampling(sampling: Any) -> dict[str, Any]:
 
 
 def _grammar(name: str, value: Any) -> GrammarSpec | None:
-    """Return the grammar that an answer must hold to. Raises `RequestError` for one that is none."""
+    """Return the grammar that an answer must hold to, which the engine will check. Raises `RequestError`."""
     match name, value:
         case "regex", str(text):
-            grammar = GrammarSpec(kind="regex", text=text)
+            return GrammarSpec(kind="regex", text=text)
         case "schema", dict() | str():
-            grammar = _schema(value)
+            return _schema(value)
         case "response_format", {"type": "text"}:
             return None
         case "response_format", {"type": "json_object"}:
-            grammar = GrammarSpec(kind="json_object")
+            return GrammarSpec(kind="json_object")
         case "response_format", {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
-            grammar = _schema(schema)
-        case _:
-            raise RequestError(f"{name} is {shortened(value)}, which says nothing that an answer could hold to.")
-    check_grammar(grammar)
-    return grammar
+            return _schema(schema)
+    raise RequestError(f"{name} is {shortened(value)}, which says nothing that an answer could hold to.")
 
 
 def _schema(schema: Any) -> GrammarSpec:

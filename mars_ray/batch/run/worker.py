@@ -22,7 +22,15 @@ from mars_ray.batch.rows.row_result import RowResult, as_json
 from mars_ray.batch.run.isolation import Isolation
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.process.async_engine import AsyncEngine
-from mars_ray.errors import BadRecordError, MarsRayError, ReplicaLostError, RequestError, RunError, StepError
+from mars_ray.errors import (
+    BadRecordError,
+    EngineHungError,
+    MarsRayError,
+    ReplicaLostError,
+    RequestError,
+    RunError,
+    StepError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +98,7 @@ class Worker:
             async with self._places:
                 row = row_format.parse(row_id.id, raw)
                 return self._answered(row_format, row_id.key, row, await self._decoded(row))
-        except (BadRecordError, RequestError, StepError, ReplicaLostError) as error:
+        except (BadRecordError, RequestError, StepError, EngineHungError, ReplicaLostError) as error:
             return RowResult(
                 key=row_id.key,
                 error=as_json(row_format.error_record(row_id.id, raw, error)),

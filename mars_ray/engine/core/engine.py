@@ -35,7 +35,7 @@ from mars_ray.engine.stats.engine_stats import EngineStats
 from mars_ray.engine.stats.profile import Profile
 from mars_ray.engine.stats.state import EngineState
 from mars_ray.engine.stats.step_time import StepTimeFit
-from mars_ray.errors import ConfigError, MarsRayError, RequestError, StepError
+from mars_ray.errors import ConfigError, GrammarError, MarsRayError, RequestError, StepError
 from mars_ray.model.checkpoint import Checkpoint
 
 AUDIT_EVERY = 16
@@ -83,7 +83,8 @@ class Engine:
             network, self._cache, checkpoint.mask_id, options, consume=consume, adapters=self._adapters.loras
         )
         """What runs a forward, and its description for reports."""
-        self._grammars = Grammars(checkpoint, limits.vocab_size)
+        self.grammars = Grammars(checkpoint, limits.vocab_size)
+        """Grammars that requests may name; those prepared are not compiled in `add`."""
         self.block = self._adapters.block
         """Tokens proposed per forward at most, where a request does not say."""
         self.profile = Profile(self.block, self._adapters.calibration)
@@ -147,7 +148,7 @@ class Engine:
             known = ", ".join(self._thresholds.by_class)
             raise RequestError(f"service_class is {request.service_class!r}; this engine has {known}.")
         seed = self._new_seed() if request.sampling.seed is None else request.sampling.seed
-        sequences = new_sequences(request, seed, self._checkpoint, self.limits, self._grammars)
+        sequences = new_sequences(request, seed, self._checkpoint, self.limits, self.grammars)
         self._stats.arrived(request)
         self._scheduler.add(sequences)
         self._requests[request.id] = sequences
@@ -272,6 +273,8 @@ class Engine:
         return Chunk(sequence.request.id, sequence.index, tokens=(), pieces=pieces, finished=finished)
 
     def _fail(self, sequence: Sequence, error: Exception) -> Chunk:
+        if isinstance(error, GrammarError):  # what the caller asked for, and can change
+            return self._cut_short(sequence, "error", error)
         reason = f"decoding failed: {type(error).__name__}: {error}".rstrip(". ")
         return self._cut_short(sequence, "error", StepError(f"{reason}. The engine serves other requests."))
 

@@ -4,51 +4,71 @@ No logit is looked at. A stop token never enters the grammar: one may come where
 state says depends on the tokens before it alone and not on how they were reached, so that all modes say the same.
 """
 
-from functools import lru_cache
+from collections import OrderedDict
+from copy import copy
 from itertools import takewhile
 
-import llguidance.hf
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
-from mars_ray.engine.grammar.library import LIMITS, library_grammar, unusable
+from mars_ray.engine.grammar.library import GrammarTokenizer, compile_grammar, mask_of
 from mars_ray.engine.grammar.spec import GrammarSpec
-from mars_ray.errors import StepError
+from mars_ray.errors import GrammarError, StepError
 from mars_ray.model.checkpoint import Checkpoint
 
 KEPT = 16
-"""Grammars of earlier requests that are kept ready; they hold half a gigabyte at most, and a few MB as a rule."""
+"""Grammars kept that were compiled here because nobody had prepared them."""
 
 
 class Grammars:
-    """Makes grammars ready for the tokenizer of `checkpoint`."""
+    """Grammars that are compiled for the tokenizer of `checkpoint`."""
 
     def __init__(self, checkpoint: Checkpoint, vocabulary: int) -> None:
         self._checkpoint, self._vocabulary = checkpoint, vocabulary
-        self._ready = lru_cache(KEPT)(self._make_ready)
+        self._prepared: dict[GrammarSpec, LLMatcher] = {}
+        self._compiled_here = OrderedDict[GrammarSpec, LLMatcher]()
         self._library_tokenizer: LLTokenizer | None = None
 
-    def matcher(self, spec: GrammarSpec, stop_ids: frozenset[int]) -> "Matcher":
-        """Return the state before the first token. Raises `RequestError` for a grammar that cannot be used."""
-        ready = self._ready(spec)
-        no_text = stop_ids.union(self._tokenizer().eos_tokens, [self._checkpoint.mask_id])
-        return Matcher(ready.deep_copy(), stop_ids, no_text, self._vocabulary)
+    def prepare(self, spec: GrammarSpec) -> None:
+        """Compile a grammar and keep it until `forget`; in any thread. Raises `GrammarError`."""
+        self._prepared[spec] = compile_grammar(spec, self._tokenizer())
 
-    def _make_ready(self, spec: GrammarSpec) -> LLMatcher:
-        library = LLMatcher(self._tokenizer(), library_grammar(spec), log_level=0, limits=LIMITS)
-        first_V = _tokens_of(library, self._vocabulary)  # whether there are any comes out here
-        if library.is_error():
-            raise unusable(spec, library.get_error())
-        first_V[self._tokenizer().eos_tokens] = False
-        if not first_V.any():
-            raise unusable(spec, "no text but the empty one is allowed")
-        return library
+    def forget(self, spec: GrammarSpec) -> None:
+        """Drop a prepared grammar; sequences that follow it go on."""
+        self._prepared.pop(spec, None)
+
+    def matcher(self, spec: GrammarSpec, stop_ids: frozenset[int]) -> "Matcher":
+        """Return the state before the first token. Raises `GrammarError` for a grammar that cannot be used."""
+        compiled = self._prepared.get(spec) or self._compiled(spec)
+        no_text = stop_ids.union(self._tokenizer().eos_tokens, [self._checkpoint.mask_id])
+        return Matcher(compiled.deep_copy(), stop_ids, no_text, self._vocabulary)
+
+    def load(self) -> GrammarTokenizer:
+        """Load the tokenizer now, and return it for another process. Raises `GrammarError` when it is no fast one."""
+        backend = getattr(self._checkpoint.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise GrammarError("the tokenizer of this model can follow no grammar: it is no fast tokenizer.")
+        backend = copy(backend)
+        backend.no_padding()
+        backend.no_truncation()
+        stop_ids = tuple(sorted(self._checkpoint.stop_ids))
+        tokenizer = GrammarTokenizer(backend.to_str(), self._vocabulary, stop_ids)
+        self._library_tokenizer = tokenizer.load()
+        return tokenizer
+
+    def _compiled(self, spec: GrammarSpec) -> LLMatcher:
+        if spec not in self._compiled_here:
+            self._compiled_here[spec] = compile_grammar(spec, self._tokenizer())
+            if len(self._compiled_here) > KEPT:
+                self._compiled_here.popitem(last=False)
+        self._compiled_here.move_to_end(spec)
+        return self._compiled_here[spec]
 
     def _tokenizer(self) -> LLTokenizer:
-        if self._library_tokenizer is None:  # a second of work for a large vocabulary, which few engines need
-            tokenizer, stops = self._checkpoint.tokenizer, sorted(self._checkpoint.stop_ids)
-            self._library_tokenizer = llguidance.hf.from_tokenizer(tokenizer, self._vocabulary, stops or None)
+        if self._library_tokenizer is None:
+            self.load()
+        assert self._library_tokenizer is not None
         return self._library_tokenizer
 
 
@@ -109,7 +129,7 @@ class Matcher:
 
     def allowed(self) -> NDArray[np.bool_]:
         """Return for every token of the vocabulary whether it may come next. Raises `StepError` where none may."""
-        allowed_V = _tokens_of(self._library, self._vocabulary)
+        allowed_V = mask_of(self._library, self._vocabulary)
         allowed_V[list(self._no_text)] = False
         if self._library.is_accepting():
             allowed_V[list(self._stop_ids)] = True
@@ -117,11 +137,7 @@ class Matcher:
             raise self._stuck()
         return allowed_V
 
-    def _stuck(self) -> StepError:
-        reason = self._library.get_error() or "no token of the vocabulary may follow"
-        return StepError(f"the grammar cannot be followed any further: {reason}.")
-
-
-def _tokens_of(library: LLMatcher, vocabulary: int) -> NDArray[np.bool_]:
-    bits = np.frombuffer(library.compute_bitmask(), dtype=np.uint8)
-    return np.unpackbits(bits, bitorder="little", count=vocabulary).astype(bool)
+    def _stuck(self) -> GrammarError | StepError:
+        if self._library.is_error():
+            return GrammarError(f"the grammar cannot be followed any further: {self._library.get_error()}.")
+        return StepError("the grammar cannot be followed any further: no token of the vocabulary may follow.")

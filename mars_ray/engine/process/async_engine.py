@@ -13,9 +13,11 @@ import socket
 import sys
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 
 from mars_ray.engine.chunk import Chunk
+from mars_ray.engine.process.grammar_checker import GrammarChecker
+from mars_ray.engine.process.grammar_store import GrammarStore
 from mars_ray.engine.process.messages import (
     Add,
     AskState,
@@ -24,14 +26,23 @@ from mars_ray.engine.process.messages import (
     EngineSpec,
     Failed,
     Order,
+    Prepared,
     Refused,
     SetThresholds,
+    Started,
     frame,
     read_event,
 )
 from mars_ray.engine.request import Request
 from mars_ray.engine.stats.state import EngineState
-from mars_ray.errors import MarsRayError, ReplicaLostError, RequestError, SlowReaderError
+from mars_ray.errors import (
+    EngineHungError,
+    GrammarError,
+    MarsRayError,
+    ReplicaLostError,
+    RequestError,
+    SlowReaderError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +56,9 @@ STEP_SECONDS = 300
 """No step takes so long: an engine that is at one for longer hangs."""
 
 LOST = "the engine stopped before the request ended."
+HUNG = "the engine hangs with this request alone, which is not sent to another. Change the request."
+TELL_SECONDS = 1.0
+"""Time for the request that an engine hangs with to hear of it, before its replica ends with the engine."""
 
 
 class AsyncEngine:
@@ -58,6 +72,10 @@ class AsyncEngine:
         self._reading: asyncio.Task[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._grammars: GrammarStore | None = None
+        """Where the engine has a process of its own, what it may compile."""
+        self._asks = 0
+        """How often it was asked whether it hangs."""
         self.gone = asyncio.Event()
         """Set when the engine died by itself, or was ended because it hung."""
 
@@ -79,13 +97,15 @@ class AsyncEngine:
         reader = await engine._connect()
         assert engine._writer is not None
         engine._writer.write(frame(spec))
-        facts = await read_event(reader)
-        if isinstance(facts, EngineFacts):
+        said = await read_event(reader)
+        if isinstance(said, Started):
+            if said.tokenizer is not None:
+                engine._grammars = GrammarStore(GrammarChecker(said.tokenizer), engine._order)
             engine._reading = asyncio.create_task(engine._read(reader))
             engine._watching = asyncio.create_task(engine._end_if_hung(step_seconds))
-            return engine, facts
+            return engine, said.facts
         await engine.close()
-        raise facts.error if isinstance(facts, Failed) else ReplicaLostError("the engine died while it started.")
+        raise said.error if isinstance(said, Failed) else ReplicaLostError("the engine died while it started.")
 
     async def open(self) -> None:
         """Begin to read, where the engine at the other end runs already."""
@@ -96,17 +116,19 @@ class AsyncEngine:
 
         Without `stream`, each sequence is one chunk, which comes when it has ended.
 
-        Raises `RequestError` or `QueueFullError` before any work, `ReplicaLostError` when the engine died, and
-        `SlowReaderError` when the stream was cancelled because its chunks were not taken. Leave it early only with
-        `aclose` or by cancelling the task.
+        Raises `RequestError` or `QueueFullError` before any work, `ReplicaLostError` when the engine died,
+        `EngineHungError` when it hung with this request alone as the suspect, and `SlowReaderError` when the stream was
+        cancelled because its chunks were not taken. Leave it early only with `aclose` or by cancelling the task.
         """
         if request.id in self._streams:
             raise RequestError(f"a request with the id {request.id!r} is already here; ids must differ.")
         chunks = self._streams[request.id] = _Stream(request, self._buffered_tokens if stream else UNLIMITED)
         try:
-            self._order(Add(request, stream))
-            async for chunk in chunks:
-                yield chunk
+            async with self._grammar_of(request):
+                self._order(Add(request, stream))
+                chunks.added = self._asks
+                async for chunk in chunks:
+                    yield chunk
         finally:
             if self._streams.get(request.id) is chunks:
                 del self._streams[request.id]
@@ -143,10 +165,21 @@ class AsyncEngine:
         if self._process is not None:
             await self._process.wait()
         self._lose()
+        if self._grammars is not None:
+            await self._grammars.close()
 
     async def _connect(self) -> asyncio.StreamReader:
         reader, self._writer = await asyncio.open_connection(sock=self._socket)
         return reader
+
+    def _grammar_of(self, request: Request) -> AbstractAsyncContextManager[None]:
+        """Keep the grammar of a request, if it has one, compiled in the engine within the block."""
+        grammar = request.sampling.grammar
+        if grammar is None or self._process is None:
+            return nullcontext()
+        if self._grammars is None:
+            raise GrammarError("the tokenizer of this model can follow no grammar: it is no fast tokenizer.")
+        return self._grammars.use(grammar, request.tenant)
 
     def _order(self, order: Order) -> None:
         if self._writer is None or self._writer.is_closing():
@@ -167,6 +200,9 @@ class AsyncEngine:
                     answer = self._states.popleft()
                     if not answer.done():
                         answer.set_result(state)
+                case Prepared(grammar, error):
+                    assert self._grammars is not None
+                    self._grammars.compiled(grammar, error)
                 case Refused(request_id, error):
                     if stream := self._streams.pop(request_id, None):
                         stream.fail(error)
@@ -186,12 +222,16 @@ class AsyncEngine:
         except ReplicaLostError:
             return
         log.error("the engine hangs: a step did not end in %d s", step_seconds)
+        if (suspect := self._suspect()) is not None:
+            self._streams.pop(suspect).fail(EngineHungError(HUNG))
+            await asyncio.sleep(TELL_SECONDS)
         with suppress(ProcessLookupError):
             self._process.kill()
 
     async def _steps(self, seconds: int) -> bool:
         """Return whether the step that the engine is at ends. Raises `ReplicaLostError`."""
         state = asyncio.ensure_future(self.state())
+        self._asks += 1
         for _ in range(seconds):  # one long wait would end at once where the machine was suspended meanwhile
             done, _ = await asyncio.wait((state,), timeout=1)
             if done:
@@ -200,11 +240,24 @@ class AsyncEngine:
         state.cancel()
         return False
 
+    def _suspect(self) -> str | None:
+        """Return the one request that can be why the engine hangs, where there is but one.
+
+        Orders are obeyed in turn, so what was added behind the last question did not arrive. What was there before the
+        last question but one, or got a chunk, has seen a step end.
+        """
+        arrived = {id: each for id, each in self._streams.items() if each.added is not None and each.added < self._asks}
+        new = [id for id, each in arrived.items() if not each.begun and (each.added or 0) >= self._asks - 2]
+        suspects = new or list(arrived)
+        return suspects[0] if len(suspects) == 1 else None
+
     def _lose(self) -> None:
         """End what waits for an engine that is no more."""
         for stream in self._streams.values():
             stream.fail(ReplicaLostError(LOST))
         self._streams.clear()
+        if self._grammars is not None:
+            self._grammars.lose(ReplicaLostError(LOST))
         for answer in self._states:
             if not answer.done():
                 answer.set_exception(ReplicaLostError(LOST))
@@ -238,6 +291,10 @@ class _Stream:
         self._chunks: asyncio.Queue[Chunk | MarsRayError] = asyncio.Queue()
         self.open = True
         """Whether more is to come."""
+        self.begun = False
+        """Whether a chunk came."""
+        self.added: int | None = None
+        """How often the engine had been asked whether it hangs when the request was sent to it."""
 
     @property
     def overfull(self) -> bool:
@@ -245,6 +302,7 @@ class _Stream:
 
     def put(self, chunk: Chunk) -> None:
         self._chunks.put_nowait(chunk)
+        self.begun = True
         self._buffered += len(chunk.tokens)
         self._left -= chunk.finished is not None
         self.open = self._left > 0

@@ -11,11 +11,14 @@ import pickle
 import select
 import socket
 import struct
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mars_ray.engine.chunk import Chunk
+from mars_ray.engine.grammar.library import GrammarTokenizer
+from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import Request
 from mars_ray.engine.stats.state import EngineState
@@ -49,6 +52,37 @@ class EngineFacts:
     """Tokens proposed per forward at most."""
     token_bytes: tuple[bytes, ...]
     """The text of each token (see `model.token_bytes`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The engine runs."""
+
+    facts: EngineFacts
+    tokenizer: GrammarTokenizer | None
+    """The tokenizer for grammars; None where it can follow none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Compile a grammar beside the steps, and keep it; `Prepared` says when that is done."""
+
+    grammar: GrammarSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A grammar is compiled, or cannot be."""
+
+    grammar: GrammarSpec
+    error: MarsRayError | None
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Drop a grammar that was prepared."""
+
+    grammar: GrammarSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +128,8 @@ class SetThresholds:
     by_class: Mapping[str, float]
 
 
-Order = Add | Cancel | AskState | SetThresholds
-Event = EngineFacts | Failed | Refused | EngineState | list[Chunk]
+Order = Add | Cancel | AskState | SetThresholds | Prepare | Forget
+Event = Started | Failed | Refused | Prepared | EngineState | list[Chunk]
 
 
 def frame(message: object) -> bytes:
@@ -118,11 +152,12 @@ class OrderSocket:
     """The engine's end of the socket, for a thread that may wait."""
 
     def __init__(self, connected: socket.socket) -> None:
-        self._socket = connected
+        self._socket, self._sending = connected, threading.Lock()
 
     def send(self, event: Event) -> None:
-        """Send an event, and wait for room: the other end always reads."""
-        self._socket.sendall(frame(event))
+        """Send an event, and wait for room: the other end always reads. Any thread may call this."""
+        with self._sending:
+            self._socket.sendall(frame(event))
 
     def waiting(self) -> bool:
         """Return whether there is something to receive, or the other end is gone."""

@@ -10,8 +10,13 @@ import os
 import signal
 import socket
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from mars_ray.engine.core.engine import Engine
+from mars_ray.engine.grammar.library import GrammarTokenizer
+from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.process.collector import ChunkCollector
 from mars_ray.engine.process.messages import (
     Add,
@@ -20,12 +25,16 @@ from mars_ray.engine.process.messages import (
     EngineFacts,
     EngineSpec,
     Failed,
+    Forget,
     Order,
     OrderSocket,
+    Prepare,
+    Prepared,
     Refused,
     SetThresholds,
+    Started,
 )
-from mars_ray.errors import MarsRayError, StepError
+from mars_ray.errors import GrammarError, MarsRayError, StepError
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +42,10 @@ PR_SET_PDEATHSIG = 1
 NICE = 5
 """An engine takes all the processor there is. What brings it requests needs little, and must not wait for it: a queue
 that builds before the engine is one that nobody who decides about thresholds can see."""
+COMPILING_NICE = 15
+"""Niceness of the threads that compile grammars: steps come first."""
+COMPILING = 4
+"""Grammars that are compiled at a time."""
 
 
 def serve_engine(engine: Engine, orders: OrderSocket) -> None:
@@ -40,17 +53,23 @@ def serve_engine(engine: Engine, orders: OrderSocket) -> None:
     alive: dict[str, int] = {}
     """Sequences of each request that have not ended."""
     collector = ChunkCollector()
+    compiling = ThreadPoolExecutor(COMPILING, initializer=_step_back)
     try:
         while True:
             while orders.waiting() or not engine.busy:
                 order = orders.receive()
                 if order is None:
                     return
-                _obey(order, engine, orders, alive, collector)
+                match order:
+                    case Prepare(grammar):
+                        compiling.submit(_prepare, grammar, engine, orders)
+                    case _:
+                        _obey(order, engine, orders, alive, collector)
             _step(engine, orders, alive, collector)
     except ConnectionError:
         return
     finally:
+        compiling.shutdown(wait=False)
         engine.close()
 
 
@@ -68,11 +87,32 @@ def _obey(order: Order, engine: Engine, orders: OrderSocket, alive: dict[str, in
             engine.cancel(request_id)
         case AskState():
             orders.send(engine.state())
+        case Forget(grammar):
+            engine.grammars.forget(grammar)
         case SetThresholds(by_class):
             try:
                 engine.set_thresholds(by_class)
             except MarsRayError as error:
                 log.error("thresholds stay as they were: %s", error)
+
+
+def _prepare(grammar: GrammarSpec, engine: Engine, orders: OrderSocket) -> None:
+    """Compile a grammar in this thread, and say so: the library releases the interpreter meanwhile."""
+    error: MarsRayError | None = None
+    try:
+        engine.grammars.prepare(grammar)
+    except MarsRayError as refused:
+        error = refused
+    except Exception as bug:
+        log.exception("a grammar cannot be compiled")
+        error = StepError(f"the grammar cannot be compiled: {bug!r}.")
+    with suppress(ConnectionError):
+        orders.send(Prepared(grammar, error))
+
+
+def _step_back() -> None:
+    if sys.platform == "linux":  # there each thread has a priority of its own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), COMPILING_NICE)
 
 
 def _step(engine: Engine, orders: OrderSocket, alive: dict[str, int], collector: ChunkCollector) -> None:
@@ -107,10 +147,11 @@ def main(descriptor: int) -> None:
     assert isinstance(spec, EngineSpec)
     try:
         engine, facts = _start(spec)
+        started = Started(facts, _grammar_tokenizer(engine))
     except MarsRayError as error:
         orders.send(Failed(error))
         return
-    orders.send(facts)
+    orders.send(started)
     serve_engine(engine, orders)
 
 
@@ -132,6 +173,15 @@ def _start(spec: EngineSpec) -> tuple[Engine, EngineFacts]:
         block=engine.block,
         token_bytes=token_bytes(checkpoint.tokenizer),
     )
+
+
+def _grammar_tokenizer(engine: Engine) -> GrammarTokenizer | None:
+    """Return the tokenizer for grammars, loaded: later, steps would wait for it."""
+    try:
+        return engine.grammars.load()
+    except GrammarError as error:
+        log.warning("%s", error)
+        return None
 
 
 if __name__ == "__main__":

@@ -1,0 +1,103 @@
+"""The grammars that an engine in a process of its own has compiled, kept within a bound of memory.
+
+Before an engine compiles a grammar, `grammar_checker` finds out what it takes. The engine compiles in a thread, beside
+its steps; requests wait for that here.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from mars_ray.engine.grammar.spec import GrammarSpec
+from mars_ray.engine.process.grammar_checker import GrammarChecker
+from mars_ray.engine.process.messages import Forget, Order, Prepare
+from mars_ray.errors import MarsRayError
+
+ROOM_BYTES = 128 << 20
+"""Memory of all compiled grammars; while requests that run hold more, no large one is compiled."""
+SMALL_BYTES = 1 << 20
+"""A grammar up to this size is compiled at once, whatever runs."""
+LEAST_BYTES = 64 << 10
+"""What every grammar counts at least."""
+
+
+@dataclass(slots=True, eq=False)
+class _Compiled:
+    ready: asyncio.Future[None] = field(init=False)
+    bytes: int = 0
+    users: int = 0
+    """Requests that wait for it or run with it."""
+
+
+class GrammarStore:
+    """The grammars of the engine that `send` gives orders to; use it in one event loop."""
+
+    def __init__(self, checker: GrammarChecker, send: Callable[[Order], None]) -> None:
+        self._checker, self._send = checker, send
+        self._grammars = OrderedDict[GrammarSpec, _Compiled]()
+        self._compiling: dict[GrammarSpec, asyncio.Future[None]] = {}
+        self._freed = asyncio.Condition()
+
+    @asynccontextmanager
+    async def use(self, spec: GrammarSpec, tenant: str) -> AsyncIterator[None]:
+        """Keep a grammar compiled in the engine within the block. Raises `GrammarError`, `ReplicaLostError`."""
+        grammar = self._grammars.get(spec)
+        if grammar is None:
+            grammar = self._grammars[spec] = _Compiled()
+            grammar.ready = asyncio.ensure_future(self._compile(spec, grammar, tenant))
+            grammar.ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # all may have left
+        self._grammars.move_to_end(spec)
+        grammar.users += 1
+        try:
+            await asyncio.shield(grammar.ready)
+            yield
+        finally:
+            grammar.users -= 1
+            async with self._freed:
+                self._freed.notify_all()
+
+    def compiled(self, spec: GrammarSpec, error: MarsRayError | None) -> None:
+        """Take what the engine says of a grammar it was to compile."""
+        if (compiling := self._compiling.pop(spec, None)) and not compiling.done():
+            if error is None:
+                compiling.set_result(None)
+            else:
+                compiling.set_exception(error)
+
+    def lose(self, error: MarsRayError) -> None:
+        """End what waits for an engine that is no more."""
+        for spec in list(self._compiling):
+            self.compiled(spec, error)
+
+    async def close(self) -> None:
+        """Stop checking grammars."""
+        await self._checker.close()
+
+    async def _compile(self, spec: GrammarSpec, grammar: _Compiled, tenant: str) -> None:
+        try:
+            async with self._checker.turn(tenant):
+                size = max(LEAST_BYTES, await self._checker.cost(spec))
+            async with self._freed:
+                await self._freed.wait_for(lambda: self._make_room(size))
+                grammar.bytes = size
+            async with self._checker.turn(tenant):
+                compiling = self._compiling[spec] = asyncio.get_running_loop().create_future()
+                self._send(Prepare(spec))
+                await compiling
+        except BaseException:
+            self._grammars.pop(spec, None)
+            raise
+
+    def _make_room(self, size: int) -> bool:
+        """Forget grammars that nobody uses, the longest unused first; return whether another may be compiled."""
+        total = size + sum(grammar.bytes for grammar in self._grammars.values())
+        for spec, grammar in list(self._grammars.items()):
+            if total <= ROOM_BYTES:
+                break
+            if not grammar.users and grammar.ready.done():
+                del self._grammars[spec]
+                self._send(Forget(spec))
+                total -= grammar.bytes
+        return total <= ROOM_BYTES or size <= SMALL_BYTES
