@@ -5,15 +5,18 @@ Everything goes to standard error, so that standard output holds results only.
 
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 PLAIN_LINE_EVERY_S = 10.0
+SPEED_WINDOW = 64
+"""Updates over which the speed is taken that the time left is foretold from."""
 
 
 class Display(ABC):
@@ -67,7 +70,7 @@ class Display(ABC):
 
 
 class ProgressLine(Display):
-    """Shows how far one piece of work is."""
+    """Shows how far one piece of work is, and how long the rest takes at the speed of late."""
 
     def __init__(self, what: str, total: int | None, clock: Callable[[], float] = time.monotonic) -> None:
         columns = (
@@ -76,19 +79,30 @@ class ProgressLine(Display):
             MofNCompleteColumn(),
             TextColumn("{task.fields[note]}", markup=False),
         )
-        self._bar = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns, TimeElapsedColumn())
         self._task = self._bar.add_task(what, total=total, note="")
         self._what, self._total = what, total
         self._last = (0, "")
+        self._seen: deque[tuple[float, int]] = deque(maxlen=SPEED_WINDOW)
         super().__init__(clock)
 
     def update(self, done: int, figures: Mapping[str, object], total: int | None = None) -> None:
         """Say how much is done, of how much once that is known; `figures` are shown as `name value`."""
-        note = "  ".join(f"{name} {value}" for name, value in figures.items())
-        self._last = (done, note)
         self._total = total or self._total
+        self._seen.append((self._clock(), done))
+        notes = [f"{name} {value}" for name, value in figures.items()]
+        note = "  ".join(notes + self._time_left())
+        self._last = (done, note)
         self._bar.update(self._task, completed=done, total=self._total, note=note)
         self.refresh()
+
+    def _time_left(self) -> list[str]:
+        """Say how long the rest takes, where a speed can be told: what was done before the first update is left out."""
+        (first_s, first), (last_s, done) = self._seen[0], self._seen[-1]
+        if self._total is None or not first < done < self._total:
+            return []
+        left_s = (self._total - done) * (last_s - first_s) / (done - first)
+        return [f"about {_duration(left_s)} left"]
 
     def picture(self) -> RenderableType:
         """Draw a bar."""
@@ -99,3 +113,11 @@ class ProgressLine(Display):
         done, note = self._last
         total = "" if self._total is None else f"/{self._total}"
         return f"{self._what}: {done}{total}  {note}"
+
+
+def _duration(seconds: float) -> str:
+    """Write a time as a person would say it: seconds, minutes, or hours and minutes."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02} min"
