@@ -128,7 +128,7 @@ def answer(folder: Path, model: str) -> int:
 
 
 def training(folder: Path, teacher: str, seed: int, settings: Json) -> TrainConfig:
-    """Return the settings of a MARS fine-tuning; see pipelines/finetune.yaml for those of a large model."""
+    """Return the settings of a MARS fine-tuning."""
     return parse_config(
         {
             "model": settings["model"],

@@ -12,7 +12,9 @@ import typer.main
 from _pytest.mark.structures import ParameterSet
 
 from mars_ray.cli.main import app
+from mars_ray.model.resolve import resolve_model
 from mars_ray.serve.deploy.config import ServeConfig
+from mars_ray.training.config import read_config
 from tests.serve.endpoint_samples import served
 
 ROOT = Path(__file__).parent.parent
@@ -71,6 +73,18 @@ def understand(line: str) -> None:
 @pytest.mark.parametrize("line", list(commands()))
 def test_commands_are_understood(line: str) -> None:
     understand(line)
+
+
+@pytest.mark.parametrize(
+    "config", {word for page in PAGES for word in re.findall(r"mars-ray train --config (\S+)", page.read_text())}
+)
+def test_a_config_that_is_shown_for_training_names_what_a_checkout_has(
+    config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    settings = read_config(Path(config))
+    assert resolve_model(settings.model).is_dir()
+    assert Path(str(settings.data.train)).is_file() and Path(str(settings.data.heldout)).is_file()
 
 
 @pytest.mark.parametrize("line", ["mars-ray nonsense", "mars-ray generate --nonsense 1", "mars-ray threshold sit"])
