@@ -80,12 +80,11 @@ def delete_application(name: str) -> None:
     serve.delete(name, _blocking=False)
 
 
-def serve_http_host() -> str:
-    """Return the address Ray Serve listens on, which a replica has no public way to ask for."""
+def serve_http_options() -> Any:
+    """Return where and how Ray Serve listens, which a replica has no public way to ask for."""
     from ray.serve.context import _get_global_client
 
-    host: str = _get_global_client().http_config.host
-    return host
+    return _get_global_client().http_config
 
 
 async def broadcast(handle: Any, method: str, *args: Any, within_s: float) -> AsyncGenerator[Any, None]:

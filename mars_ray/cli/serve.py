@@ -26,7 +26,7 @@ def serve(
 
     fields = read_deploy_file(config, model=model, adapters=adapter or (), quantize=quantize, host=host, port=port)
     with TemporaryDirectory(prefix="mars-ray-") as folder:
-        set_environment(Path(folder))
+        set_environment(Path(folder), fields["http_options"])
         from mars_ray.serve.ray.schema import schema_of  # Ray reads its environment when it is imported
         from mars_ray.serve.ray.serve import run
 

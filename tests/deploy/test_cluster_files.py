@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mars_ray.serve.deploy.environment import SETTINGS
+from mars_ray.serve.deploy.environment import SETTINGS, haproxy_files
 
 FOLDER = Path(__file__).parents[2] / "serve_configs"
 
@@ -29,7 +29,14 @@ def test_nodes_that_source_the_file_run_the_fast_mode_with_the_token() -> None:
     }
     found = sourced(FOLDER / "cluster.sh")
     assert os.access(found.pop("RAY_SERVE_HAPROXY_BINARY_PATH"), os.X_OK)
-    assert found == wanted
+    assert found == wanted | haproxy_files(Path(f"/tmp/mars-ray-{os.geteuid()}"))
+
+
+def test_haproxy_s_folder_on_a_node_is_for_its_owner_alone() -> None:
+    folder = Path(sourced(FOLDER / "cluster.sh")["RAY_SERVE_HAPROXY_SERVER_STATE_BASE"])
+    assert folder.stat().st_mode & 0o777 == 0o700
+    node, taking_over = "0" * 56, ".4194304.tmp"  # HAProxy binds its socket under such a name, and renames it
+    assert len(f"{folder}/{node}/metrics.sock{taking_over}") <= 107
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from mars_ray.serve.deploy.haproxy import GONE_SECONDS
 from tests.machines.machines import WORK, Machine, Network
-from tests.serve.test_haproxy import PROGRAM, written_by_ray
+from tests.serve.haproxy_samples import PROGRAM, written_by_ray
 
 pytestmark = pytest.mark.slow
 PORT, TOO_LONG = 8000, 28

@@ -21,6 +21,7 @@ import yaml
 
 from mars_ray.serve.deploy.environment import free_ports
 
+STALLS = Path(__file__).with_name("stalls")
 COMMAND = Path(sys.executable).with_name("mars-ray")
 GATEWAY, ENGINE, CONTROLLER = "ray::ServeReplica:mars:Gateway", "ray::ServeReplica:mars:Engine", "ray::ServeController"
 WORKER, TOKENIZER = "mars_ray.engine.process.worker", "mars_ray.serve.http.tokenizer_worker"
@@ -145,7 +146,7 @@ def cluster(*arguments: str, port: int | None = None, environment: dict[str, str
 def _running(arguments: Sequence[str], port: int, stalls: Path, environment: dict[str, str]) -> Iterator[Cluster]:
     watched = {
         "MARS_STALLS": str(stalls),
-        "PYTHONPATH": str(Path(__file__).with_name("stalls")),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(STALLS), environment.get("PYTHONPATH")))),
         "RAY_USE_UVLOOP": "0",  # callbacks can be timed on asyncio's own loop only
     }
     with subprocess.Popen(

@@ -15,7 +15,7 @@ from mars_ray.openai_api.limits import RequestLimits
 from mars_ray.ray_serve import build_openai_app
 from mars_ray.serve.deploy.config import ServeConfig, parse_config
 from mars_ray.serve.deploy.deploy_file import DEPLOYMENTS, read_deploy_file
-from mars_ray.serve.deploy.environment import SETTINGS
+from mars_ray.serve.deploy.environment import SETTINGS, haproxy_files
 from mars_ray.serve.ray.autoscaling import by_capacity
 from mars_ray.serve.ray.schema import schema_of
 from tests.model.hub_server import running_hub
@@ -190,6 +190,7 @@ def test_every_pod_asks_for_the_token_and_runs_the_fast_mode() -> None:
     wanted = {
         name: value for name, value in SETTINGS.items() if name != "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"
     }
+    wanted |= haproxy_files(Path("/home/mars/haproxy"))
     wanted["RAY_SERVE_HAPROXY_BINARY_PATH"] = "/opt/mars-ray/bin/mars-ray-haproxy"
     for group in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]:
         [container] = group["template"]["spec"]["containers"]

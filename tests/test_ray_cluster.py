@@ -1,0 +1,34 @@
+"""Where a cluster that a command starts keeps its sockets and logs."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mars_ray.ray_cluster import TEMPORARY_LENGTH, temporary_folder
+
+OWN = f"mars-ray-{os.geteuid()}"
+LONGEST = f"{'x' * TEMPORARY_LENGTH}/ray/session_2026-11-24_00-41-54_123456_4194304/sockets/plasma_store.1"
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({}, f"/tmp/{OWN}"),
+        ({"TMPDIR": "/scratch"}, f"/scratch/{OWN}"),
+        ({"TMPDIR": "/scratch", "RAY_TMPDIR": "/data"}, f"/data/{OWN}"),
+        ({"TMPDIR": f"/{'long' * 9}"}, f"/tmp/{OWN}"),
+    ],
+)
+def test_each_account_has_a_folder_of_its_own_for_ray(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], folder: str
+) -> None:
+    for name in ("TMPDIR", "RAY_TMPDIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert temporary_folder() == Path(folder)
+
+
+def test_the_paths_of_ray_s_sockets_are_no_longer_than_the_system_allows() -> None:
+    assert len(LONGEST) <= 107
