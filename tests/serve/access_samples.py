@@ -10,6 +10,7 @@ from urllib.parse import unquote
 from mars_ray.openai_api.limits import RequestLimits
 from mars_ray.serve.middleware.access import AccessMiddleware
 from mars_ray.serve.middleware.keys import KeyFile
+from mars_ray.serve.middleware.paths import OPEN_PATHS
 
 HOST = (b"host", b"localhost:8000")
 JSON = {b"content-type": b"application/json", b"x-content-type-options": b"nosniff", b"cache-control": b"no-store"}
@@ -103,7 +104,13 @@ def bearer(key: str) -> tuple[bytes, bytes]:
     return (b"authorization", b"Bearer " + key.encode())
 
 
-def access(inner: Any, keys: KnownKeys | None = None, retry_after_s: int = 1, **limits: Any) -> AccessMiddleware:
+def access(
+    inner: Any,
+    keys: KnownKeys | None = None,
+    retry_after_s: int = 1,
+    pages: frozenset[str] = frozenset(),
+    **limits: Any,
+) -> AccessMiddleware:
     return AccessMiddleware(
         inner,
         keys=keys.file if keys else None,
@@ -111,6 +118,7 @@ def access(inner: Any, keys: KnownKeys | None = None, retry_after_s: int = 1, **
         allowed_hosts=frozenset({"localhost"}),
         retry_after_s=lambda: retry_after_s,
         observe=lambda exchange: None,
+        open_paths=OPEN_PATHS | pages,
         new_id=lambda: "made-here",
     )
 

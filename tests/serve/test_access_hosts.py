@@ -61,6 +61,7 @@ def test_our_headers_replace_those_of_the_app() -> None:
     client = call(access(Inner(answer)), scope_of("/v1/x", [HOST]))
     assert sorted(client.received[0]["headers"]) == [
         (b"cache-control", b"no-store"),
+        (b"cross-origin-resource-policy", b"same-origin"),
         (b"etag", b"1"),
         (b"x-content-type-options", b"nosniff"),
         (b"x-request-id", b"made-here"),
@@ -174,3 +175,29 @@ def test_a_foreign_host_is_refused_before_the_key_is_looked_at_even_on_open_path
         client = call(access(inner, keys), scope_of(path, [(b"host", b"evil.example")]))
         assert (client.status, client.error["code"]) == (421, "unknown_host")
     assert inner.scopes == []
+
+
+# --- what browsers say of the page that asks ---
+
+PAGE = "/cluster"
+
+
+@pytest.mark.parametrize("path", ["/version", "/v1/models", "/control/live", "/healthz", PAGE])
+@pytest.mark.parametrize("site", [b"cross-site", b"same-site", b"else", b""])
+def test_what_other_sites_embed_is_refused_wherever_it_is(path: str, site: bytes) -> None:
+    inner = Inner()
+    app = access(inner, pages=frozenset({PAGE}))
+    client = call(app, scope_of(path, [HOST, (b"sec-fetch-site", site), (b"sec-fetch-mode", b"no-cors")]))
+    assert (client.status, client.error["code"], inner.scopes) == (403, "foreign_origin", [])
+
+
+@pytest.mark.parametrize(("path", "status"), [(PAGE, 200), ("/version", 403), ("/healthz", 403)])
+def test_a_link_of_another_site_leads_to_pages_only(path: str, status: int) -> None:
+    app = access(Inner(), pages=frozenset({PAGE}))
+    sent = [HOST, (b"sec-fetch-site", b"cross-site"), (b"sec-fetch-mode", b"navigate")]
+    assert call(app, scope_of(path, sent)).status == status
+
+
+@pytest.mark.parametrize("site", [b"same-origin", b"none"])
+def test_our_own_pages_and_what_a_person_types_are_answered(site: bytes) -> None:
+    assert call(access(Inner()), scope_of("/version", [HOST, (b"sec-fetch-site", site)])).status == 200

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.serve.middleware.admission import OPERATOR_REQUESTS
+from mars_ray.serve.middleware.admission import OPERATOR_REQUESTS, PAGE_REQUESTS
 from tests.serve.access_samples import (
     HOST,
     OK_BODY,
@@ -144,6 +144,23 @@ def test_open_paths_are_not_counted_and_never_refused_for_load(keys: KnownKeys) 
     asyncio.run(asyncio.wait_for(test(), 60))
 
 
+def test_pages_have_places_of_their_own_and_probes_need_none(keys: KnownKeys) -> None:
+    async def test() -> None:
+        held = Held(keys, pages=frozenset({"/", "/cluster"}))
+        for _ in range(PAGE_REQUESTS):
+            await held.begin("none", path="/")
+        refused = await held.begin("none", path="/cluster", refused=True)
+        assert (refused.status, refused.error["code"]) == (429, "overloaded")
+        await held.begin("none", path="/healthz")
+        await held.begin(keys.use)
+        await held.end(0, "finish")
+        await held.begin("none", path="/cluster")
+        while held.tasks:
+            await held.end(0, "finish")
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
 @given(
     st.lists(
         st.one_of(
@@ -253,3 +270,23 @@ def test_open_paths_take_no_body() -> None:
     assert call(access(inner), scope_of("/healthz", [HOST]), b"x").status == 413
     assert call(access(inner), scope_of("/healthz", [HOST, (b"content-length", b"1")]), b"x").status == 413
     assert call(access(inner), scope_of("/healthz", [HOST, (b"content-length", b"0")])).status == 200
+
+
+@pytest.mark.parametrize("announced", [(b"content-length", b"100000"), (b"transfer-encoding", b"chunked")])
+@pytest.mark.parametrize(("path", "status"), [("/v1/x", 401), ("/healthz", 413)])
+def test_a_refusal_ends_the_connection_of_a_body_that_was_not_read(
+    keys: KnownKeys, path: str, status: int, announced: tuple[bytes, bytes]
+) -> None:
+    client = call(access(Inner(), keys), scope_of(path, [HOST, announced]), b"x", b"the rest trickles in")
+    assert (client.status, client.headers.get(b"connection")) == (status, b"close")
+
+
+def test_a_refusal_keeps_the_connection_where_no_body_follows(keys: KnownKeys) -> None:
+    client = call(access(Inner(), keys), scope_of("/v1/x", [HOST, (b"content-length", b"0")]))
+    assert (client.status, client.headers.get(b"connection")) == (401, None)
+
+
+def test_an_answer_to_a_body_that_was_read_keeps_the_connection(keys: KnownKeys) -> None:
+    headers = [HOST, bearer(keys.use), (b"content-length", b"1")]
+    client = call(access(Inner(), keys), scope_of("/v1/x", headers), b"x")
+    assert (client.status, client.headers.get(b"connection")) == (200, None)

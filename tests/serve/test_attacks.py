@@ -279,9 +279,12 @@ def test_a_page_of_another_site_gets_nothing_and_is_never_allowed_to_read(endpoi
     assert (rebound.status, rebound.error["code"]) == (421, "unknown_host")
     foreign = call(endpoint, "/v1/chat/completions", CHAT, origin="http://evil.example", user_agent="Mozilla/5.0")
     assert (foreign.status, foreign.error["code"]) == (403, "foreign_origin")
+    image = call(endpoint, "/control/live", sec_fetch_site="cross-site", sec_fetch_mode="no-cors")
+    assert (image.status, image.error["code"]) == (403, "foreign_origin")
     preflight = call(endpoint, "/v1/models", method="OPTIONS", access_control_request_method="POST")
     assert preflight.status == 405
-    for answer in (rebound, foreign, preflight):
+    for answer in (rebound, foreign, image, preflight):
+        assert answer.headers["cross-origin-resource-policy"] == "same-origin"
         assert not [name for name in answer.headers if name.startswith("access-control")]
 
 

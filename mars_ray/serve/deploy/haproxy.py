@@ -182,6 +182,7 @@ def _answer(status: int) -> str:
         "Content-Type: application/json",
         f"Content-Length: {len(body)}",
         "Cache-Control: no-store",
+        "Cross-Origin-Resource-Policy: same-origin",
         *([f"Retry-After: {RETRY_SECONDS}"] if sent == 503 else []),
     ]
     return "\r\n".join([*head, "", body])

@@ -16,6 +16,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import nullcontext
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,7 +26,7 @@ from mars_ray.openai_api.api_error import ApiError, api_error, internal_error
 from mars_ray.openai_api.limits import RequestLimits
 from mars_ray.serve.middleware.admission import Admission
 from mars_ray.serve.middleware.allowed_hosts import AllowedHosts
-from mars_ray.serve.middleware.body import read_body, replay_body
+from mars_ray.serve.middleware.body import has_body, read_body, replay_body
 from mars_ray.serve.middleware.exchange import Exchange, trace_id_of
 from mars_ray.serve.middleware.headers import Headers, head_bytes, headers_of, values
 from mars_ray.serve.middleware.keys import KeyFile, Role, role_allows
@@ -85,7 +86,7 @@ class AccessMiddleware:
             arrived_unix_s=time.time(),
             trace_id=trace_id_of(headers),
         )
-        response = _Response(send, exchange)
+        response = _Response(send, exchange, unread=has_body(headers))
         try:
             await self._admit(scope, headers, exchange, receive, response)
         except Exception as error:
@@ -107,11 +108,13 @@ class AccessMiddleware:
         if head_bytes(scope) > self._limits.header_bytes:
             message = f"Path, query and headers are larger than {self._limits.header_bytes} bytes, the most taken here."
             raise ApiError(431, message, type="invalid_request_error", code="headers_too_large")
-        self._hosts.check(headers)
-        inside = exchange.put_in(scope)
-        if is_open(scope, self._open_paths):
-            # Nobody is known here and nothing is counted, so there is no body either: it would cost memory.
-            await self._run(inside, headers, receive, response, body_bytes=0)
+        inside, needs_no_key = exchange.put_in(scope), is_open(scope, self._open_paths)
+        page = needs_no_key and exchange.path not in OPEN_PATHS
+        self._hosts.check(headers, page=page)
+        if needs_no_key:
+            # Nobody is known here, so there is no body: it would cost memory. Probes of health are not even counted.
+            with self.admission.admit_page() if page else nullcontext():
+                await self._run(inside, headers, receive, response, body_bytes=0)
             return
         exchange.key, exchange.service_class = self._caller(headers, exchange.path)
         role = self._role_of(exchange.path)
@@ -141,7 +144,9 @@ class AccessMiddleware:
     async def _run(
         self, scope: Scope, headers: Headers, receive: Receive, response: "_Response", *, body_bytes: int
     ) -> None:
+        response.unread = True
         body = await read_body(headers, receive, limit_bytes=body_bytes, seconds=self._limits.body_seconds)
+        response.unread = False
         if body is not None:  # else the client has left, and nobody would read an answer
             await self._app(scope, replay_body(body, receive), response.send)
 
@@ -163,12 +168,15 @@ class AccessMiddleware:
 class _Response:
     """The answer on its way out: knows whether it began, and puts our headers on it."""
 
-    def __init__(self, send: Send, exchange: Exchange) -> None:
+    def __init__(self, send: Send, exchange: Exchange, *, unread: bool) -> None:
         self._send, self._exchange, self._began_s = send, exchange, time.perf_counter()
+        self.unread = unread
+        """A body is still on its way. Then the connection ends with the answer, or it could go on trickling in."""
         self._headers = [
             (b"x-request-id", exchange.request_id.encode("ascii")),
             (b"x-content-type-options", b"nosniff"),
             (b"cache-control", b"no-store"),
+            (b"cross-origin-resource-policy", b"same-origin"),
         ]
 
     @property
@@ -186,7 +194,8 @@ class _Response:
             self._exchange.status, self._exchange.headers_s = message["status"], self.seconds()
             ours = {name for name, _ in self._headers}
             theirs = [(name, value) for name, value in message.get("headers", ()) if bytes(name).lower() not in ours]
-            message = {**message, "headers": theirs + self._headers}
+            closing = [(b"connection", b"close")] if self.unread else []
+            message = {**message, "headers": theirs + self._headers + closing}
         await self._send(message)
 
     async def refuse(self, error: ApiError) -> None:

@@ -1,6 +1,6 @@
-"""How many requests are in flight: per key, in this process, and on the paths of operators apart.
+"""How many requests are in flight: per key, in this process, and apart on the paths of operators and of pages.
 
-In:    who asks, and the role that the path needs, when a request begins and when it is over.
+In:    who asks, and the role that the path needs or that it is a page, when a request begins and when it is over.
 Out:   a place, or an `ApiError` 429 that says when to come back.
 Never: waits, or forgets to give a place back, however a request ends.
 """
@@ -18,6 +18,10 @@ OPERATOR_REQUESTS = 16
 they ask for is short; more than a few at a time is a mistake."""
 
 
+PAGE_REQUESTS = 64
+"""For pages and the files they load, which need no key: nobody who asks for them is known."""
+
+
 class Admission:
     """Counts of one process; used on its event loop only."""
 
@@ -25,6 +29,7 @@ class Admission:
         self._limits, self.retry_after_s = limits, retry_after_s
         self._callers: Counter[str] = Counter()
         self._operators: Counter[str] = Counter()
+        self._pages = 0
 
     @property
     def in_flight(self) -> dict[str, int]:
@@ -49,6 +54,17 @@ class Admission:
             room[caller] -= 1
             if not room[caller]:
                 del room[caller]
+
+    @contextmanager
+    def admit_page(self) -> Iterator[None]:
+        """Hold a place within the block for a page or a file of one. Raises an `ApiError` when there is none."""
+        if self._pages >= PAGE_REQUESTS:
+            raise self._refusal(f"{PAGE_REQUESTS} requests for pages are in flight already.", "overloaded")
+        self._pages += 1
+        try:
+            yield
+        finally:
+            self._pages -= 1
 
     def _check_callers(self, caller: str, has_key: bool) -> None:
         most = self._limits.requests_per_key

@@ -1,6 +1,7 @@
 """Whose name a request may call us by: the defence against DNS rebinding and requests made by foreign web pages.
 
-In:    the names this endpoint is reached by; the Host and Origin headers of a request.
+In:    the names this endpoint is reached by; the headers Host and Origin of a request, and Sec-Fetch-Site, which a
+       browser sends where it sends no Origin: with the images and scripts of a page.
 Out:   nothing, or an `ApiError`.
 Never: looks a name up, or lets an answer depend on a port: a port is not what an attacker controls.
 """
@@ -14,6 +15,8 @@ from mars_ray.serve.middleware.headers import Headers, values
 
 _HOST = rb"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)"
 _AUTHORITY = re.compile(_HOST + rb"(?::[0-9]{0,5})?")
+_OWN_SITE = frozenset({b"same-origin", b"none"})
+"""Sec-Fetch-Site of our own pages, and of what a person typed in."""
 _ORIGIN = re.compile(rb"[a-z][a-z0-9+.-]*://" + _HOST + rb"(?::[0-9]{0,5})?")
 
 
@@ -25,8 +28,11 @@ class AllowedHosts:
         self._any = "*" in names
         self._names = {_own_name(name) for name in names - {"*"}}
 
-    def check(self, headers: Headers) -> None:
-        """Raise an `ApiError` unless the request is meant for us and comes from no foreign page."""
+    def check(self, headers: Headers, *, page: bool = False) -> None:
+        """Raise an `ApiError` unless the request is meant for us and comes from no foreign page.
+
+        A link on a foreign page may lead to a `page`.
+        """
         if self._any:
             return
         hosts = values(headers, b"host")
@@ -48,12 +54,15 @@ class AllowedHosts:
         for origin in values(headers, b"origin"):
             named = _ORIGIN.fullmatch(origin.lower())
             if not named or named[1] not in self._names:  # "null", which a sandboxed frame sends, is nobody's page.
-                raise ApiError(
-                    403,
-                    "Web pages of other sites may not call this endpoint.",
-                    type="permission_error",
-                    code="foreign_origin",
-                )
+                raise _foreign_page()
+        followed = page and values(headers, b"sec-fetch-mode") == [b"navigate"]
+        if not followed and not _OWN_SITE.issuperset(values(headers, b"sec-fetch-site")):
+            raise _foreign_page()
+
+
+def _foreign_page() -> ApiError:
+    message = "Web pages of other sites may not call this endpoint."
+    return ApiError(403, message, type="permission_error", code="foreign_origin")
 
 
 def _own_name(name: str) -> bytes:

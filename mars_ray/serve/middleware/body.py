@@ -16,6 +16,12 @@ LENGTH_DIGITS = 18
 """More digits than any length has; int() itself raises at some thousands of them."""
 
 
+def has_body(headers: Headers) -> bool:
+    """Return whether a body follows the head."""
+    lengths = values(headers, b"content-length")
+    return any(length.strip(b"0") for length in lengths) or bool(values(headers, b"transfer-encoding"))
+
+
 async def read_body(headers: Headers, receive: Receive, *, limit_bytes: int, seconds: float) -> bytes | None:
     """Return the whole body. What content-length says is only believed when it is too large."""
     for length in values(headers, b"content-length"):
@@ -40,7 +46,6 @@ async def read_body(headers: Headers, receive: Receive, *, limit_bytes: int, sec
             f"The body did not arrive within {seconds:g} s.",
             type="invalid_request_error",
             code="body_timeout",
-            headers={"connection": "close"},  # else the rest may go on trickling in
         ) from None
     return bytes(body)
 
