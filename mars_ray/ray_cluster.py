@@ -14,6 +14,7 @@ import ray
 from mars_ray.errors import OutputError
 from mars_ray.ray_private import stop_driver_messages
 from mars_ray.storage.private import private_folder
+from mars_ray.usable_cpus import usable_cpus
 
 TEMPORARY_LENGTH = 36
 """Characters of a folder with which the paths of Ray's sockets below it are within the 107 that the system allows."""
@@ -30,7 +31,8 @@ def connect() -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     local: dict[str, Any] = {}
     if not os.environ.get("RAY_ADDRESS"):
-        local = {"include_dashboard": False, "_temp_dir": str(private_folder(temporary_folder()) / "ray")}
+        local = {"address": "local", "num_cpus": usable_cpus(), "include_dashboard": False}
+        local["_temp_dir"] = str(private_folder(temporary_folder()) / "ray")
         with suppress(OutputError):  # no home: Ray says what it cannot do without
             private_folder(Path.home() / ".ray")
     logging.getLogger("ray.train").setLevel(logging.ERROR)

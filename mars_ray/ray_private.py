@@ -47,6 +47,23 @@ def kv_delete(key: str) -> None:
     _internal_kv_del(key, namespace=NAMESPACE)
 
 
+def free_resources() -> dict[str, dict[str, float]]:
+    """Return what nobody has taken of each node, by node id: the public way to ask sums up the whole cluster."""
+    from ray._private.state import available_resources_per_node
+
+    found: dict[str, dict[str, float]] = available_resources_per_node()
+    return found
+
+
+def cut_without_cpu(blocks: Any) -> Any:
+    """Have the tasks of a dataset's last step, a repartition, ask for no CPU: `Dataset.repartition` cannot say so.
+
+    Where engines have all CPUs, they would never run.
+    """
+    blocks._logical_plan.dag.ray_remote_args["num_cpus"] = 0
+    return blocks
+
+
 def stop_driver_messages() -> None:
     """Let the driver print nothing of what the cluster tells it: `ray.init` can silence no more than the workers."""
     driver = ray._private.worker.global_worker

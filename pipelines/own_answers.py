@@ -15,7 +15,7 @@ from mars_ray.engine.request import DecodeParams, SamplingParams
 
 
 def own_answers(
-    model: str, prompts: Path, answers: Path, *, max_tokens: int, workers: int = 1, keep_cut: bool = False
+    model: str, prompts: Path, answers: Path, *, max_tokens: int, workers: int | None = None, keep_cut: bool = False
 ) -> list[Json]:
     """Answer the prompts of a file one token at a time, with `generate` (Ray Data), which resumes in `answers`.
 

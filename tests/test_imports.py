@@ -13,19 +13,20 @@ import mars_ray
 
 ROOT = Path(mars_ray.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
-SHARED = {"errors", "program", "progress", "ray_cluster", "ray_private", "storage", "web"}
+SHARED = {"errors", "program", "progress", "ray_cluster", "ray_private", "storage", "usable_cpus", "web"}
 """Small parts that everything above `method` and `model` may use."""
 BELOW = {
     "errors": set(),
     "program": {"errors"},
     "progress": set(),
-    "ray_cluster": {"errors", "ray_private", "storage"},
+    "ray_cluster": {"errors", "ray_private", "storage", "usable_cpus"},
     "ray_private": set(),
+    "usable_cpus": set(),
     "web": set(),
     "storage": {"errors"},
     "method": {"errors"},
     "baselines": {"errors", "method"},
-    "model": {"errors", "progress", "storage"},
+    "model": {"errors", "progress", "storage", "usable_cpus"},
     "data": SHARED | {"method", "model"},
     "adapter": {"errors", "method", "model"},
     "training": SHARED | {"method", "model", "data", "adapter"},

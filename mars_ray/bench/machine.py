@@ -1,6 +1,5 @@
 """The machine a number was measured on, for the JSON beside the number: no host names, user names or paths."""
 
-import os
 import platform
 import shutil
 import subprocess
@@ -9,6 +8,8 @@ from pathlib import Path
 import psutil
 import torch
 import transformers
+
+from mars_ray.usable_cpus import usable_cpus
 
 CPUINFO = Path("/proc/cpuinfo")
 
@@ -19,7 +20,7 @@ def machine() -> dict[str, str | int | float | bool | None]:
     commit = _git("rev-parse", "HEAD")
     return {
         "cpu": _cpu_model(CPUINFO.read_text() if CPUINFO.exists() else ""),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": usable_cpus(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "gpu": torch.cuda.get_device_name() if cuda else None,
         "torch_threads": torch.get_num_threads(),

@@ -1,6 +1,5 @@
 """The commands `mars-ray bench ...`: what is claimed, measured on this machine."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +8,7 @@ import typer
 from mars_ray.cli.options import Dtype, JsonFile, OutputScale, Slo, TraceSpeed
 from mars_ray.cli.results import write_json
 from mars_ray.errors import ConfigError, InterruptedRunError
+from mars_ray.usable_cpus import usable_cpus
 
 bench_app = typer.Typer(help="Measure this machine; nothing is claimed that was not measured.", no_args_is_help=True)
 
@@ -63,7 +63,7 @@ def bench_decode(
         from mars_ray.bench.peers.peer_report import report as report_of_peers
         from mars_ray.bench.peers.peer_report import show
 
-        threads = threads or len(os.sched_getaffinity(0))
+        threads = threads or usable_cpus()
         found = bench_peers(model, peers.split(","), _numbers(batch), requests, repeats, threads)
         show(model, threads, found)
         command += f" --peers {peers} --threads {threads}"

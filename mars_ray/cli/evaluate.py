@@ -65,7 +65,7 @@ def evaluate(
     match: Match = "exact",
     data: Data = None,
     allow_code_execution: AllowCodeExecution = False,
-    workers: Workers = 1,
+    workers: Workers = None,
     cpus: Cpus = None,
     gpus: Gpus = 0.0,
     dtype: Dtype = "auto",

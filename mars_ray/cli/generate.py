@@ -103,7 +103,7 @@ def generate(
     dry_run: DryRun = None,
     new: New = False,
     retry_errors: RetryErrors = False,
-    workers: Workers = 1,
+    workers: Workers = None,
     cpus: Cpus = None,
     gpus: Gpus = 0.0,
     dtype: Dtype = "auto",

@@ -25,8 +25,12 @@ TraceSpeed = Annotated[float, typer.Option(help="Times as fast as the trace was 
 OutputScale = Annotated[float, typer.Option(help="Times the trace's answers.")]
 
 # Options of every command that runs a job, as in `batch.run.options.WorkerOptions`.
-Workers = Annotated[int, typer.Option(help="Engines, each in a process of its own.")]
-Cpus = Annotated[float | None, typer.Option(help="CPUs of each worker; by default they share what there is.")]
+Workers = Annotated[
+    int | None, typer.Option(help="Engines, each in a process of its own; by default as many as use every CPU well.")
+]
+Cpus = Annotated[
+    float | None, typer.Option(help="CPUs and threads of each worker; by default they share what there is.")
+]
 Gpus = Annotated[float, typer.Option(help="GPUs of each worker.")]
 Dtype = Annotated[
     DtypeOrAuto,

@@ -1,5 +1,6 @@
 """The command `mars-ray serve`: a model behind an OpenAI-compatible endpoint."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,10 @@ def serve(
     model: Annotated[str | None, typer.Option(help=MODEL_HELP)] = None,
     adapter: Annotated[list[str] | None, typer.Option(help=ADAPTER_HELP + SEVERAL)] = None,
     quantize: QuantizeOption = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Threads and CPUs of each engine; by default engines share those of this machine."),
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on; without API keys this machine's own.")] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535)] = None,
 ) -> None:
@@ -23,11 +28,16 @@ def serve(
 
     from mars_ray.serve.deploy.deploy_file import read_deploy_file
     from mars_ray.serve.deploy.environment import set_environment
+    from mars_ray.serve.deploy.local_threads import share_cpus
 
-    fields = read_deploy_file(config, model=model, adapters=adapter or (), quantize=quantize, host=host, port=port)
+    fields = read_deploy_file(
+        config, model=model, adapters=adapter or (), quantize=quantize, threads=threads, host=host, port=port
+    )
     with TemporaryDirectory(prefix="mars-ray-") as folder:
         set_environment(Path(folder), fields["http_options"])
         from mars_ray.serve.ray.schema import schema_of  # Ray reads its environment when it is imported
         from mars_ray.serve.ray.serve import run
 
+        if "RAY_ADDRESS" not in os.environ:
+            fields = share_cpus(fields)
         run(schema_of(fields, str(config or "the command line")))

@@ -1,7 +1,6 @@
 """`AsyncLLM`: the same as `LLM`, for programs on asyncio; the model decodes in a process of its own."""
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator
 from typing import Self
 
@@ -27,6 +26,7 @@ from mars_ray.model.dtype import DtypeOrAuto
 from mars_ray.model.folder import check_folder
 from mars_ray.model.resolve import resolve_model
 from mars_ray.model.tokenizer import load_tokenizer
+from mars_ray.usable_cpus import usable_cpus
 
 
 class AsyncLLM:
@@ -55,7 +55,7 @@ class AsyncLLM:
         self.tokenizer = await asyncio.to_thread(load_tokenizer, folder, found.config, found.tokenizer_is_custom)
         adapter = await asyncio.to_thread(resolve_adapter, self._adapter)
         spec = EngineSpec(
-            folder=folder, dtype=self._dtype, threads=_threads(), options=self._options, adapters=unnamed(adapter)
+            folder=folder, dtype=self._dtype, threads=usable_cpus(), options=self._options, adapters=unnamed(adapter)
         )
         self.engine, _ = await AsyncEngine.start(spec)
         return self
@@ -114,8 +114,3 @@ class AsyncLLM:
         async for chunk in self.engine.generate(request, stream=False):
             collector.add(chunk)
         return collector.output()
-
-
-def _threads() -> int:
-    """Return the CPUs this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

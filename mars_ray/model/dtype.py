@@ -3,15 +3,11 @@
 No tensor is read. It is decided once: whoever has the answer passes it on.
 """
 
-from collections import Counter
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Literal
 
-from safetensors import safe_open
-
-from mars_ray.model.weights import weight_files
+from mars_ray.model.weights import count_parameters
 
 Dtype = Literal["float32", "bfloat16"]
 """A dtype that models are run in, by the name torch has for it."""
@@ -43,7 +39,7 @@ def resolve_dtype(asked: DtypeOrAuto, folder: Path, device: str) -> ResolvedDtyp
     """
     if asked != "auto":
         return ResolvedDtype(asked, "asked for")
-    parameters = _parameters(folder)
+    parameters = count_parameters(folder)
     total = parameters.total()
     if 2 * sum(count for name, count in parameters.items() if name in HALF) < total:
         return ResolvedDtype("float32", "that of the checkpoint")
@@ -52,17 +48,6 @@ def resolve_dtype(asked: DtypeOrAuto, folder: Path, device: str) -> ResolvedDtyp
     if device == "cpu" and not FAST_FLAGS & _cpu_flags():
         return ResolvedDtype("float32", "this processor does not multiply in bfloat16")
     return ResolvedDtype("bfloat16", f"the checkpoint has 16 bits, and the {device} is fast at it")
-
-
-def _parameters(folder: Path) -> Counter[str]:
-    """Return how many numbers of each dtype the weights hold."""
-    found = Counter[str]()
-    for file in weight_files(folder):
-        with safe_open(file, framework="pt") as weights:
-            for name in weights.keys():  # noqa: SIM118
-                tensor = weights.get_slice(name)
-                found[tensor.get_dtype()] += prod(tensor.get_shape())
-    return found
 
 
 def _cpu_flags() -> set[str]:

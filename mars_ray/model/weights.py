@@ -1,10 +1,12 @@
-"""Check that the weights of a model folder are complete safetensors files, by their headers alone.
+"""What the headers of a model folder's weights say: that they are complete safetensors files, and how many numbers.
 
 In:    a folder.
-Out:   nothing; it raises when transformers would fail, warn or unpickle.
+Out:   an error when transformers would fail, warn or unpickle; counts.
 Never: reads a tensor, opens a pickle.
 """
 
+from collections import Counter
+from math import prod
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -38,6 +40,17 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / INDEX_FILE).is_file():
         return _shards(folder)
     raise _no_weights(folder)
+
+
+def count_parameters(folder: Path) -> Counter[str]:
+    """Return how many numbers of each dtype the weights hold. Raises a `ModelError` where some are missing."""
+    found = Counter[str]()
+    for file in weight_files(folder):
+        with safe_open(file, framework="pt") as weights:
+            for name in weights.keys():  # noqa: SIM118
+                tensor = weights.get_slice(name)
+                found[tensor.get_dtype()] += prod(tensor.get_shape())
+    return found
 
 
 def _no_weights(folder: Path) -> ModelError:

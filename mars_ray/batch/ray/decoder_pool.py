@@ -16,12 +16,11 @@ from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mars_ray.batch.rows.row_result import failure_in, failure_table
-from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.batch.run.placement import NodeResources, Place, place_workers
 from mars_ray.control.settings import ControlPlan
 from mars_ray.engine.process.messages import EngineSpec
 from mars_ray.model.sources.ray_folder import SharedFolder, share_folder
-from mars_ray.ray_private import NAMESPACE
+from mars_ray.ray_private import NAMESPACE, free_resources
 
 if TYPE_CHECKING:
     from mars_ray.batch.run.engine_plan import EnginePlan
@@ -37,35 +36,39 @@ rows as an engine decodes together: it never runs empty, however long single row
 class PoolSettings:
     """Decoders to start."""
 
-    spec: EngineSpec
+    places: tuple[tuple[Place, EngineSpec], ...]
+    """Where each runs, and what."""
     model: SharedFolder
-    """The model folder of the spec; nodes that lack it fetch it."""
+    """The model folder of the specs; nodes that lack it fetch it."""
     adapter: SharedFolder | None
     control: ControlPlan
-    places: tuple[Place, ...]
-    """Where each runs."""
     gpus: float
     """GPUs of each."""
 
 
-def choose_places(workers: WorkerOptions, *, part: int = 1) -> tuple[Place, ...]:
-    """Return where workers run on this cluster, see `place_workers`."""
-    nodes = {
-        node["NodeID"]: NodeResources(node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0))
-        for node in ray.nodes()
-        if node["Alive"]
-    }
-    return tuple(place_workers(nodes, ray.get_runtime_context().get_node_id(), workers, part=part))
+def choose_places(engines: "EnginePlan", *, rows: int | None = None, part: int = 1) -> tuple[Place, ...]:
+    """Return where workers run on this cluster, see `place_workers`.
+
+    They share what is free there now; where that is no whole CPU anywhere, they wait for what others have.
+    """
+    nodes = {node["NodeID"]: _resources(node["Resources"]) for node in ray.nodes() if node["Alive"]}
+    free = {name: _resources(each) for name, each in free_resources().items() if name in nodes}
+    if any(each.cpus >= 1 for each in free.values()):
+        nodes |= free
+    return tuple(place_workers(nodes, engines.workers, threads=engines.threads, rows=rows, part=part))
+
+
+def _resources(found: dict[str, float]) -> NodeResources:
+    return NodeResources(found.get("CPU", 0.0), found.get("GPU", 0.0))
 
 
 def pool_settings(engines: "EnginePlan", places: tuple[Place, ...]) -> PoolSettings:
     """Return the decoders that a plan asks for; its folders lie on this node."""
     return PoolSettings(
-        spec=engines.spec(),
+        places=tuple((place, engines.spec(place.threads)) for place in places),
         model=share_folder(engines.model),
         adapter=None if engines.adapter is None else share_folder(engines.adapter),
         control=engines.control,
-        places=places,
         gpus=engines.workers.gpus,
     )
 
@@ -79,13 +82,13 @@ def start_decoders(settings: PoolSettings, app: str) -> dict[str, Any]:
 
     actor = ray.remote(max_restarts=-1, num_gpus=settings.gpus)(Decoder)
     decoders = {}
-    for place in settings.places:
+    for place, spec in settings.places:
         name = f"decoder:{app}:{uuid4().hex}"
         # Elsewhere too where others have taken what the node had: a place is a wish.
         node = NodeAffinitySchedulingStrategy(place.node, soft=True, _spill_on_unavailable=True)
         decoders[name] = actor.options(
             name=name, namespace=NAMESPACE, num_cpus=place.cpus, scheduling_strategy=node
-        ).remote(settings.spec, settings.model, settings.adapter, settings.control, app)
+        ).remote(spec, settings.model, settings.adapter, settings.control, app)
         decoders[name].start.remote()
     return decoders
 

@@ -63,14 +63,14 @@ def generate_files(options: GenerateOptions) -> JobReport:
     with open_output(options.output, new=options.new) as output:
         plan = plan.agree_with(output)
         survey = survey_input(plan.paths, options.limit)
-        places = _connect(plan)
+        places = _connect(plan, survey.rows)
         output.begin(plan.file_format, plan.output_columns(survey.kinds))
         if options.retry_errors:
             output.forget_errors()
         job = Job(
             output,
             total=survey.rows,
-            workers=options.workers.count,
+            workers=len(places),
             settings=plan.reported_settings,
             clock=time.monotonic,
         )
@@ -137,14 +137,14 @@ class _WatchedJob:
         self._progress.update(self._job.metrics(self._control_loop.stats, self._control_loop.note))
 
 
-def _connect(plan: JobPlan) -> tuple[Place, ...]:
+def _connect(plan: JobPlan, rows: int) -> tuple[Place, ...]:
     """Join the cluster; return where workers run. Raises `ClusterError` for one smaller than what the job asks for."""
     if not ray.is_initialized():
         dtype = plan.engines.dtype
         print(f"{NAME}: starting Ray; {dtype.name}: {dtype.reason}", file=sys.stderr)
     connect()
     pass_arguments_by_value()
-    return choose_places(plan.options.workers)
+    return choose_places(plan.engines, rows=rows)
 
 
 @contextmanager

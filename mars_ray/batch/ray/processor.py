@@ -74,13 +74,13 @@ class _EngineStage:
         self._row_format = pickle.dumps(row_format)
 
     def answered(self, blocks: ray.data.Dataset) -> ray.data.Dataset:
-        config, workers = self._config, self._engines.workers
-        pool = pool_settings(self._engines, choose_places(workers, part=POOLS_OF_A_CLUSTER))
+        config = self._config
+        pool = pool_settings(self._engines, choose_places(self._engines, part=POOLS_OF_A_CLUSTER))
         return blocks.map_batches(
             AnsweredRows,
             fn_constructor_args=(SharedPoolSettings(pool=pool, deadline_s=config.deadline_s), self._row_format),
             fn_constructor_kwargs={"rows": config.rows, "raise_errors": not config.should_continue_on_error},
-            compute=calls_of(CALLS * workers.count),
+            compute=calls_of(CALLS * config.concurrency),
             num_cpus=0,
             batch_format="pyarrow",
             batch_size=None,

@@ -20,6 +20,7 @@ from mars_ray.batch.rows.row_result import FAILURE
 from mars_ray.batch.rows.row_table import READ_RECORDS, ROW_SCHEMA, to_row_table
 from mars_ray.data.record_file import read_records
 from mars_ray.errors import MarsRayError
+from mars_ray.ray_private import cut_without_cpu
 from mars_ray.storage.location import AnyPath
 
 
@@ -59,10 +60,10 @@ class InputRows:
 def read_rows(rows: InputRows, rows_per_block: int) -> ray.data.Dataset:
     """Return the rows to do, read by one task on this machine, where files and ledger are."""
     here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
-    # It asks for no CPU: a worker may have taken the last one of this machine, and nobody else can read for it.
+    # What reads and cuts asks for no CPU: workers have taken all there are.
     # A read followed by a repartition is what Ray keeps as tasks of their own; see `data.ray_read`.
     source = ray.data.read_datasource(_Source(rows), override_num_blocks=1, num_cpus=0, label_selector=here)
-    return source.repartition(target_num_rows_per_block=rows_per_block)
+    return cut_without_cpu(source.repartition(target_num_rows_per_block=rows_per_block))
 
 
 class _Source(Datasource):  # type: ignore[misc]  # Ray is untyped to us

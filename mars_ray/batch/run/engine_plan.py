@@ -16,6 +16,7 @@ from mars_ray.model.card import Card
 from mars_ray.model.dtype import ResolvedDtype, resolve_dtype
 from mars_ray.model.folder import check_folder
 from mars_ray.model.resolve import resolve_model
+from mars_ray.model.threads import suitable_threads
 
 QUEUE = 1 << 16
 """Sequences that may wait in an engine: more than a worker ever adds."""
@@ -33,15 +34,17 @@ class EnginePlan:
     adapter: Path | None
     """The folder of the adapter, absolute."""
     dtype: ResolvedDtype
+    threads: int
+    """Threads that suit the model on a CPU."""
     control: ControlPlan
     """What the controller goes by."""
 
-    def spec(self) -> EngineSpec:
-        """Return the engine of each worker."""
+    def spec(self, threads: int) -> EngineSpec:
+        """Return the engine of a worker."""
         return EngineSpec(
             folder=self.model,
             dtype=self.dtype.name,
-            threads=self.workers.threads,
+            threads=threads,
             adapters=unnamed(self.adapter),
             options=EngineOptions(
                 max_waiting_seqs=QUEUE,
@@ -73,7 +76,10 @@ def plan_engines(
     found = resolve_adapter(adapter)
     control, decode = _control(decode, decoding_card(folder, found), deadline_s, max_quality_loss)
     dtype = resolve_dtype(workers.dtype, folder, workers.device)
-    return EnginePlan(workers=workers, model=folder, adapter=found, dtype=dtype, control=control), decode
+    threads = suitable_threads(folder)
+    return EnginePlan(
+        workers=workers, model=folder, adapter=found, dtype=dtype, threads=threads, control=control
+    ), decode
 
 
 def _control(

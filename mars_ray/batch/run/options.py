@@ -15,10 +15,10 @@ from mars_ray.storage.location import AnyPath
 class WorkerOptions:
     """The processes that decode, each with its own copy of the model."""
 
-    count: int = 1
-    """Number of workers."""
+    count: int | None = None
+    """Number of workers; None takes as many as use the CPUs of the cluster, or its GPUs if each takes some."""
     cpus: float | None = None
-    """CPUs of each worker; None shares what there is. From 2 on, a step uses as many threads."""
+    """CPUs of each worker, and threads of its steps; None shares what there is."""
     gpus: float = 0.0
     """GPUs of each worker."""
     dtype: DtypeOrAuto = "auto"
@@ -33,14 +33,9 @@ class WorkerOptions:
         """The kind of device that decodes."""
         return "cuda" if self.gpus else "cpu"
 
-    @property
-    def threads(self) -> int:
-        """Threads of a decoding step."""
-        return max(1, int(self.cpus or 1))
-
     def check(self) -> None:
         """Raise a `ConfigError` for a number out of range."""
-        if self.count < 1:
+        if self.count is not None and self.count < 1:
             raise ConfigError(f"workers is {self.count}; it must be at least 1.")
         if self.cpus is not None and not 0 < self.cpus < math.inf:
             raise ConfigError(f"cpus is {self.cpus}; it must be above 0.")

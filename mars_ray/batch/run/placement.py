@@ -1,8 +1,8 @@
-"""Choose the node of each worker, so that what reads and shapes the rows of a job finds a CPU at any time.
+"""Choose how many workers a job has, the node of each, and the CPUs it takes there, which are its threads.
 
-In:    the CPUs and GPUs of each node, and the workers that are asked for.
-Out:   a node and a share of its CPUs for each of them.
-Never: takes the last CPU of one node, which cuts the rows into blocks: the driver's, or the largest if that has none.
+In:    the CPUs and GPUs of each node, the workers that are asked for, the threads that suit the model, the rows to do.
+Out:   a node and CPUs of it for each worker.
+Never: keeps a CPU back: what reads, cuts and hands on rows asks Ray for none, and runs beside the workers.
 """
 
 import math
@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.errors import ClusterError
+
+ROWS_PER_WORKER = 64
+"""Rows that are worth a worker: two batches of an engine on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,44 +32,61 @@ class Place:
     cpus: float
     """CPUs it asks for there."""
 
+    @property
+    def threads(self) -> int:
+        """Threads of a decoding step."""
+        return max(1, int(self.cpus))
+
 
 def place_workers(
-    nodes: Mapping[str, NodeResources], driver: str, workers: WorkerOptions, *, part: int = 1
+    nodes: Mapping[str, NodeResources], workers: WorkerOptions, *, threads: int, rows: int | None = None, part: int = 1
 ) -> list[Place]:
-    """Return a place for each worker; `driver` is the driver's node.
+    """Return a place for each worker.
 
-    Where workers do not say how many CPUs they take, those of a node share one `part`th of its whole CPUs, one each at
-    most. Raises `ClusterError` where they do not all fit.
+    Where they do not say how many they are, each node has as many as its resources leave room for with `threads` each,
+    and there are no more than `rows` are worth. Where they do not say how many CPUs they take, those of a node share
+    one `part`th of its whole CPUs; a model for which one thread is enough takes no more than one. Raises `ClusterError`
+    where they do not all fit.
     """
-    if workers.count * (workers.cpus or 1.0) > sum(each.cpus for each in nodes.values()):
-        raise ClusterError(_too_many(nodes, workers))
-    cutting = driver if nodes[driver].cpus >= 1 else max(nodes, key=lambda name: nodes[name].cpus)
-    free = {name: each.cpus - (name == cutting) for name, each in nodes.items()}
+    free = {name: each.cpus if workers.cpus else each.cpus // part for name, each in nodes.items()}
+    room = {name: _room(each, free[name], workers, threads) for name, each in nodes.items()}
+    count = workers.count
+    if count is None:
+        worth = math.inf if rows is None else math.ceil(rows / ROWS_PER_WORKER)
+        count = int(max(1, min(sum(room.values()), worth)))
+    elif not (workers.cpus or workers.gpus) and count <= sum(each.cpus for each in nodes.values()):
+        room = dict.fromkeys(nodes, count)
     counts = dict.fromkeys(nodes, 0)
-    for _ in range(workers.count):
-        fitting = [name for name in nodes if _fits(nodes[name], free[name], counts[name], workers)]
+    for _ in range(count):
+        fitting = [name for name in nodes if counts[name] < room[name]]
         if not fitting:
-            raise ClusterError(_too_many(nodes, workers))
+            raise ClusterError(_too_many(nodes, workers, count))
         # The node that has the most left for one more.
         counts[max(fitting, key=lambda name: free[name] / (counts[name] + 1))] += 1
-    shares = {name: workers.cpus or _share(free[name] // part, count) for name, count in counts.items() if count}
+    most = 1.0 if workers.gpus or threads == 1 else math.inf
+    shares = {name: workers.cpus or min(most, _share(free[name], count)) for name, count in counts.items() if count}
     return [Place(name, share) for name, share in shares.items() for _ in range(counts[name])]
 
 
-def _fits(node: NodeResources, free: float, count: int, workers: WorkerOptions) -> bool:
-    cpus, gpus = (count + 1) * (workers.cpus or 0.0), (count + 1) * workers.gpus
-    return free >= cpus and node.gpus >= gpus
+def _room(node: NodeResources, free: float, workers: WorkerOptions, threads: int) -> int:
+    """Return how many workers a node has room for."""
+    asked = [free / workers.cpus] if workers.cpus else []
+    asked += [node.gpus / workers.gpus] if workers.gpus else []
+    if asked:
+        return int(min(asked) + 1e-6)
+    return max(1, int(free) // threads) if free >= 1 else 0
 
 
 def _share(cpus: float, count: int) -> float:
-    # Whole CPUs together: of one that lacks a part nobody else could use the rest. Rounded down as Ray counts.
-    return min(1.0, math.floor(100 * max(cpus, 0.0) / count) / 100)
+    # Whole CPUs are threads; of less than one each takes what Ray can count.
+    return float(cpus // count) if cpus >= count else math.floor(100 * cpus / count) / 100
 
 
-def _too_many(nodes: Mapping[str, NodeResources], workers: WorkerOptions) -> str:
+def _too_many(nodes: Mapping[str, NodeResources], workers: WorkerOptions, count: int) -> str:
     each = f"{workers.cpus or 1:g} CPU" + (f" and {workers.gpus:g} GPU" if workers.gpus else "")
     there = "; ".join(f"{node.cpus:g} CPU and {node.gpus:g} GPU" for node in nodes.values())
+    asked = f"A worker with {each} does" if count == 1 else f"{count} workers with {each} each do"
     return (
-        f"{workers.count} workers with {each} each do not fit into the cluster, whose nodes have {there}, one CPU "
-        "of it for reading. Lower workers or what each asks for, or join a larger cluster with RAY_ADDRESS."
+        f"{asked} not fit into the cluster, whose nodes have {there}. Lower workers or what each asks for, or join a "
+        "larger cluster with RAY_ADDRESS."
     )

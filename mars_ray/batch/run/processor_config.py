@@ -30,8 +30,8 @@ class ProcessorConfig:
     concurrency: int = 1
     """Number of engines."""
     cpus: float | None = None
-    """CPUs that each engine asks Ray for; None asks for a share of the whole CPUs in a quarter of the cluster, for the
-    pipeline needs some, too. From 2 on, a step uses as many threads."""
+    """CPUs that each engine asks Ray for, and threads of its steps; None asks for a share of the whole CPUs in a
+    quarter of the cluster, for the pipeline needs some, too."""
     gpus: float = 0.0
     """GPUs of each engine."""
     dtype: DtypeOrAuto = "auto"

@@ -55,6 +55,10 @@ UNLIMITED = sys.maxsize
 STEP_SECONDS = 300
 """No step takes so long: an engine that is at one for longer hangs."""
 
+SPIN = {"GOMP_SPINCOUNT": "1000"}
+"""How long a thread that waits for another keeps its core, some 50 microseconds. By the default of many milliseconds it
+takes the core from the very thread it waits for, where anything else runs beside them."""
+
 LOST = "the engine stopped before the request ended."
 HUNG = "the engine hangs with this request alone, which is not sent to another. Change the request."
 TELL_SECONDS = 1.0
@@ -90,7 +94,7 @@ class AsyncEngine:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "mars_ray.engine.process.worker", str(theirs.fileno())),
                 pass_fds=(theirs.fileno(),),
-                env=os.environ | {"OMP_NUM_THREADS": str(spec.threads)},
+                env=SPIN | os.environ | {"OMP_NUM_THREADS": str(spec.threads)},
             )
         engine = cls(ours)
         engine._process = process

@@ -19,6 +19,7 @@ from mars_ray.evaluation.scoring.disagreements import Disagreement, disagreement
 from mars_ray.evaluation.scoring.metrics import metrics_of, stops_of
 from mars_ray.evaluation.scoring.scorer import LazyCheckpoint, Scorer
 from mars_ray.evaluation.settings import AR
+from mars_ray.model.threads import threads_alone
 from mars_ray.model.token_bytes import token_bytes
 from mars_ray.storage.location import AnyPath
 from mars_ray.storage.whole_file import write_file
@@ -57,7 +58,7 @@ def _speed(prepared: PreparedEvaluation, checkpoint: LazyCheckpoint) -> SpeedMea
         return read_model(path, SpeedMeasurement)
     before = torch.get_num_threads()
     workers = prepared.options.workers
-    torch.set_num_threads(workers.threads)  # as the workers have
+    torch.set_num_threads(int(workers.cpus or 0) or threads_alone(prepared.model))  # as a worker has
     try:
         found = measure_speed(
             checkpoint.loaded,

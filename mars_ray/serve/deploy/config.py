@@ -40,8 +40,9 @@ class EngineConfig(_Settings):
     """Sequences that may wait in a replica."""
     max_prefill_tokens: int = Field(512, ge=1)
     """Prompt tokens read per step."""
-    threads: int = Field(1, ge=1)
-    """Threads a step of the network uses on a CPU. More than one pays for large models only."""
+    threads: int | None = Field(None, ge=1)
+    """Threads of a step on a CPU, and CPUs that the replica asks Ray for; None takes what its deployment asks for, or
+    one. `mars-ray serve` on this machine alone shares its CPUs between the engines."""
     dtype: DtypeOrAuto = "auto"
     """`auto` takes bfloat16 for large checkpoints of 16 bits where the machine is fast at it, else float32."""
     quantize: Quantize | None = None
@@ -109,13 +110,13 @@ class ServeConfig(_Settings):
         """What callers call the model."""
         return self.name or short_name(self.model)
 
-    def engine_spec(self, folder: Path) -> EngineSpec:
-        """Return the engine to start for the model in `folder`."""
+    def engine_spec(self, folder: Path, cpus: float = 1.0) -> EngineSpec:
+        """Return the engine to start for the model in `folder` where Ray has set aside so many CPUs."""
         engine, limits = self.engine, self.limits
         return EngineSpec(
             folder=folder,
             dtype=engine.dtype,
-            threads=engine.threads,
+            threads=engine.threads or max(1, int(cpus)),
             adapters=resolve_adapters(self.adapter, self.adapters),
             options=EngineOptions(
                 max_num_seqs=engine.max_num_seqs,

@@ -32,6 +32,7 @@ def read_deploy_file(
     model: str | None = None,
     adapters: Sequence[str] = (),
     quantize: Quantize | None = None,
+    threads: int | None = None,
     host: str | None = None,
     port: int | None = None,
 ) -> dict[str, Any]:
@@ -51,8 +52,9 @@ def read_deploy_file(
         args = args | {"model": model}
     if adapters:
         args = args | _adapters(adapters)
-    if quantize is not None:
-        args = args | {"engine": _mapping(args, "engine", f"{source}: applications[0].args") | {"quantize": quantize}}
+    engine = {name: value for name, value in (("quantize", quantize), ("threads", threads)) if value is not None}
+    if engine:
+        args = args | {"engine": _mapping(args, "engine", f"{source}: applications[0].args") | engine}
     config = parse_config(args, source, "applications[0].args")
     check_exposure(str(http["host"]), config)
     return (

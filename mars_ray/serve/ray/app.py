@@ -87,7 +87,7 @@ def _engines(config: ServeConfig, name_prefix: str = "") -> Application:
         graceful_shutdown_timeout_s=DRAIN_SECONDS,
         health_check_period_s=HEALTH_SECONDS,
         health_check_timeout_s=HEALTH_TIMEOUT_SECONDS,
-        ray_actor_options={"num_cpus": 1},
+        ray_actor_options={"num_cpus": config.engine.threads or 1},
     )
     app: Application = engines.bind(config)
     return app

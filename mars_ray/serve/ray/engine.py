@@ -5,6 +5,7 @@ import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
+import ray
 from ray import serve
 
 from mars_ray.control.core.ray_controller import RayController
@@ -30,7 +31,8 @@ class EngineReplica:
 
     async def __init__(self, config: ServeConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         folder = resolve_model(config.model)
-        engine, facts = await AsyncEngine.start(config.engine_spec(folder), step_seconds=STEP_SECONDS)
+        cpus = ray.get_runtime_context().get_assigned_resources().get("CPU", 1.0)
+        engine, facts = await AsyncEngine.start(config.engine_spec(folder, cpus), step_seconds=STEP_SECONDS)
         self._engine = engine
         self._ending = asyncio.create_task(_end_with(engine))
         replica = serve.get_replica_context()
