@@ -30,7 +30,7 @@ def connect() -> None:
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     local: dict[str, Any] = {}
-    if not os.environ.get("RAY_ADDRESS"):
+    if not is_shared():
         local = {"address": "local", "num_cpus": usable_cpus(), "include_dashboard": False}
         local["_temp_dir"] = str(private_folder(temporary_folder()) / "ray")
         with suppress(OutputError):  # no home: Ray says what it cannot do without
@@ -50,6 +50,11 @@ def temporary_folder() -> Path:
     given = Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp").absolute()
     folders = [parent / f"mars-ray-{os.geteuid()}" for parent in (given, Path("/tmp"))]
     return next((each for each in folders if len(str(each)) <= TEMPORARY_LENGTH), folders[-1])
+
+
+def is_shared() -> bool:
+    """Return whether the cluster is one that others may use, too: the one that `RAY_ADDRESS` names."""
+    return bool(os.environ.get("RAY_ADDRESS"))
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from mars_ray.batch.run.placement import NodeResources, Place, place_workers
 from mars_ray.control.settings import ControlPlan
 from mars_ray.engine.process.messages import EngineSpec
 from mars_ray.model.sources.ray_folder import SharedFolder, share_folder
+from mars_ray.ray_cluster import is_shared
 from mars_ray.ray_private import NAMESPACE, free_resources
 
 if TYPE_CHECKING:
@@ -49,12 +50,13 @@ class PoolSettings:
 def choose_places(engines: "EnginePlan", *, rows: int | None = None, part: int = 1) -> tuple[Place, ...]:
     """Return where workers run on this cluster, see `place_workers`.
 
-    They share what is free there now; where that is no whole CPU anywhere, they wait for what others have.
+    On a cluster that others may use, too, they share what is free now; where no node has a whole CPU they wait for it.
     """
     nodes = {node["NodeID"]: _resources(node["Resources"]) for node in ray.nodes() if node["Alive"]}
-    free = {name: _resources(each) for name, each in free_resources().items() if name in nodes}
-    if any(each.cpus >= 1 for each in free.values()):
-        nodes |= free
+    if is_shared():
+        free = {name: _resources(each) for name, each in free_resources().items() if name in nodes}
+        if any(each.cpus >= 1 for each in free.values()):
+            nodes |= free
     return tuple(place_workers(nodes, engines.workers, threads=engines.threads, rows=rows, part=part))
 
 

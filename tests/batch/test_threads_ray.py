@@ -1,0 +1,44 @@
+"""The CPUs that the engine of a job has, on a cluster of two."""
+
+import pickle
+
+import psutil
+import pytest
+import ray
+
+from mars_ray.batch.ray.decoder_pool import choose_places, pool_settings, start_decoders
+from mars_ray.batch.rows.plain_format import PlainFormatSettings
+from mars_ray.batch.rows.row_table import to_row_table
+from mars_ray.batch.run import engine_plan
+from mars_ray.batch.run.options import WorkerOptions
+from mars_ray.engine.request import DecodeParams, SamplingParams
+
+FORMAT = PlainFormatSettings(sampling=SamplingParams(), decode=DecodeParams())
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
+
+
+def test_a_job_that_says_nothing_of_cpus_decodes_with_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_plan, "suitable_threads", lambda folder: 3)  # as for 135 million parameters
+    engines, _ = engine_plan.plan_engines(
+        model="bundled",
+        adapter=None,
+        workers=WorkerOptions(compiled=False),
+        decode=DecodeParams(),
+        deadline_s=None,
+        max_quality_loss=None,
+    )
+    [place] = choose_places(engines, rows=1000)
+    before = set(_engines())
+    [decoder] = start_decoders(pool_settings(engines, (place,)), "threads").values()
+    try:
+        nothing = decoder.answer.remote(to_row_table([], []), pickle.dumps(FORMAT))
+        assert ray.get(nothing).num_rows == 0  # the engine is up
+        [engine] = set(_engines()) - before
+        assert (place.cpus, engine.environ()["OMP_NUM_THREADS"]) == (2.0, "2")
+    finally:
+        ray.kill(decoder)
+
+
+def _engines() -> list[psutil.Process]:
+    return [each for each in psutil.process_iter() if "mars_ray.engine.process.worker" in each.cmdline()]
