@@ -5,6 +5,7 @@ Every value of a request is in range; what depends on the model is checked by `c
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from reprlib import repr as shortened
 
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
@@ -76,14 +77,14 @@ class SamplingParams:
         _check_number("frequency_penalty", self.frequency_penalty, -2, 2)
         _check_number("repetition_penalty", self.repetition_penalty, 0.01, 100)
         if not isinstance(self.ignore_eos, bool):
-            raise RequestError(f"ignore_eos is {self.ignore_eos!r}; it must be true or false.")
+            raise RequestError(f"ignore_eos is {shortened(self.ignore_eos)}; it must be true or false.")
         _check_stops(self.stop)
         if not isinstance(self.stop_ids, frozenset):
             raise RequestError(f"stop_ids is {type(self.stop_ids).__name__}; it must be a frozenset of token ids.")
         for number in self.stop_ids:
             _check_int("a stop id", number, 0)
         if not isinstance(self.logit_bias, Mapping):
-            raise RequestError(f"logit_bias is {self.logit_bias!r}; it must map token ids to numbers.")
+            raise RequestError(f"logit_bias is {shortened(self.logit_bias)}; it must map token ids to numbers.")
         for token, bias in self.logit_bias.items():
             _check_int("a token of logit_bias", token, 0)
             _check_number(f"logit_bias of token {token}", bias, -100, 100)
@@ -132,9 +133,9 @@ class DecodeParams:
 
     def __post_init__(self) -> None:
         if not isinstance(self.mode, Mode):
-            raise RequestError(f"mode is {self.mode!r}; choose one of {', '.join(Mode)}.")
+            raise RequestError(f"mode is {shortened(self.mode)}; choose one of {', '.join(Mode)}.")
         if not isinstance(self.metric, Metric):
-            raise RequestError(f"metric is {self.metric!r}; choose one of {', '.join(Metric)}.")
+            raise RequestError(f"metric is {shortened(self.metric)}; choose one of {', '.join(Metric)}.")
         if self.threshold is not None:
             _check_number("threshold", self.threshold, 0, NATS_MAX if self.metric is Metric.ENTROPY else 1)
         elif self.metric is not Metric.PROBABILITY:
@@ -186,19 +187,19 @@ def _check_int(name: str, value: object, low: int, high: int | None = None) -> N
     is_int = isinstance(value, int) and not isinstance(value, bool)
     if not is_int or value < low or (high is not None and value > high):  # type: ignore[operator]
         limits = f"at least {low}" if high is None else f"from {low} to {high}"
-        raise RequestError(f"{name} is {value!r}; it must be a whole number, {limits}.")
+        raise RequestError(f"{name} is {shortened(value)}; it must be a whole number, {limits}.")
 
 
 def _check_number(name: str, value: object, low: float, high: float, *, above: bool = False) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not low <= value <= high or (above and value == low):  # type: ignore[operator]
         start = "above" if above else "from"
-        raise RequestError(f"{name} is {value!r}; it must be a number {start} {low} to {high}.")
+        raise RequestError(f"{name} is {shortened(value)}; it must be a number {start} {low} to {high}.")
 
 
 def _check_stops(stops: object) -> None:
     if not isinstance(stops, tuple) or not all(isinstance(stop, str) for stop in stops):
-        raise RequestError(f"stop is {stops!r}; it must be a tuple of strings.")
+        raise RequestError(f"stop is {shortened(stops)}; it must be a tuple of strings.")
     if len(stops) > STOP_STRINGS_MAX:
         raise RequestError(f"there are {len(stops)} stop strings; at most {STOP_STRINGS_MAX} are allowed.")
     for stop in stops:

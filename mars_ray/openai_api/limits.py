@@ -5,6 +5,18 @@ Each limit is checked by the code that would pay for going beyond it.
 
 from pydantic import BaseModel, ConfigDict, Field
 
+MESSAGES_MAX = 4096
+"""Messages that the limit `messages` may be raised to: checking each holds all other callers up."""
+
+PARTS_MAX = 4096
+"""Parts of one message's content."""
+
+PROMPTS_MAX = 4096
+"""Prompts that the limit `prompts` may be raised to."""
+
+LOGIT_BIAS_MAX = 4096
+"""Tokens that the limit `logit_bias` may be raised to."""
+
 
 class RequestLimits(BaseModel):
     """The limits of the HTTP gateway. The engine has its own for what the model and the memory allow."""
@@ -23,7 +35,7 @@ class RequestLimits(BaseModel):
     """Tokens of one answer, and so the largest `max_tokens`."""
     n: int = Field(8, ge=1)
     """Answers to one prompt."""
-    prompts: int = Field(128, ge=1)
+    prompts: int = Field(128, ge=1, le=PROMPTS_MAX)
     """Prompts of one call of /v1/completions."""
     top_logprobs: int = Field(20, ge=0)
     """Alternatives listed for each token."""
@@ -31,9 +43,9 @@ class RequestLimits(BaseModel):
     """Stop strings of a request."""
     stop_chars: int = Field(256, ge=1)
     """Characters of one stop string."""
-    logit_bias: int = Field(300, ge=0)
+    logit_bias: int = Field(300, ge=0, le=LOGIT_BIAS_MAX)
     """Tokens a request may bias."""
-    messages: int = Field(1024, ge=1)
+    messages: int = Field(1024, ge=1, le=MESSAGES_MAX)
     """Messages of one conversation."""
     requests_per_key: int = Field(64, ge=1)
     """Requests in flight for one key; without keys, for all callers together."""

@@ -9,12 +9,15 @@ Names and meanings: OpenAI API reference, as the types of the `openai` package s
 `mode` and `block` are ours.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from mars_ray.engine.mode import Mode
 from mars_ray.openai_api.api_error import ApiError
+from mars_ray.openai_api.limits import LOGIT_BIAS_MAX, PROMPTS_MAX
+from mars_ray.openai_api.messages import Messages
+from mars_ray.openai_api.request_body import Items, RequestBody, tagged_by
 
 IGNORED = frozenset(
     (
@@ -50,15 +53,6 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 """Fields that are not supported, with the values that are accepted because they ask for nothing; null always is."""
 
-NO_TEXT = ("tool_calls", "function_call", "audio")
-"""What an assistant's message may hold beside text; accepted when null or empty, because it then says nothing."""
-
-
-class RequestBody(BaseModel):
-    """A JSON object with known fields only. Types are not converted: "5" is not a number."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
 
 class StreamOptions(RequestBody):
     """What a stream holds, and how it is cut into chunks."""
@@ -70,82 +64,6 @@ class StreamOptions(RequestBody):
     """Accepted: padding against an observer of the network, which the answer does not depend on."""
     single_tokens: bool = False
     """Our option: one chunk for each token instead of one for each step."""
-
-
-class TextPart(RequestBody):
-    """A part of a message's content: text."""
-
-    type: Literal["text"]
-    text: str
-
-
-class _BaseMessage(RequestBody):
-    """One message of a conversation."""
-
-    name: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_other_content(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        if value.get("role") == "assistant":
-            value = _text_only(value)
-        parts = value.get("content")
-        for part in parts if isinstance(parts, list) else ():
-            kind = part.get("type") if isinstance(part, dict) else None
-            if isinstance(kind, str) and kind != "text":
-                raise ApiError.bad_request(f"content of type {kind[:40]!r} is not supported; only text is.", "messages")
-        return {key: item for key, item in value.items() if item is not None}
-
-
-Text = str | Annotated[list[TextPart], Field(min_length=1)]
-
-
-class InputMessage(_BaseMessage):
-    """A message to the assistant."""
-
-    role: Literal["developer", "system", "user"]
-    content: Text
-
-
-class AssistantMessage(_BaseMessage):
-    """A message of the assistant. Its content may be null: OpenAI's answers have that, and clients send them back."""
-
-    role: Literal["assistant"]
-    content: Text | None = None
-
-
-Message = Annotated[InputMessage | AssistantMessage, Field(discriminator="role")]
-
-
-def text_of(message: Message) -> str:
-    """Return the content as one text."""
-    if message.content is None or isinstance(message.content, str):
-        return message.content or ""
-    return "".join(part.text for part in message.content)
-
-
-def _text_only(message: dict[str, Any]) -> dict[str, Any]:
-    """Return an assistant's message with nothing but text; the text of a refusal counts as its content."""
-    for name in NO_TEXT:
-        if message.get(name):
-            raise ApiError.bad_request(f"messages with {name} are not supported.", "messages")
-    # Annotations point into the text, which stands by itself.
-    kept = {key: item for key, item in message.items() if key not in (*NO_TEXT, "annotations", "refusal")}
-    if isinstance(parts := kept.get("content"), list):
-        kept["content"] = [_refusal_as_text(part) for part in parts]
-    if (refusal := message.get("refusal")) is not None:
-        if kept.get("content") is not None:
-            raise ApiError.bad_request("a message has either content or refusal, not both.", "messages")
-        kept["content"] = refusal
-    return kept
-
-
-def _refusal_as_text(part: Any) -> Any:
-    if isinstance(part, dict) and part.keys() == {"type", "refusal"} and part["type"] == "refusal":
-        return {"type": "text", "text": part["refusal"]}
-    return part
 
 
 class TextFormat(RequestBody):
@@ -176,7 +94,21 @@ class JsonSchemaFormat(RequestBody):
     json_schema: JsonSchema
 
 
+ResponseFormat = Annotated[
+    TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type"), tagged_by("type")
+]
+
 Positive = Annotated[int, Field(ge=1)]
+
+
+def _few_biases(biases: Any) -> Any:
+    """Refuse too many entries before each is looked at: pydantic makes an error for every wrong one."""
+    if isinstance(biases, dict) and len(biases) > LOGIT_BIAS_MAX:
+        raise ValueError(f"logit_bias has {len(biases)} tokens; it may have {LOGIT_BIAS_MAX} at most")
+    return biases
+
+
+LogitBias = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_few_biases)]
 
 
 class GenerateRequest(RequestBody):
@@ -194,16 +126,14 @@ class GenerateRequest(RequestBody):
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     n: Positive = 1
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: str | list[str] = []
-    stop_token_ids: list[int] = []
+    stop: str | Items[str] = Field([])
+    stop_token_ids: Items[int] = Field([])
     ignore_eos: bool = False
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = {}
+    logit_bias: LogitBias = Field({})
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
-    response_format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] = (
-        TextFormat(type="text")
-    )
+    response_format: ResponseFormat = TextFormat(type="text")
     threshold: Annotated[float, Field(ge=0, le=1)] | None = None
     """Confidence that a token ahead needs, for this request alone."""
     threshold_floor: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -237,31 +167,40 @@ class GenerateRequest(RequestBody):
 class ChatCompletionRequest(GenerateRequest):
     """Body of `/v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     max_completion_tokens: Positive | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0)] = 0
 
 
+def _few_prompts(prompt: Any) -> Any:
+    """Refuse too many prompts before each is looked at."""
+    if isinstance(prompt, list) and len(prompt) > PROMPTS_MAX and not isinstance(prompt[0], int):
+        raise ValueError(f"prompt has {len(prompt)} prompts; it may have {PROMPTS_MAX} at most")
+    return prompt
+
+
 class CompletionRequest(GenerateRequest):
     """Body of `/v1/completions`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Annotated[str | Items[str] | Items[int] | Items[Items[int]], BeforeValidator(_few_prompts)]
     logprobs: Annotated[int, Field(ge=0)] | None = None
+
+    # All items of a list are of one type, and there may be half a million of them: one is looked at.
 
     @property
     def texts(self) -> list[str]:
         """The prompts given as text."""
         if isinstance(self.prompt, str):
             return [self.prompt]
-        return [each for each in self.prompt if isinstance(each, str)]
+        return self.prompt if self.prompt and isinstance(self.prompt[0], str) else []
 
     @property
     def ids(self) -> list[list[int]]:
         """The prompts given as token ids."""
-        if self.prompt and isinstance(self.prompt[0], int):
-            return [[each for each in self.prompt if isinstance(each, int)]]
-        return [each for each in self.prompt if isinstance(each, list)]
+        if isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], str):
+            return []
+        return cast(list[list[int]], [self.prompt] if isinstance(self.prompt[0], int) else self.prompt)
 
 
 class TokenizeRequest(RequestBody):
@@ -269,7 +208,7 @@ class TokenizeRequest(RequestBody):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Messages | None = None
 
     @model_validator(mode="after")
     def _exactly_one(self) -> "TokenizeRequest":
@@ -290,7 +229,7 @@ class DetokenizeRequest(RequestBody):
     """Body of `/detokenize`."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Items[int]
 
 
 class DetokenizeResponse(BaseModel):

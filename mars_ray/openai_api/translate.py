@@ -13,6 +13,7 @@ from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import PromptTooLongError, RequestError
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.limits import RequestLimits
+from mars_ray.openai_api.messages import Message, text_of
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.openai_api.protocol import (
     ChatCompletionRequest,
@@ -20,8 +21,6 @@ from mars_ray.openai_api.protocol import (
     GenerateRequest,
     JsonObjectFormat,
     JsonSchemaFormat,
-    Message,
-    text_of,
 )
 
 COMPLETION_TOKENS = 16

@@ -61,13 +61,18 @@ def _place(error: Any, body: object) -> Place:
     """Return where in the body an error is: of what pydantic names, the parts that lead somewhere there."""
     place: list[str] = []
     for part in error["loc"]:
-        inside = part in body if isinstance(body, Mapping) else isinstance(body, list) and part in range(len(body))
-        if inside:
+        if _leads_into(body, part):
             body = body[part]  # type: ignore[index]
         elif error["type"] != "missing" or part is not error["loc"][-1]:
             continue  # "body", or the name of a type that was tried
         place.append(str(part))
     return tuple(place)
+
+
+def _leads_into(value: object, part: str | int) -> bool:
+    if isinstance(value, Mapping):
+        return part in value
+    return isinstance(value, list) and isinstance(part, int) and part < len(value)
 
 
 def _reason(error: Any) -> str:
@@ -81,6 +86,8 @@ def _reason(error: Any) -> str:
             return f"has the unknown {asked}; known are {error['ctx']['expected_tags']}"
         case "too_short":
             return f"must have at least {error['ctx']['min_length']} item"
+        case "too_long":
+            return f"must have at most {error['ctx']['max_length']} items"
     message: str = error["msg"]
     for prefix in ("Input should be ", "Input should "):
         if message.startswith(prefix):

@@ -196,6 +196,22 @@ def test_a_body_that_the_endpoint_refuses_is_answered_as_it_does(
     assert message in error["message"]
 
 
+@pytest.mark.parametrize("wrong", [1, {}], ids=str)
+@pytest.mark.parametrize("field", ["content", "stop", "messages", "logit_bias", "prompt"])
+def test_a_row_of_a_megabyte_of_wrong_items_is_refused_for_the_first(
+    row_format: OpenAIBatchFormat, field: str, wrong: Any
+) -> None:
+    items = [wrong] * (2**20 // len(json.dumps(wrong)))
+    url, body = CHAT, {"messages": [{"role": "user", "content": "a"}], field: items}
+    if field == "content":
+        body = {"messages": [{"role": "user", "content": items}]}
+    elif field == "prompt":
+        url, body = COMPLETIONS, {"prompt": [*items, "a"]}
+    with pytest.raises(RequestError) as refused:  # by the square of their number, as it was, it would take an hour
+        row_format.parse("a", raw(url, **body))
+    assert len(str(refused.value)) < 300
+
+
 def test_a_prompt_without_room_for_an_answer_is_told_by_openais_code(row_format: OpenAIBatchFormat) -> None:
     line = refusal(row_format, raw(COMPLETIONS, prompt="x" * 128))
     assert line["response"]["body"]["error"]["code"] == "context_length_exceeded"

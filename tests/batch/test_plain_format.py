@@ -200,6 +200,17 @@ def test_options_out_of_range_are_refused_with_the_value(row_format: PlainFormat
         row_format.parse("a", raw(prompt="x", **asked))
 
 
+@pytest.mark.parametrize("wrong", [-1, {}], ids=str)
+@pytest.mark.parametrize("name", ["stop", "max_tokens", "temperature", "stop_token_ids", "logit_bias", "regex"])
+def test_a_row_of_a_megabyte_of_wrong_items_is_refused_in_a_few_words(
+    row_format: PlainFormat, name: str, wrong: Any
+) -> None:
+    items = [wrong] * (2**20 // len(json.dumps(wrong)))
+    with pytest.raises(RequestError) as refused:
+        row_format.parse("a", raw(prompt="Hello", sampling={name: items}))
+    assert len(str(refused.value)) < 300
+
+
 def test_with_the_seed_of_the_job_each_row_draws_for_itself_and_alike_in_every_run(encoder: ChatEncoder) -> None:
     def seed(job_seed: int, id: str, **asked: int) -> int | None:
         settings = replace(SETTINGS, sampling=SamplingParams(seed=job_seed))

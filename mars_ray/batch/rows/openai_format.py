@@ -37,8 +37,9 @@ from mars_ray.openai_api.chat_response import ChatResponseBuilder
 from mars_ray.openai_api.completion_response import CompletionResponseBuilder
 from mars_ray.openai_api.deltas import delta_of
 from mars_ray.openai_api.limits import RequestLimits
+from mars_ray.openai_api.messages import text_of
 from mars_ray.openai_api.model_info import ModelInfo
-from mars_ray.openai_api.protocol import ChatCompletionRequest, CompletionRequest, text_of
+from mars_ray.openai_api.protocol import ChatCompletionRequest, CompletionRequest
 from mars_ray.openai_api.response_builder import ResponseMetadata
 from mars_ray.openai_api.translate import check_limits, engine_requests, template_messages
 from mars_ray.openai_api.usage import ResponseUsage

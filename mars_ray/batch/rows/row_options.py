@@ -44,8 +44,8 @@ def sampling_of(id: str, columns: JsonRecord, job: SamplingParams) -> SamplingPa
             asked["stop"] = (stop,)
         case list(stops):
             asked["stop"] = tuple(stops)
-    if isinstance(ids := asked.pop("stop_token_ids", None), list):
-        asked["stop_ids"] = frozenset(ids)
+    if (ids := asked.pop("stop_token_ids", None)) is not None:
+        asked["stop_ids"] = _stop_ids(ids)
     if isinstance(biases := asked.get("logit_bias"), dict):  # JSON has only text for keys
         asked["logit_bias"] = {int(token) if token.isdecimal() else token: bias for token, bias in biases.items()}
     grammars = [_grammar(name, asked.pop(name)) for name in GRAMMARS if name in asked]
@@ -80,6 +80,15 @@ def _asked_in_sampling(sampling: Any) -> dict[str, Any]:
     if unknown := sorted(name for name, value in sampling.items() if value is not None and name not in PARAMETERS):
         raise RequestError(f"sampling has {unknown[0]!r}; known are {', '.join(sorted(PARAMETERS))}.")
     return _asked(sampling, *PARAMETERS)
+
+
+def _stop_ids(ids: Any) -> frozenset[int]:
+    if not isinstance(ids, list):
+        raise RequestError(f"stop_token_ids is {shortened(ids)}; it must be a list of token ids.")
+    for each in ids:
+        if not isinstance(each, int):  # what is no number may have no hash either
+            raise RequestError(f"stop_token_ids holds {shortened(each)}; token ids are whole numbers.")
+    return frozenset(ids)
 
 
 def _grammar(name: str, value: Any) -> GrammarSpec | None:

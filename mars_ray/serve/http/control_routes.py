@@ -6,21 +6,22 @@ Never: applies a value the controller refuses.
 """
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from mars_ray.control.core.status import ClusterStatus
 from mars_ray.errors import ConfigError
 from mars_ray.openai_api.api_error import ApiError
+from mars_ray.openai_api.request_body import RequestBody
 from mars_ray.serve.http.control_client import ControlClient
 from mars_ray.serve.http.live_feed import LiveFeed
 from mars_ray.serve.http.sse import EventStreamResponse
 from mars_ray.serve.middleware.json_body import JsonRoute
 
 
-class OverrideRequest(BaseModel):
+class OverrideRequest(RequestBody):
     """Body of `PUT /control/threshold`."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     threshold: float = Field(ge=0, le=1)
     service_class: str | None = None

@@ -1,0 +1,55 @@
+"""A body of a megabyte, wrong or not, is refused or read within a tenth of a second of the event loop and 50 MB."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import httpx2
+import pytest
+
+from tests.serve.endpoint_clients import http
+from tests.serve.endpoint_samples import Served
+from tests.serve.hostile_bodies import BYTES, hostile_bodies, models
+from tests.serve.stalls.stalls import watched
+
+MEGABYTES = 50
+
+
+@pytest.fixture(scope="module")
+def plain(endpoint: Served) -> Iterator[httpx2.Client]:
+    with http(endpoint) as client:
+        yield client
+
+
+def test_every_route_and_field_is_tried(plain: httpx2.Client) -> None:
+    taking = {
+        (method.upper(), path)
+        for path, methods in plain.get("/openapi.json").json()["paths"].items()
+        for method, told in methods.items()
+        if "requestBody" in told
+    }
+    assert models().keys() == taking
+    tried = {name.partition(":")[0] for _, _, name, _ in hostile_bodies()}
+    assert {name for model in models().values() for name in model.model_fields} <= tried
+    assert "messages.0(AssistantMessage).content.0(TextPart).text" in tried
+
+
+def test_a_megabyte_of_what_is_wrong_holds_the_loop_up_for_less_than_a_tenth_of_a_second(
+    endpoint: Served, plain: httpx2.Client
+) -> None:
+    stalled: list[float] = []
+    with watched(lambda seconds, _callback: stalled.append(seconds)):
+        for method, path, name, body in hostile_bodies():
+            assert BYTES * 0.9 < len(body) <= BYTES
+            answer = plain.request(method, path, content=body, headers={"content-type": "application/json"})
+            endpoint.run(asyncio.sleep(0))  # the callback that answered has ended
+            assert answer.status_code in (200, 400, 404), answer.text
+            assert not stalled, f"{path} {name}: {stalled}"
+
+
+def test_a_megabyte_of_what_is_wrong_takes_no_more_than_50_megabytes() -> None:
+    told = subprocess.run([sys.executable, "-m", "tests.serve.body_costs"], capture_output=True, check=True, text=True)
+    dearest = json.loads(told.stdout.splitlines()[-1])
+    assert dearest["megabytes"] < MEGABYTES, dearest
