@@ -136,7 +136,7 @@ def check(given: argparse.Namespace) -> dict[str, Any]:
     answers, forwards = answered(engine, prompts, room, exact_of(engine) if adapter else AR, drawn=False)
     engine_s = time.perf_counter() - started_s
     own = against_own_ar(engine, prompts, room) if adapter else None
-    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=False).eval()
     total, widest = Counter[str](), 0.0
     started_s = time.perf_counter()
     with ProgressLine("forwards of transformers", total=len(prompts)) as progress:

@@ -38,7 +38,8 @@ STATES = "states"
 def random_draft(folder: Path, like: Path, seed: int) -> None:
     """Write a small network with random weights that reads and writes the tokens of the model `like`."""
     torch.manual_seed(seed)
-    large, tokenizer = AutoConfig.from_pretrained(like), AutoTokenizer.from_pretrained(like)
+    large = AutoConfig.from_pretrained(like, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(like, trust_remote_code=False)
     network = Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=large.vocab_size,

@@ -6,6 +6,7 @@ Never: runs remote code. Entries that would ask for it are left out, and a model
        refused.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +18,23 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from mars_ray.errors import ModelError, UnsafeModelError
+from mars_ray.model.sizes import check_sizes
 
 SAME_AS = {"a2d-qwen2": "qwen2"}
 """Model types that are a known network under another name. The MARS authors published plain Qwen2 as a2d-qwen2."""
 
-_LEFT_OUT = frozenset(
-    {
-        "auto_map",  # code in the folder
-        "architectures",  # written again from the class when saving
-        "model_type",  # belongs to the class
-        "transformers_weights",  # another weight file than the one that was checked
-        "attn_implementation",  # these four may name a kernel to fetch from a hub
-        "_attn_implementation",
-        "experts_implementation",
-        "kernel_config",
-        "fusion_config",  # rewrites layers
-        "distributed_config",
-    }
+_OF_THE_CLASS = frozenset({"architectures", "model_type"})
+"""Left out at the top, where they belong to the class and are written again when saving."""
+_PARTS = frozenset({"text_config", "decoder", "generator", "text_encoder"})
+"""Where transformers looks for the sizes of the decoder; left out where the class has no such part."""
+_NAMES_CODE = re.compile(
+    r"auto_map|trust_remote_code"  # code in the folder
+    r"|transformers_weights"  # another weight file than the one that was checked
+    r"|\w*_implementation(_internal)?|use_(hub_)?kernels?|\w*kernel_config"  # a kernel to fetch from a hub
+    r"|fusion_config|distributed_config|\w*quantization_config"  # rewrite layers
+    r"|custom_pipelines?|custom_generate"  # code in the folder, too
 )
+"""Left out at any depth: a part of a configuration is one itself."""
 
 
 def decoder_config(raw: dict[str, Any], folder: Path) -> PretrainedConfig:
@@ -59,15 +59,23 @@ def decoder_config(raw: dict[str, Any], folder: Path) -> PretrainedConfig:
             "Give the model as it was before quantisation, whose name mostly lacks the last part (-AWQ, -GPTQ, "
             "-bnb-4bit), or its .gguf file."
         )
-    fields = {name: value for name, value in raw.items() if name not in _LEFT_OUT}
+    known = CONFIG_MAPPING[model_type]
+    check_sizes(raw, f"{folder}/config.json", known.attribute_map)
     try:
-        config = CONFIG_MAPPING[model_type].from_dict(fields)
+        left_out = _OF_THE_CLASS | (_PARTS - set(known.sub_configs))
+        config = known.from_dict({name: value for name, value in _without_code(raw).items() if name not in left_out})
     # The values are a stranger's and each configuration class has its own ways to reject them.
     except Exception as error:
         raise ModelError(f"{folder}/config.json is not a valid {model_type} configuration: {error}") from error
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(f"{folder}: the model is an encoder-decoder, not a decoder. Give a causal language model.")
     return config
+
+
+def _without_code(part: Any) -> Any:
+    if isinstance(part, dict):
+        return {name: _without_code(value) for name, value in part.items() if not _NAMES_CODE.fullmatch(name)}
+    return [_without_code(value) for value in part] if isinstance(part, list) else part
 
 
 def _is_decoder(model_type: str) -> bool:

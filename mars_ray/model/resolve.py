@@ -38,7 +38,7 @@ def resolve_model(name: str) -> Path:
     if path.is_dir():
         return path
     if path.is_file():
-        from mars_ray.model.sources.gguf import converted  # here, for it imports torch
+        from mars_ray.model.sources.gguf import converted  # here, for few need it
 
         return converted(path)
     if name == SMOLLM2:

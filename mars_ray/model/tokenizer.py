@@ -47,7 +47,9 @@ def load_tokenizer(folder: Path, config: PretrainedConfig, custom: bool) -> PreT
     """Load the tokenizer of a folder that `check_tokenizer` has seen; `custom` is its answer."""
     try:
         if custom:
-            tokenizer = _class_of_custom(config).from_pretrained(str(folder), local_files_only=True)
+            tokenizer = _class_of_custom(config).from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            )
         else:
             tokenizer = AutoTokenizer.from_pretrained(
                 str(folder), config=config, local_files_only=True, trust_remote_code=False

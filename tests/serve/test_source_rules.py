@@ -9,6 +9,12 @@ import mars_ray
 ROOT = Path(mars_ray.__file__).parent
 SOURCES = {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
 
+PROGRAMS = {
+    str(path): ast.parse(path.read_text())
+    for folder in ("pipelines", "benchmarks")
+    for path in sorted((ROOT.parent / folder).glob("*.py"))
+}
+
 
 def imports_in(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
@@ -98,13 +104,21 @@ def test_the_endpoint_has_no_means_of_making_requests() -> None:
 def test_remote_code_is_never_trusted() -> None:
     given = [
         word.value
-        for tree in SOURCES.values()
+        for tree in (SOURCES | PROGRAMS).values()
         for _, call in calls_in(tree)
         for word in call.keywords
         if word.arg == "trust_remote_code"
     ]
     assert given
     assert all(isinstance(value, ast.Constant) and value.value is False for value in given)
+    readers = [
+        (file, call)
+        for file, tree in (SOURCES | PROGRAMS).items()
+        for name, call in calls_in(tree)
+        if name.endswith((".from_pretrained", ".from_config"))
+    ]
+    assert len(readers) > 5
+    assert [file for file, call in readers if "trust_remote_code" not in {word.arg for word in call.keywords}] == []
     texts = [
         (file, node.value)
         for file, tree in SOURCES.items()
@@ -112,3 +126,17 @@ def test_remote_code_is_never_trusted() -> None:
         if isinstance(node, ast.Constant) and node.value == "trust_remote_code"
     ]
     assert texts == [], "no settings from elsewhere turn it on"
+
+
+def test_a_python_started_from_here_imports_nothing_from_the_working_directory() -> None:
+    """`python -m` looks there first; somebody may stand in the folder of a stranger's model."""
+    started = [
+        [ast.unparse(each) for each in node.elts[place : place + 3]]
+        for tree in SOURCES.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.List | ast.Tuple)
+        for place, each in enumerate(node.elts)
+        if ast.unparse(each) == "sys.executable"
+    ]
+    assert len(started) >= 5
+    assert [words for words in started if words[1:] != ["'-P'", "'-m'"]] == []

@@ -95,7 +95,7 @@ class CompiledSteps:
         self._close_folder()
         self._network.config.save_pretrained(self._folder)
         given = [str(mask_id), str(self._network.dtype).removeprefix("torch."), self._network.device.type]
-        command = [sys.executable, "-m", __name__, str(self._folder), *given, str(torch.get_num_threads())]
+        command = [sys.executable, "-P", "-m", __name__, str(self._folder), *given, str(torch.get_num_threads())]
         # Its input is closed when this process ends, however it ends.
         with (
             TemporaryFile("w+") as complaints,
@@ -130,7 +130,7 @@ class CompiledSteps:
 
 def compile_variants(folder: Path, mask_id: int, dtype: torch.dtype, device: str) -> Iterator[tuple[int, int]]:
     """Compile what `folder` lacks, beside the model's configuration in it, and yield what is there."""
-    config = AutoConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -92,7 +92,7 @@ class AsyncEngine:
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "mars_ray.engine.process.worker", str(theirs.fileno())),
+                *(sys.executable, "-P", "-m", "mars_ray.engine.process.worker", str(theirs.fileno())),
                 pass_fds=(theirs.fileno(),),
                 env=SPIN | os.environ | {"OMP_NUM_THREADS": str(spec.threads)},
             )

