@@ -46,17 +46,27 @@ def bench_decode(
     model: Annotated[
         str, typer.Option(help="A model as everywhere, or a shape with random weights: 'shape:100m'.")
     ] = "bundled",
-    batch: Annotated[str, typer.Option(help="Requests decoded together, separated by commas.")] = "1,4,16,32",
+    batch: Annotated[
+        str | None,
+        typer.Option(help="Requests decoded together, separated by commas; 1,4,16,32 by default, 1,8 with --quick."),
+    ] = None,
     dtype: Dtype = "auto",
     peers: Peers = None,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of everyone with --peers; by default the cores.")
     ] = None,
-    requests: Annotated[int, typer.Option(help="Requests per measurement.")] = 48,
-    repeats: Annotated[int, typer.Option(help="Measurements of everyone.")] = 5,
+    requests: Annotated[
+        int | None, typer.Option(help="Requests per measurement; 48 by default, 4 with --quick.")
+    ] = None,
+    repeats: Annotated[int | None, typer.Option(help="Measurements of everyone; 5 by default, 2 with --quick.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A first look, with fewer and shorter measurements.")] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Compare the engine with transformers and the decoders of the paper, in turns, on the same requests."""
+    batch = batch or ("1,8" if quick else "1,4,16,32")
+    requests, repeats = requests or (4 if quick else 48), repeats or (2 if quick else 5)
+    if quick:
+        typer.echo(f"quick: {requests} requests and {repeats} rounds; without --quick the figures are steadier.")
     command = f"mars-ray bench decode --model {model} --batch {batch} --requests {requests} --repeats {repeats}"
     if peers is not None:
         from mars_ray.bench.peers.bench_peers import bench_peers

@@ -7,10 +7,14 @@ import pytest
 from typer.testing import CliRunner
 
 from mars_ray.bench.decode.bench_decode import BatchResult, bench_decode, ratios, report, tokens_per_forward
-from mars_ray.bench.decode.contenders import Subject, contenders, subject
+from mars_ray.bench.decode.contenders import Subject, contenders, engine_contender, subject
+from mars_ray.bench.decode.shapes import SIZES
 from mars_ray.bench.measure import Sample
 from mars_ray.cli.main import app
+from mars_ray.engine.mode import Mode
+from mars_ray.engine.request import DecodeParams
 from mars_ray.errors import ConfigError, MarsRayError
+from mars_ray.model.checkpoint import Checkpoint
 from mars_ray.model.dtype import DtypeOrAuto, ResolvedDtype
 
 
@@ -65,6 +69,28 @@ def test_the_report_holds_every_sample_and_the_machine(bundled_subject: Subject)
     assert written["machine"]["cpu"]
     assert (written["dtype"], written["dtype_reason"]) == ("float32", "asked for")
     assert tokens_per_forward(MEASURED["threshold 0.95"]) == 4
+
+
+def test_a_shape_replays_to_its_end_in_every_mode(bundled: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"vocab_size": bundled.network.config.vocab_size, "hidden_size": 32, "intermediate_size": 32}
+    heads = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 512}
+    monkeypatch.setitem(SIZES, "shape:tiny", sizes | heads)
+    on = subject("shape:tiny", 3, "float32")
+    for decoding in (DecodeParams(mode=Mode.AR), DecodeParams(mode=Mode.EXACT), DecodeParams(threshold=0.5)):
+        sample = engine_contender(on, 2, decoding, compiled=False)()
+        assert sample.tokens == sum(on.workload.lengths)
+
+
+def test_a_quick_comparison_asks_for_less_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*given: object) -> list[BatchResult]:
+        assert given == ("bundled", [2], 4, 2, "auto")
+        return []
+
+    monkeypatch.setattr("mars_ray.bench.decode.bench_decode.bench_decode", run)
+    monkeypatch.setattr("mars_ray.bench.decode.bench_decode.report", lambda *_: {})
+    done = CliRunner().invoke(app, ["bench", "decode", "--quick", "--batch", "2"])
+    assert done.exit_code == 0
+    assert "quick: 4 requests and 2 rounds" in done.output
 
 
 @pytest.mark.parametrize(

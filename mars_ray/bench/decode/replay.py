@@ -18,7 +18,7 @@ class ReplayEngine(Engine):
 
     def __init__(self, checkpoint: Checkpoint, options: EngineOptions, scripts: list[Script]) -> None:
         super().__init__(checkpoint, options)
-        self._runner = cast(ModelRunner, _Replay(self._runner, self._slots, scripts))
+        self._runner: ModelRunner = _Replay(self._runner, self._slots, scripts)
 
 
 class _Replay:
@@ -26,7 +26,7 @@ class _Replay:
 
     def __init__(self, runner: ModelRunner, slots: SlotAllocator, scripts: list[Script]) -> None:
         self._runner, self._slots, self._scripts = runner, slots, scripts
-        self.wait_until_compiled, self.close = runner.wait_until_compiled, runner.close
+        self.mask_samplers = runner.mask_samplers
 
     def run(self, batch: ForwardBatch) -> ForwardOutput:
         output = self._runner.run(batch)
@@ -43,3 +43,11 @@ class _Replay:
             tokens.append(int(said[place, column]))
             confidences.append(float(sure[place, column]))
         return replace(output, tokens=tokens, confidences=confidences)
+
+    def wait_until_compiled(self) -> None:
+        """Wait for the runner."""
+        self._runner.wait_until_compiled()
+
+    def close(self) -> None:
+        """Close the runner."""
+        self._runner.close()
