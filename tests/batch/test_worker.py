@@ -5,10 +5,13 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
+import pytest
+
 from mars_ray.batch.rows.answer import Answer
 from mars_ray.batch.rows.row_format import JsonRecord, ParsedRow
 from mars_ray.batch.rows.row_ids import RowId
 from mars_ray.batch.rows.row_result import RowResult, from_table, to_table
+from mars_ray.batch.run import worker as worker_module
 from mars_ray.batch.run.worker import Worker
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.options import EngineOptions
@@ -26,6 +29,8 @@ class Letters:
     def parse(self, id: str, raw: bytes) -> ParsedRow:
         if raw == b"bad":
             raise BadRecordError("it is bad")
+        while raw == b"endless":
+            pass
         sampling, decode = SamplingParams(max_tokens=8, ignore_eos=True), DecodeParams(threshold=0.5, block=4)
         request = Request(id="any", prompt=tuple(raw), sampling=sampling, decode=decode)
         return ParsedRow(id=id, request=request, prompt_text=raw.decode(), columns={})
@@ -108,6 +113,15 @@ def test_a_row_that_cannot_be_read_and_an_id_that_came_before_are_refused(model_
     assert found[1].error == '{"id": "row-1", "reason": "it is bad"}'
     assert "its id 'row-2' is that of an earlier row" in str(found[2].error)
     assert found[2].error_kind == "its id … is that of an earlier row; give each row one of its own"
+
+
+def test_a_row_whose_template_never_ends_is_given_up_and_the_others_are_answered(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "PARSE_SECONDS", 0.5)
+    found = answered(model_folder, [b"good", b"endless", b"fine"])
+    assert [each.error is None for each in found] == [True, False, True]
+    assert "the chat template did not render it" in str(found[1].error)
 
 
 def test_without_any_engine_the_work_stops_and_says_why(model_folder: Path) -> None:

@@ -63,15 +63,26 @@ class Decoder:
 
         `row_format` are the pickled settings of their format: who passes them on need not load torch for that.
         """
+        try:
+            working, opened = await self._ready(row_format)
+            return to_table(await working.answer(opened, *from_row_table(rows)))
+        except MarsRayError as error:
+            return failure_table(str(error))
+
+    async def give_up(self, rows: pa.Table, row_format: bytes) -> pa.Table:
+        """Return a table of results that say that workers die of these rows, which are not looked at."""
+        try:
+            working, opened = await self._ready(row_format)
+            return to_table(working.give_up(opened, *from_row_table(rows)))
+        except MarsRayError as error:
+            return failure_table(str(error))
+
+    async def _ready(self, row_format: bytes) -> tuple[Worker, RowFormat]:
         spec, worker = self._start()
         if row_format not in self._row_formats:
             self._row_formats[row_format] = asyncio.create_task(self._opened(row_format, spec))
         opened = self._row_formats[row_format]
-        try:
-            working = await asyncio.shield(worker)
-            return to_table(await working.answer(await asyncio.shield(opened), *from_row_table(rows)))
-        except MarsRayError as error:
-            return failure_table(str(error))
+        return await asyncio.shield(worker), await asyncio.shield(opened)
 
     def _start(self) -> tuple[asyncio.Task[EngineSpec], asyncio.Task[Worker]]:
         if self._started is None:

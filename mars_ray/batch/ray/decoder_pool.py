@@ -5,6 +5,7 @@ Who only passes blocks on never loads torch, which saves 300 MB and some seconds
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -16,6 +17,8 @@ from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mars_ray.batch.rows.row_result import failure_in, failure_table
+from mars_ray.batch.run.block_deaths import WorkerDiedError, answer_block
+from mars_ray.batch.run.isolation import Isolation
 from mars_ray.batch.run.placement import NodeResources, Place, place_workers
 from mars_ray.control.settings import ControlPlan
 from mars_ray.engine.process.messages import EngineSpec
@@ -126,20 +129,39 @@ class DecoderPool:
         self._up = set[int]()
         self._changed = asyncio.Event()
         self._joining = dict[int, asyncio.Task[None]]()
+        self._turns = [Isolation() for _ in decoders]
 
     async def answer(self, rows: pa.Table, row_format: bytes) -> pa.Table:
         """Return what `Decoder.answer` does. Raises `ActorDiedError` when all are dead for good."""
         if not self._joining:
             self._joining = {place: asyncio.create_task(self._join(place)) for place in range(len(self._decoders))}
+
+        async def send(rows: pa.Table, alone: bool) -> pa.Table:
+            return await self._call("answer", rows, row_format, alone=alone)
+
+        async def give_up(rows: pa.Table) -> pa.Table:
+            while True:
+                with suppress(WorkerDiedError):  # nothing of the row is looked at: it died of something else
+                    return await self._call("give_up", rows, row_format, alone=False)
+
+        answered = await answer_block(rows, send, give_up)
+        failed = next((each for each in answered if failure_in(each)), None)
+        return pa.concat_tables(answered) if failed is None else failed
+
+    async def _call(self, method: str, rows: pa.Table, row_format: bytes, *, alone: bool) -> pa.Table:
+        """Call a method of the decoder that has the fewest blocks. Raises `WorkerDiedError`."""
         while True:
             place = await self._least_busy()
             self._blocks[place] += 1
             try:
-                return await self._decoders[place].answer.remote(rows, row_format)
-            except RayActorError:
+                async with self._turns[place].turn(alone=alone):
+                    if place in self._up:  # it may have died while this waited
+                        return await getattr(self._decoders[place], method).remote(rows, row_format)
+            except RayActorError as error:
                 if place in self._up:
                     self._up.remove(place)
                     self._joining[place] = asyncio.create_task(self._join(place))
+                raise WorkerDiedError from error
             finally:
                 self._blocks[place] -= 1
 

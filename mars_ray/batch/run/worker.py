@@ -20,6 +20,7 @@ from mars_ray.batch.rows.row_format import ParsedRow, RowFormat
 from mars_ray.batch.rows.row_ids import RowId
 from mars_ray.batch.rows.row_result import RowResult, as_json
 from mars_ray.batch.run.isolation import Isolation
+from mars_ray.batch.run.time_limit import TimeLimit
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.errors import (
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 LOOK_AHEAD = 16
 """Rows that wait in the engine, so that a row of its batch that becomes free is taken at once."""
+PARSE_SECONDS = 10.0
+"""Time to check a row and to render its prompt; a thousand messages take milliseconds."""
 DEATHS = 3
 """So many engines may die one after the other while they start, or with a row in them: first with one row of many, then
 with that row alone."""
@@ -56,6 +59,7 @@ class Worker:
         self._name, self._start_engine = name, start_engine
         self._places, self._ready_s = asyncio.Semaphore(0), 0.0
         self._isolation, self._numbers, self._feeding = Isolation(), count(), feeding
+        self._parsing = TimeLimit(PARSE_SECONDS)
         self._engine: asyncio.Future[AsyncEngine] | None = None
 
     async def start(self) -> None:
@@ -67,6 +71,13 @@ class Worker:
     async def answer(self, row_format: RowFormat, row_ids: Sequence[RowId], raws: Sequence[bytes]) -> list[RowResult]:
         """Return the results in the order of the rows. Raises `RunError` when no engine starts."""
         return list(await asyncio.gather(*map(partial(self._result, row_format), row_ids, raws)))
+
+    def give_up(self, row_format: RowFormat, row_ids: Sequence[RowId], raws: Sequence[bytes]) -> list[RowResult]:
+        """Return results that say that workers die of these rows, of which nothing is looked at."""
+        error = RunError(
+            f"{DEATHS} workers died one after the other while this row was in them, the last with it alone"
+        )
+        return [self._failed(row_format, row_id, raw, error) for row_id, raw in zip(row_ids, raws, strict=True)]
 
     async def close(self) -> None:
         """Stop the engine."""
@@ -96,15 +107,26 @@ class Worker:
             if row_id.repeated:
                 raise BadRecordError(f"its id {row_id.id!r} is that of an earlier row; give each row one of its own")
             async with self._places:
-                row = row_format.parse(row_id.id, raw)
+                row = await self._parsed(row_format, row_id.id, raw)
                 return self._answered(row_format, row_id.key, row, await self._decoded(row))
         except (BadRecordError, RequestError, StepError, EngineHungError, ReplicaLostError) as error:
-            return RowResult(
-                key=row_id.key,
-                error=as_json(row_format.error_record(row_id.id, raw, error)),
-                error_kind=_error_kind(error),
-                **self._origin(),
-            )
+            return self._failed(row_format, row_id, raw, error)
+
+    async def _parsed(self, row_format: RowFormat, id: str, raw: bytes) -> ParsedRow:
+        try:
+            return await self._parsing.run(partial(row_format.parse, id, raw))
+        except TimeoutError:
+            raise BadRecordError(
+                f"the chat template did not render it in {PARSE_SECONDS:g} s; shorten it, or mend the template"
+            ) from None
+
+    def _failed(self, row_format: RowFormat, row_id: RowId, raw: bytes, error: MarsRayError) -> RowResult:
+        return RowResult(
+            key=row_id.key,
+            error=as_json(row_format.error_record(row_id.id, raw, error)),
+            error_kind=_error_kind(error),
+            **self._origin(),
+        )
 
     def _origin(self) -> dict[str, Any]:
         return {"worker": self._name, "age_s": time.monotonic() - self._ready_s}

@@ -27,7 +27,7 @@ CPU_SECONDS = 1.0
 """Processor time of a grammar. A thousand optional properties take 0.1 s."""
 MEMORY_BYTES = 64 << 20
 """Memory that a grammar may take. A thousand optional properties take 9 MB."""
-WALL_SECONDS = 20
+WALL_SECONDS = 60
 """Time after which a check on a machine without a free processor is given up."""
 WALK_TOKENS = 48
 """Masks computed behind the first one: some grammars are slow only there."""

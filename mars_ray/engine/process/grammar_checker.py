@@ -16,7 +16,7 @@ from dataclasses import asdict
 from itertools import count
 from typing import Any
 
-from mars_ray.engine.grammar.library import GrammarTokenizer
+from mars_ray.engine.grammar.library import GrammarTokenizer, unusable
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.errors import GrammarError, StepError
 
@@ -47,7 +47,7 @@ class GrammarChecker:
             yield
 
     async def cost(self, spec: GrammarSpec) -> int:
-        """Return the bytes that a grammar takes. Raises `GrammarError`; `StepError` when it cannot be checked now."""
+        """Return the bytes that a grammar takes. Raises `GrammarError`; `StepError` when it cannot be found out."""
         digest = hashlib.sha256(f"{spec.kind} {spec.text}".encode(errors="surrogatepass")).digest()
         if digest not in self._known:
             self._known[digest] = await self._checked(spec)
@@ -83,7 +83,7 @@ class GrammarChecker:
                 return size
             case {"error": str(reason)}:
                 return reason
-        raise StepError("the machine is too busy to check the grammar. Send the request again later.")
+        raise unusable(spec, "this busy machine did not compile it in time; simplify it, or try again later")
 
     async def _started(self) -> asyncio.subprocess.Process:
         async with self._starting:

@@ -1,0 +1,46 @@
+"""Interrupt a function of Python that may never end, such as the chat template of a model."""
+
+import asyncio
+import ctypes
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class _TooLong(BaseException):
+    """Raised in the thread by another: no handler of `Exception` may catch it."""
+
+
+class TimeLimit:
+    """Runs one function at a time, and none for longer than `seconds`, which count from its own start."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._thread = seconds, ThreadPoolExecutor(1)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Return what `work` returns. Raises `TimeoutError`; what runs outside of Python is not interrupted."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._limited, work)
+
+    def _limited(self, work: Callable[[], T]) -> T:
+        thread, ended, changing = threading.get_ident(), False, threading.Lock()
+
+        def interrupt() -> None:
+            with changing:
+                if not ended:
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_TooLong))
+
+        timer = threading.Timer(self._seconds, interrupt)
+        timer.daemon = True
+        timer.start()
+        try:
+            try:
+                return work()
+            finally:
+                with changing:
+                    ended = True
+                timer.cancel()
+        except _TooLong:
+            raise TimeoutError from None
