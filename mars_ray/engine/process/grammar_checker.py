@@ -90,7 +90,7 @@ class GrammarChecker:
             if self._process is None or self._reading is None or self._reading.done():
                 await self.close()
                 self._process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "mars_ray.engine.grammar.check_worker"),
+                    *(sys.executable, "-P", "-m", "mars_ray.engine.grammar.check_worker"),
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                 )
