@@ -1,6 +1,8 @@
 # mars-ray with all it needs, on a processor or on CUDA (torch's wheels on PyPI are those for CUDA):
 #   docker build --tag mars-ray:0.1.0 .
-#   docker build --tag mars-ray:0.1.0-cuda --build-arg PIP_EXTRA_INDEX_URL= .
+#   docker build --tag mars-ray:0.1.0-cuda --build-arg TORCH_INDEX_URL=https://pypi.org/simple .
+# A name of an image can be given another content: for builds that are the same tomorrow, write its digest
+# behind the name (debian:bookworm-slim@sha256:..., see `docker buildx imagetools inspect debian:bookworm-slim`).
 FROM debian:bookworm-slim
 
 # The compiler makes the engine's kernels at its first start, for the processor it then finds.
@@ -15,11 +17,12 @@ RUN useradd --uid 1000 --create-home --shell /bin/bash mars \
 RUN python3 -m venv /opt/mars-ray
 ENV PATH=/opt/mars-ray/bin:$PATH
 
-# Where pip finds the wheels of torch for a processor. What is pinned below is the same from either place.
-ARG PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+# Where the wheel of torch for a processor is. It is asked for torch alone: an index beside PyPI could answer for any package.
+ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
 WORKDIR /opt/mars-ray/source
 COPY constraints.txt ./
 # What is large and seldom changes comes first, in a layer of its own.
+RUN pip install --no-cache-dir --no-deps --constraint constraints.txt --index-url "$TORCH_INDEX_URL" torch
 RUN pip install --no-cache-dir --constraint constraints.txt torch 'ray[data,serve,train]'
 COPY pyproject.toml README.md LICENSE ./
 COPY mars_ray ./mars_ray

@@ -43,10 +43,11 @@ def image(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         pytest.skip(reason)
     environment, paths = machine_pip()
     arguments = {}
+    pypi = environment.get("PIP_INDEX_URL", "https://pypi.org/simple")
     if request.param == "cuda":  # of PyPI, not of the folder that this machine may have
-        arguments["PIP_EXTRA_INDEX_URL"] = environment["PIP_FIND_LINKS"] = ""
+        arguments["TORCH_INDEX_URL"], environment["PIP_FIND_LINKS"] = pypi, ""
     elif "PIP_FIND_LINKS" in environment:  # which may be all there is, where torch's own index cannot be reached
-        arguments["PIP_EXTRA_INDEX_URL"] = environment.pop("PIP_EXTRA_INDEX_URL", "")
+        arguments["TORCH_INDEX_URL"] = pypi
     root = tmp_path_factory.mktemp("image") / "root"
     image = Image(root, CONTEXT, arguments, environment, paths)
     try:

