@@ -1,7 +1,9 @@
 """Code of a model is judged by its tests, and can do nothing else."""
 
+import ctypes
 import json
 import os
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from mars_ray.errors import ConfigError, RunError
 from mars_ray.evaluation.scoring import code_check
 from mars_ray.evaluation.scoring.code_check import check_sandbox, passes, program_of
+from mars_ray.evaluation.scoring.sandboxed_program import KEYCTL
 
 PROMPT = 'import math\n\n\ndef area(r):\n    """The area of a circle."""\n'
 TEST = "def check(candidate):\n    assert round(candidate(1), 2) == 3.14\n"
@@ -117,7 +120,7 @@ def test_code_that_never_ends_is_stopped_with_its_children(monkeypatch: pytest.M
     stay = "os.fork(); os.setsid(); ctypes.CDLL(None).prctl(1, 0, 0, 0, 0); time.sleep(600)"
     assert not passes(FACTS, f"    import ctypes, os, time\n    {stay}\n")
     launched = [
-        each for each in psutil.process_iter(["cmdline"]) if code_check._LAUNCHER in (each.info["cmdline"] or ())
+        each for each in psutil.process_iter(["cmdline"]) if code_check._PROGRAM in (each.info["cmdline"] or ())
     ]
     _, staying = psutil.wait_procs(launched, timeout=60)  # what is killed takes a moment to be gone
     assert not staying
@@ -141,7 +144,86 @@ def test_a_sandbox_that_does_not_start_is_no_wrong_answer(monkeypatch: pytest.Mo
 
 
 def test_a_body_continues_the_prompt_and_a_whole_function_replaces_it() -> None:
-    tested = [TEST, "check(area)"]
-    assert program_of(PROMPT, TEST, "area", BODY) == [PROMPT + BODY, *tested]
+    head = "import math\n\n\n"
+    tests = {"head": head, "test": TEST, "entry_point": "area"}
+    assert program_of(PROMPT, TEST, "area", BODY) == {"answer": [PROMPT + BODY], **tests}
     whole = "def area(r):\n    return 3\n"
-    assert program_of(PROMPT, TEST, "area", whole) == ["import math\n\n\n", whole, *tested]
+    assert program_of(PROMPT, TEST, "area", whole) == {"answer": [head, whole], **tests}
+
+
+@pytest.mark.parametrize(
+    "trick",
+    [
+        f"    import os; os._exit({code_check.PASSED})\n",
+        f"    raise SystemExit({code_check.PASSED})\n",
+        f"    import os, signal; os.kill(os.getppid(), signal.SIGKILL); os._exit({code_check.PASSED})\n",
+        "    class Any:\n        def __round__(self, _): return 3.14\n    return Any()\n",
+        "    class Any(float):\n        def __round__(self, _): return 3.14\n    return Any(1)\n",
+        "    class Any(float):\n        def __eq__(self, _): return True\n    return Any(1)\n",
+        "    import builtins; builtins.round = lambda *_: 3.14; return 1\n",
+        "    import sys; sys.modules['__main__'].judge = lambda *_: None; return 1\n",
+        "    import sys\n    frame = sys._getframe()\n    while frame.f_back: frame = frame.f_back\n"
+        "    return frame.f_globals['program']['test']\n",
+    ],
+)
+def test_an_answer_passes_by_its_values_alone(trick: str) -> None:
+    assert not passes(FACTS, trick)
+
+
+def test_an_answer_cannot_write_into_the_judge() -> None:
+    attach = "assert ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0) == -1"  # PTRACE_ATTACH
+    assert passes(FACTS, f"    import ctypes, os; {attach}\n{BODY}")
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        ("collections.Counter('aab')", "{'a': 2, 'b': 1}"),
+        ("(1, [2.5, {3}], None, True)", "(1, [2.5, {3}], None, True)"),
+        ("{1: ('a', b'b')}", "{1: ('a', b'b')}"),
+        ("float('inf')", "float('inf')"),
+        ("1j", "1j"),
+        ("frozenset('a')", "frozenset('a')"),
+    ],
+)
+def test_values_of_python_s_own_types_come_to_the_tests_as_they_are(returned: str, expected: str) -> None:
+    test = f"def check(candidate):\n    assert candidate(1) == {expected}\n"
+    facts = json.dumps({"prompt": PROMPT, "test": test, "entry_point": "area"})
+    assert passes(facts, f"    import collections\n    return {returned}\n")
+
+
+def test_tests_find_the_functions_above_the_one_that_is_asked_for() -> None:
+    prompt = f"def twice(x):\n    return 2 * x\n\n\n{PROMPT}"
+    test = "def check(candidate):\n    assert candidate(1) == twice(area(0.5))\n"
+    facts = json.dumps({"prompt": prompt, "test": test, "entry_point": "area"})
+    assert passes(facts, "    return r\n")
+
+
+def test_an_error_of_the_answer_is_one_of_its_kind_in_the_tests() -> None:
+    test = "def check(candidate):\n    try: candidate(0)\n    except ZeroDivisionError: return\n    assert False\n"
+    facts = json.dumps({"prompt": PROMPT, "test": test, "entry_point": "area"})
+    assert passes(facts, "    return 1 / r\n")
+    assert not passes(facts, "    return {}[r]\n")
+
+
+def test_memory_that_poses_as_a_file_is_limited() -> None:
+    fill = f"os.write(os.memfd_create('x'), bytes(1024)) if n else os.truncate(fd, {2 * code_check.FOLDER_BYTES_MAX})"
+    assert not passes(FACTS, f"    import os\n    fd = os.memfd_create('x')\n    for n in (1, 0): {fill}\n{BODY}")
+    assert passes(FACTS, f"    import os\n    assert os.write(os.memfd_create('x'), bytes(1024)) == 1024\n{BODY}")
+
+
+def test_code_makes_no_user_namespace() -> None:
+    bwrap = shutil.which("bwrap")
+    if not bwrap or not code_check._without_namespaces(bwrap):
+        pytest.skip("this bubblewrap cannot forbid them here")
+    unshare = "assert ctypes.CDLL(None).unshare(0x10000000) == -1"  # CLONE_NEWUSER
+    assert passes(FACTS, f"    import ctypes; {unshare}\n{BODY}")
+
+
+def test_code_has_not_the_keys_of_whoever_evaluates() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    number = KEYCTL[os.uname().machine]
+    if libc.syscall(number - 2, b"user", b"mars-ray-secret", b"s", 1, -3) == -1:  # add_key, to the session's keyring
+        pytest.skip(f"no keys here: {os.strerror(ctypes.get_errno())}")
+    search = f"ctypes.CDLL(None).syscall({number}, 10, -3, b'user', b'mars-ray-secret', 0)"  # KEYCTL_SEARCH
+    assert passes(FACTS, f"    import ctypes; assert {search} == -1\n{BODY}")
