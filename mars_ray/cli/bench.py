@@ -17,7 +17,13 @@ Peers = Annotated[
     str | None,
     typer.Option(help="Compare with other engines instead, of 'llama.cpp,openvino'; they are extras."),
 ]
-ApiKey = Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as a bearer token.")]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        envvar="OPENAI_API_KEY",
+        help="Sent as a bearer token. Other users of this machine see it in ps: better set the variable.",
+    ),
+]
 LoadTrace = Annotated[
     str | None,
     typer.Option(help="'poisson:RATE' per second or an Azure trace .csv.gz; without one, clients take turns."),

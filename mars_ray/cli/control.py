@@ -20,7 +20,13 @@ threshold_app = typer.Typer(
 )
 
 Url = Annotated[str, typer.Option(help="A running `mars-ray serve`.")]
-ApiKey = Annotated[str | None, typer.Option(envvar="MARS_RAY_API_KEY", help="A key of the role 'operate'.")]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        envvar="MARS_RAY_API_KEY",
+        help="A key of the role 'operate'. Other users of this machine see it in ps: better set the variable.",
+    ),
+]
 ServiceClass = Annotated[str | None, typer.Option("--class", help="A class of service; all by default.")]
 URL = "http://127.0.0.1:8000"
 EVERY_SECONDS = 1.0

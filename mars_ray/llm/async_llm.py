@@ -110,7 +110,7 @@ class AsyncLLM:
             yield chunk
 
     async def _answer(self, request: Request) -> RequestOutput:
-        collector = RequestCollector(request.prompt, request.sampling.n)
+        collector = RequestCollector(request, self.tokenizer)
         async for chunk in self.engine.generate(request, stream=False):
             collector.add(chunk)
         return collector.output()

@@ -4,6 +4,8 @@ import sys
 from collections.abc import Sequence
 from typing import Self
 
+from transformers import PreTrainedTokenizerBase
+
 from mars_ray.adapter.card import resolve_adapter, unnamed
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.core.load import load_engine
@@ -62,8 +64,8 @@ class LLM:
         """Continue one prompt or several, and return what came of each in their order.
 
         A prompt is a text or a sequence of token ids. `threshold` is the confidence that a token ahead needs: at 1,
-        the default, each is verified and the answers are those of one token at a time; lower is faster. `mode` is
-        "threshold", "exact" or "ar" (one token at a time). `schema` is a JSON schema that every answer holds to.
+        the default, each is verified and the answers are those of one token at a time; a lower one accepts
+        tokens without verifying them, which is faster where positions of a forward are cheap. `mode` is "threshold", "exact" or "ar" (one token at a time). `schema` is a JSON schema that every answer holds to.
         `progress` shows how far the work is; by default it does so on a terminal.
 
         Raises `RequestError` before any work for a prompt or a value that cannot be served. What fails in the middle
@@ -111,14 +113,16 @@ class LLM:
         if progress is None:
             progress = sys.stderr.isatty()
         if not progress:
-            return answer_all(self.engine, requests, None)
+            return answer_all(self.engine, self.tokenizer, requests, None)
         with ProgressLine("answers", total=len(requests)) as line:
-            return answer_all(self.engine, requests, line)
+            return answer_all(self.engine, self.tokenizer, requests, line)
 
 
-def answer_all(engine: Engine, requests: Sequence[Request], progress: ProgressLine | None) -> list[RequestOutput]:
+def answer_all(
+    engine: Engine, tokenizer: PreTrainedTokenizerBase, requests: Sequence[Request], progress: ProgressLine | None
+) -> list[RequestOutput]:
     """Return the answers to requests in their order; those still running are cancelled when it is interrupted."""
-    collectors = {request.id: RequestCollector(request.prompt, request.sampling.n) for request in requests}
+    collectors = {request.id: RequestCollector(request, tokenizer) for request in requests}
     finished = tokens = forwards = 0
     try:
         for chunks in run_steps(engine, requests):

@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
+from transformers import PreTrainedTokenizerBase
+
 from mars_ray.engine.chunk import Chunk, FinishReason, TokenLogprobs
+from mars_ray.engine.request import Request
 from mars_ray.errors import MarsRayError
 
 
@@ -33,9 +36,15 @@ class CompletionOutput:
 class RequestOutput:
     """The answers to one prompt. `text` and what follows are those of the first of them."""
 
+    request_id: str
+    """Tells requests of this process from one another."""
+    prompt: str
+    """The text of the prompt's tokens, special tokens included: of a conversation what the chat template made of it."""
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
     """The answers, as many as `SamplingParams.n`, in the order of their index."""
+    finished: bool = True
+    """Always true, as in vLLM: what is returned has ended."""
 
     @property
     def text(self) -> str:
@@ -61,10 +70,10 @@ class RequestOutput:
 class RequestCollector:
     """Puts the chunks of one request together."""
 
-    def __init__(self, prompt_token_ids: tuple[int, ...], n: int) -> None:
-        self._prompt_token_ids = prompt_token_ids
-        self._chunks: list[list[Chunk]] = [[] for _ in range(n)]
-        self._running = n
+    def __init__(self, request: Request, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._request, self._tokenizer = request, tokenizer
+        self._chunks: list[list[Chunk]] = [[] for _ in range(request.sampling.n)]
+        self._running = request.sampling.n
 
     def add(self, chunk: Chunk) -> None:
         """Take a chunk of any of the n answers."""
@@ -79,7 +88,13 @@ class RequestCollector:
     def output(self) -> RequestOutput:
         """Return the answers, once all have ended."""
         outputs = tuple(_completion(index, chunks) for index, chunks in enumerate(self._chunks))
-        return RequestOutput(prompt_token_ids=self._prompt_token_ids, outputs=outputs)
+        prompt = self._request.prompt
+        return RequestOutput(
+            request_id=self._request.id,
+            prompt=self._tokenizer.decode(list(prompt)),
+            prompt_token_ids=prompt,
+            outputs=outputs,
+        )
 
 
 def _completion(index: int, chunks: list[Chunk]) -> CompletionOutput:

@@ -9,6 +9,7 @@ Names and meanings: OpenAI API reference, as the types of the `openai` package s
 `mode` and `block` are ours.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
@@ -52,6 +53,10 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "web_search_options": (),
 }
 """Fields that are not supported, with the values that are accepted because they ask for nothing; null always is."""
+
+
+TOOLS = frozenset(("function_call", "functions", "tool_choice", "tools"))
+"""Those of them that ask for calls of functions."""
 
 
 class StreamOptions(RequestBody):
@@ -111,6 +116,17 @@ def _few_biases(biases: Any) -> Any:
 LogitBias = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_few_biases)]
 
 
+def _not_supported(names: Sequence[str]) -> str:
+    """Return why fields are refused, all in one error, and what to do instead."""
+    if len(names) == 1:
+        told = f"{names[0]} is not supported by this server; leave it out."
+    else:
+        told = f"{', '.join(names[:-1])} and {names[-1]} are not supported by this server; leave them out."
+    if TOOLS.isdisjoint(names):
+        return told
+    return f"{told} For an answer of a given form, use response_format of the type json_schema."
+
+
 class GenerateRequest(RequestBody):
     """The fields that chat and completion requests share. Limits, and what depends on the model, `translate` checks."""
 
@@ -151,11 +167,9 @@ class GenerateRequest(RequestBody):
         if not isinstance(value, dict):
             return value
         kept = {name: item for name, item in value.items() if item is not None and name not in IGNORED}
-        for name, neutral in NEUTRAL.items():
-            if name in kept and kept.pop(name) not in neutral:
-                raise ApiError.bad_request(
-                    f"{name} is not supported by this server; leave it out.", name, "unsupported_parameter"
-                )
+        refused = [name for name in value if name in NEUTRAL and name in kept and kept.pop(name) not in NEUTRAL[name]]
+        if refused:
+            raise ApiError.bad_request(_not_supported(refused), refused[0], "unsupported_parameter")
         return kept
 
     @property

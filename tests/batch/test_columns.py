@@ -4,10 +4,12 @@ import json
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.batch.rows.columns import OURS, Survey, table_of
+from mars_ray.batch.rows.columns import COLUMNS_MAX, OURS, Survey, table_of
+from mars_ray.errors import DataError
 
 OURS_GIVEN = {"id": "a", "sample": 0, "prompt": "p", "text": "t", "tokens": 3, "forwards": 2, "tokens_per_forward": 1.5}
 values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters(codec="utf-8"))
@@ -73,3 +75,10 @@ def test_what_is_no_object_is_a_row_too() -> None:
     survey = Survey()
     survey.look([b"no json", b"[1]", b'{"a": 1}'])
     assert (survey.rows, survey.kinds) == (3, {"a": "int"})
+
+
+def test_rows_with_ever_new_columns_are_refused_with_the_bound() -> None:
+    survey = Survey()
+    survey.look(json.dumps({f"column {number}": 1}).encode() for number in range(COLUMNS_MAX))
+    with pytest.raises(DataError, match="more than 1000 different columns"):
+        survey.look([b'{"one more": 1}'])

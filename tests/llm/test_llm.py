@@ -77,6 +77,14 @@ class Person(BaseModel):
     city: str
 
 
+def test_outputs_have_the_fields_of_vllms(llm: LLM) -> None:
+    one, other = llm.chat(["Hello", "Hello"], SamplingParams(max_tokens=2))
+    assert one.finished and one.request_id != other.request_id
+    assert "Hello" in one.prompt and llm.tokenizer(one.prompt)["input_ids"] == list(one.prompt_token_ids)
+    [plain] = llm.generate("1, 2, 3", SamplingParams(max_tokens=2))
+    assert plain.prompt == "1, 2, 3"
+
+
 @pytest.mark.parametrize("schema", [Person, Person.model_json_schema()])
 def test_answers_hold_to_a_schema(llm: LLM, schema: type[BaseModel] | dict[str, Any]) -> None:
     [output] = llm.chat(JSON, SamplingParams(max_tokens=64), schema=schema)

@@ -281,3 +281,10 @@ def test_whatever_a_caller_names_itself_a_request_is_one_line(caplog: pytest.Log
     assert len(record.getMessage().splitlines()) == 1
     assert json.loads(record.getMessage())["path"] == path
     assert json.loads(record.getMessage())["prompt_tokens"] == 3
+
+
+def test_no_more_than_200_characters_of_a_path_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="mars_ray.requests")
+    log_exchange(Exchange(request_id="1", method="GET", path="/" + "\u2028" * 16_000, arrived_unix_s=1.0, key="ada"))
+    [record] = caplog.records
+    assert len(json.loads(record.getMessage())["path"]) == 200

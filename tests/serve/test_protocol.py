@@ -84,6 +84,21 @@ def test_what_is_not_supported_is_refused_by_name_unless_it_asks_for_nothing(
         BODIES[path].model_validate(LEAST[path] | {name: value})
 
 
+def test_what_is_not_supported_is_refused_together_with_what_to_do_instead(plain: httpx2.Client) -> None:
+    fields = {name: CHANGING[name] for name in ("tools", "tool_choice", "verbosity")}
+    said = check_error(plain.post(CHAT, json=LEAST[CHAT] | fields), 400, param="tools", code="unsupported_parameter")
+    assert said.startswith("tools, tool_choice and verbosity are not supported")
+    assert "response_format of the type json_schema" in said
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/responses", "/v1/messages", "/v1/embeddings", "/v1/audio/speech", "/v1/assistants", "/v1/", "/v1"]
+)
+def test_a_path_of_another_api_is_a_404_that_names_what_is_served(plain: httpx2.Client, path: str) -> None:
+    for response in (plain.post(path, json=LEAST[CHAT]), plain.get(path)):
+        assert "/v1/chat/completions, /v1/completions" in check_error(response, 404, code="unknown_url")
+
+
 @pytest.mark.parametrize("path", BODIES)
 def test_what_does_not_change_the_answer_is_accepted_whatever_it_says(plain: httpx2.Client, path: str) -> None:
     for value in ("x", 5, {"a": [1]}, True, None):

@@ -34,6 +34,7 @@ def give_key(page: Page, key: str) -> None:
 
 def ask(page: Page, prompt: str, threshold: float | None = None) -> None:
     if threshold is not None:
+        page.locator("#mode-a").select_option("threshold")
         page.locator("#threshold-a").fill(str(threshold))
     page.locator("#prompt").fill(prompt)
     page.keyboard.press("Enter")
@@ -180,7 +181,6 @@ def test_the_copies_as_curl_and_as_python_give_the_answer_of_the_page(
         '{"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}}, "required": ["name"],'
         ' "additionalProperties": false}'
     )
-    page.locator("#threshold-a").fill("1")
     page.locator("#prompt").fill('It\'s "Oscar" \\ $HOME `id`\n34, é 🙂')
     curl, python = copied(page, "As curl"), copied(page, "As Python")
     page.locator("#send").click()
@@ -200,3 +200,29 @@ def test_the_copies_as_curl_and_as_python_give_the_answer_of_the_page(
         assert answer["choices"][0]["message"]["content"] == shown
     else:
         pytest.skip("no curl on the PATH; the copy as Python ran")
+
+
+def test_the_copies_end_with_a_turn_of_the_user_before_and_after_an_answer(
+    page: Page, locked: Served, keys: dict[str, str]
+) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    opened(page, locked, keys["use"])
+    example = page.locator("#prompt").get_attribute("placeholder")
+    assert asked_in(copied(page, "As Python")) == [{"role": "user", "content": example}]
+    ask(page, PROMPT)
+    ended(page)
+    assert asked_in(copied(page, "As Python")) == [{"role": "user", "content": PROMPT}]
+    page.locator("#prompt").fill("And now?")
+    assert [each["role"] for each in asked_in(copied(page, "As Python"))] == ["user", "assistant", "user"]
+
+
+def asked_in(python: str) -> list[dict[str, str]]:
+    """The messages that a copy as Python sends."""
+    [messages] = re.findall(r"^    messages=(.*),$", python, re.MULTILINE)
+    found: list[dict[str, str]] = json.loads(messages)
+    return found
+
+
+def test_the_playground_opens_at_exact(page: Page, locked: Served, keys: dict[str, str]) -> None:
+    opened(page, locked, keys["use"])
+    expect(page.locator("#mode-a")).to_have_value("exact")

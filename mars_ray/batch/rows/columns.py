@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from mars_ray.batch.rows.row_format import JsonRecord
 from mars_ray.data.records import parse_object
-from mars_ray.errors import BadRecordError
+from mars_ray.errors import BadRecordError, DataError
 
 Kind = Literal["bool", "int", "long", "float", "text", "json"]
 """Kinds of values; `long` is an integer that no float64 may hold."""
@@ -42,6 +42,9 @@ OURS: dict[str, pa.DataType] = {
     "token_ids": pa.list_(pa.int64()),
     "accepted": pa.list_(pa.int64()),
 }
+COLUMNS_MAX = 1000
+"""Different columns that the rows of an input may have together: each costs memory in every row of the output."""
+
 INT64 = range(-(2**63), 2**63)
 FLOAT64 = range(-(2**53), 2**53 + 1)
 """Integers that a float64 holds exactly."""
@@ -56,7 +59,7 @@ class Survey:
     """The kind of each column; None where no value was seen."""
 
     def look(self, raws: Iterable[bytes]) -> None:
-        """Take more rows into account. What is no JSON object is a row too."""
+        """Take more rows into account. What is no JSON object is a row too. Raises `DataError` for too many columns."""
         for raw in raws:
             self.rows += 1
             try:
@@ -65,6 +68,11 @@ class Survey:
                 continue
             for name, value in fields.items():
                 self.kinds[name] = _both(self.kinds.get(name), _kind(value))
+            if len(self.kinds) > COLUMNS_MAX:
+                raise DataError(
+                    f"the first {self.rows} rows have more than {COLUMNS_MAX} different columns, and each becomes "
+                    "one of the output. Put values whose names differ from row to row into one object column."
+                )
 
 
 def table_of(texts: Sequence[str], kinds: dict[str, Kind | None]) -> pa.Table:

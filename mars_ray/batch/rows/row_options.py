@@ -34,7 +34,7 @@ PARAMETERS = frozenset(
 
 def sampling_of(id: str, columns: JsonRecord, job: SamplingParams) -> SamplingParams:
     """Return how the row is sampled. Raises `RequestError` for values out of range and for unknown parameters."""
-    asked = _asked(columns, *COLUMNS) | _asked_in_sampling(columns.get("sampling"))
+    asked = _asked(columns, *COLUMNS) | asked_in_sampling(columns.get("sampling"))
     for name in WHOLE:
         value = asked.get(name)
         if isinstance(value, float) and value.is_integer():  # parquet has such where some rows have none
@@ -72,7 +72,8 @@ def _asked(columns: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: columns[name] for name in names if columns.get(name) is not None}
 
 
-def _asked_in_sampling(sampling: Any) -> dict[str, Any]:
+def asked_in_sampling(sampling: Any) -> dict[str, Any]:
+    """Return the parameters that a row's `sampling` has. Raises `RequestError` for what is no parameter."""
     if sampling is None:
         return {}
     if not isinstance(sampling, dict):

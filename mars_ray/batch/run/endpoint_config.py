@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from openai.types.chat.chat_completion import ChatCompletion
 
+from mars_ray.batch.rows.row_options import asked_in_sampling
 from mars_ray.batch.rows.row_result import RowResult, as_json
 from mars_ray.errors import BadRecordError, ConfigError
 
@@ -25,7 +26,7 @@ class EndpointProcessorConfig:
     """Name of a Serve application on this cluster, made by `build_openai_app` or `build_deployment`."""
     model: str | None = None
     """What the endpoint calls the model; None takes the first it lists."""
-    api_key: str = "none"
+    api_key: str = field(default="none", repr=False)
     threshold: float | None = None
     """Confidence that a token ahead needs, for rows that name none; None leaves it to the endpoint."""
     mode: Literal["ar", "threshold", "exact"] | None = None
@@ -50,14 +51,17 @@ class EndpointProcessorConfig:
 
 
 def body_of(raw: bytes, config: EndpointProcessorConfig) -> dict[str, Any]:
-    """Return the body that asks what a row asks, without the name of the model. Raises `BadRecordError`."""
+    """Return the body that asks what a row asks, without the name of the model.
+
+    Raises `BadRecordError`, and `RequestError` where `sampling` names what is no parameter of sampling.
+    """
     asked = json.loads(raw)
     messages = asked.get("messages")
     if messages is None:
         if asked.get("prompt") is None:
             raise BadRecordError("it has neither 'prompt' nor 'messages'")
         messages = [{"role": "user", "content": asked["prompt"]}]
-    sampling = {**config.sampling, **(asked.get("sampling") or {})}
+    sampling = {**config.sampling, **asked_in_sampling(asked.get("sampling"))}
     if (schema := sampling.pop("schema", None)) is not None:
         schema = json.loads(schema) if isinstance(schema, str) else schema
         sampling["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}

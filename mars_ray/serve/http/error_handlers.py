@@ -13,6 +13,12 @@ from mars_ray.openai_api.api_error import ApiError, api_error, internal_error
 from mars_ray.openai_api.validation_errors import validation_error
 from mars_ray.serve.middleware.exchange import Exchange
 
+NOT_SERVED = (
+    "nothing is served at this path. This server has /v1/chat/completions, /v1/completions, /v1/models, /tokenize and "
+    "/detokenize; /openapi.json describes them."
+)
+"""It names no path that was asked for: clients of OpenAI's other APIs see what there is instead."""
+
 
 def add_error_handlers(app: FastAPI, retry_after_s: Callable[[], int]) -> None:
     """Add a handler for each kind of error to `app`; `retry_after_s` says when to try again."""
@@ -34,6 +40,8 @@ def add_error_handlers(app: FastAPI, retry_after_s: Callable[[], int]) -> None:
     async def no_such_route(request: Request, error: HTTPException) -> Response:
         # What Starlette raises itself: no such path, method not allowed, a body that is no text.
         found = ApiError(error.status_code, f"{error.detail}.", type="invalid_request_error", headers=error.headers)
+        if error.status_code == 404:
+            found = ApiError(404, NOT_SERVED, type="not_found_error", code="unknown_url")
         return _response(request, found)
 
     @app.exception_handler(ClientDisconnect)

@@ -11,6 +11,9 @@ from dataclasses import asdict
 
 from mars_ray.serve.middleware.exchange import Exchange
 
+PATH_CHARS = 200
+"""Characters of a path that are logged: strangers choose it, and each may become six of JSON."""
+
 log = logging.getLogger("mars_ray.requests")
 
 
@@ -19,6 +22,7 @@ def log_exchange(exchange: Exchange) -> None:
     if exchange.key is not None or exchange.code is not None:
         fields = asdict(exchange)
         fields |= fields.pop("usage") or {}
+        fields["path"] = exchange.path[:PATH_CHARS]
         log.info(json.dumps({name: _rounded(value) for name, value in fields.items() if value is not None}))
 
 

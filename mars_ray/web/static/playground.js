@@ -60,12 +60,15 @@ async function send() {
   $("prompt").value = "";
   running = new AbortController();
   switchTo(true);
-  await Promise.all(answers.map((each, number) => answer(each, settings[number], running.signal)));
+  for (const [number, each] of answers.entries()) { // in turns: side by side they would share the engine
+    each.begin();
+    await answer(each, settings[number], running.signal);
+  }
   running = null;
   switchTo(false);
   if (answers[0].text) messages.push({ role: "assistant", content: answers[0].text });
   else messages.pop();
-  if (answers.length > 1) $("says").textContent = "Both ran on one engine at the same time. The chat goes on from the first.";
+  if (answers.length > 1) $("says").textContent = "They ran one after the other, so neither slowed the other down. The chat goes on from the first.";
   $("prompt").focus();
 }
 
@@ -97,16 +100,22 @@ function literal(value) {
 
 function showCode(title, write) {
   const text = $("prompt").value.trim();
-  if (text) messages.push({ role: "user", content: text });
   try {
-    $("code").textContent = write(bodyOf(setting("a")));
+    const body = bodyOf(setting("a"));
+    body.messages = asked(text);
+    $("code").textContent = write(body);
     $("code-title").textContent = title;
     $("code-dialog").showModal();
   } catch (error) {
     $("says").textContent = `The schema is no JSON: ${error.message}`;
-  } finally {
-    if (text) messages.pop();
   }
+}
+
+// What is asked next, or was asked last, or the example: code has to end with a user's turn, or nothing is answered.
+function asked(text) {
+  if (text) return [...messages, { role: "user", content: text }];
+  const turns = messages.slice(0, messages.findLastIndex((each) => each.role === "user") + 1);
+  return turns.length ? turns : [{ role: "user", content: $("prompt").placeholder }];
 }
 
 async function copy() {

@@ -1,0 +1,30 @@
+"""What a row asks of an endpoint, and what it cannot ask."""
+
+import json
+from typing import Any
+
+import pytest
+
+from mars_ray.batch.run.endpoint_config import EndpointProcessorConfig, body_of
+from mars_ray.errors import RequestError
+
+CONFIG = EndpointProcessorConfig(url="http://127.0.0.1:8000/v1", api_key="mars-secret", sampling={"max_tokens": 8})
+
+
+def test_sampling_of_a_row_passes_over_that_of_the_stage() -> None:
+    body = body_of(json.dumps({"prompt": "Hello", "sampling": {"max_tokens": 4, "top_p": 0.5}}).encode(), CONFIG)
+    assert (body["max_tokens"], body["top_p"]) == (4, 0.5)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [{"messages": []}, {"model": "other"}, {"service_tier": "default"}, {"stream": True}, "text", [1]],
+    ids=str,
+)
+def test_sampling_of_a_row_passes_parameters_of_sampling_alone(sampling: Any) -> None:
+    with pytest.raises(RequestError, match="sampling"):
+        body_of(json.dumps({"prompt": "Hello", "sampling": sampling}).encode(), CONFIG)
+
+
+def test_the_key_is_not_shown_with_the_settings() -> None:
+    assert "mars-secret" not in repr(CONFIG)
