@@ -64,6 +64,16 @@ def describe_raised_floor(name: str, asked: float, floor: float, reason: str) ->
     return f"class {name}: floor {asked:g} asked, {floor:g} in force, for {reason}" if reason else ""
 
 
+def describe_bounds(name: str, bounds: Bounds) -> str:
+    """Return in a sentence how far load moves the threshold of a class, and what stops it there."""
+    if bounds.floor >= bounds.ceiling:
+        moves = f"threshold {bounds.ceiling:g}, whatever the load"
+    else:
+        moves = f"thresholds from {bounds.ceiling:g} down to {bounds.floor:g}, by load"
+    asked = f"its floor is {bounds.asked:g}"
+    return f"class {name}: {moves}; no lower, as {f'{bounds.floor_reason} ({asked})' if bounds.floor_reason else asked}"
+
+
 def _quality_floor(plan: ControlPlan, profiles: Iterable[tuple[ProfilePoint, ...]]) -> tuple[float, str]:
     """Return the least threshold at which, and above which, nothing speaks against the quality asked for."""
     asked, calibrated = plan.settings.min_agreement, dict(plan.agreement)

@@ -12,7 +12,7 @@ from ray import serve
 from ray.serve.schema import ServeDeploySchema
 
 from mars_ray.control.core.ray_controller import remove_controllers
-from mars_ray.control.policies.bounds import bounds_of, describe_raised_floor
+from mars_ray.control.policies.bounds import bounds_of, describe_bounds
 from mars_ray.errors import ConfigError, ModelError, ServeError
 from mars_ray.model.folder import check_folder
 from mars_ray.model.resolve import resolve_model
@@ -96,18 +96,14 @@ def _say(line: str, started_s: float) -> None:
 
 
 def _thresholds(schema: ServeDeploySchema) -> list[str]:
-    """Say between which thresholds load moves answers, and why that is not what was asked; nothing where the model is
-    on other machines only."""
-    config, lines = parse_config(schema.applications[0].args), list[str]()
+    """Say between which thresholds load moves answers, and what stops it; nothing where the model is on other machines
+    only."""
+    config = parse_config(schema.applications[0].args)
     try:
         bounds = bounds_of(config.plan(resolve_model(config.model)), [])
     except ModelError:
-        return lines
-    for name, each in bounds.items():
-        raised = describe_raised_floor(name, each.asked, each.floor, each.floor_reason)
-        lines.append(f"class {name}: thresholds from {each.ceiling:g} down to {each.floor:g}, by load")
-        lines += [raised] if raised else []
-    return lines
+        return []
+    return [describe_bounds(name, each) for name, each in bounds.items()]
 
 
 def _check_this_machine(schema: ServeDeploySchema) -> None:
