@@ -128,7 +128,7 @@ def reports(replicas: int, seconds: range) -> list[list[ReplicaReport]]:
             profile=profiles[replica],
             step_time=times[replica],
             ttft_p95_s=0.1,
-            itl_p95_s=0.01,
+            tpot_p95_s=0.01,
         )
 
     return [

@@ -1,11 +1,11 @@
 """The load on one replica or on a cluster, as policies see it.
 
 In:    demand and speed.
-Out:   the share of its time that demand would take, at any thresholds; time per token.
+Out:   the share of its time that demand would take, at any thresholds, within a promised time per token.
 Never: decides.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -30,7 +30,7 @@ class ClusterLoad:
     rows: int
     """Rows of all replicas together."""
     ttft_p95_s: float | None
-    itl_p95_s: float | None
+    tpot_p95_s: float | None
     job: BatchJobState | None = None
     """The batch job they work on; None where callers make the load, and before the driver told of the job."""
 
@@ -39,35 +39,24 @@ class ClusterLoad:
         demand = self._class(name)
         return demand.requests_s * self.request_seconds(name, threshold)
 
-    def share_with_queue(self, name: str, threshold: float) -> float:
+    def share_with_queue(self, name: str, threshold: float, tpot_s: float | None = None) -> float:
         """Return the share of one replica's time that a class takes while its queue is worked off."""
         demand = self._class(name)
-        return (demand.requests_s + demand.waiting / DRAIN_S) * self.request_seconds(name, threshold)
+        return (demand.requests_s + demand.waiting / DRAIN_S) * self.request_seconds(name, threshold, tpot_s)
 
-    def token_seconds(self, thresholds: Mapping[str, float]) -> float:
-        """Return the time per token each sequence sees, once as many run as demand needs. Infinite past capacity."""
-        assert self.speed is not None
-        tokens_s = reading = 0.0
-        for demand in self.classes:
-            tokens_s += demand.requests_s * demand.output_tokens / self.replicas
-            reading += demand.requests_s * self.speed.prompt_seconds(demand.prompt_tokens) / self.replicas
-        if not tokens_s:
-            return 0.0
-        # Time per token of a mix of classes is the mean of theirs.
-        token_s_R = np.zeros(self.speed.rows)
-        for demand in self.classes:
-            part = demand.requests_s * demand.output_tokens / self.replicas / tokens_s
-            token_s_R += part / self.speed.rates(thresholds[demand.name])
-        rates_R = (1 - min(reading, 1.0)) / token_s_R
-        enough = np.flatnonzero(rates_R >= tokens_s)
-        return float((enough[0] + 1) / rates_R[enough[0]]) if len(enough) else float("inf")
+    def request_seconds(self, name: str, threshold: float, tpot_s: float | None = None) -> float:
+        """Return what one request of a class takes of a busy replica.
 
-    def request_seconds(self, name: str, threshold: float) -> float:
-        """Return what one request of a class takes of a replica whose rows are all in use."""
+        As many sequences run as there are rows, or no more than get a token each in `tpot_s`, prompts read beside them.
+        """
         assert self.speed is not None
         demand = self._class(name)
         reading_s = self.speed.prompt_seconds(demand.prompt_tokens)
-        return reading_s + demand.output_tokens / self.speed.max_tokens_s(threshold)
+        if tpot_s is None:
+            return reading_s + demand.output_tokens / self.speed.max_tokens_s(threshold)
+        seconds_R = reading_s + demand.output_tokens / self.speed.rates(threshold)
+        tpot_s_R = np.arange(1, len(seconds_R) + 1) * seconds_R / demand.output_tokens
+        return float(seconds_R[max(0, int(np.count_nonzero(tpot_s_R <= tpot_s)) - 1)])
 
     def _class(self, name: str) -> ClassDemand:
         return next(each for each in self.classes if each.name == name)

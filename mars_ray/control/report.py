@@ -20,7 +20,7 @@ SHARES = frozenset({"threshold", "agreement", "kv_cache_usage"})
 PLAIN = frozenset({int, float})
 MOST = 1e300
 NAMES = frozenset({"replica", "name"})
-OPTIONAL = frozenset({"step_time", "agreement", "ttft_p95_s", "itl_p95_s"})
+OPTIONAL = frozenset({"step_time", "agreement", "ttft_p95_s", "tpot_p95_s"})
 """Fields that are None before anything was measured."""
 _checked = deque[object]([()], maxlen=1)
 """The profile that was found right last: simulated replicas all report the same one."""

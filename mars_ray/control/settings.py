@@ -53,6 +53,9 @@ class ControlSettings(_Settings):
     """Most right answers that a threshold may lose against threshold 1, by calibration; one that loses more is never
     used. The default is what MLPerf Inference allows a system that is to count as the same model: 99 % of the
     reference's accuracy."""
+    in_time_per_accuracy: float = Field(3.0, ge=0)
+    """Exchange rate: a percentage point of accuracy is given up only for so many percentage points more of the requests
+    in time. 0 gives up accuracy for any gain."""
     lease_s: float = Field(5.0, gt=0)
     """Seconds for which a replica follows a controller that it no longer hears from."""
 

@@ -64,8 +64,8 @@ class SimulateOptions:
             if not 1 / NUMBER_MAX <= (value := getattr(self, name)) <= NUMBER_MAX:
                 raise ConfigError(f"{name} is {value}; it must be in {1 / NUMBER_MAX:g}..{NUMBER_MAX:g}.")
 
-    def plan(self, slo: RequestSlo | None) -> ControlPlan:
-        """Return what the controller is set to. Raises `ConfigError`."""
+    def plan(self, slo: RequestSlo | None, machine: Machine) -> ControlPlan:
+        """Return what the controller is set to, with the calibration of the machine. Raises `ConfigError`."""
         given = _yaml(self.control)
         settings = given.get("settings") or {}
         if not isinstance(settings, dict):
@@ -77,7 +77,8 @@ class SimulateOptions:
         if slo is not None and "slo" not in settings:
             settings = settings | {"slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms}}
         try:
-            return ControlPlan.model_validate(given | {"settings": settings})
+            calibration = {"accuracy": machine.accuracy, "agreement": machine.agreement}
+            return ControlPlan.model_validate(calibration | given | {"settings": settings})
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"])) or "the plan"
@@ -128,7 +129,8 @@ def run_simulation(options: SimulateOptions, plot_file: Path | None = None) -> d
     if plot_file is not None:
         check_plot(plot_file)
     slo = parse_slo(options.slo)
-    plan, machine = options.plan(slo), read_machine(options.machine)
+    machine = read_machine(options.machine)
+    plan = options.plan(slo, machine)
     shares = options.shares(plan)
     asked = SimulationOptions(
         replicas=options.replicas,

@@ -73,10 +73,10 @@ class Fleet:
         """Tokens written, by sequences that run too."""
         self._watched = watched
         """Replicas whose latencies are kept."""
-        self.step_sums_W22 = np.zeros((watched, 2, 2))
-        """Steps and seconds, of each sequence, without and with prompts read."""
         self.firsts: list[tuple[Ints, Floats]] = []
         """Replicas and times to the first token, of watched replicas, since they were last taken."""
+        self.paces: list[tuple[Ints, Floats]] = []
+        """Likewise replicas and times per token after the first, of sequences that ended."""
 
     @property
     def thresholds_NC(self) -> Floats:
@@ -159,11 +159,6 @@ class Fleet:
         plain_N, read_N = (1 - part_N) / seconds_N, part_N / (seconds_N + self._prefill.extra_N)
         self._rate_NC = curves.tokens_NCB[at_N, :, best_N] * (plain_N + read_N)[:, None]
         self._seconds_N = 1 / (plain_N + read_N)
-        if self._watched:
-            some = slice(self._watched)
-            weight_W = decoding_N[some] * tick_s
-            sums_4W = weight_W * np.array([plain_N[some], 1 - part_N[some], read_N[some], part_N[some]])
-            self.step_sums_W22 += sums_4W.T.reshape(-1, 2, 2)
 
     def _decode(self, end_s: float) -> tuple[_Running, Floats]:
         """Let all sequences gain what their clocks allow; return those that stay, and who ended."""
@@ -191,6 +186,10 @@ class Fleet:
         self.in_flight_N -= ended_N
         self.ended_tokens_NC += self._by_class(group, gone.figures[TOKENS])
         self._free_s_NR.ravel()[row] = ends_s
+        replica, tokens = group // self.held_NC.shape[1], gone.figures[TOKENS]
+        seen = (replica < self._watched) & (tokens > 1)
+        if seen.any():
+            self.paces.append((replica[seen], ((ends_s - gone.figures[FIRST])[seen] / (tokens[seen] - 1))))
         return np.array([gone.figures[ARRIVAL], gone.figures[FIRST], ends_s, gone.figures[TOKENS]])
 
     def _open(self, end_s: float) -> Ints:

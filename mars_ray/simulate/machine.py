@@ -97,10 +97,14 @@ class Machine(_Frozen):
         known = [each.threshold for each in self.points]
         return between(known, lambda number: self.points[number].lookahead, threshold)
 
+    @property
+    def agreement(self) -> tuple[tuple[float, float], ...]:
+        """Calibrated pairs of threshold and share of tokens that are those of autoregressive decoding."""
+        return tuple((each.threshold, each.agreement) for each in self.profile if each.agreement is not None)
+
     def agreement_at(self, threshold: float) -> float:
         """Return the share of tokens that are those of autoregressive decoding."""
-        known = [(each.threshold, each.agreement) for each in self.profile if each.agreement is not None]
-        return interpolate_quality(known, threshold) if known else 1.0
+        return interpolate_quality(self.agreement, threshold) if self.agreement else 1.0
 
     def accuracy_at(self, threshold: float) -> float:
         """Return the share of right answers."""

@@ -67,7 +67,7 @@ def engine_state(*classes: ClassState, **fields: Any) -> EngineState:
         "profile": PROFILE,
         "step_time": STEP_TIME,
         "ttft_p95_s": None,
-        "itl_p95_s": None,
+        "tpot_p95_s": None,
     }
     return EngineState(**(usual | fields))  # type: ignore[arg-type]
 
@@ -90,7 +90,7 @@ def wanted(name: str = "standard", requests_s: float = 0.0, **fields: float) -> 
 
 
 def load_of(*classes: ClassDemand, replicas: int = 1, **fields: Any) -> ClusterLoad:
-    usual = {"speed": SPEED, "rows": 4 * replicas, "ttft_p95_s": None, "itl_p95_s": None}
+    usual = {"speed": SPEED, "rows": 4 * replicas, "ttft_p95_s": None, "tpot_p95_s": None}
     return ClusterLoad(replicas=replicas, classes=classes, **(usual | fields))  # type: ignore[arg-type]
 
 
@@ -150,7 +150,7 @@ class Plant:
             max_num_seqs=self._speed.rows,
             step_time=self._speed.step_time,
             ttft_p95_s=self._p95(self._firsts),
-            itl_p95_s=self._p95(self._paces),
+            tpot_p95_s=self._p95(self._paces),
         )
 
     def _tick(self, requests_s: Mapping[str, float]) -> None:

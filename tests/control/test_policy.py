@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from mars_ray.control.cluster_load import ClusterLoad
 from mars_ray.control.policies.bounds import Bounds, bounds_of
 from mars_ray.control.policies.registry import POLICIES
-from mars_ray.control.policies.slo import GAIN_PER_S, MARGIN, SLO, SloState
-from mars_ray.control.policies.worth import SPEED_PER_QUALITY, worthwhile
-from mars_ray.control.settings import ControlPlan, PolicyName, SloSettings
+from mars_ray.control.policies.slo import GAIN_PER_S, SLO, SloState
+from mars_ray.control.policies.worth import IN_TIME_PER_CAPACITY, aimed_tpot_s, worthwhile
+from mars_ray.control.settings import ControlPlan, ControlSettings, PolicyName, SloSettings
 from mars_ray.engine.service_class import ServiceClass
 from tests.control.control_samples import PROFILE, SPEED, load_of, plan_of, requests_at, wanted
 
@@ -54,7 +54,7 @@ def situations(draw: st.DrawFn) -> tuple[ControlPlan, ClusterLoad]:
     ]
     speed = draw(st.sampled_from([SPEED, SPEED, None]))
     replicas = draw(st.integers(1, 3))
-    return plan, load_of(*classes, replicas=replicas, speed=speed, ttft_p95_s=draw(LATENCY), itl_p95_s=draw(LATENCY))
+    return plan, load_of(*classes, replicas=replicas, speed=speed, ttft_p95_s=draw(LATENCY), tpot_p95_s=draw(LATENCY))
 
 
 def state_of(name: PolicyName, integral: float) -> SloState | None:
@@ -151,7 +151,7 @@ def test_slower_answers_never_raise_a_threshold_of_slo(
     slower = replace(
         load,
         ttft_p95_s=None if load.ttft_p95_s is None else load.ttft_p95_s + more_s,
-        itl_p95_s=None if load.itl_p95_s is None else load.itl_p95_s + more_s,
+        tpot_p95_s=None if load.tpot_p95_s is None else load.tpot_p95_s + more_s,
     )
     low, high = sorted((one, other))
     now, then = decided(plan, load, "slo", integral=low), decided(plan, slower, "slo", integral=high)
@@ -187,7 +187,7 @@ def test_load_needs_no_measured_speed() -> None:
 
 
 def test_slo_lowers_nothing_while_the_promise_is_kept_or_nothing_is_measured() -> None:
-    kept: list[dict[str, Any]] = [{}, {"ttft_p95_s": 0.4}, {"ttft_p95_s": 0.1, "itl_p95_s": 0.05}]
+    kept: list[dict[str, Any]] = [{}, {"ttft_p95_s": 0.4}, {"ttft_p95_s": 0.1, "tpot_p95_s": 0.05}]
     for fields in kept:
         assert decided(plan_of(slo=PROMISED), load_of(wanted(running=4), **fields), "slo") == {"standard": 0.95}
     assert decided(plan_of(), load_of(wanted(running=4), ttft_p95_s=99.0), "slo") == {"standard": 0.95}
@@ -217,8 +217,8 @@ def test_slo_is_back_at_the_ceiling_soon_after_an_hour_of_overload() -> None:
 
 def test_slo_sees_the_worse_of_the_two_promises() -> None:
     plan = plan_of(slo=PROMISED)
-    ttft = decided(plan, load_of(wanted(running=4), ttft_p95_s=2.0, itl_p95_s=0.001), "slo")
-    itl = decided(plan, load_of(wanted(running=4), ttft_p95_s=0.001, itl_p95_s=0.24), "slo")
+    ttft = decided(plan, load_of(wanted(running=4), ttft_p95_s=2.0, tpot_p95_s=0.001), "slo")
+    itl = decided(plan, load_of(wanted(running=4), ttft_p95_s=0.001, tpot_p95_s=0.24), "slo")
     assert ttft == itl and ttft["standard"] < 0.95
 
 
@@ -241,8 +241,7 @@ def test_capacity_with_one_class_takes_the_highest_choice_that_fits(
     fitting = [
         threshold
         for threshold in choices
-        if load.share_with_queue("standard", threshold) <= (1 - plan.settings.headroom) * replicas
-        and (tpot_ms is None or 1000 * load.token_seconds({"standard": threshold}) <= MARGIN * tpot_ms)
+        if load.share_with_queue("standard", threshold, aimed_tpot_s(plan)) <= (1 - plan.settings.headroom) * replicas
     ]
     assert decided(plan, load, "capacity") == {"standard": max(fitting, default=0.5)}
 
@@ -359,9 +358,10 @@ def test_capacity_does_not_go_on_where_a_step_costs_more_than_it_buys() -> None:
     gain = now.request_seconds("standard", 0.95) / now.request_seconds("standard", 0.9) - 1
     free = ControlPlan(accuracy=tuple((each, 0.99) for each in choices))
     assert worthwhile(free, now, "standard", choices) == choices
-    dear = ControlPlan(accuracy=((1.0, 0.99), (0.95, 0.99), (0.9, 0.99 - 1.1 * gain / SPEED_PER_QUALITY), (0.8, 0.3)))
+    even = IN_TIME_PER_CAPACITY * gain / ControlSettings().in_time_per_accuracy
+    dear = ControlPlan(accuracy=((1.0, 0.99), (0.95, 0.99), (0.9, 0.99 - 1.1 * even), (0.8, 0.0)))
     assert worthwhile(dear, now, "standard", choices) == (1.0, 0.95)
-    cheap = ControlPlan(accuracy=((1.0, 0.99), (0.95, 0.99), (0.9, 0.99 - 0.9 * gain / SPEED_PER_QUALITY), (0.8, 0.3)))
+    cheap = ControlPlan(accuracy=((1.0, 0.99), (0.95, 0.99), (0.9, 0.99 - 0.9 * even), (0.8, 0.0)))
     assert worthwhile(cheap, now, "standard", choices) == (1.0, 0.95, 0.9)
 
 
@@ -384,3 +384,49 @@ def test_under_any_overload_capacity_stops_at_the_last_step_that_is_worth_it() -
     assert plan.settings.max_accuracy_loss < 0.79
     free = plan.model_copy(update={"settings": plan.settings.model_copy(update={"max_accuracy_loss": 1.0})})
     assert capacity(free, wanted(requests_s=1000.0, waiting=500)) == {"standard": 0.8}
+
+
+CALIBRATED = ((1.0, 0.99), (0.9, 0.985), (0.8, 0.97), (0.5, 0.9))
+
+
+def calibrated(**settings: Any) -> ControlPlan:
+    plan = plan_of(max_accuracy_loss=1.0, **settings)
+    return plan.model_copy(update={"accuracy": CALIBRATED})
+
+
+@given(st.floats(0, 3 * FULL), st.floats(0, 20), st.floats(0, 20), LATENCY)
+def test_a_higher_exchange_rate_never_lowers_a_threshold(
+    requests_s: float, one: float, other: float, ttft_p95_s: float | None
+) -> None:
+    low, high = sorted((one, other))
+    load = load_of(wanted(requests_s=requests_s), ttft_p95_s=ttft_p95_s)
+    cheap, dear = (
+        decided(calibrated(slo=PROMISED, in_time_per_accuracy=rate), load, "capacity")["standard"]
+        for rate in (low, high)
+    )
+    assert dear >= cheap
+
+
+def test_a_promise_that_is_met_by_far_takes_no_step_early_and_one_that_is_near_takes_cheap_ones() -> None:
+    plan = calibrated(slo=PROMISED)
+    demand = wanted(requests_s=requests_at(0.9))
+    latencies: list[dict[str, Any]] = [{}, {"ttft_p95_s": 0.01}, {"ttft_p95_s": 0.01, "tpot_p95_s": 0.001}]
+    for far in latencies:
+        assert decided(plan, load_of(demand, **far), "capacity") == {"standard": 0.95}
+    assert decided(plan, load_of(demand, ttft_p95_s=0.39), "capacity")["standard"] < 0.95
+
+
+@given(st.floats(0, 3 * FULL), st.floats(0, 1), st.floats(0, 1))
+def test_slower_answers_never_raise_a_threshold_of_capacity(requests_s: float, one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    now, then = (
+        decided(calibrated(slo=PROMISED), load_of(wanted(requests_s=requests_s), ttft_p95_s=each), "capacity")
+        for each in (low, high)
+    )
+    assert then["standard"] <= now["standard"]
+
+
+def test_an_exchange_rate_of_which_no_step_is_worth_anything_leaves_the_ceiling() -> None:
+    plan = calibrated(slo=PROMISED, in_time_per_accuracy=1e6)
+    load = load_of(wanted(requests_s=20 * FULL, waiting=50), ttft_p95_s=60.0)
+    assert decided(plan, load, "capacity") == {"standard": 0.95}

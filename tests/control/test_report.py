@@ -72,7 +72,7 @@ def test_numbers_that_are_no_shares_may_be_above_one(place: str, value: float) -
     assert heartbeat(spoiled(place, value)).state == spoiled(place, value)
 
 
-@pytest.mark.parametrize("field", ["kv_cache_usage", "classes", "profile", "itl_p95_s"])
+@pytest.mark.parametrize("field", ["kv_cache_usage", "classes", "profile", "tpot_p95_s"])
 def test_a_report_of_a_version_without_a_field_is_refused_by_the_name_of_the_field(field: str) -> None:
     with pytest.raises(ReportError, match=f"^report.state.{field} is missing.$"):
         heartbeat(without(engine_state(), field))

@@ -43,6 +43,8 @@ def test_unknown_names_are_refused_by_name(fields: dict[str, Any], name: str) ->
         {"headroom": 1.0},
         {"headroom": -0.1},
         {"recover_s": -1},
+        {"in_time_per_accuracy": -1},
+        {"in_time_per_accuracy": math.inf},
         {"min_agreement": 1.1},
         {"lease_s": 0},
         {"lease_s": math.inf},

@@ -114,42 +114,21 @@ def test_the_speed_of_several_is_that_of_a_typical_one_of_those_that_know_theirs
     assert speed_of([engine_state(profile=profile(2)), engine_state(profile=profile(3))]) is not None
 
 
-CLASSES = st.lists(
-    st.tuples(st.floats(0, 20), st.floats(0, 300), st.floats(1, 300), st.sampled_from(GRID)), min_size=1, max_size=3
-)
-
-
-@given(speeds(), CLASSES, st.integers(1, 3))
-def test_time_per_token_is_that_of_the_fewest_rows_that_keep_up(
-    speed: ReplicaSpeed, classes: list[tuple[float, float, float, float]], replicas: int
+@given(speeds(), st.floats(0, 300), st.floats(1, 300), st.sampled_from(GRID), st.floats(0.001, 1.0))
+def test_a_request_takes_what_it_takes_beside_as_many_as_still_keep_the_time_per_token(
+    speed: ReplicaSpeed, prompt: float, answer: float, threshold: float, tpot_s: float
 ) -> None:
-    demands = [
-        wanted(str(number), requests_s, prompt_tokens=prompt, output_tokens=answer)
-        for number, (requests_s, prompt, answer, _) in enumerate(classes)
-    ]
-    thresholds = {str(number): threshold for number, (*_, threshold) in enumerate(classes)}
-    found = load_of(*demands, speed=speed, replicas=replicas).token_seconds(thresholds)
-    tokens_s = sum(each.requests_s * each.output_tokens for each in demands) / replicas
-    reading = sum(each.requests_s * speed.prompt_seconds(each.prompt_tokens) for each in demands) / replicas
-    if not tokens_s:
-        assert found == 0
-        return
+    load = load_of(wanted(prompt_tokens=prompt, output_tokens=answer), speed=speed)
     expected = math.inf
-    for rows in range(speed.rows, 0, -1):
-        pace = sum(
-            each.requests_s
-            * each.output_tokens
-            / replicas
-            / tokens_s
-            / rates_by_hand(speed, thresholds[each.name])[rows - 1]
-            for each in demands
-        )
-        rate = max(0.0, 1 - reading) / pace
-        if math.isclose(rate, tokens_s, rel_tol=1e-9):
+    for rows, rate in enumerate(rates_by_hand(speed, threshold), 1):
+        seconds = speed.prompt_seconds(prompt) + answer / rate
+        if math.isclose(rows * seconds, tpot_s * answer, rel_tol=1e-9):
             return  # on the edge either answer is right
-        if rate >= tokens_s:
-            expected = rows / rate
-    assert found == pytest.approx(expected)
+        # All rows together answer a request in these seconds, so each of them has a token in this time.
+        if rows == 1 or rows * seconds <= tpot_s * answer:
+            expected = seconds
+    assert load.request_seconds("standard", threshold, tpot_s) == pytest.approx(expected)
+    assert load.request_seconds("standard", threshold) <= expected * (1 + 1e-9)
 
 
 @given(st.floats(0, 50), st.floats(0, 50), st.sampled_from(GRID))

@@ -182,34 +182,22 @@ def test_latencies_are_those_of_the_clock_and_forgotten_after_a_while(bundled: C
     now_s = 100.0
     clock: Callable[[], float] = lambda: now_s  # noqa: E731
     engine = Engine(bundled, EngineOptions(compiled=False, classes=CLASSES), clock=clock, new_seed=lambda: 0)
-    assert (engine.state().ttft_p95_s, engine.state().itl_p95_s) == (None, None)
+    assert (engine.state().ttft_p95_s, engine.state().tpot_p95_s) == (None, None)
     engine.add(asked("gold", prompts[0][:16], DecodeParams(mode=Mode.AR), max_tokens=3, ignore_eos=True))
     now_s = 102.0
     engine.step()
-    assert (engine.state().ttft_p95_s, engine.state().itl_p95_s) == (2.0, None)
+    assert (engine.state().ttft_p95_s, engine.state().tpot_p95_s) == (2.0, None)
     now_s = 102.5
     engine.step()
-    assert (engine.state().ttft_p95_s, engine.state().itl_p95_s) == (2.0, 0.5)
+    assert engine.state().tpot_p95_s is None, "nothing ended yet"
     now_s = 103.5
     engine.step()
-    assert engine.state().itl_p95_s == pytest.approx(0.975), "between 0.5 and 1"
     assert not engine.busy
+    assert engine.state().tpot_p95_s == 0.75, "two tokens after the first took 1.5 s"
     now_s = 102.0 + WINDOW_S + 0.1
-    assert (engine.state().ttft_p95_s, engine.state().itl_p95_s) == (None, pytest.approx(0.975))
+    assert (engine.state().ttft_p95_s, engine.state().tpot_p95_s) == (None, 0.75)
     now_s = 103.5 + WINDOW_S + 0.1
-    assert engine.state().itl_p95_s is None
-
-
-def test_the_tokens_of_a_step_share_its_time(bundled: Checkpoint, prompts: Prompts) -> None:
-    now_s = 0.0
-    engine = Engine(bundled, EngineOptions(compiled=False, classes=CLASSES), clock=lambda: now_s, new_seed=lambda: 0)
-    everything = DecodeParams(threshold=0.0, block=4)
-    engine.add(asked("gold", prompts[0][:16], everything, max_tokens=12, ignore_eos=True))
-    engine.step()
-    now_s = 1.0
-    [chunk] = engine.step()
-    assert len(chunk.tokens) == 4
-    assert engine.state().itl_p95_s == 0.25
+    assert engine.state().tpot_p95_s is None
 
 
 def test_a_request_that_could_never_fit_the_queue_of_its_class_is_told_so_and_not_to_try_again(

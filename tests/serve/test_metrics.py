@@ -191,7 +191,7 @@ STATE = EngineState(
     profile=(),
     step_time=None,
     ttft_p95_s=None,
-    itl_p95_s=None,
+    tpot_p95_s=None,
 )
 
 

@@ -51,7 +51,7 @@ def test_classes_come_from_the_control_file_in_their_mix(trace: str, machine_fil
     control = tmp_path / "control.yaml"
     control.write_text("classes: [{name: gold, share: 3}, {name: batch}]\n")
     options = SimulateOptions(trace=trace, replicas=1, machine=machine_file, control=control, mix="gold:1,batch:3")
-    assert options.shares(options.plan(None)) == [1, 3]
+    assert options.shares(options.plan(None, machine())) == [1, 3]
     assert run_simulation(options)["metrics"]["ended"] == 20
 
 
@@ -122,3 +122,12 @@ def test_a_trace_with_a_wrong_line_is_named(tmp_path: Path, machine_file: Path) 
     path.write_bytes(gzip.compress(b"TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n"))
     with pytest.raises(DataError, match="line 2"):
         run_simulation(SimulateOptions(trace=str(path), replicas=1, machine=machine_file))
+
+
+def test_the_controller_knows_the_calibration_of_the_machine_unless_the_file_names_one(tmp_path: Path) -> None:
+    options, on = SimulateOptions(trace="x.csv.gz", replicas=1), machine()
+    assert options.plan(None, on).accuracy == on.accuracy
+    assert options.plan(None, on).agreement == on.agreement
+    (tmp_path / "plan.yaml").write_text("accuracy: [[1.0, 0.9], [0.5, 0.8]]")
+    named = SimulateOptions(trace="x.csv.gz", replicas=1, control=tmp_path / "plan.yaml")
+    assert named.plan(None, on).accuracy == ((1.0, 0.9), (0.5, 0.8))

@@ -50,7 +50,7 @@ def test_the_report_has_everybody_at_every_load(
 
 def test_a_schedule_is_followed_window_by_window() -> None:
     plan, bounds = ControlPlan(ceiling=1.0), {"standard": Bounds(0.5, 1.0, 0.5)}
-    idle = ClusterLoad(replicas=1, classes=(), speed=None, rows=1, ttft_p95_s=None, itl_p95_s=None)
+    idle = ClusterLoad(replicas=1, classes=(), speed=None, rows=1, ttft_p95_s=None, tpot_p95_s=None)
     policy, seen = scheduled((0.9, 0.7, 1.0), 10.0), []
     state = policy.initial
     for second in range(30):

@@ -84,12 +84,12 @@ class ReplicaRegistry:
 def _load(meters: list[DemandMeter]) -> ClusterLoad:
     states = [meter.last.state for meter in meters]
     ttfts_s = [state.ttft_p95_s for state in states if state.ttft_p95_s is not None]
-    itls_s = [state.itl_p95_s for state in states if state.itl_p95_s is not None]
+    tpots_s = [state.tpot_p95_s for state in states if state.tpot_p95_s is not None]
     return ClusterLoad(
         replicas=len(meters),
         classes=sum_by_class([demand for meter in meters for demand in meter.demand()]),
         speed=speed_of(states),
         rows=sum(state.max_num_seqs for state in states),
         ttft_p95_s=max(ttfts_s, default=None),
-        itl_p95_s=max(itls_s, default=None),
+        tpot_p95_s=max(tpots_s, default=None),
     )

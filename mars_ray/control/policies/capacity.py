@@ -1,13 +1,12 @@
 """The policy `capacity`: the highest thresholds at which the replicas keep up, by their measured speed."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from mars_ray.control.cluster_load import ClusterLoad
 from mars_ray.control.policies.bounds import Bounds
 from mars_ray.control.policies.policy import Decision, Policy, threshold_of
-from mars_ray.control.policies.slo import MARGIN, SloState, follow_latency
-from mars_ray.control.policies.worth import worthwhile_bounds
+from mars_ray.control.policies.slo import SloState, follow_latency
+from mars_ray.control.policies.worth import aimed_tpot_s, room_above, worthwhile_bounds
 from mars_ray.control.settings import ControlPlan
 
 
@@ -16,7 +15,8 @@ def decide_by_capacity(
 ) -> tuple[dict[str, Decision], SloState]:
     """Take the highest thresholds at which the replicas keep up, and keep their promise, by their measured speed.
 
-    What the prediction does not see, the latency that is measured does: where the policy `slo` is lower, it wins.
+    Thresholds that cost more accuracy than they bring requests in time are left out, however high the load is. What the
+    prediction does not see, the latency that is measured does: where the policy `slo` is lower, it wins.
     """
     bounds = worthwhile_bounds(plan, load, bounds)
     by_latency, state = follow_latency(plan, load, bounds, state, dt_s)
@@ -44,30 +44,27 @@ def _fit_priority(
 
     All go down together, and who asks for little for its share stops first: who asks for most pays.
     """
-    room, found = load.replicas * (1 - plan.settings.headroom), dict[str, Decision]()
-    used = sum(load.share_with_queue(name, decision.threshold) for name, decision in above.items())
+    tpot_s = aimed_tpot_s(plan)
+    found = dict[str, Decision]()
+    used = sum(load.share_with_queue(name, decision.threshold, tpot_s) for name, decision in above.items())
     levels = sorted({choice for each in bounds.values() for choice in each.choices}, reverse=True)
     for level in levels:
         trial = {name: min(c for c in each.choices if c >= level) for name, each in bounds.items()}
         trial |= {name: decision.threshold for name, decision in found.items()}
-        needed = {name: load.share_with_queue(name, threshold) for name, threshold in trial.items()}
+        needed = {name: load.share_with_queue(name, threshold, tpot_s) for name, threshold in trial.items()}
         total = used + sum(needed.values())
-        thresholds = {name: decision.threshold for name, decision in above.items()} | trial
-        fits = total <= room and _keeps_promise(plan, load, thresholds)
         for name in [each for each in bounds if each not in found]:
+            room = load.replicas * _room(plan, load, name, bounds[name], trial[name])
             # The load there would be if all used the replicas as this class does.
             alike = used + needed[name] * sum(shares.values()) / shares[name]
-            modest = alike <= room and alike < total * (1 - 1e-9)  # equal ones pay together
+            fits, modest = total <= room, alike <= room and alike < total * (1 - 1e-9)  # equal ones pay together
             if fits or modest or level == levels[-1]:
                 judged = min(total, alike) / load.replicas
                 found[name] = Decision(trial[name], f"{judged:.0%} of the capacity at {trial[name]:g} is asked for")
     return found
 
 
-def _keeps_promise(plan: ControlPlan, load: ClusterLoad, thresholds: Mapping[str, float]) -> bool:
-    """Say whether classes with these thresholds are fast enough; what others ask for comes after them."""
-    promised_ms = plan.settings.slo.tpot_ms
-    if promised_ms is None:
-        return True
-    load = replace(load, classes=tuple(each for each in load.classes if each.name in thresholds))
-    return 1000 * load.token_seconds(thresholds) <= MARGIN * promised_ms
+def _room(plan: ControlPlan, load: ClusterLoad, name: str, bounds: Bounds, threshold: float) -> float:
+    """Return the share of the time that a class may take at a threshold before the next lower one pays."""
+    lower = [choice for choice in bounds.choices if choice < threshold]
+    return room_above(plan, load, name, threshold, lower[0]) if lower else 1 - plan.settings.headroom

@@ -7,15 +7,13 @@ from mars_ray.control.cluster_load import ClusterLoad
 from mars_ray.control.policies.bounds import Bounds
 from mars_ray.control.policies.fair_share import fair_loads
 from mars_ray.control.policies.policy import Decision, Policy
-from mars_ray.control.policies.worth import worthwhile_bounds
+from mars_ray.control.policies.worth import MARGIN, worst_latency, worthwhile_bounds
 from mars_ray.control.settings import ControlPlan
 
 GAIN, GAIN_PER_S = 0.3, 0.05
 """Share of the way from ceiling to floor, per 100 % that the latency is above what was promised."""
 RELIEF = 4
 """The integral falls so many times as fast as it rises; the smoother keeps thresholds down for long enough."""
-MARGIN = 0.8
-"""Share of the promised latency that is aimed at, so that the tail keeps the promise too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +35,7 @@ def follow_latency(
     plan: ControlPlan, load: ClusterLoad, bounds: Mapping[str, Bounds], state: SloState, dt_s: float
 ) -> tuple[dict[str, Decision], SloState]:
     """Do the same within bounds that hold only what is worthwhile."""
-    promised = plan.settings.slo
-    measured = [
-        (found_s * 1000 / limit_ms, what)
-        for found_s, limit_ms, what in (
-            (load.ttft_p95_s, promised.ttft_ms, "time to first token"),
-            (load.itl_p95_s, promised.tpot_ms, "time per token"),
-        )
-        if found_s is not None and limit_ms is not None
-    ]
-    worst, what = max(measured, default=(0.0, "nothing promised or measured, latency"))
+    worst, what = worst_latency(plan, load)
     error = worst / MARGIN - 1
     # The integral stays between the bounds of what it controls: it must not take minutes to come back from a long peak.
     gain = GAIN_PER_S * (1 if error > 0 else RELIEF)

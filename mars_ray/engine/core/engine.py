@@ -135,7 +135,7 @@ class Engine:
             profile=self.profile.points(),
             step_time=self.step_time.model,
             ttft_p95_s=self._stats.ttft_p95_s(),
-            itl_p95_s=self._stats.itl_p95_s(),
+            tpot_p95_s=self._stats.tpot_p95_s(),
         )
 
     def add(self, request: Request) -> None:
@@ -241,7 +241,7 @@ class Engine:
         audits = () if count is None else audits_of(scheduled, picks, output)
         emitted = advance(sequence, found, verify=needs.verify)
         if emitted.tokens:
-            self._stats.gained(sequence, len(emitted.tokens))
+            self._stats.gained(sequence)
         logprobs: tuple[TokenLogprobs, ...] = ()
         if count is not None:
             logprobs = logprobs_of(emitted, picks_of(scheduled, picks).start, count, output, sequence.forwards)

@@ -42,8 +42,8 @@ class Sequence:
     """When it was queued."""
     started_s: float | None = None
     """When it first got a slot."""
-    last_token_s: float | None = None
-    """When it last gained a token."""
+    first_token_s: float | None = None
+    """When it gained its first token."""
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -28,7 +28,7 @@ class EngineStats:
     def __init__(self, classes: Iterable[str], step_time: StepTimeFit, clock: Callable[[], float]) -> None:
         self._step_time, self._clock = step_time, clock
         self._counts = {name: _Counts() for name in classes}
-        self._ttft_s, self._itl_s = LatencyWindow(), LatencyWindow()
+        self._ttft_s, self._tpot_s = LatencyWindow(), LatencyWindow()
         self._began_s = 0.0
         self._ended_s: float | None = None
         """When the last step ended, if there was more to do then."""
@@ -49,15 +49,15 @@ class EngineStats:
             counts = self._counts[sequence.service_class]
             counts.ended += 1
             counts.tokens += sequence.num_output_tokens
+            if sequence.first_token_s is not None and sequence.num_output_tokens > 1:
+                now_s = self._clock()
+                self._tpot_s.add(now_s, (now_s - sequence.first_token_s) / (sequence.num_output_tokens - 1))
 
-    def gained(self, sequence: Sequence, tokens: int) -> None:
+    def gained(self, sequence: Sequence) -> None:
         """Record that a sequence gained tokens now."""
-        now_s = self._clock()
-        if sequence.last_token_s is None:
+        if sequence.first_token_s is None:
+            sequence.first_token_s = now_s = self._clock()
             self._ttft_s.add(now_s, now_s - sequence.added_s)
-        else:
-            self._itl_s.add(now_s, (now_s - sequence.last_token_s) / tokens)
-        sequence.last_token_s = now_s
 
     def step_began(self) -> None:
         """Record that a step begins."""
@@ -104,6 +104,6 @@ class EngineStats:
         """Return the 95th percentile of recent times to the first token; None when there were none."""
         return self._ttft_s.p95(self._clock())
 
-    def itl_p95_s(self) -> float | None:
-        """Return the 95th percentile of recent latencies between tokens; None when there were none."""
-        return self._itl_s.p95(self._clock())
+    def tpot_p95_s(self) -> float | None:
+        """Return the 95th percentile of the time per token of sequences that ended lately; None when none did."""
+        return self._tpot_s.p95(self._clock())

@@ -53,8 +53,8 @@ class EngineState:
     """What a step takes; None before enough steps were seen."""
     ttft_p95_s: float | None
     """Seconds from arrival to first token, 95th percentile of the last seconds."""
-    itl_p95_s: float | None
-    """Seconds between tokens, 95th percentile of the last seconds; the tokens of a step share its time."""
+    tpot_p95_s: float | None
+    """Seconds for each token after the first, 95th percentile of the sequences that ended in the last seconds."""
 
     @property
     def running(self) -> int:
