@@ -108,6 +108,24 @@ def test_what_runs_beside_engines_loads_no_torch(shells: list[str]) -> None:
     assert done.stdout == "False\n"
 
 
+def test_a_decoder_reads_rows_without_torch_beside_the_engine_that_has_it() -> None:
+    opened = """
+import sys
+sys.modules["torch"] = None
+from mars_ray.batch.rows.open_format import open_row_format
+from mars_ray.batch.rows.openai_format import OpenAIFormatSettings
+from mars_ray.batch.rows.plain_format import PlainFormatSettings
+from mars_ray.engine.request import DecodeParams, SamplingParams
+from mars_ray.model.resolve import resolve_model
+
+plain = PlainFormatSettings(sampling=SamplingParams(), decode=DecodeParams())
+for settings in (plain, OpenAIFormatSettings(model="bundled", decode=DecodeParams())):
+    open_row_format(settings, resolve_model("bundled"))
+"""
+    done = subprocess.run([sys.executable, "-c", opened], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_only_shells_import_ray() -> None:
     importing = [path for path in MODULES if any(name.split(".")[0] == "ray" for name in imports_of(path))]
     assert importing

