@@ -38,28 +38,24 @@ from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import MarsRayError
 
-TARGETS = ("driver", "ray::Decoder", "ray::MapWorker", "mars_ray.engine.process.worker")
+TARGETS = ("driver", "ray::CountingDecoder", "ray::MapWorker", "mars_ray.engine.process.worker")
 POLL_S = 0.2
 
 
-class CountingEngine(AsyncEngine):
-    """Notes how many tokens the engine hands out."""
-
-    counted: Path
-
-    def _deliver(self, chunks: list[Chunk]) -> None:
-        with (self.counted / f"{os.getpid()}.txt").open("a") as file:
-            file.write(f"{sum(len(chunk.tokens) for chunk in chunks)}\n")
-        super()._deliver(chunks)
-
-
 class CountingDecoder(Decoder):
-    """A worker whose engine counts."""
+    """A worker that notes how many tokens its engine hands out."""
 
-    async def _engine(self) -> AsyncEngine:
-        CountingEngine.counted = Path(os.environ["MARS_RAY_COUNTED"])
-        ray_decoder.AsyncEngine = CountingEngine  # type: ignore[attr-defined]
-        return await super()._engine()
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        deliver, counted = AsyncEngine._deliver, Path(os.environ["MARS_RAY_COUNTED"])
+
+        def count(engine: AsyncEngine, chunks: list[Chunk]) -> None:
+            with (counted / f"{os.getpid()}.txt").open("a") as file:
+                file.write(f"{sum(len(chunk.tokens) for chunk in chunks)}\n")
+            deliver(engine, chunks)
+
+        # The engine's class and no subclass: what Ray pickles of this file has globals of its own.
+        AsyncEngine._deliver = count  # type: ignore[method-assign, assignment]
 
 
 @dataclass
@@ -93,7 +89,7 @@ def main() -> None:
 
 def run(place: Path, workers: int) -> None:
     """One start of the job, as the command line does it."""
-    ray_decoder.Decoder = CountingDecoder  # type: ignore[misc]
+    ray_decoder.Decoder = CountingDecoder  # type: ignore[misc, assignment]
     options = GenerateOptions(
         input=(str(place / "rows.jsonl"),),
         output=place / "out",
