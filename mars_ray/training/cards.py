@@ -1,6 +1,7 @@
 """The cards of what a run has made: a model, or an adapter."""
 
 from pathlib import Path
+from typing import Any
 
 from mars_ray.adapter.card import AdapterCard
 from mars_ray.data.packed import PackedData
@@ -29,14 +30,7 @@ def model_card(
         objective=objective.model_dump(exclude={"kind", "block", "adapter"}) if mars else {},
         mask_token=checkpoint.tokenizer.convert_ids_to_tokens(checkpoint.mask_id),
         mask_token_id=checkpoint.mask_id,
-        data=config.data.train.name,
-        examples=data.report.examples,
-        tokens=state.tokens,
-        steps=state.steps,
-        seed=config.seed,
-        versions=library_versions(),
-        losses=losses,
-        base_model=model_label(config.model, base),
+        **_of_the_run(config, base, data, state, losses),
     )
 
 
@@ -50,14 +44,23 @@ def adapter_card(
     return AdapterCard(
         block=objective.block,
         objective=objective.model_dump(include=told),
-        base_model=model_label(config.model, base),
         base_digest=weights_digest(base),
         init_digest=folder_digest(Path(init)) if init else None,
-        data=config.data.train.name,
-        examples=data.report.examples,
-        tokens=state.tokens,
-        steps=state.steps,
-        seed=config.seed,
-        versions=library_versions(),
-        losses=losses,
+        **_of_the_run(config, base, data, state, losses),
     )
+
+
+def _of_the_run(
+    config: TrainConfig, base: Path, data: PackedData, state: RunState, losses: dict[str, float]
+) -> dict[str, Any]:
+    """Return what both cards say."""
+    return {
+        "base_model": model_label(config.model, base),
+        "data": config.data.train.name,
+        "examples": data.report.examples,
+        "tokens": state.tokens,
+        "steps": state.steps,
+        "seed": config.seed,
+        "versions": library_versions(),
+        "losses": losses,
+    }

@@ -149,6 +149,12 @@ class Machine:
         """Put it on the network again."""
         _run("ip", "-n", self.hub, "link", "set", self.name, "up")
 
+    def cut_off_for(self, seconds: float) -> None:
+        """Take it off the network, and put it back after so long."""
+        self.cut_off()
+        time.sleep(seconds)
+        self.put_back()
+
     def power_off(self) -> None:
         """End everything on it at once."""
         with suppress(ProcessLookupError):

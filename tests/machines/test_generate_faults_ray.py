@@ -18,9 +18,7 @@ def lose_power(machine: Machine) -> None:
 
 
 def be_cut_off(machine: Machine) -> None:
-    machine.cut_off()
-    time.sleep(CUT_OFF_S)
-    machine.put_back()
+    machine.cut_off_for(CUT_OFF_S)
 
 
 @pytest.mark.parametrize(("number", "fault"), [(2, lose_power), (1, be_cut_off)])

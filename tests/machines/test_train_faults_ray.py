@@ -61,9 +61,7 @@ def test_a_run_through_four_faults_ends_as_if_nothing_had_been(
     seconds["the driver"] = seconds_lost(steps, 3 * FAULT_EVERY, go_on_elsewhere)
 
     def be_cut_off() -> None:
-        joins.cut_off()
-        time.sleep(CUT_OFF_S)
-        joins.put_back()
+        joins.cut_off_for(CUT_OFF_S)
         joins.wait_for_end("raylet")
         joins.join(head, num_cpus=2)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mars_ray.bench.peers.peer import TimedAnswers
 from mars_ray.engine.core.load import load_engine
+from mars_ray.engine.core.offline import run_steps
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions, Quantize
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
@@ -36,15 +37,13 @@ class OwnEngine:
         sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
         started_s = time.perf_counter()
         read_s: float | None = None
-        for number, prompt in enumerate(prompts):
-            request = Request(
-                id=str(number), prompt=tuple(prompt), sampling=sampling, decode=DecodeParams(mode=Mode.AR)
-            )
-            self._engine.add(request)
+        requests = (
+            Request(id=str(number), prompt=tuple(prompt), sampling=sampling, decode=DecodeParams(mode=Mode.AR))
+            for number, prompt in enumerate(prompts)
+        )
         answers: list[list[int]] = [[] for _ in prompts]
         forwards = 0
-        while self._engine.busy:
-            chunks = self._engine.step()
+        for chunks in run_steps(self._engine, requests):
             forwards += 1
             for chunk in chunks:
                 if chunk.finished and chunk.finished.error:
