@@ -30,7 +30,7 @@ BELOW = {
     "data": SHARED | {"method", "model"},
     "adapter": {"errors", "method", "model"},
     "training": SHARED | {"method", "model", "data", "adapter"},
-    "engine": {"errors", "method", "model", "adapter", "storage"},
+    "engine": {"errors", "method", "model", "adapter", "usable_cpus", "storage"},
     "control": {"errors", "ray_private", "engine"},
     "openai_api": {"errors", "engine"},
     "batch": SHARED | {"method", "model", "adapter", "data", "engine", "control", "openai_api"},

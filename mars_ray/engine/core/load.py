@@ -11,6 +11,7 @@ from mars_ray.engine.options import EngineOptions
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.dtype import DtypeOrAuto, ResolvedDtype, resolve_dtype
 from mars_ray.model.folder import check_folder
+from mars_ray.usable_cpus import usable_cpus
 
 
 def load_engine(
@@ -22,6 +23,8 @@ def load_engine(
     Raises `ModelError` for a folder that cannot be loaded, `AdapterError` for an adapter of another
     model, and `ConfigError` for sizes the engine cannot have.
     """
+    if torch.get_num_threads() > usable_cpus():  # torch counts the CPUs of the machine, whatever a quota pays for
+        torch.set_num_threads(usable_cpus())
     device = "cuda" if torch.cuda.is_available() else "cpu"
     check_folder(folder)
     resolved = resolve_dtype(dtype, folder, device)
