@@ -64,8 +64,9 @@ class LLM:
         """Continue one prompt or several, and return what came of each in their order.
 
         A prompt is a text or a sequence of token ids. `threshold` is the confidence that a token ahead needs: at 1,
-        the default, each is verified and the answers are those of one token at a time; a lower one accepts
-        tokens without verifying them, which is faster where positions of a forward are cheap. `mode` is "threshold", "exact" or "ar" (one token at a time). `schema` is a JSON schema that every answer holds to.
+        the default, each is verified and the answers are those of one token at a time; a lower one accepts tokens
+        without verifying them, which is faster where positions of a forward are cheap. `mode` is "threshold", "exact"
+        or "ar" (one token at a time). `schema` is a JSON schema that every answer holds to.
         `progress` shows how far the work is; by default it does so on a terminal.
 
         Raises `RequestError` before any work for a prompt or a value that cannot be served. What fails in the middle

@@ -49,5 +49,7 @@ class RequestLimits(BaseModel):
     """Messages of one conversation."""
     requests_per_key: int = Field(64, ge=1)
     """Requests in flight for one key; without keys, for all callers together."""
+    tokenize_per_key: int = Field(4, ge=1)
+    """Requests in flight to /tokenize and /detokenize for one key: one process tokenises for all callers."""
     requests: int = Field(256, ge=1)
     """Requests in flight in this process, all keys together. Operators have a few more of their own."""

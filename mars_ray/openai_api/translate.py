@@ -6,6 +6,7 @@ Never: shortens a prompt, or asks the engine for less than the caller did withou
 """
 
 import json
+from collections.abc import Iterable
 
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
@@ -76,6 +77,16 @@ def template_messages(messages: list[Message]) -> list[dict[str, str]]:
         {"role": roles.get(each.role, each.role), "content": text_of(each)} | ({"name": each.name} if each.name else {})
         for each in messages
     ]
+
+
+def check_text_length(texts: Iterable[str], model: ModelInfo, longest_token_bytes: int) -> None:
+    """Raise a `PromptTooLongError` for texts that cannot fit, however they are tokenised: that costs no tokenising."""
+    size, most = sum(len(text.encode()) for text in texts), model.engine.max_model_len * longest_token_bytes
+    if size > most:
+        raise PromptTooLongError(
+            f"the prompt has {size} bytes; the model takes {model.engine.max_model_len} tokens, which are at most "
+            f"{most} bytes. Shorten it."
+        )
 
 
 def engine_requests(

@@ -88,6 +88,23 @@ def test_requests_of_a_key_and_of_all_keys_are_limited_apart(keys: KnownKeys) ->
     asyncio.run(asyncio.wait_for(test(), 60))
 
 
+def test_requests_that_only_tokenise_have_a_limit_of_their_own_per_key(keys: KnownKeys) -> None:
+    async def test() -> None:
+        inside = Held(keys, requests_per_key=9, requests=9, tokenize_per_key=2)
+        await inside.begin(keys.use, path="/tokenize")
+        await inside.begin(keys.use, path="/detokenize")
+        one_too_many = await inside.begin(keys.use, path="/tokenize", refused=True)
+        assert (one_too_many.status, one_too_many.error["code"]) == (429, "rate_limit_exceeded")
+        await inside.begin(keys.use)
+        await inside.begin(keys.other, path="/tokenize")
+        await inside.end(0, "cancel")
+        await inside.begin(keys.use, path="/tokenize")
+        while inside.tasks:
+            await inside.end(0, "cancel")
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
 @pytest.mark.parametrize("with_keys", [True, False])
 def test_operators_have_room_of_their_own_however_many_callers_there_are(keys: KnownKeys, with_keys: bool) -> None:
     async def test() -> None:

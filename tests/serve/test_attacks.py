@@ -137,6 +137,27 @@ def test_what_multiplies_work_or_memory_is_bounded(
     assert refused(endpoint, path, BODIES[path] | fields)["param"] == param
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a " * 400_000}]}),
+        ("/v1/completions", {"prompt": "a " * 400_000}),
+        ("/v1/completions", {"prompt": ["a", "a " * 400_000]}),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a " * 400_000}]}),
+    ],
+)
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
+    endpoint: Served, path: str, fields: dict[str, Any]
+) -> None:
+    error = refused(endpoint, path, BODIES[path] | fields)
+    assert error["code"] == "context_length_exceeded"
+    assert "bytes" in error["message"]  # and not tokens, which nobody counted
+
+
+def test_more_ids_than_a_sequence_has_are_not_made_text(endpoint: Served) -> None:
+    assert refused(endpoint, "/detokenize", {"tokens": [1] * 100_000})["param"] == "tokens"
+
+
 @pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "presence_penalty", "threshold", "threshold_floor"])
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_numbers_that_are_none_are_refused(endpoint: Served, name: str, number: str) -> None:

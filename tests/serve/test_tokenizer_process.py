@@ -12,6 +12,7 @@ from mars_ray.errors import ModelError, RequestError
 from mars_ray.model.checkpoint import Checkpoint
 from mars_ray.model.resolve import resolve_model
 from mars_ray.serve.http.tokenizer_process import TokenizerProcess
+from mars_ray.serve.http.turns import Turns
 
 FOLDER = resolve_model("bundled")
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Ünïcode 漢字 \u2028?"}]
@@ -124,5 +125,49 @@ def test_a_folder_without_a_tokenizer_says_so_at_the_start(tmp_path: Path) -> No
     async def test() -> None:
         with pytest.raises(ModelError, match="no tokenizer"):
             await TokenizerProcess(tmp_path / "model").start()
+
+    in_loop(test)
+
+
+def test_a_key_with_one_prompt_waits_for_no_more_than_one_of_another_key() -> None:
+    async def test() -> None:
+        tokenizer, done = TokenizerProcess(FOLDER), []
+
+        async def encode(key: str, text: str) -> None:
+            await tokenizer.encode([text], key)
+            done.append(key)
+
+        try:
+            await tokenizer.start()
+            many = [asyncio.create_task(encode("many", "long " * 2000)) for _ in range(20)]
+            while not done:
+                await asyncio.sleep(0)
+            before = len(done)
+            await encode("one", "hello")
+            assert done.index("one") - before <= 2  # one was on its way, and may have ended just before
+            await asyncio.gather(*many)
+        finally:
+            await tokenizer.close()
+
+    in_loop(test)
+
+
+def test_keys_take_turns_and_those_who_left_are_passed_over() -> None:
+    async def test() -> None:
+        turns, order = Turns(), []
+
+        async def wait(name: str) -> None:
+            async with turns.turn(name[0]):
+                order.append(name)
+
+        async with turns.turn("x"):
+            waiting = {name: asyncio.create_task(wait(name)) for name in ("a1", "a2", "a3", "b1", "c1", "c2", "b2")}
+            await asyncio.sleep(0)
+            waiting["a2"].cancel()
+            waiting["c1"].cancel()
+        await asyncio.gather(*waiting.values(), return_exceptions=True)
+        assert order == ["a1", "b1", "c2", "a3", "b2"]
+        async with turns.turn("x"):
+            pass
 
     in_loop(test)

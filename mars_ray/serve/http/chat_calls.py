@@ -76,7 +76,7 @@ class ChatCalls:
             body = ChatCompletionRequest.model_validate(given)
             model = await self._endpoint.check_model(body.model)
             check_limits(body, self._endpoint.limits)
-            prompt = await self._endpoint.tokenizer.apply_chat_template(template_messages(body.messages))
+            prompt = await self._endpoint.conversation_tokens(model, template_messages(body.messages), "")
             [request] = engine_requests(
                 body,
                 [prompt],

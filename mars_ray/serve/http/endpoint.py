@@ -36,7 +36,13 @@ from mars_ray.openai_api.protocol import (
     TokenizeResponse,
 )
 from mars_ray.openai_api.response_builder import ResponseBuilder, ResponseMetadata
-from mars_ray.openai_api.translate import check_limits, check_messages, engine_requests, template_messages
+from mars_ray.openai_api.translate import (
+    check_limits,
+    check_messages,
+    check_text_length,
+    engine_requests,
+    template_messages,
+)
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.serve.http.concurrency import (
     gather_or_cancel,
@@ -94,6 +100,7 @@ class Endpoint:
         self.client, self.tokenizer, self.limits = client, tokenizer, limits
         self.default_mode, self._log_prompts, self._batch_class = default_mode, log_prompts, batch_class
         self._model: ModelInfo | None = None
+        self._longest_token_bytes = 0
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -111,6 +118,7 @@ class Endpoint:
         """Return what is known of the model. Raises `MarsRayError` until an engine has been up once."""
         if self._model is None:
             self._model = await self.client.model_info()
+            self._longest_token_bytes = max(map(len, self._model.engine.token_bytes))
         return self._model
 
     async def check_model(self, name: str | None) -> ModelInfo:
@@ -133,7 +141,7 @@ class Endpoint:
         messages = template_messages(body.messages)
         if self._log_prompts:
             Exchange.of(http.scope).prompt = messages
-        prompt = await self.tokenizer.apply_chat_template(messages)
+        prompt = await self.conversation_tokens(model, messages, Exchange.of(http.scope).key or "")
         return await self._generate(
             body, model, [prompt], http, ChatResponseBuilder(_metadata(model, "chatcmpl", http))
         )
@@ -144,30 +152,42 @@ class Endpoint:
         check_limits(body, self.limits)
         if self._log_prompts:
             Exchange.of(http.scope).prompt = "\n".join(body.texts)
-        prompts = await self.tokenizer.encode(body.texts) if body.texts else body.ids
+        for text in body.texts:
+            check_text_length([text], model, self._longest_token_bytes)
+        key = Exchange.of(http.scope).key or ""
+        prompts = await self.tokenizer.encode(body.texts, key) if body.texts else body.ids
         return await self._generate(
             body, model, prompts, http, CompletionResponseBuilder(_metadata(model, "cmpl", http))
         )
 
-    async def tokenize(self, body: TokenizeRequest) -> TokenizeResponse:
+    async def conversation_tokens(self, model: ModelInfo, messages: list[dict[str, str]], key: str) -> list[int]:
+        """Return the prompt of a conversation. Raises `RequestError`."""
+        check_text_length((each["content"] for each in messages), model, self._longest_token_bytes)
+        return await self.tokenizer.apply_chat_template(messages, key)
+
+    async def tokenize(self, body: TokenizeRequest, key: str) -> TokenizeResponse:
         """Return the token ids of a text or a conversation."""
         model = await self.check_model(body.model)
         if body.messages is not None:
             check_messages(body.messages, self.limits)
-            tokens = await self.tokenizer.apply_chat_template(template_messages(body.messages))
+            tokens = await self.conversation_tokens(model, template_messages(body.messages), key)
         else:
-            [tokens] = await self.tokenizer.encode([body.prompt or ""])
+            text = body.prompt or ""
+            check_text_length([text], model, self._longest_token_bytes)
+            [tokens] = await self.tokenizer.encode([text], key)
         return TokenizeResponse(count=len(tokens), max_model_len=model.engine.max_model_len, tokens=tokens)
 
-    async def detokenize(self, body: DetokenizeRequest) -> DetokenizeResponse:
+    async def detokenize(self, body: DetokenizeRequest, key: str) -> DetokenizeResponse:
         """Return the text of token ids."""
         model = await self.check_model(body.model)
+        if len(body.tokens) > (most := model.engine.max_model_len):
+            raise ApiError.bad_request(f"tokens holds {len(body.tokens)} ids; a sequence may have {most}.", "tokens")
         unknown = [token for token in body.tokens if not 0 <= token < model.engine.vocab_size]
         if unknown:
             raise ApiError.bad_request(
                 f"{unknown[0]} is no token; ids go from 0 to {model.engine.vocab_size - 1}.", "tokens"
             )
-        return DetokenizeResponse(prompt=await self.tokenizer.decode(body.tokens))
+        return DetokenizeResponse(prompt=await self.tokenizer.decode(body.tokens, key))
 
     async def _generate(
         self,

@@ -33,6 +33,7 @@ from mars_ray.serve.http.control_routes import control_routes
 from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.error_handlers import add_error_handlers
 from mars_ray.serve.http.web_routes import web_routes
+from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.json_body import JsonRoute
 
 
@@ -128,12 +129,12 @@ def openai_routes(endpoint: Endpoint) -> APIRouter:
         return _model(await endpoint.check_model(model))
 
     @routes.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> TokenizeResponse:
-        return await endpoint.tokenize(body)
+    async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeResponse:
+        return await endpoint.tokenize(body, Exchange.of(request.scope).key or "")
 
     @routes.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> DetokenizeResponse:
-        return await endpoint.detokenize(body)
+    async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeResponse:
+        return await endpoint.detokenize(body, Exchange.of(request.scope).key or "")
 
     return routes
 

@@ -5,7 +5,8 @@ Out:   ids, or text; a typed error for what the template or the tokenizer does n
 Never: holds the event loop, waits for a template longer than `seconds`.
 
 A sandbox keeps a chat template from harm but not from running for ever (CVE-2026-115911), and a thread cannot be
-stopped. So a process renders, one prompt at a time, and is killed and started anew when one takes too long.
+stopped. So a process renders, one prompt at a time, and is killed and started anew when one takes too long. Keys take
+turns, so that nobody waits for more than one prompt of each other key.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mars_ray.errors import ModelError, RequestError
+from mars_ray.serve.http.turns import Turns
 
 SECONDS = 2.0
 """Time to render and tokenise one prompt. A thousand messages take milliseconds."""
@@ -31,27 +33,27 @@ class TokenizerProcess:
 
     def __init__(self, folder: Path, *, seconds: float = SECONDS) -> None:
         self._folder, self._seconds = folder, seconds
-        self._turn = asyncio.Lock()
+        self._turns = Turns()
         self._worker: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         """Start the process ahead of the first prompt. Raises `ModelError` when the folder has no usable tokenizer."""
-        async with self._turn:
+        async with self._turns.turn(""):
             await self._started()
 
-    async def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each text. Raises `RequestError`."""
-        prompts: list[list[int]] = (await self._ask({"texts": list(texts)}))["prompts"]
+    async def encode(self, texts: Sequence[str], key: str = "") -> list[list[int]]:
+        """Return the ids of each text, in the turn of the caller's `key`. Raises `RequestError`."""
+        prompts: list[list[int]] = (await self._ask(key, {"texts": list(texts)}))["prompts"]
         return prompts
 
-    async def apply_chat_template(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    async def apply_chat_template(self, messages: Sequence[dict[str, str]], key: str = "") -> list[int]:
         """Return the ids of a conversation up to where the assistant answers. Raises `RequestError`."""
-        prompt: list[int] = (await self._ask({"messages": list(messages)}))["prompts"][0]
+        prompt: list[int] = (await self._ask(key, {"messages": list(messages)}))["prompts"][0]
         return prompt
 
-    async def decode(self, tokens: Sequence[int]) -> str:
+    async def decode(self, tokens: Sequence[int], key: str = "") -> str:
         """Return the text of ids, special tokens included. Raises `RequestError`."""
-        text: str = (await self._ask({"tokens": list(tokens)}))["text"]
+        text: str = (await self._ask(key, {"tokens": list(tokens)}))["text"]
         return text
 
     async def close(self) -> None:
@@ -62,17 +64,17 @@ class TokenizerProcess:
                 worker.kill()
             await worker.communicate()  # reads what is left, so that the pipes close
 
-    async def _ask(self, task: dict[str, Any]) -> dict[str, Any]:
+    async def _ask(self, key: str, task: dict[str, Any]) -> dict[str, Any]:
         # Shielded: a caller that leaves must not cost the others the process, nor leave its answer in the pipe.
-        answering = asyncio.create_task(self._answer(task))
+        answering = asyncio.create_task(self._answer(key, task))
         answering.add_done_callback(lambda done: done.cancelled() or done.exception())
         reply = await asyncio.shield(answering)
         if "error" in reply:
             raise RequestError(reply["error"])
         return reply
 
-    async def _answer(self, task: dict[str, Any]) -> dict[str, Any]:
-        async with self._turn:
+    async def _answer(self, key: str, task: dict[str, Any]) -> dict[str, Any]:
+        async with self._turns.turn(key):
             worker = await self._started()
             try:
                 async with asyncio.timeout(self._seconds):

@@ -30,7 +30,7 @@ from mars_ray.serve.middleware.body import has_body, read_body, replay_body
 from mars_ray.serve.middleware.exchange import Exchange, trace_id_of
 from mars_ray.serve.middleware.headers import Headers, head_bytes, headers_of, values
 from mars_ray.serve.middleware.keys import KeyFile, Role, role_allows
-from mars_ray.serve.middleware.paths import OPEN_PATHS, is_open, role_of_path, routed_path
+from mars_ray.serve.middleware.paths import OPEN_PATHS, TOKENIZER_PATHS, is_open, role_of_path, routed_path
 
 log = logging.getLogger(__name__)
 
@@ -117,8 +117,12 @@ class AccessMiddleware:
                 await self._run(inside, headers, receive, response, body_bytes=0)
             return
         exchange.key, exchange.service_class = self._caller(headers, exchange.path)
-        role = self._role_of(exchange.path)
-        with self.admission.admit(exchange.key, role, has_key=self._keys is not None):
+        role, has_key = self._role_of(exchange.path), self._keys is not None
+        tokenizing = exchange.path in TOKENIZER_PATHS
+        with (
+            self.admission.admit(exchange.key, role, has_key=has_key),
+            self.admission.admit_tokenizing(exchange.key, has_key=has_key) if tokenizing else nullcontext(),
+        ):
             await self._run(inside, headers, receive, response, body_bytes=self._limits.body_bytes)
 
     def _caller(self, headers: Headers, path: str) -> tuple[str, str]:

@@ -30,6 +30,7 @@ class Admission:
         self._callers: Counter[str] = Counter()
         self._operators: Counter[str] = Counter()
         self._pages = 0
+        self._tokenizing: Counter[str] = Counter()
 
     @property
     def in_flight(self) -> dict[str, int]:
@@ -47,13 +48,17 @@ class Admission:
         else:
             room = self._callers
             self._check_callers(caller, has_key)
-        room[caller] += 1
-        try:
+        with _counted(room, caller):
             yield
-        finally:
-            room[caller] -= 1
-            if not room[caller]:
-                del room[caller]
+
+    @contextmanager
+    def admit_tokenizing(self, caller: str, *, has_key: bool) -> Iterator[None]:
+        """Hold a place within the block for a request that is nothing but tokenised, beside that of `admit`."""
+        if self._tokenizing[caller] >= (most := self._limits.tokenize_per_key):
+            whose = "This key has" if has_key else "Callers without a key have together"
+            raise self._refusal(f"{whose} {most} requests to tokenise in flight already.", "rate_limit_exceeded")
+        with _counted(self._tokenizing, caller):
+            yield
 
     @contextmanager
     def admit_page(self) -> Iterator[None]:
@@ -85,3 +90,14 @@ class Admission:
             code=code,
             headers={"retry-after": seconds},
         )
+
+
+@contextmanager
+def _counted(room: Counter[str], caller: str) -> Iterator[None]:
+    room[caller] += 1
+    try:
+        yield
+    finally:
+        room[caller] -= 1
+        if not room[caller]:
+            del room[caller]

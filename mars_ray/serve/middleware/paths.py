@@ -12,7 +12,10 @@ from mars_ray.serve.middleware.keys import Role
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/health", "/ping"})
 """Paths without a key: Kubernetes' names, and those by which clients of vLLM and SGLang ask whether an engine is up."""
 
-USE_PATHS = frozenset({"/tokenize", "/detokenize", "/openapi.json", "/version"})
+TOKENIZER_PATHS = frozenset({"/tokenize", "/detokenize"})
+"""Paths that do nothing but ask the tokenizer."""
+
+USE_PATHS = TOKENIZER_PATHS | {"/openapi.json", "/version"}
 """Paths beside those below /v1/ that need the role `use` only."""
 
 
