@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.engine.chunk import Chunk
-from mars_ray.errors import MarsRayError, QueueFullError, ReplicaLostError, StepError, UnavailableError
+from mars_ray.errors import (
+    EngineHungError,
+    MarsRayError,
+    QueueFullError,
+    ReplicaLostError,
+    StepError,
+    UnavailableError,
+)
 from mars_ray.serve.http.failover import ATTEMPTS, collect_with_retry, stream_with_retry
 
 CHUNKS = [Chunk("r", 0, (number,), (str(number),)) for number in range(4)]
@@ -100,7 +107,9 @@ def test_a_whole_answer_is_asked_for_again_whenever_its_replica_died(lives_at: i
     assert replicas.calls == min(lives_at, ATTEMPTS)
 
 
-@pytest.mark.parametrize("error", [QueueFullError("full"), UnavailableError("none"), StepError("nan")])
+@pytest.mark.parametrize(
+    "error", [QueueFullError("full"), UnavailableError("none"), StepError("nan"), EngineHungError("alone")]
+)
 def test_other_errors_are_not_tried_again(error: MarsRayError) -> None:
     replicas = Replicas((0, error))
     with pytest.raises(type(error)):

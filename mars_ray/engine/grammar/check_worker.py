@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,10 @@ WALL_SECONDS = 60
 """Time after which a check on a machine without a free processor is given up."""
 WALK_TOKENS = 48
 """Masks computed behind the first one: some grammars are slow only there."""
-NICE = 10
+NICE, SLOW_NICE = 5, 15
+"""Niceness of a check, and of one that is not done after `QUICK_SECONDS`: ordinary grammars do not wait for the engine,
+which has the first of these, and hostile ones do not hold it up."""
+QUICK_SECONDS = 0.2
 
 TOO_SLOW = f"it takes more than {CPU_SECONDS:g} s to compile; simplify it"
 TOO_LARGE = f"it takes more than {MEMORY_BYTES >> 20} MiB to compile; simplify it"
@@ -66,6 +70,13 @@ def _report(task: dict[str, Any], tokenizer: LLTokenizer) -> None:
         finally:
             os._exit(0)
     os.close(writing)
+
+    def slow_down(*_: object) -> None:
+        with suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, child, SLOW_NICE)
+
+    signal.signal(signal.SIGALRM, slow_down)
+    signal.setitimer(signal.ITIMER_REAL, QUICK_SECONDS)
     _, status = os.waitpid(child, 0)
     said = os.read(reading, 1 << 16)
     if said:

@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -42,8 +41,6 @@ PR_SET_PDEATHSIG = 1
 NICE = 5
 """An engine takes all the processor there is. What brings it requests needs little, and must not wait for it: a queue
 that builds before the engine is one that nobody who decides about thresholds can see."""
-COMPILING_NICE = 15
-"""Niceness of the threads that compile grammars: steps come first."""
 COMPILING = 4
 """Grammars that are compiled at a time."""
 
@@ -53,7 +50,7 @@ def serve_engine(engine: Engine, orders: OrderSocket) -> None:
     alive: dict[str, int] = {}
     """Sequences of each request that have not ended."""
     collector = ChunkCollector()
-    compiling = ThreadPoolExecutor(COMPILING, initializer=_step_back)
+    compiling = ThreadPoolExecutor(COMPILING)
     try:
         while True:
             while orders.waiting() or not engine.busy:
@@ -108,11 +105,6 @@ def _prepare(grammar: GrammarSpec, engine: Engine, orders: OrderSocket) -> None:
         error = StepError(f"the grammar cannot be compiled: {bug!r}.")
     with suppress(ConnectionError):
         orders.send(Prepared(grammar, error))
-
-
-def _step_back() -> None:
-    if sys.platform == "linux":  # there each thread has a priority of its own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), COMPILING_NICE)
 
 
 def _step(engine: Engine, orders: OrderSocket, alive: dict[str, int], collector: ChunkCollector) -> None:
