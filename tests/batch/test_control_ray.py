@@ -35,7 +35,7 @@ def options(place: Path, model: Path, rows: int, deadline_s: float) -> GenerateO
         model=str(model),
         sampling=SamplingParams(max_tokens=60),
         deadline_s=deadline_s,
-        workers=WorkerOptions(compiled=False),
+        workers=WorkerOptions(count=1, compiled=False),
     )
 
 

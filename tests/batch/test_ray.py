@@ -34,7 +34,7 @@ from mars_ray.storage.location import AnyPath
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 SAMPLING, DECODE = SamplingParams(max_tokens=5), DecodeParams(threshold=0.5, block=4)
-WORKERS = WorkerOptions(compiled=False)
+WORKERS = WorkerOptions(count=1, compiled=False)
 CARD = Card(
     method="mars",
     block=4,

@@ -26,7 +26,7 @@ from mars_ray.model.resolve import resolve_model
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 TASKS = ("sort_numbers", "date_rewrite")
-WORKERS = WorkerOptions(compiled=False)
+WORKERS = WorkerOptions(count=1, compiled=False)
 
 
 def options(output: Path, **changes: Any) -> EvaluateOptions:

@@ -53,7 +53,7 @@ def test_a_job_with_a_deadline_on_the_cluster_is_shown_with_its_progress_and_goe
     expect(view.locator("#classes tr").first).to_be_visible(timeout=1000 * STEP_SECONDS)
     expect(view.locator("#jobs-card")).to_be_hidden()
     with subprocess.Popen(
-        [str(COMMAND), *words, "--no-compiled"],
+        [str(COMMAND), *words, "--workers", "1", "--no-compiled"],
         env=environment | {"RAY_ADDRESS": address_of(roomy), "RAY_AUTH_MODE": "token"},
         stderr=subprocess.PIPE,
         text=True,
