@@ -5,17 +5,24 @@ Out:   the network on the CPU, in eval mode.
 Never: starts from random weights; a key the files lack is an error, where transformers only warns.
 """
 
+from typing import Any
+
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 
 from mars_ray.errors import ModelError
 from mars_ray.model.folder import ModelFolder
+from mars_ray.model.weights import count_parameters
+
+SPARE_NUMBERS = 1 << 26
+"""Weights that files may lack before a network is made; those that lack fewer are told by name."""
 
 
 def load_network(found: ModelFolder, dtype: torch.dtype, attention: str) -> PreTrainedModel:
     """Return the causal language model in `found`, or raise a `ModelError` with the reason."""
     network_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(found.config)]
     try:
+        _check_memory(network_class, found)
         network, report = network_class.from_pretrained(
             str(found.path),
             config=found.config,
@@ -26,6 +33,8 @@ def load_network(found: ModelFolder, dtype: torch.dtype, attention: str) -> PreT
             trust_remote_code=False,
             output_loading_info=True,
         )
+    except ModelError:
+        raise
     # The sizes are a stranger's: a network they do not fit fails in as many ways as there are layers.
     except Exception as error:
         raise ModelError(f"{found.path}: the weights cannot be loaded as {found.config.model_type}: {error}") from error
@@ -37,6 +46,19 @@ def load_network(found: ModelFolder, dtype: torch.dtype, attention: str) -> PreT
         )
     _untie_in_config_what_is_not_tied(network)
     return network.eval()
+
+
+def _check_memory(network_class: Any, found: ModelFolder) -> None:
+    """Raise `ModelError` for a network far larger than its files: transformers makes all of it before it compares."""
+    with torch.device("meta"):
+        network = network_class(found.config)
+    network.tie_weights()
+    needed, held = sum(each.numel() for each in network.parameters()), count_parameters(found.path).total()
+    if needed > 2 * held + SPARE_NUMBERS:
+        raise ModelError(
+            f"{found.path}: config.json asks for {needed:,} weights, the files hold {held:,}. Download or save the "
+            "model again."
+        )
 
 
 def _untie_in_config_what_is_not_tied(network: PreTrainedModel) -> None:

@@ -173,6 +173,13 @@ def test_sizes_that_no_memory_holds_are_refused_before_anything_is_made_of_them(
         load_checkpoint(folder)
 
 
+def test_a_network_far_larger_than_its_files_is_refused_before_it_is_made(make_model_folder: MakeFolder) -> None:
+    folder = make_model_folder()
+    edit_json(folder / "config.json", intermediate_size=1 << 20)
+    with pytest.raises(ModelError, match=r"config\.json asks for [\d,]+ weights, the files hold [\d,]+\."):
+        load_checkpoint(folder)
+
+
 def test_a_size_under_the_name_that_its_class_has_for_it_is_bounded_too(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_layer": 2**31}))
     with pytest.raises(ModelError, match="n_layer is 2147483648"):

@@ -12,7 +12,7 @@ from mars_ray.serve.replicas.waiting_calls import LOST_ROUNDS, WaitingCall, Wait
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 10))
+    asyncio.run(asyncio.wait_for(test, 60))
 
 
 def ask(calls: WaitingCalls, rounds: int, *, running: tuple[str, ...] = (), up: bool = True) -> None:
