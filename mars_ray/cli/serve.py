@@ -38,6 +38,8 @@ def serve(
         from mars_ray.serve.ray.schema import schema_of  # Ray reads its environment when it is imported
         from mars_ray.serve.ray.serve import run
 
+        source = str(config or "the command line")
+        schema = schema_of(fields, source)
         if "RAY_ADDRESS" not in os.environ:
-            fields = share_cpus(fields)
-        run(schema_of(fields, str(config or "the command line")))
+            schema = schema_of(share_cpus(fields), source)
+        run(schema)

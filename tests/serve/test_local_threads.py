@@ -1,12 +1,15 @@
 """The threads of engines that have this machine to themselves."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ray.serve._private.build_app import build_app
 
+from mars_ray.errors import ModelError
 from mars_ray.model import threads as model_threads
+from mars_ray.model.resolve import resolve_model
 from mars_ray.model.threads import suitable_threads
 from mars_ray.serve.deploy.config import ServeConfig, parse_config
 from mars_ray.serve.deploy.deploy_file import read_deploy_file
@@ -69,9 +72,15 @@ def test_a_replica_asks_ray_for_the_cpus_its_threads_take_and_has_the_threads_ra
     assert ServeConfig().engine_spec(Path(), cpus=0.0).threads == 1
 
 
-def test_threads_suit_the_size_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mars_ray.model.resolve import resolve_model
+def test_a_model_with_damaged_weights_is_refused(tmp_path: Path) -> None:
+    broken = tmp_path / "model"
+    shutil.copytree(resolve_model("bundled"), broken)
+    (broken / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(ModelError, match="not a complete safetensors file"):
+        share_cpus(read_deploy_file(None, model=str(broken)))
 
+
+def test_threads_suit_the_size_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = resolve_model("bundled")  # 3.4 million parameters
     assert suitable_threads(folder) == 4
     monkeypatch.setattr(model_threads, "PARAMETERS_PER_THREAD", 50_000_000)
