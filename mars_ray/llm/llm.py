@@ -10,6 +10,7 @@ from mars_ray.adapter.card import resolve_adapter, unnamed
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.core.load import load_engine
 from mars_ray.engine.core.offline import run_steps
+from mars_ray.engine.grammar.library import check_grammar
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import DEFAULT_OPTIONS, EngineOptions
 from mars_ray.engine.request import Request, SamplingParams
@@ -111,6 +112,8 @@ class LLM:
     def _answer(self, requests: list[Request], progress: bool | None) -> list[RequestOutput]:
         for request in requests:
             self.engine.limits.check(request)
+            if request.sampling.grammar is not None:
+                check_grammar(request.sampling.grammar)
         if progress is None:
             progress = sys.stderr.isatty()
         if not progress:

@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerBase
 
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.records import Message
-from mars_ray.engine.grammar.library import check_grammar
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
@@ -92,6 +91,4 @@ def _with_schema(params: SamplingParams, schema: Schema) -> SamplingParams:
         text = schema
     else:
         text = json.dumps(schema if isinstance(schema, Mapping) else schema.model_json_schema())
-    grammar = GrammarSpec(kind="json_schema", text=text)
-    check_grammar(grammar)
-    return replace(params, grammar=grammar)
+    return replace(params, grammar=GrammarSpec(kind="json_schema", text=text))
