@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from mars_ray import LLM, AsyncLLM, EngineOptions, SamplingParams
-from mars_ray.errors import ModelError, PromptTooLongError, RequestError
+from mars_ray.errors import GrammarError, ModelError, PromptTooLongError, RequestError
 
 LIST = "Diana, Rita, Grace: put them in a numbered list."
 JSON = "JSON with the keys name, city: Ada lives in London."
@@ -119,6 +119,16 @@ def test_nothing_to_answer_gives_no_answers(llm: LLM) -> None:
 def test_an_unknown_model_is_named() -> None:
     with pytest.raises(ModelError, match="bundlet"):
         LLM("bundlet")
+
+
+def test_an_async_caller_with_a_costly_schema_hears_so_and_the_next_is_answered() -> None:
+    async def answer() -> str:
+        async with AsyncLLM("bundled", options=EngineOptions(compiled=False)) as other:
+            with pytest.raises(GrammarError, match="simplify it"):
+                await other.chat(JSON, schema={"type": "integer", "multipleOf": 3_000_017})
+            return (await other.chat(JSON, schema={"type": "boolean"})).text
+
+    assert asyncio.run(answer()) in ("true", "false")
 
 
 def test_async_answers_are_those_of_llm_and_streams_add_up_to_them(llm: LLM) -> None:
