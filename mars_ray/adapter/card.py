@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mars_ray.errors import AdapterError
 from mars_ray.model.card import CARD_FILE, CalibrationPoint, Card, read_card
+from mars_ray.model.digest import weights_digest
 from mars_ray.model.resolve import is_elsewhere, resolve_model
 
 Found = TypeVar("Found")
@@ -83,6 +84,16 @@ def resolve_adapter(name: str | None) -> Path | None:
     if not is_adapter(folder):
         raise AdapterError(f"{name} is no adapter: it has no {CONFIG_FILE}. Name a model by --model.")
     return folder.absolute()
+
+
+def check_base(card: AdapterCard, folder: Path, base: Path) -> None:
+    """Raise `AdapterError` unless the adapter in `folder` was trained on the model in `base`."""
+    digest = weights_digest(base)
+    if card.base_digest != digest:
+        raise AdapterError(
+            f"{folder} is an adapter for {card.base_model} (digest {card.base_digest}); the model in {base} has the "
+            f"digest {digest}. Give the model it was trained on, or train an adapter for this one."
+        )
 
 
 def resolve_adapters(adapter: str | None, named: Mapping[str, str]) -> dict[str | None, Path]:

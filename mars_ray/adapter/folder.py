@@ -17,13 +17,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from mars_ray.adapter.card import CONFIG_FILE, AdapterCard, read_adapter_card
+from mars_ray.adapter.card import CONFIG_FILE, AdapterCard, check_base, read_adapter_card
 from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.adapter.stored_tensors import adapter_of, stored_tensors
 from mars_ray.errors import AdapterError, OutputError
 from mars_ray.model.card import CARD_FILE
 from mars_ray.model.checkpoint import save_folder
-from mars_ray.model.digest import weights_digest
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 
@@ -76,12 +75,7 @@ def load_adapter(folder: Path, base: Path) -> Adapter:
     Raises `AdapterError` unless it is complete and was trained on the model in `base`.
     """
     card = read_adapter_card(folder)
-    digest = weights_digest(base)
-    if card.base_digest != digest:
-        raise AdapterError(
-            f"{folder} is an adapter for {card.base_model} (digest {card.base_digest}); the model in {base} has the "
-            f"digest {digest}. Give the model it was trained on, or train an adapter for this one."
-        )
+    check_base(card, folder, base)
     return Adapter(_load(folder).requires_grad_(False).eval(), card)
 
 

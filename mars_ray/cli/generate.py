@@ -79,6 +79,10 @@ RetryErrors = Annotated[bool, typer.Option("--retry-errors", help="Do the rows w
 Compiled = Annotated[bool, typer.Option(help="Compile the decoding step in the background.")]
 
 
+REASONS = 3
+"""Reasons of errors that are shown at the end, the commonest first."""
+
+
 def generate(
     sources: Input,
     output: Output,
@@ -203,4 +207,6 @@ def _show(report: "JobReport") -> None:
     if report.errors:
         again = shlex.join(["mars-ray", *sys.argv[1:]])
         retry = "" if "--retry-errors" in sys.argv else " --retry-errors"
-        say.print(f"errors: {report.errors_file}; to do just those again: {again}{retry}", markup=False)
+        for reason, count in list(report.errors_by_reason.items())[:REASONS]:
+            say.print(f"{count:,} x {reason}", markup=False)
+        say.print(f"errors: {report.errors_file}; once mended, do just those again: {again}{retry}", markup=False)

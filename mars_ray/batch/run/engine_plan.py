@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mars_ray.adapter.card import AdapterCard, decoding_card, resolve_adapter, unnamed
+from mars_ray.adapter.card import AdapterCard, check_base, decoding_card, read_adapter_card, resolve_adapter, unnamed
 from mars_ray.batch.run.control_plan import batch_plan
 from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.control.policies.bounds import bounds_of
@@ -74,6 +74,8 @@ def plan_engines(
     folder = resolve_model(model).absolute()
     check_folder(folder)
     found = resolve_adapter(adapter)
+    if found is not None:
+        check_base(read_adapter_card(found), found, folder)
     control, decode = _control(decode, decoding_card(folder, found), deadline_s, max_quality_loss)
     dtype = resolve_dtype(workers.dtype, folder, workers.device)
     threads = suitable_threads(folder)

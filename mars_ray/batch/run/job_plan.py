@@ -1,13 +1,15 @@
 """What a job will do, decided before any work: rows, model, how to decode, and the settings that the ledger keeps."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from mars_ray.batch.output.folder import FileFormat, OutputFolder
 from mars_ray.batch.rows.columns import Kind, Survey
+from mars_ray.batch.rows.first_rows import check_first_rows
 from mars_ray.batch.rows.open_format import RowFormatSettings, open_row_format
 from mars_ray.batch.rows.openai_format import OpenAIFormatSettings, is_openai_batch
 from mars_ray.batch.rows.plain_format import PlainFormatSettings
@@ -20,6 +22,7 @@ from mars_ray.engine.grammar.library import check_grammar
 from mars_ray.errors import EmptyDataError
 from mars_ray.model.digest import folder_digest
 from mars_ray.model.dtype import ResolvedDtype
+from mars_ray.model.folder import check_folder
 from mars_ray.model.resolve import short_name
 from mars_ray.progress import ProgressLine
 from mars_ray.storage.location import AnyPath
@@ -96,7 +99,9 @@ def plan_job(options: GenerateOptions) -> JobPlan:
             prompt_column=options.prompt_column,
             trace=options.trace,
         )
-    open_row_format(row_format, engines.model)  # what is wrong with model or template is said before any work
+    # What is wrong with model, template or columns is said before any work.
+    positions = check_folder(engines.model).config.get_text_config().max_position_embeddings
+    check_first_rows(open_row_format(row_format, engines.model), islice(_rows(paths), options.limit), positions)
     settings = {
         "model": folder_digest(engines.model),
         "adapter": folder_digest(engines.adapter) if engines.adapter else None,
@@ -121,11 +126,15 @@ def survey_input(paths: Sequence[AnyPath], limit: int | None) -> Survey:
     return survey
 
 
+def _rows(paths: Sequence[AnyPath]) -> Iterator[bytes]:
+    """Yield the rows one by one, for who needs few of them."""
+    return (raw for path in paths for [raw] in read_records(path, 1))
+
+
 def _first_row(paths: Sequence[AnyPath]) -> bytes:
     """Return the first row. Raises `EmptyDataError`."""
-    for path in paths:
-        for [raw] in read_records(path, 1):
-            return raw
+    for raw in _rows(paths):
+        return raw
     raise EmptyDataError(f"{', '.join(map(str, paths))} holds no rows.")
 
 

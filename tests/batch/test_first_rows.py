@@ -1,0 +1,83 @@
+"""An input of which nothing can be asked is refused before anything is started, with the reason."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mars_ray.batch.run.job_plan import plan_job
+from mars_ray.batch.run.options import GenerateOptions
+from mars_ray.errors import DataError, InputError
+
+ROW = {"id": "a", "question": "What is 1 + 1?", "n_of_it": 3}
+
+
+def plan(tmp_path: Path, model: Path, content: bytes | str, name: str = "rows.jsonl", **changes: Any) -> None:
+    source = tmp_path / name
+    source.write_bytes(content if isinstance(content, bytes) else content.encode())
+    plan_job(GenerateOptions(input=(str(source),), output=tmp_path / "out", model=str(model), **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, r"60 x it has neither 'prompt' nor 'messages'.*columns are id, question, n_of_it\. Mend.*--prompt-column"),
+        ({"prompt_column": "questoin"}, r"60 x it has no 'questoin'.*Did you mean 'question'\?"),
+        ({"template": "{{ qestion }}"}, r"60 x the template cannot be filled: 'qestion' is.*Did you mean 'question'\?"),
+        ({"prompt_column": "n_of_it"}, r"'n_of_it' must be text, not int 3"),
+    ],
+)
+def test_rows_that_cannot_be_asked_are_refused_with_reason_and_columns(
+    tmp_path: Path, model_folder: Path, changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(DataError, match=f"none of the first 60 rows can be answered.*{reason}"):
+        plan(tmp_path, model_folder, f"{json.dumps(ROW)}\n" * 60, **changes)
+
+
+BATCH = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"input": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("rows.jsonl", b"", "holds no rows"),
+        ("rows.jsonl", b"id,prompt\n1,what\n", "it is not JSON"),
+        ("rows.jsonl", bytes(range(256)) * 20, "it is not JSON"),
+        ("rows.jsonl", gzip.compress(b'{"prompt": "x"}'), "it is not JSON"),
+        ("rows.jsonl.gz", b'{"prompt": "x"}', "cannot be read"),
+        ("rows.jsonl", b"[1]\n[2]\n", "it is not a JSON object"),
+        ("rows.jsonl", b'{"prompt": {"text": "x"}}', r"the only row cannot.*'prompt' must be text, not dict"),
+        ("rows.jsonl", b'{"prompt": "' + b"x" * 1000 + b'"}', "its prompt has 1003 tokens and a sequence may have 128"),
+        ("rows.jsonl", json.dumps(BATCH).encode(), "its 'url' is '/v1/embeddings'; known are /v1/chat/completions"),
+        ("rows.jsonl", b'{"prompt": ""}', "its prompt is empty"),
+    ],
+)
+def test_files_of_other_kinds_are_refused(
+    tmp_path: Path, model_folder: Path, name: str, content: bytes, reason: str
+) -> None:
+    with pytest.raises(DataError, match=reason):
+        plan(tmp_path, model_folder, content, name)
+
+
+def test_parquet_without_the_column_is_refused(tmp_path: Path, model_folder: Path) -> None:
+    pq.write_table(pa.table({"promt": ["x", "y"]}), tmp_path / "made")
+    with pytest.raises(DataError, match=r"2 x it has neither.*columns are promt\. Did you mean 'promt'\?"):
+        plan(tmp_path, model_folder, (tmp_path / "made").read_bytes(), "rows.parquet")
+
+
+def test_one_row_among_the_first_hundred_is_enough(tmp_path: Path, model_folder: Path) -> None:
+    plan(tmp_path, model_folder, "{}\n" * 99 + '{"prompt": "x"}')
+    with pytest.raises(DataError, match="none of the first 100 rows"):
+        plan(tmp_path, model_folder, "{}\n" * 100 + '{"prompt": "x"}')
+
+
+@pytest.mark.parametrize("adapter", ["smollm2", "./nowhere"])
+def test_an_adapter_that_is_missing_or_of_another_model_is_refused(
+    tmp_path: Path, model_folder: Path, adapter: str
+) -> None:
+    with pytest.raises(InputError, match=r"is an adapter for|unknown adapter"):
+        plan(tmp_path, model_folder, '{"prompt": "x"}', adapter=adapter)
