@@ -139,6 +139,8 @@ def publish(model: Path, card: Card, before: Card) -> None:
     checkpoint = load_checkpoint(model, dtype=torch.bfloat16)
     target = ASSETS / "bundled"
     shutil.rmtree(target, ignore_errors=True)
+    # Said outright, though it is what transformers takes where nothing is said: the answers are exact.
+    checkpoint.network.generation_config.do_sample = False
     save_checkpoint(checkpoint, target)
     text = card_text(
         card,

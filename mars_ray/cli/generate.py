@@ -21,7 +21,7 @@ from mars_ray.cli.options import (
     Gpus,
     Model,
     QuantizeOption,
-    Temperature,
+    TemperatureOrModel,
     Workers,
 )
 from mars_ray.engine.grammar.spec import GrammarSpec
@@ -94,7 +94,7 @@ def generate(
     deadline: Deadline = None,
     max_quality_loss: MaxQualityLoss = None,
     mode: DecodingMode = Mode.THRESHOLD,
-    temperature: Temperature = 0.0,
+    temperature: TemperatureOrModel = None,
     seed: Seed = None,
     max_tokens: MaxTokens = 256,
     n: Annotated[int, typer.Option(help="Answers per row.")] = 1,
@@ -124,13 +124,14 @@ def generate(
     from mars_ray.engine.request import DecodeParams, SamplingParams
     from mars_ray.storage.location import locate
 
-    sampling = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens, n=n, logprobs=logprobs)
+    sampling = SamplingParams(temperature=temperature or 0.0, seed=seed, max_tokens=max_tokens, n=n, logprobs=logprobs)
     options = GenerateOptions(
         input=tuple(sources),
         output=locate(output),
         model=model,
         adapter=adapter,
         sampling=replace(sampling, grammar=_grammar(schema, regex)),
+        sampling_of_model=temperature is None,
         decode=DecodeParams(mode=mode, threshold=threshold),
         workers=WorkerOptions(count=workers, cpus=cpus, gpus=gpus, dtype=dtype, quantize=quantize, compiled=compiled),
     )

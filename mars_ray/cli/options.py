@@ -20,6 +20,12 @@ AdapterOption = Annotated[str | None, typer.Option("--adapter", help=ADAPTER_HEL
 AsJson = Annotated[bool, typer.Option("--json", help="End with one machine-readable line.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write every sample here.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the most likely token.")]
+TemperatureOrModel = Annotated[
+    float | None,
+    typer.Option(
+        help="0 takes the most likely token; by default what the model's generation_config.json says, else 0."
+    ),
+]
 Slo = Annotated[list[str] | None, typer.Option(help="What a good request keeps, in ms: 'ttft:200,tpot:20,e2e:2000'.")]
 TraceSpeed = Annotated[float, typer.Option(help="Times as fast as the trace was recorded.")]
 OutputScale = Annotated[float, typer.Option(help="Times the trace's answers.")]

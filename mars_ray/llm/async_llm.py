@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mars_ray.adapter.card import resolve_adapter, unnamed
 from mars_ray.engine.chunk import Chunk
+from mars_ray.engine.generation_defaults import generation_defaults
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import DEFAULT_OPTIONS, EngineOptions
 from mars_ray.engine.process.async_engine import AsyncEngine
@@ -38,6 +39,8 @@ class AsyncLLM:
 
     engine: AsyncEngine
     tokenizer: PreTrainedTokenizerBase
+    default_sampling_params: SamplingParams
+    """How prompts without sampling parameters are sampled: as the model's generation_config.json says."""
 
     def __init__(
         self,
@@ -52,6 +55,7 @@ class AsyncLLM:
     async def __aenter__(self) -> Self:
         folder = (await asyncio.to_thread(resolve_model, self._model)).absolute()
         found = await asyncio.to_thread(check_folder, folder)
+        self.default_sampling_params = SamplingParams(**generation_defaults(folder))
         self.tokenizer = await asyncio.to_thread(load_tokenizer, folder, found.config, found.tokenizer_is_custom)
         adapter = await asyncio.to_thread(resolve_adapter, self._adapter)
         spec = EngineSpec(
@@ -74,7 +78,14 @@ class AsyncLLM:
     ) -> RequestOutput:
         """Continue a prompt; parameters and errors are those of `LLM.generate`. Cancelling the task ends the work."""
         encoded = encode_prompt(self.tokenizer, prompt)
-        [request] = make_requests([encoded], sampling_params, threshold=threshold, mode=mode, schema=schema)
+        [request] = make_requests(
+            [encoded],
+            sampling_params,
+            threshold=threshold,
+            mode=mode,
+            schema=schema,
+            default=self.default_sampling_params,
+        )
         return await self._answer(request)
 
     async def chat(
@@ -88,7 +99,14 @@ class AsyncLLM:
     ) -> RequestOutput:
         """Answer a conversation; parameters and errors are those of `LLM.chat`. Cancelling the task ends the work."""
         encoded = encode_conversation(self.tokenizer, messages)
-        [request] = make_requests([encoded], sampling_params, threshold=threshold, mode=mode, schema=schema)
+        [request] = make_requests(
+            [encoded],
+            sampling_params,
+            threshold=threshold,
+            mode=mode,
+            schema=schema,
+            default=self.default_sampling_params,
+        )
         return await self._answer(request)
 
     async def stream(
@@ -105,7 +123,14 @@ class AsyncLLM:
         The last chunk of each answer has `finished` set. Leave it early with `aclose`, or by cancelling the task.
         """
         encoded = encode_conversation(self.tokenizer, messages)
-        [request] = make_requests([encoded], sampling_params, threshold=threshold, mode=mode, schema=schema)
+        [request] = make_requests(
+            [encoded],
+            sampling_params,
+            threshold=threshold,
+            mode=mode,
+            schema=schema,
+            default=self.default_sampling_params,
+        )
         async for chunk in self.engine.generate(request):
             yield chunk
 

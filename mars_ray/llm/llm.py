@@ -10,6 +10,7 @@ from mars_ray.adapter.card import resolve_adapter, unnamed
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.core.load import load_engine
 from mars_ray.engine.core.offline import run_steps
+from mars_ray.engine.generation_defaults import generation_defaults
 from mars_ray.engine.grammar.library import check_grammar
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import DEFAULT_OPTIONS, EngineOptions
@@ -49,7 +50,10 @@ class LLM:
         options: EngineOptions = DEFAULT_OPTIONS,
     ) -> None:
         found = resolve_adapter(adapter)
-        self.engine, checkpoint, self.dtype = load_engine(resolve_model(model), dtype, options, unnamed(found))
+        folder = resolve_model(model)
+        self.default_sampling_params = SamplingParams(**generation_defaults(folder))
+        """How prompts without sampling parameters are sampled: as the model's generation_config.json says."""
+        self.engine, checkpoint, self.dtype = load_engine(folder, dtype, options, unnamed(found))
         self.tokenizer = checkpoint.tokenizer
 
     def generate(
@@ -75,7 +79,15 @@ class LLM:
         """
         encoded = [encode_prompt(self.tokenizer, prompt) for prompt in as_prompts(prompts)]
         return self._answer(
-            make_requests(encoded, sampling_params, threshold=threshold, mode=mode, schema=schema), progress
+            make_requests(
+                encoded,
+                sampling_params,
+                threshold=threshold,
+                mode=mode,
+                schema=schema,
+                default=self.default_sampling_params,
+            ),
+            progress,
         )
 
     def chat(
@@ -96,7 +108,15 @@ class LLM:
         """
         encoded = [encode_conversation(self.tokenizer, conversation) for conversation in as_conversations(messages)]
         return self._answer(
-            make_requests(encoded, sampling_params, threshold=threshold, mode=mode, schema=schema), progress
+            make_requests(
+                encoded,
+                sampling_params,
+                threshold=threshold,
+                mode=mode,
+                schema=schema,
+                default=self.default_sampling_params,
+            ),
+            progress,
         )
 
     def close(self) -> None:

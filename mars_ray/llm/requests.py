@@ -62,8 +62,12 @@ def make_requests(
     threshold: float | None,
     mode: Mode | str,
     schema: Schema | None,
+    default: SamplingParams,
 ) -> list[Request]:
-    """Return a request for each prompt. Raises `RequestError` for values out of range."""
+    """Return a request for each prompt, sampled by `default` where nothing is given.
+
+    Raises `RequestError` for values out of range.
+    """
     if isinstance(sampling_params, Sequence):
         if len(sampling_params) != len(prompts):
             raise RequestError(
@@ -72,7 +76,7 @@ def make_requests(
             )
         each = list(sampling_params)
     else:
-        each = [sampling_params or SamplingParams()] * len(prompts)
+        each = [sampling_params or default] * len(prompts)
     if schema is not None:
         each = [_with_schema(params, schema) for params in each]
     if mode not in list(Mode):

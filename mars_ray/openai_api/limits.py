@@ -33,6 +33,8 @@ class RequestLimits(BaseModel):
     """Tokens of one prompt; None leaves it to what the model takes."""
     output_tokens: int = Field(4096, ge=1)
     """Tokens of one answer, and so the largest `max_tokens`."""
+    default_output_tokens: int = Field(1024, ge=1)
+    """Tokens of a chat answer whose request names no `max_tokens`; it then ends with the finish reason "length"."""
     n: int = Field(8, ge=1)
     """Answers to one prompt."""
     prompts: int = Field(128, ge=1, le=PROMPTS_MAX)

@@ -136,8 +136,8 @@ class GenerateRequest(RequestBody):
     max_tokens: Positive | None = None
     min_tokens: Annotated[int, Field(ge=0)] = 0
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1)] = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
     """0 and -1 keep all."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     n: Positive = 1
@@ -148,7 +148,7 @@ class GenerateRequest(RequestBody):
     logit_bias: LogitBias = Field({})
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     response_format: ResponseFormat = TextFormat(type="text")
     threshold: Annotated[float, Field(ge=0, le=1)] | None = None
     """Confidence that a token ahead needs, for this request alone."""

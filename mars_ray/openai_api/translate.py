@@ -6,7 +6,8 @@ Never: shortens a prompt, or asks the engine for less than the caller did withou
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
@@ -99,15 +100,17 @@ def engine_requests(
     model: ModelInfo,
     limits: RequestLimits,
     default_mode: Mode,
+    default_sampling: Mapping[str, Any],
 ) -> list[Request]:
-    """Return one engine request per prompt. Raises `ApiError`, `RequestError`."""
+    """Return one engine request per prompt, sampled as the model is where it does not say. Raises `ApiError`,
+    `RequestError`."""
     return [
         Request(
             id=f"{request_id}-{number}",
             prompt=tuple(prompt),
             tenant=tenant,
             service_class=service_class,
-            sampling=_sampling(body, len(prompt), model, limits),
+            sampling=_sampling(body, len(prompt), model, limits, default_sampling),
             decode=DecodeParams(
                 mode=body.decode_mode or default_mode,
                 threshold=body.threshold,
@@ -120,7 +123,9 @@ def engine_requests(
     ]
 
 
-def _sampling(body: GenerateRequest, prompt_tokens: int, model: ModelInfo, limits: RequestLimits) -> SamplingParams:
+def _sampling(
+    body: GenerateRequest, prompt_tokens: int, model: ModelInfo, limits: RequestLimits, defaults: Mapping[str, Any]
+) -> SamplingParams:
     longest = min(model.engine.max_model_len - 1, limits.prompt_tokens or model.engine.max_model_len)
     if prompt_tokens > longest:
         raise PromptTooLongError(
@@ -128,7 +133,8 @@ def _sampling(body: GenerateRequest, prompt_tokens: int, model: ModelInfo, limit
         )
     most = min(limits.output_tokens, model.engine.max_model_len - prompt_tokens)
     if isinstance(body, ChatCompletionRequest):
-        asked, logprobs = body.max_completion_tokens or body.max_tokens or most, None
+        asked, logprobs = body.max_completion_tokens or body.max_tokens, None
+        asked = asked or max(body.min_tokens, min(most, limits.default_output_tokens))
         if body.logprobs:
             logprobs = body.top_logprobs
     else:
@@ -140,9 +146,7 @@ def _sampling(body: GenerateRequest, prompt_tokens: int, model: ModelInfo, limit
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min(body.min_tokens, max_tokens),
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=body.top_p,
-        top_k=max(0, body.top_k),
+        **_chosen(body, defaults),
         min_p=body.min_p,
         seed=None if body.seed is None else body.seed % 2**63,
         n=body.n,
@@ -153,9 +157,15 @@ def _sampling(body: GenerateRequest, prompt_tokens: int, model: ModelInfo, limit
         logit_bias=_bias(body.logit_bias),
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
-        repetition_penalty=body.repetition_penalty,
         grammar=_grammar(body),
     )
+
+
+def _chosen(body: GenerateRequest, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    top_k = None if body.top_k is None else max(0, body.top_k)
+    asked = {"temperature": body.temperature, "top_p": body.top_p, "top_k": top_k}
+    asked["repetition_penalty"] = body.repetition_penalty
+    return {**defaults, **{name: value for name, value in asked.items() if value is not None}}
 
 
 def _grammar(body: GenerateRequest) -> GrammarSpec | None:

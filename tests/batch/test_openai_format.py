@@ -74,7 +74,7 @@ def test_a_conversation_is_asked_as_the_endpoint_would(row_format: OpenAIBatchFo
     row = row_format.parse("row-1", raw(seed=3, n=2, max_tokens=5, stop="!"))
     assert row.request.prompt == tuple(ChatEncoder(checkpoint.tokenizer).prompt(MESSAGES))
     sampling = row.request.sampling
-    assert (sampling.temperature, sampling.seed, sampling.n, sampling.max_tokens) == (1.0, 3, 2, 5)
+    assert (sampling.temperature, sampling.seed, sampling.n, sampling.max_tokens) == (0.0, 3, 2, 5)
     assert (sampling.stop, row.prompt_text) == (("!",), "why?")
 
 

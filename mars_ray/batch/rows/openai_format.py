@@ -9,10 +9,11 @@ Format: OpenAI API reference, "The request input object" and "The request output
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from reprlib import repr as shortened
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
@@ -76,7 +77,8 @@ class OpenAIFormatSettings:
 class OpenAIBatchFormat:
     """The format of OpenAI batch files, see `RowFormat`.
 
-    `positions` is the length that a sequence of the model may have, prompt and answer together.
+    `positions` is the length that a sequence of the model may have, prompt and answer together; `default_sampling` is
+    how the model is sampled where a body does not say.
     """
 
     def __init__(
@@ -84,11 +86,13 @@ class OpenAIBatchFormat:
         settings: OpenAIFormatSettings,
         tokenizer: PreTrainedTokenizerBase,
         positions: int,
+        default_sampling: Mapping[str, Any] = MappingProxyType({}),
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._decode, self._tokenizer, self._clock = settings.decode, tokenizer, clock
         self._encoder = ChatEncoder(tokenizer)
-        self._limits = RequestLimits(output_tokens=positions, n=N_MAX, prompts=1)
+        self._default_sampling = default_sampling
+        self._limits = RequestLimits(output_tokens=positions, default_output_tokens=positions, n=N_MAX, prompts=1)
         # What is asked for is checked against the positions, and answers are spelt with the bytes; nothing else counts.
         engine = EngineFacts(
             max_model_len=positions, vocab_size=len(tokenizer), block=1, token_bytes=token_bytes(tokenizer)
@@ -171,6 +175,7 @@ class OpenAIBatchFormat:
             model=self._model,
             limits=self._limits,
             default_mode=self._decode.mode,
+            default_sampling=self._default_sampling,
         )
         return replace(request, decode=replace(decode, block=body.block or decode.block))
 

@@ -18,6 +18,7 @@ from mars_ray.batch.run.engine_plan import EnginePlan, plan_engines
 from mars_ray.batch.run.options import GenerateOptions
 from mars_ray.data.record_file import check_source, read_records
 from mars_ray.data.sources import find_sources
+from mars_ray.engine.generation_defaults import generation_defaults
 from mars_ray.engine.grammar.library import check_grammar
 from mars_ray.errors import EmptyDataError
 from mars_ray.model.digest import folder_digest
@@ -93,7 +94,9 @@ def plan_job(options: GenerateOptions) -> JobPlan:
         row_format = OpenAIFormatSettings(model=short_name(options.model), decode=decode)
     else:
         row_format = PlainFormatSettings(
-            sampling=options.sampling,
+            sampling=replace(options.sampling, **generation_defaults(engines.model))
+            if options.sampling_of_model
+            else options.sampling,
             decode=decode,
             template=options.template,
             prompt_column=options.prompt_column,

@@ -56,6 +56,8 @@ class GenerateOptions:
     adapter: str | None = None
     """'smollm2', which comes with the package, a folder, or a name on a hub: one that was trained for the model."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    sampling_of_model: bool = False
+    """Temperature, top_p, top_k and repetition penalty are those of the model's generation_config.json instead."""
     """How rows are sampled that say nothing themselves. OpenAI batch files do not use it."""
     decode: DecodeParams = field(default_factory=DecodeParams)
     """How rows are decoded that say nothing themselves."""

@@ -86,6 +86,7 @@ class ChatCalls:
                 model=model,
                 limits=self._endpoint.limits,
                 default_mode=self._endpoint.default_mode,
+                default_sampling=self._endpoint.default_sampling,
             )
         except ValidationError as error:
             raise RequestError(validation_error(error.errors(), given).message) from None

@@ -7,10 +7,11 @@ Never: starts work for a client that disconnected, or sends a status that a late
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 from uuid import uuid4
 
 from starlette.requests import Request
@@ -94,10 +95,12 @@ class Endpoint:
         limits: RequestLimits,
         *,
         default_mode: Mode,
+        default_sampling: Mapping[str, Any],
         log_prompts: bool,
         batch_class: str | None = None,
     ) -> None:
         self.client, self.tokenizer, self.limits = client, tokenizer, limits
+        self.default_sampling = default_sampling
         self.default_mode, self._log_prompts, self._batch_class = default_mode, log_prompts, batch_class
         self._model: ModelInfo | None = None
         self._longest_token_bytes = 0
@@ -207,6 +210,7 @@ class Endpoint:
             model=model,
             limits=self.limits,
             default_mode=self.default_mode,
+            default_sampling=self.default_sampling,
         )
         exchange.usage = ResponseUsage(prompt_tokens=sum(map(len, prompts)))
         generation = _Generation(body, requests, http, builder, exchange.usage)

@@ -7,6 +7,7 @@ Never: imports Ray.
 
 from pathlib import Path
 
+from mars_ray.engine.generation_defaults import generation_defaults
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.service_class import BATCH_CLASS
 from mars_ray.serve.deploy.config import ServeConfig
@@ -32,6 +33,7 @@ def make_endpoint(client: EngineClient, config: ServeConfig, folder: Path) -> En
         TokenizerProcess(folder),
         config.limits,
         default_mode=Mode(config.mode),
+        default_sampling=generation_defaults(folder),
         log_prompts=config.log_prompts,
         batch_class=BATCH_CLASS if BATCH_CLASS in [each.name for each in config.classes] else None,
     )
