@@ -71,10 +71,14 @@ def test_nobody_is_answered_in_the_clear(guarded: Guarded) -> None:
             assert b"HTTP" not in clear.recv(1000)
 
 
-def test_gateways_listen_for_the_load_balancer_alone(guarded: Guarded) -> None:
+def test_gateways_listen_for_the_load_balancer_alone_and_take_no_head_without_end(guarded: Guarded) -> None:
     (gateway,) = guarded.cluster.processes(GATEWAY)
     addresses = {each.laddr.port: each.laddr.ip for each in gateway.net_connections() if each.status == "LISTEN"}
-    assert {ip for port, ip in addresses.items() if 30_000 <= port <= 31_000} == {"127.0.0.1"}
+    (own,) = {address for address in addresses.items() if 30_000 <= address[0] <= 31_000}
+    assert own[1] == "127.0.0.1"
+    with socket.create_connection((own[1], own[0]), timeout=STEP_SECONDS) as stranger, suppress(ConnectionError):
+        stranger.sendall(b"GET / HTTP/1.1\r\n" + (b"a: " + b"x" * 1000 + b"\r\n") * 100)
+        assert stranger.recv(1000).startswith(b"HTTP/1.1 431 ")
 
 
 def test_what_ray_keeps_is_for_its_owner_alone(guarded: Guarded) -> None:

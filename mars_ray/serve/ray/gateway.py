@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mars_ray.control.core.ray_controller import RayController
 from mars_ray.model.resolve import resolve_model
 from mars_ray.serve.deploy.config import ServeConfig
+from mars_ray.serve.http.bounded_heads import bound_heads
 from mars_ray.serve.http.chat_calls import ChatCalls
 from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
@@ -26,6 +27,7 @@ class Gateway(ChatHandle):
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the app; Serve calls this in the replica, so nothing of it is pickled."""
+        bound_heads(2 * self._config.limits.header_bytes)  # what is a little too large gets an error that says so
         name = serve.get_replica_context().replica_id.unique_id
         endpoint, app = make_ray_gateway(self._engines, self._config, name=name)
         self.calls = ChatCalls(endpoint, self._config.classes[0].name)

@@ -1,0 +1,73 @@
+"""The HTTP server of a gateway, with an end to heads: uvicorn collects one of any length, and waits for it for ever.
+
+In:    connections to a gateway's own port, where no load balancer stands in front.
+Out:   those whose heads come whole, in time and within their size; 431 or 408 for the others, and the end.
+Never: counts bodies: those are for callers who are known (`middleware/body`).
+"""
+
+from asyncio import TimerHandle, Transport
+
+from uvicorn.protocols.http import auto
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+HEAD_SECONDS = 10.0
+"""As the load balancer gives a caller (`deploy/haproxy`)."""
+TOO_LARGE, TOO_SLOW = b"431 Request Header Fields Too Large", b"408 Request Timeout"
+
+
+class BoundedHeadProtocol(HttpToolsProtocol):
+    """One connection. Use `bound_heads`, which says how large a head may be."""
+
+    most_bytes = 64 * 1024
+    _head_bytes = 0
+    _late: TimerHandle | None = None
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        """Wait for the first head from now on; between requests uvicorn's keep-alive holds."""
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait for nothing any more."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass data on to the parser, which says where heads begin and end."""
+        super().data_received(data)
+        if self._late:
+            self._head_bytes += len(data)
+            if self._head_bytes > self.most_bytes:
+                self._refuse(TOO_LARGE)
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        super().on_message_begin()
+        if not self._late:
+            self._wait_for_head()
+
+    def on_headers_complete(self) -> None:
+        """The head is there."""
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def _wait_for_head(self) -> None:
+        self._head_bytes = 0
+        self._late = self.loop.call_later(HEAD_SECONDS, self._refuse, TOO_SLOW)
+
+    def _stop_waiting(self) -> None:
+        if self._late:
+            self._late.cancel()
+            self._late = None
+
+    def _refuse(self, status: bytes) -> None:
+        self._stop_waiting()
+        if self.cycle is None or self.cycle.response_complete:  # else it would stand within an answer
+            self.transport.write(b"HTTP/1.1 %b\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % status)
+        self.transport.close()
+
+
+def bound_heads(most_bytes: int) -> None:
+    """Let servers that uvicorn starts in this process from now on take heads of about so many bytes."""
+    BoundedHeadProtocol.most_bytes = most_bytes
+    auto.AutoHTTPProtocol = BoundedHeadProtocol
