@@ -32,7 +32,7 @@ SETTINGS = {
 }
 
 PROXY = """#!/bin/sh
-exec '{python}' -m mars_ray.serve.deploy.haproxy "$@"
+exec '{python}' -P -m mars_ray.serve.deploy.haproxy "$@"
 """
 
 
