@@ -102,8 +102,8 @@ def test_a_checker_that_died_is_started_again(grammars: Grammars) -> None:
 
 
 def test_steps_go_on_while_a_grammar_is_compiled(prompts: list[tuple[int, ...]]) -> None:
-    """This one takes 0.4 s of processor time, and a step some milliseconds."""
-    slow = schema({"type": "integer", "multipleOf": 99_991})
+    """This one takes 0.2 s of processor time, and a step some milliseconds."""
+    slow = schema({"type": "integer", "multipleOf": 49_999})
 
     async def test() -> None:
         engine, _ = await AsyncEngine.start(spec())
@@ -116,7 +116,7 @@ def test_steps_go_on_while_a_grammar_is_compiled(prompts: list[tuple[int, ...]])
                 chunks += 1
                 if other.done():
                     break
-            assert chunks > 20
+            assert chunks > 10
             await other
         finally:
             await engine.close()
