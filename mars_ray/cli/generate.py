@@ -202,6 +202,8 @@ def _show(report: "JobReport") -> None:
         f"{report.tokens_per_forward:.2f} tokens per forward, {report.seconds:,.0f} s in {report.runs} runs",
         markup=False,
     )
+    if report.cut:
+        say.print(f"{report.cut:,} answers end at the length limit (--max-tokens)", markup=False)
     if report.deadline:
         say.print(report.deadline, markup=False)
     say.print(f"rows: {report.output}/rows   report: {report.output}/report.html", markup=False)

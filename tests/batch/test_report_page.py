@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mars_ray.batch.output.report import Bar, JobReport, PacePoint
-from mars_ray.batch.output.report_page import page
+from mars_ray.batch.output.report_page import _over_time, page
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"' & {{ 7 * 7 }}"
 FULL = JobReport(
@@ -18,6 +18,7 @@ FULL = JobReport(
     errors=17,
     errors_by_reason={HOSTILE: 16, "x" * 500: 1},
     errors_file="errors.jsonl",
+    cut=4_321,
     tokens=1_234_567_890,
     forwards=345_678_901,
     tokens_per_s=98_765.4,
@@ -42,6 +43,7 @@ EMPTY: dict[str, Any] = {
     "errors": 0,
     "errors_by_reason": {},
     "errors_file": "",
+    "cut": 0,
     "tokens": 0,
     "forwards": 0,
     "tokens_per_s": 0.0,
@@ -73,7 +75,17 @@ class Seen(HTMLParser):
 
 def test_every_figure_is_on_the_page() -> None:
     text = Seen(page(FULL)).text
-    for figure in ("Complete with errors", "12,345", "12,400", "17", "1,234,567,890", "98,765", "3.57", "bundled"):
+    for figure in (
+        "Complete with errors",
+        "12,345",
+        "12,400",
+        "17",
+        "4,321",
+        "1,234,567,890",
+        "98,765",
+        "3.57",
+        "bundled",
+    ):
         assert figure in text, figure
     assert "ended 0:10:00 before the deadline" in text
 
@@ -81,7 +93,7 @@ def test_every_figure_is_on_the_page() -> None:
 def test_rows_reasons_and_settings_are_text_and_no_markup() -> None:
     seen = Seen(page(FULL))
     assert seen.tags.count("script") == 1 and "img" not in seen.tags
-    assert seen.text.count("<script>alert(1)</script>") == 3
+    assert seen.text.count("<script>alert(1)</script>") == 4
     assert "{{ 7 * 7 }}" in seen.text
 
 
@@ -98,3 +110,18 @@ def test_a_job_with_next_to_nothing_has_a_page_too(changes: dict[str, Any]) -> N
 
 def test_settings_that_say_nothing_are_left_out() -> None:
     assert "seed" not in Seen(page(FULL)).text
+
+
+def test_bursts_of_short_jobs_are_spread_and_no_token_is_lost() -> None:
+    pace = tuple(
+        PacePoint(second=float(n), rows=1, errors=0, tokens=900 * (n % 9 == 0), forwards=1, threshold=1.0)
+        for n in range(1, 61)
+    )
+    [speed, _] = _over_time(pace)
+    assert max(value for *_, value in speed.bars) <= 180
+    assert round(sum((end - begin) * value for begin, end, value in speed.bars)) in (90, 5400)  # in minutes, or seconds
+
+
+def test_settings_and_samples_are_folded() -> None:
+    tags = Seen(page(FULL)).tags
+    assert tags.count("details") >= 2 + len(FULL.samples)

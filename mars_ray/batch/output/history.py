@@ -64,6 +64,7 @@ class History:
         pairs = [pair for each in results for pair in zip(each.tokens, each.forwards, strict=True)]
         self._count("length", Counter(tokens for tokens, _ in pairs))
         self._count("ahead", Counter(TENTHS * tokens // max(1, forwards) for tokens, forwards in pairs))
+        self._count("cut", Counter({0: sum(each.cut for each in results)}))
         records = [text for each in results for text in each.records][: self._samples_left]
         self._db.executemany("INSERT INTO sample VALUES (?)", [(text,) for text in records])
         self._samples_left -= len(records)
@@ -82,6 +83,11 @@ class History:
     def forwards(self) -> int:
         """Forwards, summed over the sequences."""
         return self._one("SELECT sum(forwards) FROM pace")
+
+    @property
+    def cut(self) -> int:
+        """Sequences that ended at the length limit."""
+        return self._one("SELECT sum(count) FROM tally WHERE what = 'cut'")
 
     @property
     def seconds(self) -> float:

@@ -42,6 +42,8 @@ class JobReport:
     errors_by_reason: dict[str, int]
     errors_file: str
     """Where the rows with errors are; empty where there are none."""
+    cut: int
+    """Sequences that ended at the length limit."""
     tokens: int
     forwards: int
     """Forwards, summed over the sequences: one run of the network over a batch counts once for each sequence in it."""

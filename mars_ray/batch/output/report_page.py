@@ -11,8 +11,12 @@ from mars_ray.batch.output.report import JobReport, PacePoint
 from mars_ray.web.chart import Axis, Chart
 from mars_ray.web.report import render
 
-POINTS = 200
+POINTS = 60
 """Points of a chart over time at most; shorter spans are joined."""
+SPAN_S = 10.0
+"""Seconds of a span at least, in a job of some minutes: the tokens of a row count when it ends, all at once."""
+SPANS = 4
+"""Spans of a short job at least."""
 REASONS = 50
 """Reasons that are listed at most, the most frequent first."""
 AIR = 0.05
@@ -52,13 +56,16 @@ def _over_time(pace: Sequence[PacePoint]) -> list[Chart]:
 
 def _joined(pace: Sequence[PacePoint]) -> Iterator[tuple[float, PacePoint, int]]:
     """Join spans too short to draw: where each begins, its last point, and its tokens."""
-    least = pace[-1].second / POINTS if pace else 0.0
+    seconds = pace[-1].second if pace else 0.0
+    least = max(seconds / POINTS, min(SPAN_S, seconds / SPANS))
     low, tokens = 0.0, 0
     for point in pace:
         tokens += point.tokens
         if point.second > low and point.second - low >= least:
             yield low, point, tokens
             low, tokens = point.second, 0
+    if tokens:
+        yield low, pace[-1], tokens
 
 
 def _histograms(report: JobReport) -> list[Chart]:

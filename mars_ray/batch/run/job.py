@@ -120,6 +120,7 @@ class Job:
             errors=self._errors,
             errors_by_reason=ledger.kinds(),
             errors_file=str(self._output.errors_file) if self._errors else "",
+            cut=history.cut,
             tokens=history.tokens,
             forwards=history.forwards,
             tokens_per_s=history.tokens / max(1e-3, history.seconds),

@@ -53,8 +53,10 @@ class JobPlan:
 
     @property
     def reported_settings(self) -> dict[str, Any]:
-        """The settings as the report tells them, with why the dtype is what it is."""
-        return self.settings | {"dtype_reason": self.engines.dtype.reason}
+        """The settings as the report tells them: model and adapter by name, with digests, and why the dtype is so."""
+        names = {"model": self.options.model, "adapter": self.options.adapter}
+        digests = {f"{name}_digest": self.settings[name] for name in names}
+        return self.settings | names | digests | {"dtype_reason": self.engines.dtype.reason}
 
     def output_columns(self, kinds: dict[str, Kind | None]) -> dict[str, Kind | None]:
         """Return the input's columns that stand beside ours: `prompt` is one of ours where it was the question."""

@@ -141,6 +141,7 @@ class Worker:
             records=tuple(as_json(record) for record in row_format.output_records(row, answers)),
             tokens=tuple(each.finished.tokens for each in answers),
             forwards=tuple(each.finished.forwards for each in answers),
+            cut=sum(each.finished.reason == "length" for each in answers),
             threshold=min(each.threshold for each in answers),
             **self._origin(),
         )
