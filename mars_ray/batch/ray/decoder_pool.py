@@ -29,12 +29,6 @@ from mars_ray.ray_private import NAMESPACE, free_resources
 if TYPE_CHECKING:
     from mars_ray.batch.run.engine_plan import EnginePlan
 
-BLOCK_ROWS = 64
-"""Rows of a block as a rule."""
-CALLS = 8
-"""Blocks a decoder works on at a time. A block leaves when its last row is done, so there are several times as many
-rows as an engine decodes together: it never runs empty, however long single rows take."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSettings:

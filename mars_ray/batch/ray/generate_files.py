@@ -1,7 +1,6 @@
 """Answer files of rows with Ray Data: read, decode in a pool of actors, write on the driver (shell)."""
 
 import hashlib
-import math
 import pickle
 import sys
 import threading
@@ -20,8 +19,6 @@ from mars_ray.batch.output.open_output import open_output
 from mars_ray.batch.output.report import JobReport, Status
 from mars_ray.batch.ray.control_loop import STARTING, ControlLoop
 from mars_ray.batch.ray.decoder_pool import (
-    BLOCK_ROWS,
-    CALLS,
     AnsweredBlocks,
     calls_of,
     choose_places,
@@ -32,6 +29,7 @@ from mars_ray.batch.ray.source import InputRows, read_rows
 from mars_ray.batch.rows.openai_format import openai_id
 from mars_ray.batch.rows.plain_format import plain_id
 from mars_ray.batch.rows.row_result import failure_in
+from mars_ray.batch.run.block_size import calls_per_decoder, rows_per_block
 from mars_ray.batch.run.job import Job
 from mars_ray.batch.run.job_plan import JobPlan, plan_job, survey_input
 from mars_ray.batch.run.job_progress import NAME, JobProgress
@@ -43,10 +41,6 @@ from mars_ray.model.resolve import pin
 from mars_ray.ray_cluster import connect
 from mars_ray.ray_private import pass_arguments_by_value
 
-BLOCKS = 4096
-"""Blocks of a job at most, for Ray keeps some kilobytes of each: a job has larger ones rather than more."""
-BLOCKS_PER_WORKER = 4
-"""Blocks for each worker at least."""
 READ_BYTES = 4 << 20
 """Rows are handed on in pieces of at most so much. By Ray's 128 MiB workers would wait for most of an input."""
 NO_PROGRESS_S = 24 * 3600
@@ -167,11 +161,11 @@ def _dataset(plan: JobPlan, ledger: Path, total: int, decoders: Sequence[str]) -
         own_id=openai_id if plan.openai else plain_id,
         limit=options.limit,
     )
-    block_rows = min(max(BLOCK_ROWS, math.ceil(total / BLOCKS)), math.ceil(total / (BLOCKS_PER_WORKER * count)))
+    block_rows = rows_per_block(total, count)
     results = read_rows(rows, block_rows).map_batches(
         AnsweredBlocks,
         fn_constructor_args=(decoders, pickle.dumps(plan.row_format)),
-        compute=calls_of(CALLS * count),
+        compute=calls_of(calls_per_decoder(block_rows) * count),
         num_cpus=0,
         batch_size=None,
         batch_format="pyarrow",

@@ -8,11 +8,12 @@ from typing import Any, Protocol
 import ray.data
 
 from mars_ray.batch.ray.answered_rows import AnsweredRows
-from mars_ray.batch.ray.decoder_pool import CALLS, calls_of, choose_places, pool_settings
+from mars_ray.batch.ray.decoder_pool import calls_of, choose_places, pool_settings
 from mars_ray.batch.ray.endpoint_rows import EndpointRows
 from mars_ray.batch.ray.shared_pool import SharedPoolSettings
 from mars_ray.batch.rows.open_format import open_row_format
 from mars_ray.batch.rows.stage_rows import Preprocess, with_requests
+from mars_ray.batch.run.block_size import CALLS
 from mars_ray.batch.run.endpoint_config import EndpointProcessorConfig
 from mars_ray.batch.run.processor_config import ProcessorConfig, plan_stage
 
