@@ -245,7 +245,7 @@ def test_more_than_the_cluster_has_is_refused(model_folder: Path, tmp_path: Path
         generate_files(
             options(tmp_path / "rows.jsonl", tmp_path / "out", model_folder, workers=replace(WORKERS, count=3))
         )
-    with pytest.raises(ClusterError, match="1 workers with 1 CPU and 3 GPU each do not fit"):
+    with pytest.raises(ClusterError, match="A worker with 1 CPU and 3 GPU does not fit"):
         generate_files(
             options(tmp_path / "rows.jsonl", tmp_path / "out", model_folder, workers=replace(WORKERS, gpus=3))
         )
