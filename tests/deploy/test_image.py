@@ -20,7 +20,7 @@ PROGRAMS = ("mmdebstrap", "unshare", "nsenter", "chroot", "ip")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-QUESTION = "JSON with the keys name, city: Ada lives in London."
+QUESTION = "JSON with the keys name, age, city: Oscar, 34, lives in Dallas."
 CLIENT = """
 import sys
 from openai import OpenAI

@@ -29,7 +29,7 @@ POLL_SECONDS = 0.2
 
 EXAMPLE = """\
   curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{{"model": "{model}", \\
-    "messages": [{{"role": "user", "content": "JSON with the keys name, city: Ada lives in London."}}]}}'"""
+    "messages": [{{"role": "user", "content": "JSON with the keys name, age, city: Oscar, 34, lives in Dallas."}}]}}'"""
 
 
 def run(schema: ServeDeploySchema) -> None:

@@ -1,0 +1,37 @@
+"""The bundled model answers rightly what README, guides, the hint of `serve` and the playground show."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mars_ray import LLM, SamplingParams
+
+ROOT = Path(__file__).parent.parent
+RIGHT = {
+    "JSON with the keys name, age, city: Oscar, 34, lives in Dallas.": '{"name": "Oscar", "age": 34, "city": "Dallas"}',
+    "Diana, Rita, Grace: put them in a numbered list.": "1. Diana\n2. Rita\n3. Grace",
+    "Change the date format to day month year: 2037-12-17": "17 December 2037",
+}
+
+
+def shown_prompts() -> set[str]:
+    """Texts of five words and more in programs of the pages, what the playground suggests and what `serve` hints at."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    text = "".join(page.read_text() for page in pages)
+    programs = "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    return {
+        *(each for each in re.findall(r'"([A-Z][^"\n]*)"', programs) if len(each.split()) >= 5),
+        *re.findall(r'id="prompt".*placeholder="([^"]*)"', (ROOT / "mars_ray/web/playground.html").read_text()),
+        *re.findall(r'"content": "([^"]*)"', (ROOT / "mars_ray/serve/ray/serve.py").read_text()),
+    }
+
+
+def test_every_prompt_that_is_shown_is_known_here() -> None:
+    assert shown_prompts() == set(RIGHT)
+
+
+@pytest.mark.parametrize("threshold", [1.0, 0.95, 0.9])
+def test_every_prompt_that_is_shown_is_answered_rightly(threshold: float) -> None:
+    answers = LLM("bundled").chat(list(RIGHT), SamplingParams(max_tokens=64), threshold=threshold)
+    assert dict(zip(RIGHT, (answer.text for answer in answers), strict=True)) == RIGHT
