@@ -257,7 +257,7 @@ def test_a_trained_network_says_what_it_learned_and_stops_there() -> None:
     for row, (asked, said) in enumerate(answers.items()):
         rows.tokens_RT[row, : len(asked) + len(said)] = torch.tensor([*asked, *said])
     losses = []
-    for _ in range(150):
+    for _ in range(300):
         loss = diffusion_loss(network, rows, block=4, mask_id=MASK_ID, stop_id=STOP_ID, generator=generator)
         loss.backward()
         optimizer.step()

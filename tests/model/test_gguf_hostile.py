@@ -62,6 +62,7 @@ def test_a_file_that_announces_more_than_it_holds_is_refused_within_its_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conversion, "MEMORY_BYTES", 200 << 20)
+    monkeypatch.setattr(conversion, "SECONDS", 10)  # whichever limit comes first
     bomb_of_49_bytes(tmp_path / "bomb.gguf")
     with pytest.raises(ModelError, match=r"bomb\.gguf cannot be converted: "):
         resolve_model(str(tmp_path / "bomb.gguf"))

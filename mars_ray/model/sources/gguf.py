@@ -18,7 +18,7 @@ from mars_ray.model.sources.cache import made_once
 MAGIC = b"GGUF"
 MEMORY_BYTES, MEMORY_TIMES = 2 << 30, 32
 """Memory that a conversion may take: so much, and so many times the size of the file. Values of 2 bits become 32."""
-SECONDS, BYTES_A_SECOND = 120, 1_000_000
+SECONDS, BYTES_A_SECOND = 30, 1_000_000
 """Time that it may take: so much, and that of reading the file so slowly."""
 
 

@@ -41,7 +41,7 @@ def add_error_handlers(app: FastAPI, retry_after_s: Callable[[], int]) -> None:
         # What Starlette raises itself: no such path, method not allowed, a body that is no text.
         found = ApiError(error.status_code, f"{error.detail}.", type="invalid_request_error", headers=error.headers)
         if error.status_code == 404:
-            found = ApiError(404, NOT_SERVED, type="not_found_error", code="unknown_url")
+            found = ApiError(404, NOT_SERVED, type="invalid_request_error", code="unknown_url")
         return _response(request, found)
 
     @app.exception_handler(ClientDisconnect)

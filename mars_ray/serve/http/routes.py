@@ -69,7 +69,14 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 405, 408, 413, 415, 421, 429, 431, 500, 503)
 }
 STREAM: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "Complete, or as a stream."}
+    200: {
+        "content": {
+            "text/event-stream": {
+                "schema": {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+            }
+        },
+        "description": "Complete, or as a stream.",
+    }
 }
 
 
