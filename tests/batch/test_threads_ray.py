@@ -1,5 +1,6 @@
 """The CPUs that the engine of a job has, on a cluster of two."""
 
+import os
 import pickle
 
 import psutil
@@ -29,16 +30,12 @@ def test_a_job_that_says_nothing_of_cpus_decodes_with_all_of_them(monkeypatch: p
         max_quality_loss=None,
     )
     [place] = choose_places(engines, rows=1000)
-    before = set(_engines())
     [decoder] = start_decoders(pool_settings(engines, (place,)), "threads").values()
     try:
         nothing = decoder.answer.remote(to_row_table([], []), pickle.dumps(FORMAT))
         assert ray.get(nothing).num_rows == 0  # the engine is up
-        [engine] = set(_engines()) - before
+        own = psutil.Process(ray.get(decoder.__ray_call__.remote(lambda _: os.getpid())))
+        [engine] = [each for each in own.children() if "mars_ray.engine.process.worker" in each.cmdline()]
         assert (place.cpus, engine.environ()["OMP_NUM_THREADS"]) == (2.0, "2")
     finally:
         ray.kill(decoder)
-
-
-def _engines() -> list[psutil.Process]:
-    return [each for each in psutil.process_iter() if "mars_ray.engine.process.worker" in each.cmdline()]
