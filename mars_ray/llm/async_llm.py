@@ -78,14 +78,7 @@ class AsyncLLM:
     ) -> RequestOutput:
         """Continue a prompt; parameters and errors are those of `LLM.generate`. Cancelling the task ends the work."""
         encoded = encode_prompt(self.tokenizer, prompt)
-        [request] = make_requests(
-            [encoded],
-            sampling_params,
-            threshold=threshold,
-            mode=mode,
-            schema=schema,
-            default=self.default_sampling_params,
-        )
+        request = self._request(encoded, sampling_params, threshold, mode, schema)
         return await self._answer(request)
 
     async def chat(
@@ -99,14 +92,7 @@ class AsyncLLM:
     ) -> RequestOutput:
         """Answer a conversation; parameters and errors are those of `LLM.chat`. Cancelling the task ends the work."""
         encoded = encode_conversation(self.tokenizer, messages)
-        [request] = make_requests(
-            [encoded],
-            sampling_params,
-            threshold=threshold,
-            mode=mode,
-            schema=schema,
-            default=self.default_sampling_params,
-        )
+        request = self._request(encoded, sampling_params, threshold, mode, schema)
         return await self._answer(request)
 
     async def stream(
@@ -123,16 +109,27 @@ class AsyncLLM:
         The last chunk of each answer has `finished` set. Leave it early with `aclose`, or by cancelling the task.
         """
         encoded = encode_conversation(self.tokenizer, messages)
+        request = self._request(encoded, sampling_params, threshold, mode, schema)
+        async for chunk in self.engine.generate(request):
+            yield chunk
+
+    def _request(
+        self,
+        prompt: tuple[int, ...],
+        sampling_params: SamplingParams | None,
+        threshold: float | None,
+        mode: Mode | str,
+        schema: Schema | None,
+    ) -> Request:
         [request] = make_requests(
-            [encoded],
+            [prompt],
             sampling_params,
             threshold=threshold,
             mode=mode,
             schema=schema,
             default=self.default_sampling_params,
         )
-        async for chunk in self.engine.generate(request):
-            yield chunk
+        return request
 
     async def _answer(self, request: Request) -> RequestOutput:
         collector = RequestCollector(request, self.tokenizer)
