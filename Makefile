@@ -26,36 +26,36 @@ docs: $(VENV)/.ready
 	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict
 
 bench-decode: $(VENV)/.ready
-	$(BIN)/mars-ray bench decode --json benchmarks/results/$(shell date +%F)-decode-bundled.json
+	$(BIN)/python -m benchmarks.decode --json benchmarks/results/$(shell date +%F)-decode-bundled.json
 
 bench-serve: $(VENV)/.ready
 	$(BIN)/mars-ray bench serve --clients 16 --requests 2000 --no-stream --json benchmarks/results/$(shell date +%F)-serve.json
 
 # Of a running `mars-ray serve` that has nothing else to do.
 bench-overhead: $(VENV)/.ready
-	$(BIN)/mars-ray bench overhead --json benchmarks/results/$(shell date +%F)-serve-overhead.json
+	$(BIN)/python -m benchmarks.serve_overhead --json benchmarks/results/$(shell date +%F)-serve-overhead.json
 
 # TRACES="--trace conv.csv.gz --trace code.csv.gz", from github.com/Azure/AzurePublicDataset
 bench-policy: $(VENV)/.ready
-	$(BIN)/mars-ray bench policy $(TRACES) --json benchmarks/results/$(shell date +%F)-policy.json
+	$(BIN)/python -m benchmarks.policy $(TRACES) --json benchmarks/results/$(shell date +%F)-policy.json
 
 bench-batch: $(VENV)/.ready
-	$(BIN)/python benchmarks/batch_throughput.py --json benchmarks/results/$(shell date +%F)-batch-throughput.json
-	$(BIN)/python benchmarks/batch_schema.py --json benchmarks/results/$(shell date +%F)-batch-schema.json
-	$(BIN)/python benchmarks/batch_memory.py --json benchmarks/results/$(shell date +%F)-batch-memory.json
-	$(BIN)/python benchmarks/batch_kill.py --json benchmarks/results/$(shell date +%F)-batch-kill.json
+	$(BIN)/python -m benchmarks.batch_throughput --json benchmarks/results/$(shell date +%F)-batch-throughput.json
+	$(BIN)/python -m benchmarks.batch_schema --json benchmarks/results/$(shell date +%F)-batch-schema.json
+	$(BIN)/python -m benchmarks.batch_memory --json benchmarks/results/$(shell date +%F)-batch-memory.json
+	$(BIN)/python -m benchmarks.batch_kill --json benchmarks/results/$(shell date +%F)-batch-kill.json
 
 bench-evaluate: $(VENV)/.ready
-	$(BIN)/python benchmarks/evaluate_kill.py --json benchmarks/results/$(shell date +%F)-evaluate-kill.json
+	$(BIN)/python -m benchmarks.evaluate_kill --json benchmarks/results/$(shell date +%F)-evaluate-kill.json
 
 bench-floor: $(VENV)/.ready
-	$(BIN)/mars-ray bench floor --json benchmarks/results/$(shell date +%F)-floor-bundled.json
+	$(BIN)/python -m benchmarks.floor --json benchmarks/results/$(shell date +%F)-floor-bundled.json
 
 bundled-model: $(VENV)/.ready
-	$(BIN)/python pipelines/build_bundled_model.py
+	$(BIN)/python -m pipelines.build_bundled_model
 
 reproduction: $(VENV)/.ready
-	$(BIN)/python pipelines/reproduce.py --output runs/reproduce --json benchmarks/results/reproduction.json
+	$(BIN)/python -m pipelines.reproduction --output runs/reproduce --json benchmarks/results/reproduction.json
 
 clean:
 	rm -rf $(VENV) out

@@ -1,10 +1,10 @@
 """What an adapter gives on one workload, setting by setting: agreement, right answers, and speed beside its base alone.
 
-    python benchmarks/adapter.py general --model smollm2 --adapter runs/smollm2/model --json adapter.json
-    python benchmarks/adapter.py reasoning --model smollm2 --adapter runs/smollm2/model --json adapter.json
-    python benchmarks/adapter.py structure --model runs/structure/base/model --adapter runs/structure/model \\
+    python -m benchmarks.adapter general --model smollm2 --adapter runs/smollm2/model --json adapter.json
+    python -m benchmarks.adapter reasoning --model smollm2 --adapter runs/smollm2/model --json adapter.json
+    python -m benchmarks.adapter structure --model runs/structure/base/model --adapter runs/structure/model \\
         --tasks data/structure/heldout.jsonl --json adapter.json
-    python benchmarks/adapter.py curve --model smollm2 --adapter runs/smollm2/adapters --json adapter.json
+    python -m benchmarks.adapter curve --model smollm2 --adapter runs/smollm2/adapters --json adapter.json
 
 `general` asks the held-out prompts of the instruction data, `reasoning` GSM8K, `structure` a file of
 `pipelines/structure_tasks.py`. Quality comes from many prompts in batches, the block that of the adapter. Speed
@@ -27,16 +27,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from adapter_report import fit, markdown
 from scipy.stats import binomtest
 from transformers.utils import logging
 
+from benchmarks.adapter_report import fit, markdown
+from benchmarks.peers.llama_cpp import LlamaCpp, llama_cpp_peers
+from benchmarks.peers.peer import PeerUnavailableError
 from mars_ray.adapter.card import read_adapter_card, resolve_adapter, unnamed
 from mars_ray.adapter.folder import load_adapter
-from mars_ray.bench.machine import machine
-from mars_ray.bench.measure import Sample, interleaved, speedup, throughput
-from mars_ray.bench.peers.llama_cpp import LlamaCpp, llama_cpp_peers
-from mars_ray.bench.peers.peer import PeerUnavailableError
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.prompt_file import Conversation, read_prompts
 from mars_ray.engine.core.engine import Engine
@@ -50,6 +48,7 @@ from mars_ray.evaluation.scoring.statistics import mcnemar
 from mars_ray.evaluation.settings import AR, EXACT, DecodingSetting, settings_of
 from mars_ray.evaluation.tasks.registry import TaskOptions, open_tasks
 from mars_ray.evaluation.tasks.verify import MATCHES
+from mars_ray.measure import Sample, interleaved, machine, speedup, throughput
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import model_label, resolve_model
 from mars_ray.program import run_program

@@ -1,6 +1,6 @@
 """What an adapter adds to a step: the masks that the engine lays out, with its low-rank products and without them.
 
-    python benchmarks/adapter_cost.py --ranks 32,64 --batch 1,16 --json cost.json
+    python -m benchmarks.adapter_cost --ranks 32,64 --batch 1,16 --json cost.json
 
 The engine decodes in exact mode with random low-rank weights; it is told that they are as sure of their drafts, and
 right as often, as a trained adapter is (`--right`), so it lays out the masks that it would lay out for one. The
@@ -24,7 +24,6 @@ from torch import nn
 from mars_ray.adapter.card import AdapterCard
 from mars_ray.adapter.folder import Adapter
 from mars_ray.adapter.gated_lora import GatedLoRA, LoraShape, linears_of
-from mars_ray.bench.machine import machine
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.execution.input_packer import ForwardBatch
@@ -32,6 +31,7 @@ from mars_ray.engine.execution.model_runner import ForwardOutput
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions, Quantize
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
+from mars_ray.measure import machine
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.dtype import resolve_dtype
 from mars_ray.model.resolve import pin, resolve_model

@@ -1,6 +1,6 @@
 """A generate job that is killed again and again: every row once, and how many tokens were made twice.
 
-    python benchmarks/batch_kill.py --rows 100000 --kills 10 --json benchmarks/results/DATE-batch-kill.json
+    python -m benchmarks.batch_kill --rows 100000 --kills 10 --json benchmarks/results/DATE-batch-kill.json
 
 The bundled model answers prompts of its own tasks. At random moments, spread over the job, `kill -9` goes to the driver
 or to a worker in turn: to the actor of Ray, or to the engine of one. Whenever the driver died, the same job is started
@@ -31,12 +31,12 @@ from mars_ray.batch.ray import decoder as ray_decoder
 from mars_ray.batch.ray.decoder import Decoder
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
-from mars_ray.bench.machine import machine
 from mars_ray.data.tasks.split import mixture
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import MarsRayError
+from mars_ray.measure import machine
 
 TARGETS = ("driver", "ray::CountingDecoder", "ray::MapWorker", "mars_ray.engine.process.worker")
 POLL_S = 0.2
@@ -128,7 +128,7 @@ def measure(place: Path, rows: int, kills: int, workers: int, seed: int) -> dict
     kept = sum(table["tokens"].to_pylist())
     made = sum(int(line) for path in counted.iterdir() for line in path.read_text().split())
     return {
-        "command": "python benchmarks/batch_kill.py",
+        "command": "python -m benchmarks.batch_kill",
         "machine": machine(),
         "rows": rows,
         "workers": workers,

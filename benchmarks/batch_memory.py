@@ -1,6 +1,6 @@
 """Memory of a generate job as its input grows: the driver's, the reader's and the workers'.
 
-    python benchmarks/batch_memory.py --json benchmarks/results/DATE-batch-memory.json
+    python -m benchmarks.batch_memory --json benchmarks/results/DATE-batch-memory.json
 
 Workers echo their rows instead of decoding them; reading, ids, Ray Data, ledger and shards are those of every
 job. Memory is what a process has of its own (RssAnon in /proc), at its highest. Pages of Ray's object store are not
@@ -27,7 +27,7 @@ from mars_ray.batch.ray.decoder import Decoder
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.rows.row_result import RowResult, as_json, to_table
 from mars_ray.batch.run.options import GenerateOptions
-from mars_ray.bench.machine import machine
+from mars_ray.measure import machine
 
 PARTS = {"reader": "ray::Read", "worker": "ray::Decoder", "blocks": "ray::MapWorker"}
 POLL_S = 0.5
@@ -65,7 +65,7 @@ def main() -> None:
         generate_files(GenerateOptions(input=(str(given.run / "rows.jsonl"),), output=given.run / "out"))
         return
     report = {
-        "command": f"python benchmarks/batch_memory.py --rows {' '.join(map(str, given.rows))}",
+        "command": f"python -m benchmarks.batch_memory --rows {' '.join(map(str, given.rows))}",
         "machine": machine(),
         "rows": {str(rows): measure(rows) for rows in given.rows},
     }

@@ -1,6 +1,6 @@
 """What holding answers to a JSON schema costs: the same rows with and without, side by side in one process.
 
-    python benchmarks/batch_schema.py --rows 1000 --json benchmarks/results/DATE-batch-schema.json
+    python -m benchmarks.batch_schema --rows 1000 --json benchmarks/results/DATE-batch-schema.json
 
 Rows are of the bundled model's JSON task (`json_extract`), whose answers the task's own verifier judges. A row's schema
 is made from the keys of its right answer, text or whole numbers. Both contenders take turns, part by part.
@@ -19,7 +19,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from mars_ray.bench.machine import machine
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.tasks import verify
 from mars_ray.data.tasks.registry import FAMILIES
@@ -29,6 +28,7 @@ from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
+from mars_ray.measure import machine
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
 
@@ -53,7 +53,7 @@ def main() -> None:
     encoder = ChatEncoder(checkpoint.tokenizer)
     rows = list(islice(examples(FAMILIES[TASK], "heldout", 0), given.rows))
     report: dict[str, Any] = {
-        "command": f"python benchmarks/batch_schema.py --rows {given.rows}",
+        "command": f"python -m benchmarks.batch_schema --rows {given.rows}",
         "machine": machine(),
         "decoding": {},
     }

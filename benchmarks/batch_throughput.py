@@ -1,6 +1,6 @@
 """Rows through a generate job, and through a stage of a pipeline, against the bare engine on the same rows.
 
-    python benchmarks/batch_throughput.py --rows 4000 --repeats 3 --json benchmarks/results/DATE-batch-throughput.json
+    python -m benchmarks.batch_throughput --rows 4000 --repeats 3 --json benchmarks/results/DATE-batch-throughput.json
 
 The bundled model answers prompts of its own tasks at threshold 0.95, one thread for each engine. The bare engine gets
 requests that were tokenised beforehand, in a process that does nothing else. Throughput is steady throughput: from the
@@ -28,12 +28,12 @@ from rich.table import Table
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.rows.plain_format import PlainFormat, PlainFormatSettings
 from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
-from mars_ray.bench.machine import machine
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.tasks.split import mixture
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, SamplingParams
+from mars_ray.measure import machine
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
 from mars_ray.ray_cluster import connect
@@ -69,7 +69,7 @@ def main() -> None:
                 found[name].append(json.loads(done.stdout.splitlines()[-1]))
     asked = " ".join(f'"{name}"' for name in given.contenders)
     command = (
-        f"python benchmarks/batch_throughput.py --rows {given.rows} --repeats {given.repeats} --contenders {asked}"
+        f"python -m benchmarks.batch_throughput --rows {given.rows} --repeats {given.repeats} --contenders {asked}"
     )
     report: dict[str, Any] = {
         "command": command,

@@ -1,6 +1,6 @@
 """What `generate` and `serve` give with their defaults, against the engine in one process on the same questions.
 
-    python benchmarks/defaults.py --model smollm2 --rounds 3 --json benchmarks/results/DATE-defaults.json
+    python -m benchmarks.defaults --model smollm2 --rounds 3 --json benchmarks/results/DATE-defaults.json
 
 `generate` is compared with `LLM.chat` over all questions at once: tokens per second from when its first worker is
 ready, and the seconds around that, which are the start of Ray and of the model, and the end. The endpoint is asked by
@@ -28,8 +28,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from mars_ray.bench.machine import machine
 from mars_ray.data.record_file import read_records
+from mars_ray.measure import machine
 from mars_ray.serve.deploy.environment import free_ports
 
 CALLERS = 8
@@ -62,7 +62,7 @@ def main() -> None:
             rounds.append({name: _measured(name, given.model, source, given.tokens) for name in CONTENDERS})
     show(given.model, rounds)
     if given.json:
-        command = f"python benchmarks/defaults.py --model {given.model} --rows {given.rows} --tokens {given.tokens}"
+        command = f"python -m benchmarks.defaults --model {given.model} --rows {given.rows} --tokens {given.tokens}"
         report = {"command": f"{command} --rounds {len(rounds)}", "machine": machine(), "rounds": rounds}
         given.json.write_text(json.dumps(report, indent=2) + "\n")
 

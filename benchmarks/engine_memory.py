@@ -1,6 +1,6 @@
 """Memory of an engine, and of the process that tokenises for it, through rounds of odd requests.
 
-    python benchmarks/engine_memory.py --json benchmarks/results/DATE-engine-memory.json
+    python -m benchmarks.engine_memory --json benchmarks/results/DATE-engine-memory.json
 
 Every round has the same kinds of requests, none of which comes twice: answers as long as the model goes, with a schema
 each, several at a time with stop strings and log-probabilities, and ones that are cancelled. What an engine keeps on
@@ -22,12 +22,12 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from mars_ray.bench.machine import machine
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.engine.process.messages import EngineSpec
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
+from mars_ray.measure import machine
 from mars_ray.model.resolve import resolve_model
 from mars_ray.serve.http.tokenizer_process import TokenizerProcess
 

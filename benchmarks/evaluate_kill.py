@@ -1,6 +1,6 @@
 """An evaluation that is killed and interrupted ends with the figures of one that ran through.
 
-    python benchmarks/evaluate_kill.py --json benchmarks/results/DATE-evaluate-kill.json
+    python -m benchmarks.evaluate_kill --json benchmarks/results/DATE-evaluate-kill.json
 
 The bundled model answers held-out questions of all task families, twice into different folders. The second time it is
 stopped as in `STOPS`: while it decodes, judges and measures speed, by `kill -9` or Ctrl-C, each in a start of its own.
@@ -21,8 +21,8 @@ from typing import Any
 
 from rich.console import Console
 
-from mars_ray.bench.machine import machine
 from mars_ray.evaluation.results import RESULTS_FILE, Results, read_model
+from mars_ray.measure import machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def measure(place: Path, words: list[str]) -> dict[str, Any]:
     assert run(stopped, words) == 0
     one, other = (read_model(folder / RESULTS_FILE, Results) for folder in (whole, stopped))
     return {
-        "command": "python benchmarks/evaluate_kill.py",
+        "command": "python -m benchmarks.evaluate_kill",
         "machine": machine(),
         "questions": one.plan.questions,
         "answers": one.plan.questions * len(one.plan.settings),

@@ -1,8 +1,8 @@
 """Exact mode against one token at a time in the same engine: looking ahead without loss must never be slower.
 
-    python benchmarks/exact.py --model bundled --model shape:100m --json exact.json
+    python -m benchmarks.exact --model bundled --model shape:100m --json exact.json
 
-A shape has random weights, and accepts what the bundled model accepts (`mars_ray/bench/decode/replay.py`). Both run in
+A shape has random weights, and accepts what the bundled model accepts (`benchmarks/decode/replay.py`). Both run in
 turns on one thread.
 """
 
@@ -17,11 +17,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from mars_ray.bench.decode.contenders import engine_contender, subject
-from mars_ray.bench.machine import machine
-from mars_ray.bench.measure import interleaved, throughput
+from benchmarks.decode.contenders import engine_contender, subject
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams
+from mars_ray.measure import interleaved, machine, throughput
 from mars_ray.model.dtype import DtypeOrAuto
 from mars_ray.progress import ProgressLine
 

@@ -1,6 +1,6 @@
 """What a full MARS fine-tune does to the model it began with, beside the base alone.
 
-    python benchmarks/full_finetune.py runs/full/model --base smollm2 --data ../shared/data --json full.json
+    python -m benchmarks.full_finetune runs/full/model --base smollm2 --data ../shared/data --json full.json
 
 Both read answers of people (perplexity), answer GSM8K questions (right answers), and general prompts, of which the
 base judges the tokens (agreement). The fine-tuned model answers those at every setting; the block is that of its card.
@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from adapter import MAX_TOKENS, SETTINGS, answered, questions
-from quantized import Answer, conversations
 from scipy.stats import binomtest
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from mars_ray.bench.machine import machine
+from benchmarks.adapter import MAX_TOKENS, SETTINGS, answered, questions
+from benchmarks.quantized import Answer, conversations
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.options import EngineOptions
 from mars_ray.evaluation.scoring.agreement import agreed_tokens
 from mars_ray.evaluation.settings import AR
+from mars_ray.measure import machine
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import model_label, resolve_model
 from mars_ray.program import run_program

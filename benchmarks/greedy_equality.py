@@ -1,7 +1,7 @@
 """What the engine says against transformers, greedy: the same tokens.
 
-    python benchmarks/greedy_equality.py --prompts ../shared/data/instruct/val.jsonl.gz --json equal.json
-    python benchmarks/greedy_equality.py --prompts ... --adapter runs/smollm2/model --dtype bfloat16
+    python -m benchmarks.greedy_equality --prompts ../shared/data/instruct/val.jsonl.gz --json equal.json
+    python -m benchmarks.greedy_equality --prompts ... --adapter runs/smollm2/model --dtype bfloat16
 
 The engine answers all prompts, many at a time. Each answer is then fed to plain transformers behind its prompt, in one
 forward: the most likely token at each place must be the one that the engine took, which says the same as `generate`
@@ -28,7 +28,6 @@ from transformers.utils import logging
 
 from mars_ray.adapter.card import resolve_adapter, unnamed
 from mars_ray.adapter.folder import load_adapter
-from mars_ray.bench.machine import machine
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.prompt_file import read_prompts
 from mars_ray.data.records import Message
@@ -37,6 +36,7 @@ from mars_ray.engine.core.offline import decode_all
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
+from mars_ray.measure import machine
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.digest import folder_digest
 from mars_ray.model.resolve import pin, resolve_model

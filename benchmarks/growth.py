@@ -1,6 +1,6 @@
 """What each part that there is only one of takes for a replica, a row, a request: where a cluster stops to grow.
 
-    python benchmarks/growth.py --json benchmarks/results/DATE-growth.json
+    python -m benchmarks.growth --json benchmarks/results/DATE-growth.json
 
 Every figure is processor time of one process, in microseconds, so what else runs on the machine changes it little. What
 waits for a disk is told apart, as seconds that passed.
@@ -41,7 +41,6 @@ from mars_ray.batch.rows.row_ids import RowIdAssigner
 from mars_ray.batch.rows.row_result import RowResult, to_table
 from mars_ray.batch.run.block_size import BLOCK_ROWS
 from mars_ray.batch.run.job import Job
-from mars_ray.bench.machine import machine
 from mars_ray.control.core.controller import Controller
 from mars_ray.control.core.ray_controller import ControllerActor
 from mars_ray.control.report import ReplicaReport
@@ -50,6 +49,7 @@ from mars_ray.engine.chunk import Chunk, Finished
 from mars_ray.engine.request import Request
 from mars_ray.engine.stats.state import ClassState, EngineState
 from mars_ray.engine.stats.step_time import StepTime
+from mars_ray.measure import machine
 from mars_ray.simulate.machine import read_machine
 
 PROMPT, ANSWER = (
@@ -71,7 +71,7 @@ def main() -> None:
     for name in given.parts:
         report[name] = PARTS[name](given)
         print(name, json.dumps(report[name]), flush=True)
-    command = f"python benchmarks/growth.py --rows {given.rows} --requests {given.requests}"
+    command = f"python -m benchmarks.growth --rows {given.rows} --requests {given.requests}"
     report = {"command": command, "machine": machine()} | report
     if given.json:
         given.json.write_text(json.dumps(report, indent=2) + "\n")

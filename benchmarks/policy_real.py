@@ -1,13 +1,13 @@
 """Policies on this machine: two real engines behind a real endpoint, the busiest minutes of real traces; and what the
 simulator says of the same, with the step times and profiles that the engines reported meanwhile.
 
-    python benchmarks/policy_real.py TRACE.csv.gz [TRACE.csv.gz ...] --json benchmarks/results/DATE-policy-real.json
-    python benchmarks/policy_real.py TRACE.csv.gz --model smollm2 --adapter smollm2 --prompts val.jsonl.gz \\
+    python -m benchmarks.policy_real TRACE.csv.gz [TRACE.csv.gz ...] --json benchmarks/results/DATE-policy-real.json
+    python -m benchmarks.policy_real TRACE.csv.gz --model smollm2 --adapter smollm2 --prompts val.jsonl.gz \\
         --machine smollm2.json --json benchmarks/results/DATE-policy-real-smollm2.json
 
 Each policy runs on a cluster of its own (`mars-ray serve`), one after the other, nothing else may run. A trace is sped
 up so that its busiest seconds ask for `--load` times what the endpoint answers at threshold 1 in a closed loop.
-`--machine` writes what the engines reported, for `mars-ray bench policy --machine`.
+`--machine` writes what the engines reported, for `python -m benchmarks.policy --machine`.
 """
 
 import argparse
@@ -31,18 +31,18 @@ from rich.console import Console
 from rich.table import Table
 
 from mars_ray.adapter.card import decoding_card, resolve_adapter
-from mars_ray.bench.load.arrivals import TraceRow, read_trace
-from mars_ray.bench.load.client import Target
-from mars_ray.bench.load.generator import run_load
-from mars_ray.bench.load.plan import LoadPlan, closed_loop
-from mars_ray.bench.load.prompts import bundled_prompts, conversations
-from mars_ray.bench.load.record import PlannedRequest, RequestOutcome, RequestRecord
-from mars_ray.bench.load.slo import RequestSlo, parse_slo
-from mars_ray.bench.load.summary import summarize
-from mars_ray.bench.machine import machine
 from mars_ray.control.settings import ControlPlan
 from mars_ray.data.prompt_file import read_prompts
 from mars_ray.engine.options import EngineOptions
+from mars_ray.load.arrivals import TraceRow, read_trace
+from mars_ray.load.client import Target
+from mars_ray.load.generator import run_load
+from mars_ray.load.plan import LoadPlan, closed_loop
+from mars_ray.load.prompts import bundled_prompts, conversations
+from mars_ray.load.record import PlannedRequest, RequestOutcome, RequestRecord
+from mars_ray.load.slo import RequestSlo, parse_slo
+from mars_ray.load.summary import summarize
+from mars_ray.measure import machine
 from mars_ray.model.card import CalibrationPoint
 from mars_ray.model.resolve import resolve_model
 from mars_ray.simulate.arrivals import Arrival, Arrivals

@@ -1,6 +1,6 @@
 """What rounding the weights costs: agreement with bfloat16 on a model's own answers, and perplexity on people's.
 
-    python benchmarks/quantized.py --model smollm2 --json quantized.json
+    python -m benchmarks.quantized --model smollm2 --json quantized.json
 
 The model answers prompts in bfloat16, one token at a time. Every format then reads the same answers: agreement is the
 share of tokens that it too finds likeliest. Perplexity is over the answers that come with the data.
@@ -19,7 +19,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from mars_ray.bench.machine import machine
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.core.offline import decode_all
@@ -29,6 +28,7 @@ from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import MarsRayError
+from mars_ray.measure import machine
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
 from mars_ray.progress import ProgressLine

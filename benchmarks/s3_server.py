@@ -1,6 +1,6 @@
 """An S3 store for tests and measurements: moto's server, which forgets nothing when it is killed, if asked to.
 
-    python benchmarks/s3_server.py 9000 --recording writes.jsonl --slow-down 0.1
+    python -m benchmarks.s3_server 9000 --recording writes.jsonl --slow-down 0.1
 
 Moto keeps its objects in memory. With `--recording` every request that writes is noted before it is done, and done
 again at the next start: a killed server comes back with what it had, requests included whose answers were lost.

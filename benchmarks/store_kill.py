@@ -1,7 +1,7 @@
 """A generate job from object storage to object storage, killed again and again, on a new disk each time.
 
-    python benchmarks/store_kill.py --rows 100000 --kills 10 --json benchmarks/results/DATE-store-kill.json
-    python benchmarks/store_kill.py --compare --rows 20000 --max-tokens 64   # on a disk and in a store, in turns
+    python -m benchmarks.store_kill --rows 100000 --kills 10 --json benchmarks/results/DATE-store-kill.json
+    python -m benchmarks.store_kill --compare --rows 20000 --max-tokens 64   # on a disk and in a store, in turns
 
 Every row is to be there once. The store is `benchmarks/s3_server.py` in a process of its own, which answers a share of
 all requests with SlowDown. At random moments, spread over the job, `kill -9` goes to the driver, to an actor of Ray, to
@@ -32,10 +32,10 @@ from rich.console import Console
 from mars_ray.batch.output.ledger import rows_done
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
-from mars_ray.bench.machine import machine
 from mars_ray.data.tasks.split import mixture
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import MarsRayError
+from mars_ray.measure import machine
 from mars_ray.storage.location import locate, locate_url
 
 SERVER = Path(__file__).with_name("s3_server.py")
@@ -95,7 +95,7 @@ def main() -> None:
         finally:
             store.process.kill()
     words = {name: value for name, value in vars(given).items() if name not in ("json", "run")}
-    report = {"command": "python benchmarks/store_kill.py", "given": words, "machine": machine()} | measured
+    report = {"command": "python -m benchmarks.store_kill", "given": words, "machine": machine()} | measured
     Console().print_json(data=report)
     if given.json:
         given.json.write_text(json.dumps(report, indent=2) + "\n")

@@ -1,6 +1,6 @@
 """Tokens per second of a training step, ours against plain transformers.
 
-    python benchmarks/training.py --model smollm2 --precision bfloat16 --json training.json
+    python -m benchmarks.training --model smollm2 --precision bfloat16 --json training.json
 
 Rows hold random tokens in examples as long as those of instruction data (mean 146, 44 % of it responses). Each way
 trains in a process of its own, for what one does to memory must not help the other; they take turns. `transformers` is
@@ -27,7 +27,7 @@ from torch import nn
 from mars_ray.adapter.gated_lora import new_adapter
 from mars_ray.adapter.loss import AdapterLoss
 from mars_ray.adapter.mask_streams import mask_streams
-from mars_ray.bench.machine import machine
+from mars_ray.measure import machine
 from mars_ray.method import tiles
 from mars_ray.method.loss import StreamLoss
 from mars_ray.method.streams import IGNORE, PADDING, PackedRows, clean_stream, mars_streams, random_phases

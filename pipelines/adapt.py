@@ -1,6 +1,6 @@
 """Any model learns to look ahead, and stays itself: an adapter, from conversations or from its own answers.
 
-    python pipelines/adapt.py --model smollm2 --data train.jsonl.gz --heldout val.jsonl.gz --own 2000
+    python -m pipelines.adapt --model smollm2 --data train.jsonl.gz --heldout val.jsonl.gz --own 2000
 
 1. The model answers held-out prompts, one token at a time, with `generate` (Ray Data): all is measured on them. With
    `--own` it answers prompts of the data, too: text that the model would write is what it will have to foresee.
@@ -24,8 +24,6 @@ from itertools import islice, takewhile
 from pathlib import Path
 
 import torch
-from own_answers import own_answers
-from pipeline_files import agree, write
 from transformers.utils import logging
 
 from mars_ray.adapter.card import read_adapter_card
@@ -42,6 +40,8 @@ from mars_ray.program import run_program
 from mars_ray.training.config import TrainConfig, parse_config
 from mars_ray.training.ray_trainer import train
 from mars_ray.training.run_folder import RunFolder
+from pipelines.own_answers import own_answers
+from pipelines.pipeline_files import agree, write
 
 RECORDS_AT_ONCE = 1024
 MAX_TOKENS = 256

@@ -1,6 +1,6 @@
 """A filtered data set: several answers to each prompt, of which a verifier keeps a right one.
 
-    python pipelines/best_of_n.py --output runs/best-of-n --prompts 2000 --n 4
+    python -m pipelines.best_of_n --output runs/best-of-n --prompts 2000 --n 4
 
 1. take prompts of the task families (put your own into `write_prompts`);
 2. sample n answers to each with `generate` (Ray Data);
@@ -20,7 +20,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from pipeline_files import conversation, rows_in, write
 from rich.console import Console
 from rich.table import Table
 
@@ -29,6 +28,7 @@ from mars_ray.batch.run.options import GenerateOptions
 from mars_ray.data.tasks import mixture, verify
 from mars_ray.engine.request import SamplingParams
 from mars_ray.program import run_program
+from pipelines.pipeline_files import conversation, rows_in, write
 
 Row = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""Make the bundled model from nothing but this repository: `python pipelines/build_bundled_model.py`.
+"""Make the bundled model from nothing but this repository: `python -m pipelines.build_bundled_model`.
 
 Five steps, each skipped when its result is there, so a run that was stopped goes on with the same command:
 
@@ -17,11 +17,9 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from pipeline_files import write
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers.utils import logging
 
-from bundled_card import card_text
 from mars_ray.data.tasks.family import TaskExample
 from mars_ray.data.tasks.split import mixture
 from mars_ray.evaluation.calibration.calibrate import THRESHOLDS, CalibrateOptions, calibrate
@@ -32,6 +30,8 @@ from mars_ray.program import run_program
 from mars_ray.training.config import read_config
 from mars_ray.training.ray_trainer import train
 from mars_ray.training.run_folder import RunFolder
+from pipelines.bundled_card import card_text
+from pipelines.pipeline_files import write
 
 HERE = Path(__file__).parent
 WORK = Path("runs/bundled")

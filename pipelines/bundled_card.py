@@ -12,7 +12,7 @@ A Qwen2 of {parameters:.2f} million parameters ({megabytes:.1f} MB in bfloat16) 
 generated task families of `mars_ray/data/tasks`. It is what `mars-ray` runs out of the box, in the demo and in the
 tests. It knows nothing else; ask it for anything beyond its families and it will answer nonsense.
 
-Made by `python pipelines/build_bundled_model.py` from this repository alone, seeds fixed: {ar_steps:,} steps of
+Made by `python -m pipelines.build_bundled_model` from this repository alone, seeds fixed: {ar_steps:,} steps of
 autoregressive fine-tuning from random weights ({ar_tokens:.1f} M tokens), then {mars_steps:,} steps of MARS
 ({mars_tokens:.1f} M tokens, block {block}, {objective}).
 Trained with {versions}.

@@ -1,7 +1,7 @@
 """Instruction data from documents, held to a JSON schema.
 
-    python pipelines/documents_to_instructions.py --output runs/documents
-    python pipelines/documents_to_instructions.py --output runs/mine --input 'docs/*.jsonl.zst' \\
+    python -m pipelines.documents_to_instructions --output runs/documents
+    python -m pipelines.documents_to_instructions --output runs/mine --input 'docs/*.jsonl.zst' \\
         --model models/qwen2.5-7b --schema facts.json --template "List the facts of this text as JSON. {{ text }}"
 
 1. documents: rows with a column `text`, or whatever the template names; without --input some are made up, for which
@@ -24,7 +24,6 @@ from pathlib import Path
 
 from jsonschema.protocols import Validator
 from jsonschema.validators import validator_for
-from pipeline_files import conversation, rows_in, write
 
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.run.options import GenerateOptions
@@ -33,6 +32,7 @@ from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.request import SamplingParams
 from mars_ray.errors import DataError
 from mars_ray.program import run_program
+from pipelines.pipeline_files import conversation, rows_in, write
 
 QUESTION = "Extract name, age and city as JSON: "
 """A question that the bundled model was trained on."""

@@ -1,4 +1,4 @@
-"""Make the sample of training data in pipelines/sample: `python pipelines/make_sample.py`.
+"""Make the sample of training data in pipelines/sample: `python -m pipelines.make_sample`.
 
 Half of its conversations ask for something the bundled model was not taught, lists with letters: "a) Ann". The other
 half are of its task families, so that it forgets nothing while it learns.
@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from pipeline_files import conversation, write
-
 from mars_ray.data.tasks import FAMILIES, Split, examples, mixture
+from pipelines.pipeline_files import conversation, write
 
 FOLDER = Path(__file__).parent / "sample"
 SEED = 7

@@ -6,12 +6,11 @@ A prompt that has many right answers has one here, so a model that learns from t
 from operator import itemgetter
 from pathlib import Path
 
-from pipeline_files import Json, rows_in
-
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, SamplingParams
+from pipelines.pipeline_files import Json, rows_in
 
 
 def own_answers(

@@ -1,6 +1,6 @@
 """Draw the race that the README begins with, as rich exports it.
 
-    python pipelines/race_picture.py --model smollm2 --adapter smollm2 --output docs/race.svg
+    python -m pipelines.race_picture --model smollm2 --adapter smollm2 --output docs/race.svg
 
 The races are those of `mars-ray demo --model`, run now on this machine. Each is drawn at the moment when the first
 setting has its answer.
@@ -11,7 +11,6 @@ import io
 import re
 from pathlib import Path
 
-from pipeline_files import write
 from rich.console import Console
 
 from mars_ray.program import run_program
@@ -19,6 +18,7 @@ from mars_ray.race.lanes import Race
 from mars_ray.race.picture import HOW, picture
 from mars_ray.race.prompts import PROMPTS
 from mars_ray.race.track import Track
+from pipelines.pipeline_files import write
 
 WIDTH = 120
 FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)

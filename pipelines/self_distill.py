@@ -1,6 +1,6 @@
 """A MARS model taught by itself: does training on its own answers make it look further ahead?
 
-    python pipelines/self_distill.py --output runs/self-distill --seeds 0 1 2 --json self-distill.json
+    python -m pipelines.self_distill --output runs/self-distill --seeds 0 1 2 --json self-distill.json
 
 Text that a model would have written itself is easier for it to foresee than text that others wrote. For each seed:
 
@@ -20,13 +20,10 @@ from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
-from own_answers import own_answers
-from pipeline_files import Json, agree, conversation, write
 from rich.console import Console
 from rich.table import Table
 from transformers.utils import logging
 
-from mars_ray.bench.machine import machine
 from mars_ray.data.tasks import mixture
 from mars_ray.data.tasks.split import Split
 from mars_ray.engine.request import SamplingParams
@@ -34,6 +31,7 @@ from mars_ray.errors import ModelError
 from mars_ray.evaluation.calibration.curve import curve_of
 from mars_ray.evaluation.calibration.prompts import family_prompts
 from mars_ray.evaluation.scoring.statistics import mean_and_spread
+from mars_ray.measure import machine
 from mars_ray.model.card import read_card
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
@@ -41,6 +39,8 @@ from mars_ray.program import run_program
 from mars_ray.training.config import TrainConfig, parse_config
 from mars_ray.training.ray_trainer import train
 from mars_ray.training.run_folder import RunFolder
+from pipelines.own_answers import own_answers
+from pipelines.pipeline_files import Json, agree, conversation, write
 
 THRESHOLD = 0.95
 MAX_TOKENS = 256

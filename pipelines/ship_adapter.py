@@ -1,6 +1,6 @@
 """Put an adapter into the package, in 8 bits, if its drafts stay what they were.
 
-    python pipelines/ship_adapter.py runs/smollm2/model --model smollm2 --heldout runs/smollm2/data/heldout
+    python -m pipelines.ship_adapter runs/smollm2/model --model smollm2 --heldout runs/smollm2/data/heldout
 
 The adapter as it was trained and the one in 8 bits look at the same held-out rows, with masks at the tokens of the
 answers. Where 8 bits lose 0.1 points or more of their agreement with the model, nothing is put anywhere. Afterwards
@@ -14,7 +14,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from pipeline_files import write
 
 from mars_ray.adapter.card import SHIPPED
 from mars_ray.adapter.folder import WEIGHTS_FILE, load_adapter, save_adapter
@@ -22,12 +21,13 @@ from mars_ray.adapter.forward import ATTENTION, mask_logits
 from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.adapter.loss import sampled
 from mars_ray.adapter.mask_streams import mask_streams
-from mars_ray.bench.machine import machine
 from mars_ray.data.packed import PackedData
 from mars_ray.errors import AdapterError
+from mars_ray.measure import machine
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
 from mars_ray.program import run_program
+from pipelines.pipeline_files import write
 
 ROWS_AT_ONCE = 4
 POINTS = 0.1

@@ -1,6 +1,6 @@
 """Structure tasks of real text: what people wrote, to be put into JSON or a table, each with its one right answer.
 
-    python pipelines/structure_tasks.py --instruct ../shared/data/instruct --output data/structure
+    python -m pipelines.structure_tasks --instruct ../shared/data/instruct --output data/structure
     mars-ray evaluate --model smollm2 --tasks data/structure/heldout.jsonl --output out/structure
 
 Four kinds: shell commands (tldr pages) into a JSON array or a Markdown table, dialogues (Taskmaster) and questions with
@@ -17,12 +17,11 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from pipeline_files import Json, write
-
 from mars_ray.data.record_file import check_source, read_records
 from mars_ray.data.records import Message, parse_object, parse_record
 from mars_ray.errors import EmptyDataError
 from mars_ray.program import run_program
+from pipelines.pipeline_files import Json, write
 
 FILES = {"train": "train.jsonl.gz", "heldout": "val.jsonl.gz"}
 RECORDS_AT_ONCE = 1024

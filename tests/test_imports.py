@@ -19,13 +19,13 @@ BELOW = {
     "errors": set(),
     "program": {"errors"},
     "progress": set(),
+    "measure": {"progress", "usable_cpus"},
     "ray_cluster": {"errors", "ray_private", "storage", "usable_cpus"},
     "ray_private": set(),
     "usable_cpus": set(),
     "web": set(),
     "storage": {"errors"},
     "method": {"errors"},
-    "baselines": {"errors", "method"},
     "model": {"errors", "progress", "storage", "usable_cpus"},
     "data": SHARED | {"method", "model"},
     "adapter": {"errors", "method", "model"},
@@ -37,12 +37,12 @@ BELOW = {
     "serve": SHARED | {"model", "adapter", "data", "engine", "control", "openai_api"},
     "ray_data": {"batch"},
     "ray_serve": {"serve"},
-    "bench": SHARED | {"method", "model", "data", "engine"},
-    "simulate": SHARED | {"data", "model", "engine", "control", "bench"},
-    "evaluation": SHARED | {"method", "model", "adapter", "data", "engine", "batch", "bench"},
+    "load": SHARED | {"data", "measure"},
+    "simulate": SHARED | {"data", "model", "engine", "control", "load"},
+    "evaluation": SHARED | {"method", "model", "adapter", "data", "engine", "batch", "measure"},
     "llm": SHARED | {"data", "engine", "model", "adapter"},
     "harness": SHARED | {"method", "model", "engine", "evaluation"},
-    "race": SHARED | {"data", "model", "adapter", "engine", "bench", "evaluation"},
+    "race": SHARED | {"data", "model", "adapter", "engine", "measure", "evaluation"},
 }
 """Parts, and what the files of each may import besides their own."""
 ROOMS = {
@@ -50,9 +50,7 @@ ROOMS = {
     "control": ["", "policies", "core", "replica"],
     "batch": ["", "rows", "output", "run", "ray"],
     "serve": ["", "deploy", "middleware", "replicas", "http", "ray"],
-    "bench": ["", "decode", "load", "peers"],
     "evaluation": ["", "tasks", "scoring", "calibration", "report", "run"],
-    "simulate": ["", "compare"],
 }
 """The rooms of a part, lowest first ("": its own files): each may import those before it."""
 

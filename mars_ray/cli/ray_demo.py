@@ -19,7 +19,6 @@ from mars_ray.batch.output.report import JobReport
 from mars_ray.batch.output.shards import write_lines
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
-from mars_ray.bench.measure import Sample, interleaved, speedup
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.tasks import verify
 from mars_ray.engine.core.engine import Engine
@@ -29,6 +28,7 @@ from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import Request, SamplingParams
 from mars_ray.evaluation.run.speed import Prompt, answer_all
 from mars_ray.evaluation.settings import AR, EXACT, DecodingSetting
+from mars_ray.measure import Sample, interleaved, speedup
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import resolve_model
 from mars_ray.progress import ProgressLine

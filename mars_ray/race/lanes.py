@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mars_ray.bench.measure import Sample
+from mars_ray.measure import Sample
 from mars_ray.race.prompts import RacePrompt
 
 

@@ -7,7 +7,6 @@ from typing import Self
 import torch
 
 from mars_ray.adapter.card import decoding_card, resolve_adapter, unnamed
-from mars_ray.bench.measure import interleaved
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.core.load import load_engine
 from mars_ray.engine.core.offline import run_steps
@@ -16,6 +15,7 @@ from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import Request, SamplingParams
 from mars_ray.errors import ModelError
 from mars_ray.evaluation.settings import AR, EXACT, DecodingSetting
+from mars_ray.measure import interleaved
 from mars_ray.model.resolve import model_label, resolve_model
 from mars_ray.progress import ProgressLine
 from mars_ray.race.lanes import Lane, Race, TimedChunk

@@ -11,10 +11,10 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from mars_ray.bench.load.arrivals import Poisson, parse_trace, read_trace
-from mars_ray.bench.load.slo import RequestSlo, parse_slo
 from mars_ray.control.settings import ControlPlan, PolicyName
 from mars_ray.errors import ConfigError
+from mars_ray.load.arrivals import Poisson, parse_trace, read_trace
+from mars_ray.load.slo import RequestSlo, parse_slo
 from mars_ray.progress import ProgressLine
 from mars_ray.simulate.arrivals import Arrival, Arrivals
 from mars_ray.simulate.latency import LatencyPercentiles

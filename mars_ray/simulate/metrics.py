@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mars_ray.bench.load.slo import RequestSlo
+from mars_ray.load.slo import RequestSlo
 from mars_ray.simulate.latency import LatencyPercentiles
 
 

@@ -55,7 +55,7 @@ class AdapterSection(_Section):
 
 
 class ObjectiveSection(_Section):
-    """The training objective. Its defaults are what won in every seed of `pipelines/reproduce.py`."""
+    """The training objective. Its defaults are what won in every seed of `pipelines/reproduction`."""
 
     kind: Literal["ar", "mars"]
     block: int = Field(16, ge=2, le=64)

@@ -23,12 +23,12 @@ from mars_ray.model.digest import weights_digest
 from mars_ray.model.resolve import resolve_model
 
 pytestmark = pytest.mark.timeout(600)
-PIPELINES = Path(__file__).parents[2] / "pipelines"
+ROOT = Path(__file__).parents[2]
 
 
 def run(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(PIPELINES / f"{program}.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True)
+    command = [sys.executable, "-m", f"pipelines.{program}", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
 
 
 def done(program: str, *arguments: object) -> str:

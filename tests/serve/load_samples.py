@@ -5,12 +5,12 @@ from collections import Counter
 from dataclasses import replace
 from itertools import islice
 
-from mars_ray.bench.load.client import Target
-from mars_ray.bench.load.generator import run_load
-from mars_ray.bench.load.plan import LoadPlan
-from mars_ray.bench.load.prompts import bundled_prompts
-from mars_ray.bench.load.record import RequestOutcome, RequestRecord
 from mars_ray.data.prompt_file import read_prompts
+from mars_ray.load.client import Target
+from mars_ray.load.generator import run_load
+from mars_ray.load.plan import LoadPlan
+from mars_ray.load.prompts import bundled_prompts
+from mars_ray.load.record import RequestOutcome, RequestRecord
 from tests.serve.cluster_samples import Cluster
 
 PROMPT_POOL = read_prompts(bundled_prompts())

@@ -14,10 +14,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from mars_ray.bench.load.client import Target
-from mars_ray.bench.load.generator import run_load
-from mars_ray.bench.load.plan import closed_loop
-from mars_ray.bench.load.record import RequestOutcome, RequestRecord
+from mars_ray.load.client import Target
+from mars_ray.load.generator import run_load
+from mars_ray.load.plan import closed_loop
+from mars_ray.load.record import RequestOutcome, RequestRecord
 from tests.serve.cluster_samples import CEILING, CLASSES, ENGINE, SOON, STEP_SECONDS, Cluster, cluster, deploy_file
 from tests.serve.load_samples import PROMPT_POOL
 

@@ -16,8 +16,8 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
-from mars_ray.bench.load.arrivals import Poisson
-from mars_ray.bench.load.plan import closed_loop, poisson
+from mars_ray.load.arrivals import Poisson
+from mars_ray.load.plan import closed_loop, poisson
 from tests.serve.cluster_samples import CONTROLLER, ENGINE, GATEWAY, REQUESTS_MAX, STEP_SECONDS, WORKER, Cluster
 from tests.serve.load_samples import PROMPT_POOL, capacity_per_s, nothing_was_lost, send
 

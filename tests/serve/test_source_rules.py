@@ -12,7 +12,7 @@ SOURCES = {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in 
 PROGRAMS = {
     str(path): ast.parse(path.read_text())
     for folder in ("pipelines", "benchmarks")
-    for path in sorted((ROOT.parent / folder).glob("*.py"))
+    for path in sorted((ROOT.parent / folder).rglob("*.py"))
 }
 
 

@@ -7,13 +7,13 @@ from statistics import mean
 
 import pytest
 
-from mars_ray.bench.load.prompts import Texts, bundled_prompts
 from mars_ray.control.settings import ControlPlan
 from mars_ray.data.prompt_file import read_prompts
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import Request, SamplingParams
 from mars_ray.engine.stats.step_time import StepTime, StepWork
+from mars_ray.load.prompts import Texts, bundled_prompts
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import resolve_model
 from mars_ray.simulate.arrivals import Arrival

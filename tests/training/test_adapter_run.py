@@ -15,10 +15,10 @@ from mars_ray.model.digest import folder_digest, weights_digest
 from mars_ray.training import loop
 from mars_ray.training.checkpoint import RunState
 from mars_ray.training.config import TrainConfig
-from mars_ray.training.local_store import LocalStore
 from mars_ray.training.loop import TrainingRun
 from mars_ray.training.metrics import plot_metrics, read_metrics
 from mars_ray.training.run_folder import RunFolder
+from pipelines.reproduction.training import LocalStore
 from tests.training.test_loop import FolderStore
 from tests.training.train_samples import MakeConfig, pack
 

@@ -11,8 +11,6 @@ import torch
 
 from mars_ray.adapter.card import unnamed
 from mars_ray.adapter.folder import Adapter
-from mars_ray.bench.machine import machine
-from mars_ray.bench.measure import Sample, interleaved
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.core.offline import decode_all
@@ -22,6 +20,7 @@ from mars_ray.errors import BadRecordError, DataError, RequestError
 from mars_ray.evaluation.results import SettingSpeed, SpeedMeasurement
 from mars_ray.evaluation.settings import DecodingSetting
 from mars_ray.evaluation.tasks.registry import Question, Task
+from mars_ray.measure import Sample, interleaved, machine
 from mars_ray.model.checkpoint import Checkpoint
 from mars_ray.progress import ProgressLine
 

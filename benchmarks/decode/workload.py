@@ -1,0 +1,60 @@
+"""The requests of a benchmark: bundled prompts and how long the bundled model's answers to them are.
+
+A network with random weights gets the same prompts and lengths: the ids are valid in any larger vocabulary.
+"""
+
+import json
+import random
+from collections import defaultdict
+from dataclasses import dataclass
+from importlib.resources import files
+
+from benchmarks.decode.script import autoregressive_outputs
+from mars_ray.data.chat import ChatEncoder
+from mars_ray.errors import ConfigError
+from mars_ray.model.checkpoint import Checkpoint
+
+OUTPUT_TOKENS_MAX = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests in order of arrival."""
+
+    prompts: list[tuple[int, ...]]
+    lengths: list[int]
+    """Tokens of each answer, the stop token included."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all answers."""
+        return sum(self.lengths)
+
+
+def bundled_workload(checkpoint: Checkpoint, requests: int, seed: int) -> Workload:
+    """Return `requests` different bundled prompts, as many of each family as possible, in random order."""
+    encoder = ChatEncoder(checkpoint.tokenizer)
+    texts = _spread(requests, random.Random(seed))
+    prompts = [tuple(encoder.prompt([{"role": "user", "content": text}])) for text in texts]
+    outputs = autoregressive_outputs(checkpoint, prompts, OUTPUT_TOKENS_MAX)
+    return Workload(prompts, [len(output) for output in outputs])
+
+
+def _spread(requests: int, random_source: random.Random) -> list[str]:
+    """Draw prompts family by family in turn, then mix them."""
+    lines = (files("mars_ray") / "assets" / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    by_family: dict[str, list[str]] = defaultdict(list)
+    for row in map(json.loads, lines):
+        by_family[row["family"]].append(row["prompt"])
+    if not 1 <= requests <= len(lines):
+        raise ConfigError(f"requests is {requests}; it must be in 1..{len(lines)}, the number of bundled prompts.")
+    for prompts in by_family.values():
+        random_source.shuffle(prompts)
+    waiting = list(by_family.values())
+    random_source.shuffle(waiting)
+    drawn: list[str] = []
+    while len(drawn) < requests:
+        drawn += [prompts.pop() for prompts in waiting if prompts]
+    drawn = drawn[:requests]
+    random_source.shuffle(drawn)
+    return drawn

@@ -1,0 +1,131 @@
+"""Run other engines and ours on the same model, prompts, lengths and threads, in turns.
+
+Prompts of one length are read together, then answered together, and the two are timed apart. Everyone decodes greedily.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from benchmarks.peers.llama_cpp import llama_cpp_peers
+from benchmarks.peers.openvino import openvino_peers
+from benchmarks.peers.own_engine import BITS, OwnEngine
+from benchmarks.peers.peer import Peer, PeerUnavailableError
+from benchmarks.peers.prompts import PROMPT_TOKENS, prompts_of_one_length
+from mars_ray.errors import ConfigError, ModelError
+from mars_ray.measure import Sample, interleaved
+from mars_ray.model.checkpoint import load_checkpoint
+from mars_ray.model.resolve import resolve_model
+from mars_ray.progress import ProgressLine
+
+ANSWER_TOKENS = 64
+FACTORIES: dict[str, Callable[[Path, int, int], Sequence[Peer]]] = {
+    "llama.cpp": llama_cpp_peers,
+    "openvino": openvino_peers,
+}
+"""Engines by name; each is made with a model folder, threads, and the id that is never chosen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerSample(Sample):
+    """Answers given once; the fields of `Sample` are of decoding alone, without the prompts."""
+
+    prompt_tokens: int
+    prompt_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerBatch:
+    """What everyone did with `batch` requests at once."""
+
+    batch: int
+    samples: dict[str, list[PeerSample]]
+    same: dict[str, float]
+    """Share of the tokens of the first answers that stand before the first difference from ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerComparison:
+    """The whole of it."""
+
+    bits: dict[str, int]
+    """Bits of each engine that ran, ours first."""
+    absent: dict[str, str]
+    """Engines that did not, and why."""
+    batches: list[PeerBatch]
+
+
+def compare_peers(
+    name: str, peers: Sequence[str], batches: Sequence[int], requests: int, repeats: int, threads: int
+) -> PeerComparison:
+    """Measure; each sample is of `requests` requests, `batch` at once. Raises an `InputError` for what cannot be."""
+    unknown = [each for each in peers if each not in FACTORIES]
+    if unknown:
+        raise ConfigError(f"unknown peer {unknown[0]!r}; choose of {', '.join(FACTORIES)}.")
+    torch.set_num_threads(threads)
+    folder = resolve_model(name)
+    checkpoint = load_checkpoint(folder)
+    prompts = prompts_of_one_length(checkpoint, max(requests, *batches))
+    others, absent = _others(peers, folder, threads, checkpoint.mask_id)
+    del checkpoint
+    ours, not_ours = _ours(folder, max(batches))
+    everyone: dict[str, Peer] = {each.name: each for each in (*ours, *others)}
+    found = []
+    for batch in batches:
+        groups = [prompts[start : start + batch] for start in range(0, max(requests, batch) - batch + 1, batch)]
+        first = {name: peer.answer(groups[0], ANSWER_TOKENS).tokens for name, peer in everyone.items()}
+        with ProgressLine(f"batch {batch}", total=len(everyone) * (repeats + 1)) as progress:
+            candidates = {name: _candidate(peer, groups) for name, peer in everyone.items()}
+            samples = interleaved(candidates, repeats, progress)
+        same = {name: shared(answers, first[ours[0].name]) for name, answers in first.items()}
+        found.append(PeerBatch(batch=batch, samples=samples, same=same))
+    return PeerComparison(
+        bits={name: peer.bits for name, peer in everyone.items()}, absent=not_ours | absent, batches=found
+    )
+
+
+def shared(answers: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> float:
+    """Return the share of the tokens in `others` that `answers` have before the first difference of each."""
+    equal = 0
+    for answer, other in zip(answers, others, strict=True):
+        differs = (place for place, pair in enumerate(zip(answer, other, strict=True)) if pair[0] != pair[1])
+        equal += next(differs, len(other))
+    return equal / sum(map(len, others))
+
+
+def _ours(folder: Path, rows: int) -> tuple[list[OwnEngine], dict[str, str]]:
+    """Return our engine at each number of bits, and why it is not at some."""
+    found, absent = [], {}
+    for quantize in BITS:
+        try:
+            found.append(OwnEngine(folder, rows, PROMPT_TOKENS, quantize))
+        except ModelError as error:
+            absent[f"mars-ray {quantize}"] = str(error).rstrip(".")
+    return found, absent
+
+
+def _others(names: Sequence[str], folder: Path, threads: int, never_id: int) -> tuple[list[Peer], dict[str, str]]:
+    found: list[Peer] = []
+    absent = {}
+    for name in names:
+        try:
+            found += FACTORIES[name](folder, threads, never_id)
+        except PeerUnavailableError as error:
+            absent[name] = str(error)
+    return found, absent
+
+
+def _candidate(peer: Peer, groups: Sequence[Sequence[Sequence[int]]]) -> Callable[[], PeerSample]:
+    def run() -> PeerSample:
+        done = [peer.answer(group, ANSWER_TOKENS) for group in groups]
+        return PeerSample(
+            tokens=sum(len(tokens) - 1 for each in done for tokens in each.tokens),
+            seconds=sum(each.decode_seconds for each in done),
+            forwards=sum(each.forwards for each in done),
+            prompt_tokens=sum(len(prompt) for group in groups for prompt in group),
+            prompt_seconds=sum(each.prompt_seconds for each in done),
+        )
+
+    return run

@@ -1,0 +1,161 @@
+"""llama.cpp by its own C interface: all sequences of a step in one `llama_decode`, as its server does it."""
+
+import ctypes
+import time
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers.gguf_file import write_gguf
+from benchmarks.peers.peer import PeerUnavailableError, TimedAnswers
+from mars_ray.model.digest import folder_digest
+from mars_ray.model.sources.cache import made_once
+
+INSTALL = "pip install 'mars-ray[peers-llama-cpp]'"
+FORMATS = {"F16": 16, "Q8_0": 8, "Q4_0": 4}
+"""Formats of weights that are compared, and their bits."""
+ROUND = 32
+"""Cells a sequence's part of the cache is rounded up to: llama.cpp asks for a multiple."""
+
+
+class LlamaCpp:
+    """llama.cpp with one .gguf file, on `threads` threads. `never_id` is never chosen: it is our mask token."""
+
+    def __init__(self, file: Path, kind: str, threads: int, never_id: int) -> None:
+        self.name, self.bits = f"llama.cpp {kind}", FORMATS[kind]
+        self._api = api = _api()
+        self._threads, self._never_id = threads, never_id
+        settings = api.llama_model_default_params()
+        self._model = api.llama_model_load_from_file(str(file).encode(), settings)
+        if not self._model:
+            raise PeerUnavailableError(f"llama.cpp cannot load {file}")
+        self._vocabulary = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self._model))
+        self._shape: tuple[int, int, int] | None = None
+        self._context: Any = None
+        self._batch: Any = None
+
+    def answer(self, prompts: Sequence[Sequence[int]], tokens: int) -> TimedAnswers:
+        """Answer all `prompts` together with `tokens` tokens each."""
+        self._prepare((len(prompts), max(map(len, prompts)), tokens))
+        started_s = time.perf_counter()
+        flat = [(row, place, token) for row, prompt in enumerate(prompts) for place, token in enumerate(prompt)]
+        ends = [len(prompts[row]) - 1 for row in range(len(prompts))]
+        answers = [[token] for token in self._step(flat, [place == ends[row] for row, place, _ in flat])]
+        read_s = time.perf_counter()
+        for done in range(1, tokens):
+            fed = [(row, ends[row] + done, answer[-1]) for row, answer in enumerate(answers)]
+            for row, token in enumerate(self._step(fed, [True] * len(fed))):
+                answers[row].append(token)
+        ended_s = time.perf_counter()
+        return TimedAnswers(
+            tokens=answers,
+            prompt_seconds=read_s - started_s,
+            decode_seconds=ended_s - read_s,
+            forwards=tokens - 1,
+        )
+
+    def close(self) -> None:
+        """Free the model and its cache."""
+        self._free_context()
+        self._api.llama_model_free(self._model)
+
+    def _prepare(self, shape: tuple[int, int, int]) -> None:
+        """Have an empty cache for so many rows, prompt tokens and answer tokens."""
+        if shape == self._shape:
+            self._api.llama_memory_clear(self._api.llama_get_memory(self._context), True)
+            return
+        self._free_context()
+        rows, prompt, answer = shape
+        settings = self._api.llama_context_default_params()
+        settings.n_seq_max = rows
+        settings.n_ctx = rows * -(-(prompt + answer) // ROUND) * ROUND
+        settings.n_batch = rows * prompt
+        settings.n_threads = settings.n_threads_batch = self._threads
+        self._context = self._api.llama_init_from_model(self._model, settings)
+        if not self._context:
+            raise PeerUnavailableError(f"llama.cpp cannot make a context for {rows} sequences")
+        self._batch = self._api.llama_batch_init(rows * prompt, 0, 1)
+        self._shape = shape
+
+    def _free_context(self) -> None:
+        if self._shape is not None:
+            self._api.llama_batch_free(self._batch)
+            self._api.llama_free(self._context)
+            self._shape = None
+
+    def _step(self, fed: Sequence[tuple[int, int, int]], asked: Sequence[bool]) -> list[int]:
+        """Feed (row, position, token) each, and return the most likely token behind each of those asked for."""
+        batch = self._batch
+        batch.n_tokens = len(fed)
+        for place, (row, position, token) in enumerate(fed):
+            batch.token[place] = token
+            batch.pos[place] = position
+            batch.n_seq_id[place] = 1
+            batch.seq_id[place][0] = row
+            batch.logits[place] = asked[place]
+        failed = self._api.llama_decode(self._context, batch)
+        if failed:
+            raise PeerUnavailableError(f"llama_decode returned {failed}")
+        return [self._choice(place) for place, wanted in enumerate(asked) if wanted]
+
+    def _choice(self, place: int) -> int:
+        pointer = self._api.llama_get_logits_ith(self._context, place)
+        logits_V = np.ctypeslib.as_array(pointer, (self._vocabulary,))
+        if self._never_id < self._vocabulary:
+            logits_V[self._never_id] = -np.inf
+        return int(logits_V.argmax())
+
+
+def llama_cpp_peers(folder: Path, threads: int, never_id: int) -> list[LlamaCpp]:
+    """Return llama.cpp with the model in `folder` in each format. Raises a `PeerUnavailableError` with the reason.
+
+    The files are made once and kept in the cache: F16 from the weights, the others by llama.cpp itself.
+    """
+    _api()
+    return [LlamaCpp(quantised_file(folder, kind), kind, threads, never_id) for kind in FORMATS]
+
+
+def quantised_file(folder: Path, kind: str) -> Path:
+    """Return the file of the model in `folder` in one of `FORMATS`, as llama.cpp quantises it."""
+    digest = folder_digest(folder)
+    whole = _kept(f"{digest}.F16.gguf", partial(write_gguf, folder))
+    return whole if kind == "F16" else _kept(f"{digest}.{kind}.gguf", partial(_quantise, whole, kind))
+
+
+def _kept(name: str, write: Callable[[Path], None]) -> Path:
+    def make(file: Path) -> None:
+        unfinished = file.with_name(f".{file.name}.0.partial")
+        write(unfinished)
+        unfinished.rename(file)
+
+    return made_once(name, make)
+
+
+def _quantise(whole: Path, kind: str, file: Path) -> None:
+    api = _api()
+    settings = api.llama_model_quantize_default_params()
+    settings.ftype = getattr(api, f"LLAMA_FTYPE_MOSTLY_{kind}")
+    if api.llama_model_quantize(str(whole).encode(), str(file).encode(), ctypes.byref(settings)):
+        raise PeerUnavailableError(f"llama.cpp could not quantise {whole} to {kind}")
+
+
+def _api() -> Any:
+    """Return llama.cpp's interface, which says nothing by itself."""
+    try:
+        from llama_cpp import llama_cpp
+    except ImportError as error:
+        raise PeerUnavailableError(f"not installed: {INSTALL}") from error
+    _start(llama_cpp)
+    return llama_cpp
+
+
+@cache
+def _start(api: Any) -> Any:
+    """Start it once, and return the callback that it holds, which must not be collected."""
+    silent = api.llama_log_callback(lambda _level, _text, _data: None)
+    api.llama_log_set(silent, ctypes.c_void_p(0))
+    api.llama_backend_init()
+    return silent

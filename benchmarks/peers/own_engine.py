@@ -1,0 +1,58 @@
+"""Our engine as one of those compared: mode ar, its prompts read in one step as far as the limits go."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.peers.peer import TimedAnswers
+from mars_ray.engine.core.load import load_engine
+from mars_ray.engine.core.offline import run_steps
+from mars_ray.engine.mode import Mode
+from mars_ray.engine.options import EngineOptions, Quantize
+from mars_ray.engine.request import DecodeParams, Request, SamplingParams
+
+BITS: dict[Quantize | None, int] = {None: 16, "int8": 8, "int4": 4}
+"""How our engine is compared, and the bits of its weights."""
+
+
+class OwnEngine:
+    """Our engine with the model in `folder`, for at most `rows` prompts of `prompt_tokens` at once.
+
+    Raises a `ModelError` where it cannot be quantised.
+    """
+
+    def __init__(
+        self, folder: Path, rows: int, prompt_tokens: int, quantize: Quantize | None = None, *, compiled: bool = True
+    ) -> None:
+        self.name, self.bits = f"mars-ray {quantize or 'bfloat16'}", BITS[quantize]
+        options = EngineOptions(
+            max_num_seqs=rows, max_prefill_tokens=rows * prompt_tokens, quantize=quantize, compiled=compiled
+        )
+        self._engine, _, _ = load_engine(folder, "bfloat16", options)
+        self._engine.wait_until_compiled()
+
+    def answer(self, prompts: Sequence[Sequence[int]], tokens: int) -> TimedAnswers:
+        """Answer all `prompts` together with `tokens` tokens each."""
+        self._engine.clear_cache()
+        sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
+        started_s = time.perf_counter()
+        read_s: float | None = None
+        requests = (
+            Request(id=str(number), prompt=tuple(prompt), sampling=sampling, decode=DecodeParams(mode=Mode.AR))
+            for number, prompt in enumerate(prompts)
+        )
+        answers: list[list[int]] = [[] for _ in prompts]
+        forwards = 0
+        for chunks in run_steps(self._engine, requests):
+            forwards += 1
+            for chunk in chunks:
+                if chunk.finished and chunk.finished.error:
+                    raise chunk.finished.error
+                answers[int(chunk.request_id)] += chunk.tokens
+            if read_s is None and all(answers):
+                read_s, forwards = time.perf_counter(), 0
+        ended_s = time.perf_counter()
+        assert read_s is not None, "every answer has a token"
+        return TimedAnswers(
+            tokens=answers, prompt_seconds=read_s - started_s, decode_seconds=ended_s - read_s, forwards=forwards
+        )

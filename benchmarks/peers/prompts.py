@@ -1,0 +1,26 @@
+"""Prompts of one length for engines that are compared: whoever pads, pads nothing."""
+
+import json
+from importlib.resources import files
+
+from mars_ray.data.chat import ChatEncoder
+from mars_ray.errors import ConfigError
+from mars_ray.model.checkpoint import Checkpoint
+
+PROMPT_TOKENS = 128
+
+
+def prompts_of_one_length(checkpoint: Checkpoint, count: int) -> list[list[int]]:
+    """Return `count` prompts of 128 tokens: bundled ones as chats, each behind the end of those before it."""
+    encoder = ChatEncoder(checkpoint.tokenizer)
+    tokens: list[int] = []
+    prompts: list[list[int]] = []
+    for line in (files("mars_ray") / "assets" / "prompts.jsonl").read_text(encoding="utf-8").splitlines():
+        if len(prompts) == count:
+            break
+        tokens += encoder.prompt([{"role": "user", "content": json.loads(line)["prompt"]}])
+        if len(tokens) >= PROMPT_TOKENS:
+            prompts.append(tokens[-PROMPT_TOKENS:])
+    if not 1 <= count <= len(prompts):
+        raise ConfigError(f"{count} requests are asked for; there are 1..{len(prompts)}.")
+    return prompts

@@ -1,0 +1,67 @@
+"""The tables of the comparison of policies."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+LOADS = (0.6, 0.8, 1.0, 1.15, 1.3)
+"""Multiples of what threshold 1 meets the SLO at for 99 of 100 requests."""
+OURS, ORACLE = "capacity (ours)", "oracle"
+ORACLE_LOAD = 1.15
+"""The one load at which the oracle is asked: it takes many simulations."""
+
+
+def show_trace(name: str, report: dict[str, Any]) -> None:
+    """Print who kept what at which load, who is beaten in everything, and what thresholds saved of replicas."""
+    console = Console()
+    title = f"{name}: threshold 1 meets the SLO up to {report['capacity_requests_per_s']:.1f} requests/s"
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for load in LOADS:
+        table.add_column(f"{load} x: SLO met, accuracy", justify="right")
+    table.add_column("largest load", justify="right")
+    for contender in report["contenders"]:
+        cells = []
+        for load in LOADS:
+            figures = report["loads"][str(load)].get(contender)
+            cells.append(
+                f"{figures['good']:.4f} ± {figures['good_std']:.4f}  {figures['accuracy']:.4f}" if figures else ""
+            )
+        largest = report["largest_load"].get(contender)
+        table.add_row(contender, *cells, "" if largest is None else f"{largest:.2f} x")
+    console.print(table)
+    for load, pairs in report["dominated"].items():
+        said = ", ".join(f"{beaten} by {winner}" for beaten, winner in pairs) or "nobody"
+        console.print(f"at {load} x worse in both, beyond chance: {said}", soft_wrap=True)
+    given_up = report["quality_given_up_against_oracle"]
+    if given_up is not None:
+        at_load = report["loads"][str(ORACLE_LOAD)]
+        ours, oracle = (100 * (at_load["fixed 1.0"]["accuracy"] - at_load[name]["accuracy"]) for name in (OURS, ORACLE))
+        console.print(
+            f"at {ORACLE_LOAD} x {OURS} gives up {ours:.2f} points of accuracy and the oracle {oracle:.2f}: "
+            f"{given_up:.2f} times as much",
+            soft_wrap=True,
+        )
+    for contender, figures in report["autoscaled"].items():
+        console.print(
+            f"autoscaled at 1.2 x, {contender}: {figures['replica_minutes']:.0f} replica-minutes, SLO met "
+            f"{figures['good']:.4f}, agreement {figures['agreement']:.5f}",
+            soft_wrap=True,
+        )
+
+
+def show_steady(steady: dict[str, Any]) -> None:
+    """Print how steady thresholds are."""
+    table = Table(title="Steady load, and a peak of two minutes", title_justify="left")
+    for column in ("", "changes a minute at 0.6", "at 0.9", "back at full quality after", "SLO met"):
+        table.add_column(column)
+    for name, found in steady.items():
+        changes = found["changes_per_minute"].values()
+        table.add_row(
+            name,
+            *(f"{each:.2f}" for each in changes),
+            f"{found['back_at_full_quality_s']:.0f} s",
+            f"{found['good_in_peak']:.4f}",
+        )
+    Console().print(table)

@@ -1,0 +1,151 @@
+"""Measure what serving costs: a running endpoint and its engine alone, in turns.
+
+    python -m benchmarks.serve_overhead --clients 16 --json overhead.json    # while `mars-ray serve` is idle
+
+Both get the same prompts in the same order, with the same number in flight, all greedy.
+"""
+
+import argparse
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from mars_ray.cli.results import write_json
+from mars_ray.data.chat import ChatEncoder
+from mars_ray.data.prompt_file import read_prompts
+from mars_ray.engine.core.engine import Engine
+from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.request import Request, SamplingParams
+from mars_ray.errors import ConfigError, RunError
+from mars_ray.load.client import Target
+from mars_ray.load.generator import run_load
+from mars_ray.load.plan import closed_loop
+from mars_ray.load.probe import find_model, parse_url
+from mars_ray.load.prompts import bundled_prompts
+from mars_ray.load.record import PlannedRequest, RequestOutcome
+from mars_ray.measure import Sample, Spread, interleaved, machine, speedup, throughput
+from mars_ray.model.checkpoint import load_checkpoint
+from mars_ray.model.resolve import resolve_model
+from mars_ray.program import run_program
+from mars_ray.progress import ProgressLine
+
+MAX_TOKENS = 128
+UNSTREAMED, STREAMED, ALONE = "served, not streamed", "served, streamed", "engine alone"
+SAME = EngineOptions()
+"""The options of an endpoint's engine by default."""
+
+
+def bench_overhead(
+    url: str, model: str, clients: int, requests: int, rounds: int, seed: int, engine_options: EngineOptions = SAME
+) -> dict[str, Any]:
+    """Measure and print; returns the report. Raises an `InputError`, or a `RunError` when a request fails."""
+    for name, value in {"clients": clients, "requests": requests, "rounds": rounds}.items():
+        if value < 1:
+            raise ConfigError(f"{name} is {value}; it must be at least 1.")
+    url = parse_url(url)
+    served = asyncio.run(find_model(url, None, None))
+    prompts = read_prompts(bundled_prompts())
+    planned = list(closed_loop(prompts, seed, requests, MAX_TOKENS).requests)
+    engine = _Alone(model, planned, clients, engine_options)
+
+    def through(stream: bool) -> Sample:
+        target = Target(url=url, model=served, stream=stream, extra_body={"temperature": 0})
+        return asyncio.run(_served(target, planned, clients))
+
+    with ProgressLine("runs", total=3 * (rounds + 1)) as progress:
+        samples = interleaved(
+            {UNSTREAMED: lambda: through(False), STREAMED: lambda: through(True), ALONE: engine.run}, rounds, progress
+        )
+    ratios = {name: speedup(samples[name], samples[ALONE]) for name in (UNSTREAMED, STREAMED)}
+    _show(f"{model}, {clients} clients, {requests} requests, {rounds} rounds", samples, ratios)
+    return {
+        "command": f"python -m benchmarks.serve_overhead --model {model} --clients {clients} --requests {requests}"
+        f" --rounds {rounds} --seed {seed}",
+        "machine": machine(),
+        "ratios": {name: asdict(ratio) for name, ratio in ratios.items()},
+        "samples": {name: [asdict(sample) for sample in runs] for name, runs in samples.items()},
+    }
+
+
+async def _served(target: Target, planned: Sequence[PlannedRequest], clients: int) -> Sample:
+    records = await run_load(target, planned, clients=clients)
+    if failed := [record for record in records if record.outcome is not RequestOutcome.OK]:
+        raise RunError(f"{len(failed)} of {len(records)} requests failed, the first with {failed[0].error!r}.")
+    tokens = [(record.completion_tokens or 0, record.tokens_per_forward or 1.0) for record in records]
+    return Sample(
+        tokens=sum(count for count, _ in tokens),
+        seconds=max(record.end_s for record in records),
+        forwards=round(sum(count / rate for count, rate in tokens)),
+    )
+
+
+class _Alone:
+    """An engine in this process, driven by a loop instead of a server."""
+
+    def __init__(
+        self, model: str, planned: Sequence[PlannedRequest], clients: int, engine_options: EngineOptions
+    ) -> None:
+        torch.set_num_threads(1)
+        checkpoint = load_checkpoint(resolve_model(model))
+        encoder = ChatEncoder(checkpoint.tokenizer)
+        self._prompts = [tuple(encoder.prompt(list(each.messages))) for each in planned]
+        self._clients = clients
+        self._engine = Engine(checkpoint, engine_options)
+        self._engine.wait_until_compiled()
+
+    def run(self) -> Sample:
+        """Decode all prompts, up to `clients` of them at a time."""
+        engine, sampling = self._engine, SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
+        coming = (
+            Request(id=str(number), prompt=prompt, sampling=sampling) for number, prompt in enumerate(self._prompts)
+        )
+        in_flight, tokens, forwards = 0, 0, 0
+        started_s = time.perf_counter()
+        while True:
+            while in_flight < self._clients and (request := next(coming, None)):
+                engine.add(request)
+                in_flight += 1
+            if not engine.busy:
+                return Sample(tokens=tokens, seconds=time.perf_counter() - started_s, forwards=forwards)
+            for ended in filter(None, (chunk.finished for chunk in engine.step())):
+                in_flight, tokens, forwards = in_flight - 1, tokens + ended.tokens, forwards + ended.forwards
+
+
+def main() -> None:
+    """Measure, print, and write the samples."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="an idle `mars-ray serve`")
+    parser.add_argument("--model", default="bundled", help="the model it serves")
+    parser.add_argument("--clients", type=int, default=16, help="requests in flight")
+    parser.add_argument("--requests", type=int, default=500, help="requests per round")
+    parser.add_argument("--rounds", type=int, default=3, help="measured rounds, after one that warms up")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order of prompts")
+    parser.add_argument("--json", type=Path, help="file for every sample")
+    options = parser.parse_args()
+    counts = (options.clients, options.requests, options.rounds)
+    write_json(options.json, bench_overhead(options.url, options.model, *counts, options.seed))
+
+
+def _show(title: str, samples: dict[str, list[Sample]], ratios: dict[str, Spread]) -> None:
+    table = Table(title=title)
+    for column in ("", "tokens/s", "of the engine alone"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, runs in samples.items():
+        ratio = ratios.get(name)
+        table.add_row(name, _range(throughput(runs), ".0f"), _range(ratio, ".2f") if ratio else "")
+    Console().print(table)
+
+
+def _range(spread: Spread, form: str) -> str:
+    return f"{spread.median:{form}} ({spread.min:{form}}-{spread.max:{form}})"
+
+
+if __name__ == "__main__":
+    run_program("benchmarks.serve_overhead", main)

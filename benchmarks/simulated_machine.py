@@ -1,0 +1,149 @@
+"""Measure what `mars-ray simulate` needs to know of this machine, with the real engine and compiled steps.
+
+    python -m benchmarks.simulated_machine --output machine.json
+
+With one thread it counts processor time: what other programs take meanwhile is no property of a step.
+"""
+
+import argparse
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from mars_ray.data.chat import ChatEncoder
+from mars_ray.data.prompt_file import Conversation, read_prompts
+from mars_ray.engine.core.engine import Engine
+from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.request import DecodeParams, Request, SamplingParams
+from mars_ray.engine.stats.profile import GRID, ProfilePoint
+from mars_ray.engine.stats.step_time import StepTime
+from mars_ray.errors import ModelError, RunError
+from mars_ray.load.prompts import Texts, bundled_prompts
+from mars_ray.measure import machine
+from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
+from mars_ray.model.resolve import resolve_model
+from mars_ray.simulate.machine import Machine, StepSeconds, ThresholdPoint
+
+MAX_TOKENS = 128
+TIMED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+TIMED_BLOCKS = (1, 2, 4, 8, 16)
+TIMED_WORDS = (16, 60, 150, 300, 600)
+"""Words of prompts, beside those as they are."""
+ROUNDS = 2
+
+
+def measure(model: str, threads: int) -> Machine:
+    """Measure; takes a minute or two. Raises a `ModelError` for a model without a calibrated card."""
+    torch.set_num_threads(threads)
+    checkpoint = load_checkpoint(resolve_model(model))
+    if checkpoint.card is None or not checkpoint.card.calibration:
+        raise ModelError(f"{model} has no calibrated card mars.json, which says how accurate each threshold is.")
+    prompts = read_prompts(bundled_prompts())
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    times, engine = _times(checkpoint, prompts, clock)
+    points = [_point(checkpoint, prompts, threshold) for threshold in GRID]
+    calibrated = sorted(checkpoint.card.calibration, key=lambda point: -point.threshold)
+    agreement = {point.threshold: point.agreement for point in calibrated}
+    return Machine(
+        max_num_seqs=engine.limits.max_num_seqs,
+        max_waiting_seqs=engine.limits.max_waiting_seqs,
+        max_prefill_tokens=EngineOptions().max_prefill_tokens,
+        max_model_len=engine.limits.max_model_len,
+        step_time=StepSeconds(**asdict(times)),
+        # The few tokens audited here say less of agreement than calibration does.
+        profile=tuple(
+            ThresholdPoint(
+                threshold=point.threshold,
+                tokens=point.tokens,
+                positions=point.positions,
+                agreement=agreement.get(point.threshold),
+            )
+            for point in points
+        ),
+        accuracy=tuple((point.threshold, point.accuracy) for point in calibrated if point.accuracy is not None),
+        measured_on={"model": model, "threads": threads, "dtype": "float32", "clock": clock.__name__, **machine()},
+    )
+
+
+def _times(checkpoint: Checkpoint, prompts: list[Conversation], clock: Callable[[], float]) -> tuple[StepTime, Engine]:
+    """Decode with few and many rows, short and long prompts, small and large blocks."""
+    engine = Engine(checkpoint, EngineOptions(threshold=0.95), clock=clock)
+    engine.wait_until_compiled()
+    encoder, random_source = ChatEncoder(checkpoint.tokenizer), random.Random(0)
+    texts = Texts(prompts, random_source)
+    kinds = [
+        (rows, block) for rows in TIMED_ROWS if rows <= engine.limits.max_num_seqs for block in TIMED_BLOCKS
+    ] * ROUNDS
+    random_source.shuffle(kinds)
+    for number, (rows, block) in enumerate(kinds):
+        asked = []
+        for row in range(rows):
+            text = texts.of(random_source.choice(TIMED_WORDS))
+            asked.append(
+                Request(
+                    id=f"{number}-{row}",
+                    prompt=tuple(encoder.prompt([{"role": "user", "content": text}])),
+                    sampling=SamplingParams(max_tokens=random_source.randint(16, 64), temperature=0.0, ignore_eos=True),
+                    decode=DecodeParams(block=block),
+                )
+            )
+        _decode(engine, asked, gap=random_source.choice((0, 2, 8)))
+    model = engine.step_time.model
+    if model is None:
+        raise RunError("Too few steps were measured; this is a bug.")
+    return model, engine
+
+
+def _point(checkpoint: Checkpoint, prompts: list[Conversation], threshold: float) -> ProfilePoint:
+    """Decode all prompts at one threshold, looking ahead as far as it goes; return what the engine found there."""
+    engine = Engine(checkpoint, EngineOptions(threshold=threshold, compiled=False))
+    encoder = ChatEncoder(checkpoint.tokenizer)
+    asked = [
+        Request(
+            id=str(number),
+            prompt=tuple(encoder.prompt(list(conversation))),
+            sampling=SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0),
+            decode=DecodeParams(block=engine.block),
+        )
+        for number, conversation in enumerate(prompts)
+    ]
+    _decode(engine, asked, gap=0)
+    found = engine.profile.points()
+    engine.close()
+    return next(point for point in found if point.threshold == threshold)
+
+
+def _decode(engine: Engine, asked: list[Request], gap: int) -> None:
+    """Add requests, one every `gap` steps, and step until all ended."""
+    coming: Iterator[Request] = iter(asked)
+    request, steps = next(coming, None), 0
+    while request or engine.busy:
+        while request and (not gap or steps % gap == 0 or not engine.busy):
+            engine.add(request)
+            request = next(coming, None)
+            if gap:
+                break
+        engine.step()
+        steps += 1
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description="Measure this machine for mars-ray simulate.")
+    parser.add_argument("--model", default="bundled")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--output", type=Path, required=True)
+    given = parser.parse_args()
+    found = measure(given.model, given.threads)
+    given.output.write_text(found.model_dump_json(indent=1) + "\n")
+    print(found.step_time)
+    for point in found.profile:
+        print(point.threshold, round(point.tokens[-1], 3), point.agreement, round(point.audited))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""The requests of a load in order of arrival, the same ones for the same seed, made as they are needed."""
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from mars_ray.data.prompt_file import Conversation
+from mars_ray.errors import ConfigError
+from mars_ray.load.arrivals import Poisson, TraceRow
+from mars_ray.load.prompts import Texts, conversations
+from mars_ray.load.record import PlannedRequest
+
+PROMPT_WORDS_MAX = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scales:
+    """How a trace is made to fit the machine."""
+
+    speed: float = 1.0
+    """How many times as fast as recorded the requests come."""
+    prompt: float = 1.0
+    output: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """Requests, and how many there are when that can be told before."""
+
+    requests: Iterator[PlannedRequest]
+    total: int | None
+
+
+def closed_loop(prompts: Sequence[Conversation], seed: int, requests: int | None, max_tokens: int) -> LoadPlan:
+    """Plan prompts in random order, without end when `requests` is None."""
+    drawn = conversations(prompts, _random(seed, "prompts"))
+    planned = (PlannedRequest(messages=each, max_tokens=max_tokens) for each in drawn)
+    return LoadPlan(islice(planned, requests), requests)
+
+
+def poisson(
+    rate: Poisson,
+    prompts: Sequence[Conversation],
+    seed: int,
+    requests: int | None,
+    duration_s: float | None,
+    max_tokens: int,
+) -> LoadPlan:
+    """Plan arrivals at a rate; they end with `requests` or `duration_s`, whichever is first."""
+
+    def planned() -> Iterator[PlannedRequest]:
+        drawn = conversations(prompts, _random(seed, "prompts"))
+        for arrival_s, messages in zip(rate.arrivals_s(_random(seed, "arrivals")), drawn, strict=False):
+            if duration_s is not None and arrival_s >= duration_s:
+                return
+            yield PlannedRequest(messages=messages, max_tokens=max_tokens, scheduled_s=arrival_s)
+
+    return LoadPlan(islice(planned(), requests), requests if duration_s is None else None)
+
+
+def replay(
+    rows: Sequence[TraceRow],
+    scales: Scales,
+    prompts: Sequence[Conversation],
+    seed: int,
+    requests: int | None,
+    duration_s: float | None,
+    max_tokens: int | None,
+) -> LoadPlan:
+    """Plan a trace, its first `requests` or those of its first `duration_s` after it was sped up.
+
+    A word counts as a token: what that was in truth is in the usage of the answer, and `scales.prompt` corrects it.
+    """
+    chosen = [row for row in rows[:requests] if duration_s is None or row.arrival_s / scales.speed < duration_s]
+    widest = max(_scaled(row.context_tokens, scales.prompt) for row in chosen)
+    if widest > PROMPT_WORDS_MAX:
+        raise ConfigError(
+            f"prompt_scale is {scales.prompt}; it makes a prompt of {widest:,} words, and {PROMPT_WORDS_MAX:,} are the"
+            " most. Give a smaller one."
+        )
+
+    def planned() -> Iterator[PlannedRequest]:
+        made = Texts(prompts, _random(seed, "prompts"))
+        for row in chosen:
+            text = made.of(_scaled(row.context_tokens, scales.prompt))
+            tokens = _scaled(row.generated_tokens, scales.output)
+            yield PlannedRequest(
+                messages=({"role": "user", "content": text},),
+                max_tokens=tokens if max_tokens is None else min(tokens, max_tokens),
+                scheduled_s=row.arrival_s / scales.speed,
+            )
+
+    return LoadPlan(planned(), len(chosen))
+
+
+def _scaled(tokens: int, scale: float) -> int:
+    return max(1, math.floor(tokens * scale + 0.5))
+
+
+def _random(seed: int, what: str) -> random.Random:
+    """Give prompts and arrivals a source each: a change of one does not change the other."""
+    return random.Random(f"{seed} {what}")

@@ -1,0 +1,120 @@
+"""A load as tables for people and as JSON for programs, every sample among them."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from mars_ray.load.record import RequestRecord
+from mars_ray.load.summary import Summary
+
+LATENCIES = {
+    "ttft": "TTFT",
+    "ttft_arrival": "TTFT, arrival",
+    "tpot": "TPOT",
+    "chunk_gap": "chunk gap",
+    "e2e": "E2E",
+    "delay": "delay",
+}
+SAMPLE_COLUMNS = (
+    "number",
+    "outcome",
+    "http_status",
+    "scheduled_ms",
+    "waited",
+    "sent_ms",
+    "first_chunk_ms",
+    "end_ms",
+    "prompt_tokens",
+    "completion_tokens",
+    "tokens_per_forward",
+    "retry_after_s",
+    "error",
+    "chunk_gaps_ms",
+)
+
+
+def show(title: str, summary: Summary) -> None:
+    """Print the summary."""
+    console = Console()
+    console.print(title, markup=False, highlight=False, soft_wrap=True)
+    counts = Table(show_header=False)
+    for name, value in _counts(summary).items():
+        counts.add_row(name, escape(value))
+    console.print(counts)
+    latencies = Table(title="Milliseconds, of completed requests")
+    for column in ("", "mean", "median", "p90", "p99", "std", "samples"):
+        latencies.add_column(column, justify="right" if column else "left")
+    for name, label in LATENCIES.items():
+        if (found := getattr(summary.latency_ms, name)) is not None:
+            figures = (found.mean, found.median, found.p90, found.p99, found.std)
+            latencies.add_row(label, *map(_shown, figures), f"{found.samples:,}")
+    if latencies.row_count:
+        console.print(latencies)
+
+
+def _shown(figure: float) -> str:
+    return f"{figure:,.2f}" if figure < 100 else f"{figure:,.0f}"
+
+
+def _counts(summary: Summary) -> dict[str, str]:
+    """Return what is shown beside the latencies; what did not happen is left out."""
+    rows = {f"requests: {outcome}": _request_row(summary, outcome) for outcome in summary.requests}
+    if summary.waited:
+        rows["waited for a client"] = f"{summary.waited:,}"
+    if summary.retry_after_s:
+        retry = summary.retry_after_s
+        rows["Retry-After"] = f"{retry.min:g} / {retry.median:g} / {retry.max:g} s (min / median / max)"
+    rows["duration"] = f"{summary.duration_s:.2f} s"
+    rows["completed requests/s"] = f"{summary.requests_per_s:.3f}"
+    rows["output tokens/s"] = f"{summary.output_tokens_per_s:,.1f}"
+    rows["tokens, by usage"] = f"{summary.prompt_tokens:,} in, {summary.output_tokens:,} out"
+    if summary.without_usage:
+        rows["completed without usage"] = f"{summary.without_usage:,}; their tokens are not counted"
+    if summary.tokens_per_forward:
+        rows["tokens per forward"] = f"{summary.tokens_per_forward:.2f}"
+    if summary.goodput:
+        good = summary.goodput
+        rows["goodput"] = f"{good.requests_per_s:.3f} requests/s, {good.fraction:.1%} of all"
+    return rows
+
+
+def _request_row(summary: Summary, outcome: str) -> str:
+    said = summary.errors.get(outcome)
+    return f"{summary.requests[outcome]:,}" + (f"  (first: {said})" if said else "")
+
+
+def samples(records: Sequence[RequestRecord]) -> dict[str, Any]:
+    """Return all records as a table of columns and rows, times in milliseconds since the load began."""
+    return {"columns": list(SAMPLE_COLUMNS), "rows": [_sample(record) for record in records]}
+
+
+def _sample(record: RequestRecord) -> list[Any]:
+    return [
+        record.number,
+        record.outcome.value,
+        record.http_status,
+        _ms(record.scheduled_s),
+        record.waited,
+        _ms(record.sent_s),
+        _ms(record.chunk_s[0]) if record.chunk_s else None,
+        _ms(record.end_s),
+        record.prompt_tokens,
+        record.completion_tokens,
+        record.tokens_per_forward,
+        record.retry_after_s,
+        record.error,
+        [_ms(gap) for gap in record.chunk_gaps_s],
+    ]
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1000 * seconds, 3)
+
+
+def summary_json(summary: Summary) -> dict[str, Any]:
+    """Return the summary as plain values."""
+    return asdict(summary)

@@ -1,1 +1,0 @@
-"""`mars-ray bench policy`: policies side by side on the same traces."""

@@ -1,0 +1,1 @@
+"""The paper's claims and every baseline at one budget."""

@@ -1,0 +1,30 @@
+"""Autoregressive decoding with the reader of the other baselines: what their wall-clock time is compared with."""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from pipelines.reproduction.baselines.output import BaselineOutput
+from pipelines.reproduction.baselines.reader import Reader
+
+
+@torch.inference_mode()
+def decode_autoregressive(
+    network: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_tokens: int,
+    stop_ids: frozenset[int],
+    mask_id: int,
+) -> list[BaselineOutput]:
+    """Decode each prompt, none of them empty."""
+    outputs = []
+    for prompt in prompts:
+        output, reader = BaselineOutput(max_tokens, stop_ids), Reader(network, mask_id)
+        while not output.is_finished:
+            reading = reader.read([*prompt, *output.tokens], last=1)
+            output.extend([int(reading.logits_MV[0].argmax())])
+        output.forwards = reader.forwards
+        outputs.append(output)
+    return outputs

@@ -1,0 +1,52 @@
+"""Jacobi decoding: an autoregressive network, unchanged, corrects guesses of its own until they stand still.
+
+The tokens are those of autoregressive decoding, up to the rounding of the network, and every forward gives one or
+more.
+
+Source: arXiv 2305.10427, with a window that slides instead of one that waits until all of it stands still, as in
+later comparisons. A guess that nothing was predicted for yet repeats the one before it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from mars_ray.errors import ConfigError
+from pipelines.reproduction.baselines.output import BaselineOutput
+from pipelines.reproduction.baselines.reader import Reader
+from pipelines.reproduction.baselines.verify import verify_greedily
+
+
+@torch.inference_mode()
+def decode_jacobi(
+    network: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    block: int,
+    max_tokens: int,
+    stop_ids: frozenset[int],
+    mask_id: int,
+) -> list[BaselineOutput]:
+    """Decode each prompt, none of them empty, with `block` guesses behind the last token.
+
+    A forward gives 1..block + 1 tokens.
+    """
+    if block < 1:
+        raise ConfigError(f"block is {block}; it must be at least 1.")
+    outputs = []
+    for prompt in prompts:
+        output, reader = BaselineOutput(max_tokens, stop_ids), Reader(network, mask_id)
+        guesses = [prompt[-1]] * block
+        while not output.is_finished:
+            prefix = [*prompt, *output.tokens]
+            guessed = guesses[: output.left - 1]
+            predicted = reader.read([*prefix, *guessed], last=len(guessed) + 1).logits_MV.argmax(dim=-1).tolist()
+            accepted = verify_greedily(guessed, predicted)
+            output.extend(accepted)
+            reader.crop(len(prefix) + len(accepted) - 1)
+            ahead = predicted[len(accepted) :]
+            guesses = ahead + [predicted[-1]] * (block - len(ahead))
+        output.forwards = reader.forwards
+        outputs.append(output)
+    return outputs

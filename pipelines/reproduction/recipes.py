@@ -1,0 +1,119 @@
+"""The recipes that are trained, one for each line of the table, all at one budget.
+
+All but the drafts begin with the AR checkpoint of the bundled model, as MARS begins with an AR checkpoint of the same
+data in the paper, and take one pass of MARS over new examples. What takes a different way spends the same compute in
+another manner, and says how. The answers that `own-8` learns from are not counted.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+BLOCKS = (4, 8, 16)
+"""The block sizes of the paper."""
+PASS = 1.0
+"""Passes over the data that MARS takes."""
+LONG = 4.6
+"""Passes that take as many steps as the bundled model does."""
+COST = 1.7
+"""Cost of a step of MARS, in steps of AR SFT."""
+BASE = "ar"
+"""The recipe that all others begin with: AR SFT itself."""
+DRAFT = "draft"
+"""A small network with random weights."""
+
+Kind = Literal["streams", "diffusion", "medusa"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One model of every seed."""
+
+    name: str
+    about: str
+    start: str = BASE
+    """The recipe it goes on from; or `BASE`, or `DRAFT`."""
+    kind: Kind = "streams"
+    objective: dict[str, Any] = field(default_factory=dict)
+    """See `ObjectiveSection`; of diffusion its `block`, of Medusa its `heads`."""
+    passes: float = PASS
+    learning_rate: float = 1e-3
+    own_answers: bool = False
+    """Learn from the answers of the AR model in place of the references."""
+
+
+def recipes() -> Iterator[Recipe]:
+    """Yield every recipe behind those it needs."""
+    yield Recipe(name="ar-longer", about="AR SFT with MARS's compute", objective={"kind": "ar"}, passes=PASS * COST)
+    for block in BLOCKS:
+        yield Recipe(name=f"mars-{block}", about=f"MARS, B = {block}, as in the paper", objective=_mars(block))
+    for block in BLOCKS:
+        yield Recipe(
+            name=f"mask-only-{block}",
+            about=f"MARS without the AR loss, B = {block}",
+            objective=_mars(block, ar_weight=0),
+        )
+    yield Recipe(name="diffusion-4", about="block diffusion, B = 4", kind="diffusion", objective={"block": 4})
+    yield Recipe(name="medusa", about="Medusa heads on the AR model", kind="medusa", objective={"heads": 7}, passes=1.8)
+    yield Recipe(
+        name="draft-ar",
+        about="a draft of a twentieth of the size, AR from random weights, for longer",
+        start=DRAFT,
+        objective={"kind": "ar"},
+        passes=5 * PASS,
+        learning_rate=3e-3,
+    )
+    yield Recipe(name="draft-mars-4", about="the same draft, MARS, B = 4", start="draft-ar", objective=_mars(4))
+    yield from _beyond()
+    yield from _long()
+
+
+def _beyond() -> Iterator[Recipe]:
+    """What the paper does not try: each adds one thing to `mars-8`, or to `random-16`, which adds it to `mars-16`."""
+    yield Recipe(name="random-8", about="random block phase, B = 8", objective=_mars(8, phase="random"))
+    yield Recipe(
+        name="share-8", about="half of the masks, the other tokens shown, B = 8", objective=_mars(8, mask_share=0.5)
+    )
+    yield Recipe(
+        name="guesses-8",
+        about="own guesses left visible at the beginning of blocks, B = 8",
+        objective=_mars(8, guesses=True),
+        passes=PASS * 0.75,  # it takes a third forward
+    )
+    yield Recipe(name="decay-8", about="a mask weighs 0.8 of the one before it, B = 8", objective=_mars(8, decay=0.8))
+    yield Recipe(
+        name="distill-8", about="the clean stream teaches the noisy one, B = 8", objective=_mars(8, distill=1.0)
+    )
+    yield Recipe(
+        name="own-8",
+        about="targets are the AR model's own answers, B = 8",
+        objective=_mars(8),
+        own_answers=True,
+    )
+    yield Recipe(name="random-16", about="random block phase, B = 16", objective=_mars(16, phase="random"))
+    yield Recipe(
+        name="distill-16",
+        about="random block phase, the clean stream teaches, B = 16",
+        objective=_mars(16, phase="random", distill=1.0),
+    )
+    yield Recipe(
+        name="growth-16",
+        about="random block phase, blocks that grow from 3 to B = 16",
+        objective=_mars(16, phase="random", growth=True),
+    )
+
+
+def _long() -> Iterator[Recipe]:
+    """What we found best against the paper's best block, for as long as the bundled model is trained."""
+    yield Recipe(name="mars-8-long", about="MARS, B = 8, as in the paper, for longer", objective=_mars(8), passes=LONG)
+    yield Recipe(
+        name="best",
+        about="growing to B = 16, random block phase, the clean stream teaches, for longer",
+        objective=_mars(16, phase="random", growth=True, distill=1.0),
+        passes=LONG * 0.93,  # its step takes a little longer
+    )
+
+
+def _mars(block: int, **other: Any) -> dict[str, Any]:
+    """Return the objective of the paper, and what is other in it."""
+    return {"kind": "mars", "block": block, "phase": "absolute", "growth": False} | other

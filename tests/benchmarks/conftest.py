@@ -1,0 +1,17 @@
+"""The bundled model and a few requests to it, loaded once for all tests of the benchmarks."""
+
+import pytest
+
+from benchmarks.decode.workload import Workload, bundled_workload
+from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
+from mars_ray.model.resolve import resolve_model
+
+
+@pytest.fixture(scope="session")
+def bundled() -> Checkpoint:
+    return load_checkpoint(resolve_model("bundled"))
+
+
+@pytest.fixture(scope="session")
+def workload(bundled: Checkpoint) -> Workload:
+    return bundled_workload(bundled, 12, seed=0)
