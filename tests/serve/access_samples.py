@@ -2,10 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
+
+import uvicorn
 
 from mars_ray.openai_api.limits import RequestLimits
 from mars_ray.serve.middleware.access import AccessMiddleware
@@ -57,6 +60,7 @@ class Client:
     messages: list[dict[str, Any]]
     received: list[Any] = field(default_factory=list)
     reads: int = 0
+    reads_before_answer: int = 0
 
     async def receive(self) -> dict[str, Any]:
         self.reads += 1
@@ -65,6 +69,8 @@ class Client:
         return self.messages.pop(0)
 
     async def send(self, message: Any) -> None:
+        if not self.received:
+            self.reads_before_answer = self.reads
         self.received.append(message)
 
     @property
@@ -121,6 +127,20 @@ def access(
         open_paths=OPEN_PATHS | pages,
         new_id=lambda: "made-here",
     )
+
+
+@asynccontextmanager
+async def serving(app: Any) -> AsyncIterator[int]:
+    """Run an app on a port, started as Ray Serve starts it, which names no protocol. Yields the port."""
+    config = uvicorn.Config(app, port=0, log_level="critical", lifespan="off", loop="asyncio")
+    server = uvicorn.Server(config)
+    server.config.load()
+    server.lifespan = config.lifespan_class(config)
+    await server.startup()
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        await server.shutdown()
 
 
 def call(app: AccessMiddleware, scope: dict[str, Any], *parts: bytes | None) -> Client:

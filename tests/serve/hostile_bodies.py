@@ -1,4 +1,4 @@
-"""Bodies of 1 MiB that are wrong in every field a request may have, made from the models of the routes themselves."""
+"""Bodies of 1 MiB for each route: wrong in every field that a request may have, or valid and large."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from mars_ray.openai_api.protocol import IGNORED, NEUTRAL, ChatCompletionRequest
 from mars_ray.serve.http.control_routes import control_routes
 from mars_ray.serve.http.routes import openai_routes
-from tests.serve.request_samples import LEAST
+from tests.serve.request_samples import CHAT, COMPLETIONS, LEAST
 
 BYTES = 2**20
 RIGHT = ('{"role":"user","content":""}', '{"type":"text","text":""}')
@@ -51,6 +51,66 @@ def hostile_bodies() -> Iterator[tuple[str, str, str, str]]:
         for name in sorted(IGNORED | NEUTRAL.keys()) if model is ChatCompletionRequest else ():
             for told, body in _fillings(_inside(least, name), ITEMS[:1]):
                 yield method, path, f"{name}: {told}", body
+
+
+def large_valid_bodies() -> Iterator[tuple[str, str, str, str]]:
+    """Yield method, path, a name and a body of up to 1 MiB that every field's type allows, limits set to their most."""
+    word, ids = "word ", range(5, 95)
+    fields: dict[str, list[tuple[str, Any]]] = {
+        CHAT: [
+            ("messages", [{"role": "user", "content": word * 3}] * (BYTES // 60)),
+            ("messages", [{"role": "user", "content": word * 180}] * 1024),
+            ("messages", [{"role": "user", "content": ""}] * 1024),
+            ("messages", [{"role": "user", "content": word * (BYTES // 6)}]),
+            ("messages", [{"role": "user", "content": "€" * (BYTES // 7)}]),
+            ("messages", [{"role": "user", "content": [{"type": "text", "text": word * 40}] * 4096}]),
+            ("messages", [{"role": "user", "content": [{"type": "text", "text": ""}] * 30}] * 1000),
+            ("stop", [word * 50] * 4),
+            ("stop", ["x"] * (BYTES // 6)),
+            ("stop_token_ids", list(ids) * (BYTES // 90 // 5)),
+            ("logit_bias", {str(token): 1.0 for token in range(4096)}),
+            ("logit_bias", {f"{token:0100}": 1.0 for token in range(4096)}),
+            ("metadata", {f"{number:06}": "x" for number in range(BYTES // 16)}),
+            ("user", "x" * (BYTES - 300)),
+            *(("response_format", _format(schema)) for schema in _large_schemas()),
+        ],
+        COMPLETIONS: [
+            ("prompt", word * (BYTES // 6)),
+            ("prompt", [word * 3400] * 60),
+            ("prompt", ["x"] * 4096),
+            ("prompt", list(ids) * (BYTES // 90 // 5)),
+            ("prompt", [list(ids) * 20] * 16),
+            ("prompt", [list(ids) * 23] * 128),
+            ("prompt", [[5]] * 4096),
+        ],
+        "/tokenize": [
+            ("prompt", word * (BYTES // 6)),
+            ("prompt", word * 10_000),
+            ("messages", [{"role": "user", "content": word * 180}] * 1024),
+            ("messages", [{"role": "user", "content": word}] * 500),
+        ],
+        "/detokenize": [("tokens", list(ids) * (BYTES // 90 // 5)), ("tokens", list(ids) * 5)],
+    }
+    for path, values in fields.items():
+        for number, (name, value) in enumerate(values):
+            least = {} if path == "/tokenize" else LEAST[path]
+            yield "POST", path, f"{name} {number}", json.dumps({**least, name: value}, ensure_ascii=False)
+
+
+def _format(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "large", "schema": schema}}
+
+
+def _large_schemas() -> Iterator[dict[str, Any]]:
+    """Yield JSON schemas: deep, with many properties, with a long list, with a long text."""
+    deep: dict[str, Any] = {"type": "string"}
+    for depth in range(200):
+        deep = {"type": "object", "properties": {"a": deep}}
+        if depth in (20, 199):
+            yield deep
+    yield {"type": "object", "properties": {f"{number:06}": {"type": "string"} for number in range(BYTES // 32)}}
+    yield {"enum": [f"{number:06}" for number in range(BYTES // 11)]}
+    yield {"type": "string", "description": "x" * (BYTES - 500)}
 
 
 def _fillings(put: Put, items: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 from contextlib import suppress
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mars_ray.serve.middleware import body as body_reader
 from mars_ray.serve.middleware.admission import OPERATOR_REQUESTS, PAGE_REQUESTS
 from tests.serve.access_samples import (
     HOST,
@@ -21,6 +23,7 @@ from tests.serve.access_samples import (
     bearer,
     call,
     scope_of,
+    serving,
 )
 
 # --- how many at a time ---
@@ -251,14 +254,15 @@ def test_a_length_beyond_the_limit_is_refused_unread() -> None:
     for length in (b"11", b"9" * 5000):
         inner = Inner()
         client = call(access(inner, body_bytes=10), scope_of("/v1/x", [HOST, (b"content-length", length)]), b"x" * 11)
-        assert (client.status, client.error["code"], client.reads, inner.scopes) == (413, "body_too_large", 0, [])
+        assert (client.status, client.error["code"], inner.scopes) == (413, "body_too_large", [])
+        assert client.reads_before_answer == 0
 
 
 def test_a_body_that_lies_about_its_length_is_counted_while_it_is_read() -> None:
     inner = Inner()
     headers = [HOST, (b"content-length", b"1")]
     client = call(access(inner, body_bytes=10), scope_of("/v1/x", headers), b"x" * 6, b"x" * 6, b"never read")
-    assert (client.status, client.reads, inner.scopes) == (413, 2, [])
+    assert (client.status, client.reads_before_answer, inner.scopes) == (413, 2, [])
 
 
 def test_a_body_of_just_the_limit_passes() -> None:
@@ -296,6 +300,39 @@ def test_a_refusal_ends_the_connection_of_a_body_that_was_not_read(
 ) -> None:
     client = call(access(Inner(), keys), scope_of(path, [HOST, announced]), b"x", b"the rest trickles in")
     assert (client.status, client.headers.get(b"connection")) == (status, b"close")
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/x", 401), ("/healthz", 413)])
+def test_a_client_that_is_refused_early_may_send_all_of_its_body(keys: KnownKeys, path: str, status: int) -> None:
+    """Else the connection is reset in the middle of the body, and the answer may be lost."""
+    body = b"x" * 5_000_000
+
+    def exchange(port: int) -> bytes:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+            client.sendall(b"POST %s HTTP/1.1\r\nhost: localhost\r\n" % path.encode())
+            client.sendall(b"content-length: %d\r\n\r\n" % len(body))
+            client.sendall(body)
+            return b"".join(iter(lambda: client.recv(65536), b""))
+
+    async def test() -> bytes:
+        async with serving(access(Inner(), keys)) as port:
+            return await asyncio.to_thread(exchange, port)
+
+    assert asyncio.run(test()).startswith(b"HTTP/1.1 %d " % status)
+
+
+@pytest.mark.parametrize("body_bytes", [100, 10**9], ids=["too slow", "too long"])
+def test_the_rest_of_a_refused_body_is_read_for_a_bounded_time_and_length(
+    keys: KnownKeys, monkeypatch: pytest.MonkeyPatch, body_bytes: int
+) -> None:
+    monkeypatch.setattr(body_reader, "DRAIN_BYTES", 10)
+    monkeypatch.setattr(body_reader, "DRAIN_SECONDS", 0.01)
+    parts = [{"type": "http.request", "body": b"x" * 4, "more_body": True}] * min(9, body_bytes // 50)
+    client = Client(list(parts))
+    headers = [HOST, (b"content-length", str(body_bytes).encode())]
+    asyncio.run(asyncio.wait_for(access(Inner(), keys)(scope_of("/v1/x", headers), client.receive, client.send), 60))
+    assert client.status == 401
+    assert client.reads == 3
 
 
 def test_a_refusal_keeps_the_connection_where_no_body_follows(keys: KnownKeys) -> None:

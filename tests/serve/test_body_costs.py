@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import httpx2
 import pytest
 
-from tests.serve.endpoint_clients import http
+from tests.serve.endpoint_clients import http, settled
 from tests.serve.endpoint_samples import Served
-from tests.serve.hostile_bodies import BYTES, hostile_bodies, models
+from tests.serve.hostile_bodies import BYTES, hostile_bodies, large_valid_bodies, models
 from tests.serve.stalls.stalls import watched
 
 MEGABYTES = 50
@@ -47,6 +47,20 @@ def test_a_megabyte_of_what_is_wrong_holds_the_loop_up_for_less_than_a_tenth_of_
             endpoint.run(asyncio.sleep(0))  # the callback that answered has ended
             assert answer.status_code in (200, 400, 404), answer.text
             assert not stalled, f"{path} {name}: {stalled}"
+
+
+def test_a_valid_request_of_a_megabyte_holds_the_loop_up_for_less_than_a_tenth_of_a_second(
+    endpoint: Served, plain: httpx2.Client
+) -> None:
+    stalled: list[float] = []
+    with watched(lambda seconds, _callback: stalled.append(seconds)):
+        for method, path, name, body in large_valid_bodies():
+            assert len(body.encode()) <= BYTES, name
+            answer = plain.request(method, path, content=body, headers={"content-type": "application/json"})
+            endpoint.run(asyncio.sleep(0))  # the callback that answered has ended
+            assert answer.status_code in (200, 400), f"{path} {name}: {answer.text[:500]}"
+            assert not stalled, f"{path} {name}: {stalled}"
+    settled(endpoint)
 
 
 def test_a_megabyte_of_what_is_wrong_takes_no_more_than_50_megabytes() -> None:

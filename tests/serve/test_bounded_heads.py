@@ -1,17 +1,15 @@
 """The HTTP server of a gateway on its own port: heads have an end, whoever sends them."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
-import uvicorn
 from uvicorn.protocols.http import auto
 
 from mars_ray.serve.http import bounded_heads
 from mars_ray.serve.http.bounded_heads import BoundedHeadProtocol, bound_heads
-from tests.serve.access_samples import OK_BODY, OK_START
+from tests.serve.access_samples import OK_BODY, OK_START, serving
 from tests.serve.haproxy_samples import connected, within
 
 MOST = 1000
@@ -32,23 +30,9 @@ def bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     bound_heads(MOST)
 
 
-@asynccontextmanager
-async def server() -> AsyncIterator[int]:
-    """A server as Ray Serve starts it, which names no protocol; yields its port."""
-    config = uvicorn.Config(answer, port=0, log_level="critical", lifespan="off", loop="asyncio")
-    running = uvicorn.Server(config)
-    running.config.load()
-    running.lifespan = config.lifespan_class(config)
-    await running.startup()
-    try:
-        yield running.servers[0].sockets[0].getsockname()[1]
-    finally:
-        await running.shutdown()
-
-
 def test_a_head_without_end_is_refused_before_it_fills_memory() -> None:
     async def test() -> None:
-        async with server() as port, connected(port) as (reader, writer):
+        async with serving(answer) as port, connected(port) as (reader, writer):
             writer.write(START)
             with suppress(ConnectionError):  # it is cut off, perhaps before it has read why
                 while not reader.at_eof():
@@ -65,7 +49,7 @@ def test_a_head_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(bounded_heads, "HEAD_SECONDS", 0.2)
 
     async def test() -> None:
-        async with server() as port, connected(port) as (reader, writer):
+        async with serving(answer) as port, connected(port) as (reader, writer):
             writer.write(sent)
             assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
 
@@ -76,7 +60,7 @@ def test_the_next_head_on_a_connection_has_an_end_too(monkeypatch: pytest.Monkey
     monkeypatch.setattr(bounded_heads, "HEAD_SECONDS", 0.5)
 
     async def test() -> None:
-        async with server() as port, connected(port) as (reader, writer):
+        async with serving(answer) as port, connected(port) as (reader, writer):
             writer.write(START + b"content-length: 2\r\n\r\nok" + START)
             said = await reader.read()
             assert said.startswith(b"HTTP/1.1 200 ") and b"HTTP/1.1 408 " in said
@@ -88,7 +72,7 @@ def test_bodies_are_not_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_heads, "HEAD_SECONDS", 0.2)
 
     async def test() -> None:
-        async with server() as port, connected(port) as (reader, writer):
+        async with serving(answer) as port, connected(port) as (reader, writer):
             for _ in range(2):
                 writer.write(START + b"content-length: 5000\r\n\r\n" + b"x" * 4000)
                 await asyncio.sleep(0.4)  # longer than a head may take

@@ -3,7 +3,7 @@
 In:    HTTP requests of strangers.
 Out:   requests of known keys within the limits, with their body read, for the app inside; an error in OpenAI's form for
        all others; an `Exchange` for each, which the app finds with `Exchange.of(scope)`.
-Never: lets a request without a key past an open path, reads a body before the caller is known and admitted, or shows
+Never: lets a request without a key past an open path, keeps a body before the caller is known and admitted, or shows
        a caller what went wrong inside.
 
 Ours and not Starlette's middleware: the order of the checks is the point (from cheap to dear, the key before the body),
@@ -26,7 +26,7 @@ from mars_ray.openai_api.api_error import ApiError, api_error, internal_error
 from mars_ray.openai_api.limits import RequestLimits
 from mars_ray.serve.middleware.admission import Admission
 from mars_ray.serve.middleware.allowed_hosts import AllowedHosts
-from mars_ray.serve.middleware.body import has_body, read_body, replay_body
+from mars_ray.serve.middleware.body import drain_body, has_body, read_body, replay_body
 from mars_ray.serve.middleware.exchange import Exchange, trace_id_of
 from mars_ray.serve.middleware.headers import Headers, head_bytes, headers_of, values
 from mars_ray.serve.middleware.keys import KeyFile, Role, role_allows
@@ -100,6 +100,7 @@ class AccessMiddleware:
         finally:
             exchange.seconds = response.seconds()
             self._observe(exchange)
+        await response.finish(receive)
 
     async def _admit(
         self, scope: Scope, headers: Headers, exchange: Exchange, receive: Receive, response: "_Response"
@@ -174,6 +175,7 @@ class _Response:
 
     def __init__(self, send: Send, exchange: Exchange, *, unread: bool) -> None:
         self._send, self._exchange, self._began_s = send, exchange, time.perf_counter()
+        self._unfinished = False
         self.unread = unread
         """A body is still on its way. Then the connection ends with the answer, or it could go on trickling in."""
         self._headers = [
@@ -203,10 +205,17 @@ class _Response:
         await self._send(message)
 
     async def refuse(self, error: ApiError) -> None:
-        """Answer with an error and nothing else."""
+        """Answer with an error and nothing else. Call `finish` afterwards."""
         self._exchange.code = error.code
         body = json.dumps(error.body()).encode()
         headers = [(name.encode("ascii"), value.encode("ascii")) for name, value in error.headers.items()]
         headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await self.send({"type": "http.response.start", "status": error.status, "headers": headers})
-        await self.send({"type": "http.response.body", "body": body})
+        self._unfinished = self.unread and error.status != 408  # a client that was too slow once gets no more time
+        await self.send({"type": "http.response.body", "body": body, "more_body": self._unfinished})
+
+    async def finish(self, receive: Receive) -> None:
+        """End a refusal whose body the client may still be sending: the server closes the connection at the end."""
+        if self._unfinished:
+            await drain_body(receive)
+            await self.send({"type": "http.response.body", "body": b"", "more_body": False})

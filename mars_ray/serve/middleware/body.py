@@ -6,6 +6,7 @@ Never: holds more than the limit and one message of the server, or reads a body 
 """
 
 import asyncio
+from contextlib import suppress
 
 from starlette.types import Message, Receive
 
@@ -14,6 +15,9 @@ from mars_ray.serve.middleware.headers import Headers, values
 
 LENGTH_DIGITS = 18
 """More digits than any length has; int() itself raises at some thousands of them."""
+
+DRAIN_BYTES = 16 << 20
+DRAIN_SECONDS = 5.0
 
 
 def has_body(headers: Headers) -> bool:
@@ -48,6 +52,21 @@ async def read_body(headers: Headers, receive: Receive, *, limit_bytes: int, sec
             code="body_timeout",
         ) from None
     return bytes(body)
+
+
+async def drain_body(receive: Receive) -> None:
+    """Read and drop the rest of a body, at most `DRAIN_BYTES` of it and for `DRAIN_SECONDS`.
+
+    A connection that is closed while the client still sends is reset, and the client may lose the answer.
+    """
+    drained = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_SECONDS):
+            while drained <= DRAIN_BYTES:
+                message = await receive()
+                drained += len(message.get("body") or b"")
+                if not message.get("more_body", False):
+                    return
 
 
 def replay_body(body: bytes, receive: Receive) -> Receive:
