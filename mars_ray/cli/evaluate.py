@@ -12,17 +12,14 @@ from mars_ray.cli.options import (
     WITH_ERRORS,
     AdapterOption,
     AsJson,
-    Cpus,
-    Dtype,
-    Gpus,
     Model,
-    QuantizeOption,
     Temperature,
-    Workers,
+    with_worker_options,
 )
 from mars_ray.errors import ConfigError
 
 if TYPE_CHECKING:
+    from mars_ray.batch.run.options import WorkerOptions
     from mars_ray.evaluation.results import Metrics, Results
 
 Tasks = Annotated[
@@ -48,9 +45,9 @@ Data = Annotated[str | None, typer.Option(help="Folder with gsm8k/ and humaneval
 AllowCodeExecution = Annotated[
     bool, typer.Option("--allow-code-execution", help="humaneval runs what the model wrote, shut off from the rest.")
 ]
-Compiled = Annotated[bool, typer.Option(help="Measure speed with compiled steps; what is scored is not.")]
 
 
+@with_worker_options
 def evaluate(
     tasks: Tasks,
     output: Output,
@@ -65,20 +62,15 @@ def evaluate(
     match: Match = "exact",
     data: Data = None,
     allow_code_execution: AllowCodeExecution = False,
-    workers: Workers = None,
-    cpus: Cpus = None,
-    gpus: Gpus = 0.0,
-    dtype: Dtype = "auto",
-    quantize: QuantizeOption = None,
-    compiled: Compiled = True,
     as_json: AsJson = False,
+    *,
+    workers: "WorkerOptions",
 ) -> None:
     """Measure accuracy, agreement and speed at each threshold, and write results.json and report.html.
 
     Exit codes: 0 complete, 3 complete with unanswered questions, 130 stopped (by SIGTERM 143), 1 failed (the same
     command goes on), 2 wrong input.
     """
-    from mars_ray.batch.run.options import WorkerOptions
     from mars_ray.evaluation.run.options import EvaluateOptions
     from mars_ray.evaluation.run.ray_evaluate import evaluate as run
     from mars_ray.evaluation.tasks.registry import TaskOptions
@@ -101,7 +93,7 @@ def evaluate(
         modes=_words(modes),
         thresholds=_numbers(thresholds),
         temperature=temperature,
-        workers=WorkerOptions(count=workers, cpus=cpus, gpus=gpus, dtype=dtype, quantize=quantize, compiled=compiled),
+        workers=workers,
     )
     results = run(options)
     _show(results, output)

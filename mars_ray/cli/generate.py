@@ -16,13 +16,9 @@ from mars_ray.cli.options import (
     WITH_ERRORS,
     AdapterOption,
     AsJson,
-    Cpus,
-    Dtype,
-    Gpus,
     Model,
-    QuantizeOption,
     TemperatureOrModel,
-    Workers,
+    with_worker_options,
 )
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
@@ -30,7 +26,7 @@ from mars_ray.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from mars_ray.batch.output.report import JobReport
-    from mars_ray.batch.run.options import GenerateOptions
+    from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
 
 Input = Annotated[
     list[str],
@@ -76,13 +72,13 @@ Limit = Annotated[int | None, typer.Option(help="Only the first rows.")]
 DryRun = Annotated[int | None, typer.Option(help="Show what the first rows give, and write nothing.")]
 New = Annotated[bool, typer.Option("--new", help="Put an earlier job in --output aside and begin again.")]
 RetryErrors = Annotated[bool, typer.Option("--retry-errors", help="Do the rows with errors again.")]
-Compiled = Annotated[bool, typer.Option(help="Compile the decoding step in the background.")]
 
 
 REASONS = 3
 """Reasons of errors that are shown at the end, the commonest first."""
 
 
+@with_worker_options
 def generate(
     sources: Input,
     output: Output,
@@ -107,20 +103,16 @@ def generate(
     dry_run: DryRun = None,
     new: New = False,
     retry_errors: RetryErrors = False,
-    workers: Workers = None,
-    cpus: Cpus = None,
-    gpus: Gpus = 0.0,
-    dtype: Dtype = "auto",
-    quantize: QuantizeOption = None,
-    compiled: Compiled = True,
     as_json: AsJson = False,
+    *,
+    workers: "WorkerOptions",
 ) -> None:
     """Answer every row of a data set with Ray Data.
 
     Exit codes: 0 complete, 3 complete with errors, 130 stopped (by SIGTERM 143), 1 failed (the same command goes on),
     2 wrong input.
     """
-    from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
+    from mars_ray.batch.run.options import GenerateOptions
     from mars_ray.engine.request import DecodeParams, SamplingParams
     from mars_ray.storage.location import locate
 
@@ -133,7 +125,7 @@ def generate(
         sampling=replace(sampling, grammar=_grammar(schema, regex)),
         sampling_of_model=temperature is None,
         decode=DecodeParams(mode=mode, threshold=threshold),
-        workers=WorkerOptions(count=workers, cpus=cpus, gpus=gpus, dtype=dtype, quantize=quantize, compiled=compiled),
+        workers=workers,
     )
     options = replace(options, template=_template(template), prompt_column=prompt_column, trace=trace)
     options = replace(options, format=file_format, limit=limit, new=new, retry_errors=retry_errors)

@@ -1,12 +1,18 @@
 """Options that several commands share."""
 
+import inspect
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mars_ray.engine.options import Quantize
 from mars_ray.model.dtype import DtypeOrAuto
+
+if TYPE_CHECKING:
+    from mars_ray.batch.run.options import WorkerOptions
 
 MODEL_HELP = (
     "'bundled', 'smollm2', a folder, a .gguf file, a URL of either, or organisation/name of a hub, "
@@ -30,7 +36,6 @@ Slo = Annotated[list[str] | None, typer.Option(help="What a good request keeps, 
 TraceSpeed = Annotated[float, typer.Option(help="Times as fast as the trace was recorded.")]
 OutputScale = Annotated[float, typer.Option(help="Times the trace's answers.")]
 
-# Options of every command that runs a job, as in `batch.run.options.WorkerOptions`.
 Workers = Annotated[
     int | None, typer.Option(help="Engines, each in a process of its own; by default as many as use every CPU well.")
 ]
@@ -46,6 +51,36 @@ QuantizeOption = Annotated[
     Quantize | None,
     typer.Option("--quantize", help="Round the weights to 8 or 4 bits when the engine starts; on a CPU."),
 ]
+Compiled = Annotated[bool, typer.Option(help="Compile the decoding step in the background.")]
 
 WITH_ERRORS = 3
 """Exit code of a job that is complete, but for rows with errors."""
+
+
+def with_worker_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace the parameter `workers` of a command, a `WorkerOptions`, by one command-line option for each field."""
+    own = [parameter for parameter in inspect.signature(command).parameters.values() if parameter.name != "workers"]
+    of_workers = inspect.signature(_worker_options).parameters
+    parameters = [*own, *of_workers.values()]
+
+    @wraps(command)
+    def run(**arguments: Any) -> None:
+        chosen = {name: arguments.pop(name) for name in of_workers}
+        command(**arguments, workers=_worker_options(**chosen))
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _worker_options(
+    workers: Workers = None,
+    cpus: Cpus = None,
+    gpus: Gpus = 0.0,
+    dtype: Dtype = "auto",
+    quantize: QuantizeOption = None,
+    compiled: Compiled = True,
+) -> "WorkerOptions":
+    from mars_ray.batch.run.options import WorkerOptions
+
+    return WorkerOptions(count=workers, cpus=cpus, gpus=gpus, dtype=dtype, quantize=quantize, compiled=compiled)

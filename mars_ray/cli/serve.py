@@ -31,7 +31,12 @@ def serve(
     from mars_ray.serve.deploy.local_threads import share_cpus
 
     fields = read_deploy_file(
-        config, model=model, adapters=adapter or (), quantize=quantize, threads=threads, host=host, port=port
+        config,
+        model=model,
+        adapters=adapter or (),
+        engine={"quantize": quantize, "threads": threads},
+        host=host,
+        port=port,
     )
     with TemporaryDirectory(prefix="mars-ray-") as folder:
         set_environment(Path(folder), fields["http_options"])

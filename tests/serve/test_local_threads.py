@@ -57,7 +57,7 @@ def test_a_model_that_one_thread_is_enough_for_takes_one(monkeypatch: pytest.Mon
 
 
 def test_an_option_of_the_command_line_says_how_many() -> None:
-    [application] = share_cpus(read_deploy_file(None, threads=5))["applications"]
+    [application] = share_cpus(read_deploy_file(None, engine={"threads": 5}))["applications"]
     assert parse_config(application["args"]).engine.threads == 5
 
 

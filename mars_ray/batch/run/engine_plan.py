@@ -47,12 +47,11 @@ class EnginePlan:
             threads=threads,
             adapters=unnamed(self.adapter),
             options=EngineOptions(
+                **self.workers.tuning,
                 max_waiting_seqs=QUEUE,
                 max_request_tokens=REQUEST_TOKENS,
                 threshold=self.control.ceiling,
                 classes=self.control.classes,
-                quantize=self.workers.quantize,
-                compiled=self.workers.compiled,
             ),
         )
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from mars_ray.batch.output.folder import FileFormat
-from mars_ray.engine.options import Quantize
+from mars_ray.engine.options import EngineTuning
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import ConfigError
 from mars_ray.model.dtype import DtypeOrAuto
@@ -12,8 +12,8 @@ from mars_ray.storage.location import AnyPath
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOptions:
-    """The processes that decode, each with its own copy of the model."""
+class WorkerOptions(EngineTuning):
+    """The processes that decode, and the engine in each of them."""
 
     count: int | None = None
     """Number of workers; None takes as many as use the CPUs of the cluster, or its GPUs if each takes some."""
@@ -23,10 +23,6 @@ class WorkerOptions:
     """GPUs of each worker."""
     dtype: DtypeOrAuto = "auto"
     """Number format of the weights. A job that goes on keeps what `auto` was when it began."""
-    quantize: Quantize | None = None
-    """Bits the weights are rounded to; None keeps them as they are."""
-    compiled: bool = True
-    """Where steps run through torch: compile them in the background if a compiler is present."""
 
     @property
     def device(self) -> str:

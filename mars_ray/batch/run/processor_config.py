@@ -7,14 +7,14 @@ from mars_ray.batch.rows.plain_format import PlainFormatSettings
 from mars_ray.batch.run.engine_plan import EnginePlan, plan_engines
 from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.engine.mode import DEFAULT_THRESHOLD, Mode
-from mars_ray.engine.options import Quantize
+from mars_ray.engine.options import EngineTuning
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import ConfigError
 from mars_ray.model.dtype import DtypeOrAuto
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessorConfig:
+class ProcessorConfig(EngineTuning):
     """A stage with engines of its own, which it shares with the stages of the job that ask for the same engines."""
 
     model: str = "bundled"
@@ -36,10 +36,6 @@ class ProcessorConfig:
     """GPUs of each engine."""
     dtype: DtypeOrAuto = "auto"
     """Number format of the weights."""
-    quantize: Quantize | None = None
-    """Bits the weights are rounded to; None keeps them as they are."""
-    compiled: bool = True
-    """Where steps run through torch: compile them in the background if a compiler is present."""
     batch_size: int = 64
     """Rows of a block. It leaves the stage when its last row is done."""
     should_continue_on_error: bool = False
@@ -56,14 +52,7 @@ class ProcessorConfig:
     @property
     def workers(self) -> WorkerOptions:
         """The engines."""
-        return WorkerOptions(
-            count=self.concurrency,
-            cpus=self.cpus,
-            gpus=self.gpus,
-            dtype=self.dtype,
-            quantize=self.quantize,
-            compiled=self.compiled,
-        )
+        return WorkerOptions(count=self.concurrency, cpus=self.cpus, gpus=self.gpus, dtype=self.dtype, **self.tuning)
 
 
 def plan_stage(config: ProcessorConfig) -> tuple[EnginePlan, PlainFormatSettings]:

@@ -65,7 +65,7 @@ def _speed(prepared: PreparedEvaluation, checkpoint: LazyCheckpoint) -> SpeedMea
             prepared.tasks,
             prepared.settings,
             prepared.sampling,
-            options=EngineOptions(compiled=workers.compiled, quantize=workers.quantize),
+            options=EngineOptions(**workers.tuning),
             adapter=load_adapter(prepared.adapter, prepared.model) if prepared.adapter else None,
         )
     finally:

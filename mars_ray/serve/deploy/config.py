@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic.dataclasses import dataclass
 
 from mars_ray.adapter.card import decoding_card, resolve_adapter, resolve_adapters
 from mars_ray.control.settings import ControlPlan, ControlSettings
 from mars_ray.engine.mode import DEFAULT_THRESHOLD
-from mars_ray.engine.options import EngineOptions, Quantize
+from mars_ray.engine.options import AtLeastOne, EngineOptions, EngineTuning
 from mars_ray.engine.process.messages import EngineSpec
 from mars_ray.engine.service_class import BATCH_CLASS, ServiceClass
 from mars_ray.errors import ConfigError
@@ -29,26 +30,17 @@ class _Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class EngineConfig(_Settings):
-    """The engine of each replica; what is left out is derived from the model and the free memory."""
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class EngineConfig(EngineTuning):
+    """The engine of each replica."""
 
-    max_num_seqs: int | None = Field(None, ge=1)
-    """Sequences decoded together."""
-    max_kv_tokens: int | None = Field(None, ge=1)
-    """Positions the KV cache holds."""
-    max_waiting_seqs: int = Field(64, ge=1)
+    max_waiting_seqs: AtLeastOne = 64
     """Sequences that may wait in a replica."""
-    max_prefill_tokens: int = Field(512, ge=1)
-    """Prompt tokens read per step."""
-    threads: int | None = Field(None, ge=1)
+    threads: AtLeastOne | None = None
     """Threads of a step on a CPU, and CPUs that the replica asks Ray for; None takes what its deployment asks for, or
     one. `mars-ray serve` on this machine alone shares its CPUs between the engines."""
     dtype: DtypeOrAuto = "auto"
     """`auto` takes bfloat16 for large checkpoints of 16 bits where the machine is fast at it, else float32."""
-    quantize: Quantize | None = None
-    """Bits the weights are rounded to, `int8` or `int4`, on a CPU; None keeps them as they are."""
-    compiled: bool = True
-    """Where steps run through torch: compile them in the background if a compiler is present."""
 
 
 class ServeConfig(_Settings):
@@ -119,14 +111,10 @@ class ServeConfig(_Settings):
             threads=engine.threads or max(1, int(cpus)),
             adapters=resolve_adapters(self.adapter, self.adapters),
             options=EngineOptions(
-                max_num_seqs=engine.max_num_seqs,
-                max_kv_tokens=engine.max_kv_tokens,
+                **engine.tuning,
                 max_waiting_seqs=engine.max_waiting_seqs,
                 max_request_tokens=limits.n * limits.output_tokens,
-                max_prefill_tokens=engine.max_prefill_tokens,
                 threshold=self.threshold,
-                quantize=engine.quantize,
-                compiled=engine.compiled,
                 classes=self.classes,
             ),
         )

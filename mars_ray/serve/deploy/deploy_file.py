@@ -9,13 +9,12 @@ Paths in the file start from the working directory, as those on the command line
 made absolute: the processes that open them run elsewhere.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from mars_ray.engine.options import Quantize
 from mars_ray.errors import ConfigError
 from mars_ray.model.resolve import BUNDLED
 from mars_ray.serve.deploy.config import ServeConfig, check_exposure, parse_config
@@ -31,14 +30,14 @@ def read_deploy_file(
     *,
     model: str | None = None,
     adapters: Sequence[str] = (),
-    quantize: Quantize | None = None,
-    threads: int | None = None,
+    engine: Mapping[str, Any] | None = None,
     host: str | None = None,
     port: int | None = None,
 ) -> dict[str, Any]:
     """Return the fields of `path`, or of an endpoint on this machine alone, with what is given in their place.
 
-    `adapters` are folders or hub names, `NAME=` before those that callers shall call by a name of their own.
+    `adapters` are folders or hub names, with `NAME=` before each that callers choose by name. `engine` holds fields of
+    `EngineConfig`; those that are None keep what the file says.
     Raises `ConfigError` naming the file and the field.
     """
     source = "the command line" if path is None else str(path)
@@ -52,7 +51,7 @@ def read_deploy_file(
         args = args | {"model": model}
     if adapters:
         args = args | _adapters(adapters)
-    engine = {name: value for name, value in (("quantize", quantize), ("threads", threads)) if value is not None}
+    engine = {name: value for name, value in (engine or {}).items() if value is not None}
     if engine:
         args = args | {"engine": _mapping(args, "engine", f"{source}: applications[0].args") | engine}
     config = parse_config(args, source, "applications[0].args")
