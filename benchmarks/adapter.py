@@ -38,7 +38,7 @@ from mars_ray.adapter.folder import load_adapter
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.prompt_file import Conversation, read_prompts
 from mars_ray.engine.core.engine import Engine
-from mars_ray.engine.core.offline import OfflineResult, decode_all
+from mars_ray.engine.core.offline import OfflineResult, decode_all, run_steps
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
@@ -277,15 +277,15 @@ def one_by_one(engine: Engine, setting: DecodingSetting, prompts: list[Question]
     for number, each in enumerate(prompts):
         sampling = SamplingParams(max_tokens=SPEED_TOKENS)
         engine.clear_cache()
-        engine.add(Request(id=str(number), prompt=each.prompt, sampling=sampling, decode=setting.decode))
+        request = Request(id=str(number), prompt=each.prompt, sampling=sampling, decode=setting.decode)
         begun = False
-        while engine.busy:
-            started_s = time.perf_counter()
-            chunks = engine.step()
+        started_s = time.perf_counter()
+        for chunks in run_steps(engine, [request]):
             if begun:
                 seconds += time.perf_counter() - started_s
                 tokens, forwards = tokens + sum(len(chunk.tokens) for chunk in chunks), forwards + 1
             begun = begun or any(chunk.tokens for chunk in chunks)
+            started_s = time.perf_counter()
     return Sample(tokens=tokens, seconds=seconds, forwards=forwards)
 
 

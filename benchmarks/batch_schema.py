@@ -24,6 +24,7 @@ from mars_ray.data.tasks import verify
 from mars_ray.data.tasks.registry import FAMILIES
 from mars_ray.data.tasks.split import examples
 from mars_ray.engine.core.engine import Engine
+from mars_ray.engine.core.offline import run_steps
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
@@ -92,10 +93,8 @@ def main() -> None:
 
 def _decoded(engine: Engine, requests: list[Request]) -> tuple[int, float, list[str]]:
     texts, tokens, started_s = [""] * len(requests), 0, time.monotonic()
-    for request in requests:
-        engine.add(request)
-    while engine.busy:
-        for chunk in engine.step():
+    for chunks in run_steps(engine, requests):
+        for chunk in chunks:
             texts[int(chunk.request_id)] += chunk.text
             tokens += len(chunk.tokens)
     return tokens, time.monotonic() - started_s, texts

@@ -31,6 +31,7 @@ from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.tasks.split import mixture
 from mars_ray.engine.core.engine import Engine
+from mars_ray.engine.core.offline import run_steps
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.measure import machine
@@ -107,13 +108,11 @@ def bare_engine(source: Path) -> float:
     settings = PlainFormatSettings(sampling=SAMPLING, decode=DECODE)
     row_format = PlainFormat(settings, ChatEncoder(checkpoint.tokenizer))
     requests = [row_format.parse(str(n), raw).request for n, raw in enumerate(source.read_bytes().splitlines())]
-    engine = Engine(checkpoint, EngineOptions(max_waiting_seqs=len(requests)))
+    engine = Engine(checkpoint, EngineOptions())
     engine.wait_until_compiled()
-    for request in requests:
-        engine.add(request)
     pace = []
-    while engine.busy:
-        tokens = sum(chunk.finished.tokens for chunk in engine.step() if chunk.finished)
+    for chunks in run_steps(engine, requests):
+        tokens = sum(chunk.finished.tokens for chunk in chunks if chunk.finished)
         pace.append((time.monotonic(), tokens))
     return steady(pace)
 

@@ -21,6 +21,7 @@ from mars_ray.cli.results import write_json
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.prompt_file import read_prompts
 from mars_ray.engine.core.engine import Engine
+from mars_ray.engine.core.offline import run_steps
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import Request, SamplingParams
 from mars_ray.errors import ConfigError, RunError
@@ -103,19 +104,16 @@ class _Alone:
     def run(self) -> Sample:
         """Decode all prompts, up to `clients` of them at a time."""
         engine, sampling = self._engine, SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
-        coming = (
+        requests = (
             Request(id=str(number), prompt=prompt, sampling=sampling) for number, prompt in enumerate(self._prompts)
         )
-        in_flight, tokens, forwards = 0, 0, 0
+        tokens = forwards = 0
         started_s = time.perf_counter()
-        while True:
-            while in_flight < self._clients and (request := next(coming, None)):
-                engine.add(request)
-                in_flight += 1
-            if not engine.busy:
-                return Sample(tokens=tokens, seconds=time.perf_counter() - started_s, forwards=forwards)
-            for ended in filter(None, (chunk.finished for chunk in engine.step())):
-                in_flight, tokens, forwards = in_flight - 1, tokens + ended.tokens, forwards + ended.forwards
+        for chunks in run_steps(engine, requests, at_a_time=self._clients):
+            for ended in filter(None, (chunk.finished for chunk in chunks)):
+                tokens += ended.tokens
+                forwards += ended.forwards
+        return Sample(tokens=tokens, seconds=time.perf_counter() - started_s, forwards=forwards)
 
 
 def main() -> None:

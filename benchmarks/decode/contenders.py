@@ -16,6 +16,7 @@ from benchmarks.decode.workload import Workload, bundled_workload
 from mars_ray.engine.chunk import Finished
 from mars_ray.engine.core.adapters import BLOCK_WITHOUT_CARD
 from mars_ray.engine.core.engine import Engine
+from mars_ray.engine.core.offline import run_steps
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
@@ -105,21 +106,21 @@ def engine_contender(on: Subject, batch: int, decoding: DecodeParams, compiled: 
 
     def run() -> Sample:
         engine.clear_cache()
-        started_s = time.perf_counter()
+        requests = []
         for number, (prompt, length) in enumerate(zip(on.workload.prompts, on.workload.lengths, strict=True)):
             sampling = SamplingParams(max_tokens=length, ignore_eos=on.scripts is not None)
-            engine.add(Request(id=str(number), prompt=prompt, sampling=sampling, decode=decoding))
+            requests.append(Request(id=str(number), prompt=prompt, sampling=sampling, decode=decoding))
+        started_s = step_began_s = time.perf_counter()
         ended: list[Finished] = []
         begun: set[str] = set()
         tokens, forwards, decoding_s = 0, 0, 0.0
-        while engine.busy:
-            step_s = time.perf_counter()
-            chunks = engine.step()
-            step_s = time.perf_counter() - step_s
+        for chunks in run_steps(engine, requests):
+            step_s = time.perf_counter() - step_began_s
             ended += [chunk.finished for chunk in chunks if chunk.finished]
             if batch == 1 and chunks and chunks[0].request_id in begun:
                 tokens, forwards, decoding_s = tokens + len(chunks[0].tokens), forwards + 1, decoding_s + step_s
             begun.update(chunk.request_id for chunk in chunks)
+            step_began_s = time.perf_counter()
         seconds = time.perf_counter() - started_s
         errors = [each.error for each in ended if each.error]
         if errors:

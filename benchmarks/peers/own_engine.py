@@ -10,6 +10,7 @@ from mars_ray.engine.core.offline import run_steps
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions, Quantize
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
+from mars_ray.model.folder import check_folder
 
 BITS: dict[Quantize | None, int] = {None: 16, "int8": 8, "int4": 4}
 """How our engine is compared, and the bits of its weights."""
@@ -28,7 +29,7 @@ class OwnEngine:
         options = EngineOptions(
             max_num_seqs=rows, max_prefill_tokens=rows * prompt_tokens, quantize=quantize, compiled=compiled
         )
-        self._engine, _, _ = load_engine(folder, "bfloat16", options)
+        self._engine, _ = load_engine(check_folder(folder, "bfloat16"), options)
         self._engine.wait_until_compiled()
 
     def answer(self, prompts: Sequence[Sequence[int]], tokens: int) -> TimedAnswers:

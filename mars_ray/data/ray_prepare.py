@@ -21,7 +21,6 @@ from mars_ray.data.records import Record, parse_record
 from mars_ray.errors import BadRecordError, EmptyDataError, RunError
 from mars_ray.model.folder import check_folder
 from mars_ray.model.sources.ray_folder import SharedFolder, share_folder
-from mars_ray.model.tokenizer import load_tokenizer
 from mars_ray.progress import ProgressLine
 from mars_ray.storage.location import AnyPath
 
@@ -106,8 +105,7 @@ def _tokenised(source: AnyPath, model: SharedFolder) -> Iterator[list[Encoded | 
 
 @lru_cache(maxsize=1)
 def _encoder(model: SharedFolder) -> ChatEncoder:
-    found = check_folder(model.here())
-    return ChatEncoder(load_tokenizer(found.path, found.config, found.tokenizer_is_custom))
+    return ChatEncoder(check_folder(model.here()).load_tokenizer())
 
 
 def _tokenise(batch: pa.Table, model: SharedFolder) -> pa.Table:

@@ -25,11 +25,9 @@ from mars_ray.errors import BadRecordError, ConfigError, ModelError, RunError
 from mars_ray.harness.generation import GenerationSettings, parse_gen_kwargs
 from mars_ray.harness.likelihood import Scored, likelihoods
 from mars_ray.harness.settings import parse_settings
-from mars_ray.model.checkpoint import load_checkpoint
+from mars_ray.model.checkpoint import load_model
 from mars_ray.model.digest import folder_digest
-from mars_ray.model.dtype import resolve_dtype
-from mars_ray.model.folder import check_folder
-from mars_ray.model.resolve import resolve_model
+from mars_ray.model.folder import open_model
 from mars_ray.progress import ProgressLine
 
 LOG = logging.getLogger("lm_eval.mars_ray")
@@ -54,10 +52,9 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         settings = parse_settings({name: value for name, value in arguments.items() if name not in GIVEN_ALWAYS})
         self._settings = settings
         self._device = _device(settings.device)
-        folder = resolve_model(settings.model)
-        check_folder(folder)
-        self._dtype = resolve_dtype(settings.dtype, folder, torch.device(self._device).type)
-        self._checkpoint = load_checkpoint(folder, dtype=getattr(torch, self._dtype.name), device=self._device)
+        self._model = open_model(settings.model, settings.dtype, torch.device(self._device).type)
+        self._dtype = self._model.dtype
+        self._checkpoint = load_model(self._model, device=self._device)
         self.tokenizer = self._checkpoint.tokenizer
         if self.tokenizer.eos_token_id is None:
             raise ModelError(
@@ -94,8 +91,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
     @property
     def max_length(self) -> int:
         """Tokens the model sees at most."""
-        length: int = self._checkpoint.network.config.get_text_config().max_position_embeddings
-        return length
+        return self._model.max_positions
 
     @property
     def tokenizer_name(self) -> str:
@@ -123,7 +119,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         if (cache := cache_hook.dbdict) is None:
             return
         own = self._decoding() | {
-            "model": folder_digest(resolve_model(self._settings.model)),
+            "model": folder_digest(self._model.folder),
             "device": self._device.type,
             "max_gen_toks": self._settings.max_gen_toks,
         }

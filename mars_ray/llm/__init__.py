@@ -1,1 +1,1 @@
-"""Decode from Python: `LLM` in this process, `AsyncLLM` behind asyncio."""
+"""Decode from Python: `LLM` in this process, `AsyncLLM` in a separate process for asyncio."""

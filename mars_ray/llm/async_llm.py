@@ -1,4 +1,4 @@
-"""`AsyncLLM`: the same as `LLM`, for programs on asyncio; the model decodes in a process of its own."""
+"""`AsyncLLM`: `LLM` for asyncio programs. The model decodes in a separate process."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -17,30 +17,28 @@ from mars_ray.engine.request import Request, SamplingParams
 from mars_ray.llm.outputs import RequestCollector, RequestOutput
 from mars_ray.llm.requests import (
     Conversation,
-    Prompt,
     Schema,
+    TextOrTokens,
     encode_conversation,
     encode_prompt,
     make_requests,
 )
 from mars_ray.model.dtype import DtypeOrAuto
-from mars_ray.model.folder import check_folder
-from mars_ray.model.resolve import resolve_model
-from mars_ray.model.tokenizer import load_tokenizer
+from mars_ray.model.folder import open_model
 from mars_ray.usable_cpus import usable_cpus
 
 
 class AsyncLLM:
-    """A model behind asyncio, for any number of coroutines of one event loop.
+    """A model for any number of coroutines of one event loop.
 
-    Use it as `async with AsyncLLM("bundled") as llm:`; entering starts the process and may raise `ModelError` and
-    `ConfigError`. The parameters are those of `LLM`.
+    Use it as `async with AsyncLLM("bundled") as llm:`, which starts the process. The parameters and errors are those of
+    `LLM`; errors are raised on entering.
     """
 
     engine: AsyncEngine
     tokenizer: PreTrainedTokenizerBase
     default_sampling_params: SamplingParams
-    """How prompts without sampling parameters are sampled: as the model's generation_config.json says."""
+    """Sampling parameters of prompts without any, from the model's generation_config.json."""
 
     def __init__(
         self,
@@ -53,13 +51,16 @@ class AsyncLLM:
         self._model, self._adapter, self._dtype, self._options = model, adapter, dtype, options
 
     async def __aenter__(self) -> Self:
-        folder = (await asyncio.to_thread(resolve_model, self._model)).absolute()
-        found = await asyncio.to_thread(check_folder, folder)
-        self.default_sampling_params = SamplingParams(**generation_defaults(folder))
-        self.tokenizer = await asyncio.to_thread(load_tokenizer, folder, found.config, found.tokenizer_is_custom)
+        model = await asyncio.to_thread(open_model, self._model)
+        self.default_sampling_params = SamplingParams(**generation_defaults(model.folder))
+        self.tokenizer = await asyncio.to_thread(model.load_tokenizer)
         adapter = await asyncio.to_thread(resolve_adapter, self._adapter)
         spec = EngineSpec(
-            folder=folder, dtype=self._dtype, threads=usable_cpus(), options=self._options, adapters=unnamed(adapter)
+            folder=model.folder,
+            dtype=self._dtype,
+            threads=usable_cpus(),
+            options=self._options,
+            adapters=unnamed(adapter),
         )
         self.engine, _ = await AsyncEngine.start(spec)
         return self
@@ -69,14 +70,14 @@ class AsyncLLM:
 
     async def generate(
         self,
-        prompt: Prompt,
+        prompt: TextOrTokens,
         sampling_params: SamplingParams | None = None,
         *,
         threshold: float | None = None,
         mode: Mode | str = Mode.THRESHOLD,
         schema: Schema | None = None,
     ) -> RequestOutput:
-        """Continue a prompt; parameters and errors are those of `LLM.generate`. Cancelling the task ends the work."""
+        """Continue a prompt, as `LLM.generate` does. Cancelling the task cancels the request."""
         encoded = encode_prompt(self.tokenizer, prompt)
         request = self._request(encoded, sampling_params, threshold, mode, schema)
         return await self._answer(request)
@@ -90,7 +91,7 @@ class AsyncLLM:
         mode: Mode | str = Mode.THRESHOLD,
         schema: Schema | None = None,
     ) -> RequestOutput:
-        """Answer a conversation; parameters and errors are those of `LLM.chat`. Cancelling the task ends the work."""
+        """Answer a conversation, as `LLM.chat` does. Cancelling the task cancels the request."""
         encoded = encode_conversation(self.tokenizer, messages)
         request = self._request(encoded, sampling_params, threshold, mode, schema)
         return await self._answer(request)
@@ -104,9 +105,9 @@ class AsyncLLM:
         mode: Mode | str = Mode.THRESHOLD,
         schema: Schema | None = None,
     ) -> AsyncGenerator[Chunk, None]:
-        """Answer a conversation, and yield what each step gives: `text` and `tokens` of the answer with number `index`.
+        """Answer a conversation, and yield the `text` and `tokens` that each step adds to the answer number `index`.
 
-        The last chunk of each answer has `finished` set. Leave it early with `aclose`, or by cancelling the task.
+        The last chunk of each answer has `finished` set. To stop early, call `aclose` or cancel the task.
         """
         encoded = encode_conversation(self.tokenizer, messages)
         request = self._request(encoded, sampling_params, threshold, mode, schema)

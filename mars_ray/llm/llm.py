@@ -4,11 +4,8 @@ import sys
 from collections.abc import Sequence
 from typing import Self
 
-from transformers import PreTrainedTokenizerBase
-
 from mars_ray.adapter.card import resolve_adapter, unnamed
-from mars_ray.engine.core.engine import Engine
-from mars_ray.engine.core.load import load_engine
+from mars_ray.engine.core.load import best_device, load_engine
 from mars_ray.engine.core.offline import run_steps
 from mars_ray.engine.generation_defaults import generation_defaults
 from mars_ray.engine.grammar.library import check_grammar
@@ -18,8 +15,8 @@ from mars_ray.engine.request import Request, SamplingParams
 from mars_ray.llm.outputs import RequestCollector, RequestOutput
 from mars_ray.llm.requests import (
     Conversation,
-    Prompt,
     Schema,
+    TextOrTokens,
     as_conversations,
     as_prompts,
     encode_conversation,
@@ -27,18 +24,18 @@ from mars_ray.llm.requests import (
     make_requests,
 )
 from mars_ray.model.dtype import DtypeOrAuto
-from mars_ray.model.resolve import resolve_model
+from mars_ray.model.folder import open_model
 from mars_ray.progress import ProgressLine
 
 
 class LLM:
-    """A model, and an engine that decodes several tokens per forward with it. Not thread-safe.
+    """A model with an engine in this process. Not thread-safe.
 
-    `model` is "bundled", "smollm2", a Hugging Face folder, a .gguf file or a name on a hub. `adapter` is one that was
-    trained for it: "smollm2", a folder, or a name on a hub; the model looks ahead with it, and stays itself. `dtype` is
-    "auto", "float32" or "bfloat16". `options` are the sizes of the engine; by default they follow from the model and
-    the free memory. Raises `ModelError` for a model that cannot be loaded, `AdapterError` for one of another model,
-    and `ConfigError` for sizes the engine cannot have.
+    `model` is "bundled", "smollm2", a Hugging Face folder, a .gguf file or a name on a hub. `adapter` is "smollm2", a
+    folder, or a name on a hub, trained for this model; it proposes tokens and leaves the model unchanged. `dtype` is
+    "auto", "float32" or "bfloat16". `options` are the engine's; defaults follow from the model and the free memory.
+    Raises `ModelError` for a model that cannot be loaded, `AdapterError` for an adapter of another model, and
+    `ConfigError` for sizes the engine cannot have.
     """
 
     def __init__(
@@ -49,16 +46,17 @@ class LLM:
         dtype: DtypeOrAuto = "auto",
         options: EngineOptions = DEFAULT_OPTIONS,
     ) -> None:
-        found = resolve_adapter(adapter)
-        folder = resolve_model(model)
-        self.default_sampling_params = SamplingParams(**generation_defaults(folder))
-        """How prompts without sampling parameters are sampled: as the model's generation_config.json says."""
-        self.engine, checkpoint, self.dtype = load_engine(folder, dtype, options, unnamed(found))
+        adapter_folder = resolve_adapter(adapter)
+        resolved = open_model(model, dtype, best_device())
+        self.dtype = resolved.dtype
+        self.default_sampling_params = SamplingParams(**generation_defaults(resolved.folder))
+        """Sampling parameters of prompts without any, from the model's generation_config.json."""
+        self.engine, checkpoint = load_engine(resolved, options, unnamed(adapter_folder))
         self.tokenizer = checkpoint.tokenizer
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: TextOrTokens | Sequence[TextOrTokens],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         threshold: float | None = None,
@@ -66,29 +64,19 @@ class LLM:
         schema: Schema | None = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
-        """Continue one prompt or several, and return what came of each in their order.
+        """Continue one prompt or several, and return the outputs in the same order.
 
-        A prompt is a text or a sequence of token ids. `threshold` is the confidence that a token ahead needs: at 1,
-        the default, each is verified and the answers are those of one token at a time; a lower one accepts tokens
-        without verifying them, which is faster where positions of a forward are cheap. `mode` is "threshold", "exact"
-        or "ar" (one token at a time). `schema` is a JSON schema that every answer holds to.
-        `progress` shows how far the work is; by default it does so on a terminal.
+        A prompt is a text or a sequence of token ids. `threshold` is the confidence a token ahead needs: at 1, the
+        default, each is verified and the answers are those of one token at a time; a lower one accepts tokens without
+        verification, which is faster where a forward has positions to spare. `mode` is "threshold", "exact" or "ar"
+        (one token at a time). `schema` is a JSON schema that every answer follows.
+        `progress` shows a progress bar; None shows one on a terminal.
 
-        Raises `RequestError` before any work for a prompt or a value that cannot be served. What fails in the middle
-        of its answer ends with the finish reason "error", and stops no other.
+        Raises `RequestError` before any work for a prompt or a value that cannot be served. An answer that fails
+        halfway has the finish reason "error"; the others go on.
         """
         encoded = [encode_prompt(self.tokenizer, prompt) for prompt in as_prompts(prompts)]
-        return self._answer(
-            make_requests(
-                encoded,
-                sampling_params,
-                threshold=threshold,
-                mode=mode,
-                schema=schema,
-                default=self.default_sampling_params,
-            ),
-            progress,
-        )
+        return self._answer(encoded, sampling_params, threshold, mode, schema, progress)
 
     def chat(
         self,
@@ -100,27 +88,17 @@ class LLM:
         schema: Schema | None = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, and return what came of each in their order.
+        """Answer one conversation or several, and return the outputs in the same order.
 
-        A conversation is a list of messages as OpenAI's chat API has them, or the text of a user's only message. The
-        rest is as for `generate`. Raises `BadRecordError` for a conversation that the chat template refuses, and
-        `ModelError` for a model without a chat template.
+        A conversation is a list of messages in the format of OpenAI's chat API, or the text of a single user message.
+        The other parameters are those of `generate`. Raises `BadRecordError` for a conversation that the chat template
+        refuses, and `ModelError` for a model without a chat template.
         """
         encoded = [encode_conversation(self.tokenizer, conversation) for conversation in as_conversations(messages)]
-        return self._answer(
-            make_requests(
-                encoded,
-                sampling_params,
-                threshold=threshold,
-                mode=mode,
-                schema=schema,
-                default=self.default_sampling_params,
-            ),
-            progress,
-        )
+        return self._answer(encoded, sampling_params, threshold, mode, schema, progress)
 
     def close(self) -> None:
-        """Stop what compiles in the background."""
+        """Stop compiling in the background."""
         self.engine.close()
 
     def __enter__(self) -> Self:
@@ -129,7 +107,23 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _answer(self, requests: list[Request], progress: bool | None) -> list[RequestOutput]:
+    def _answer(
+        self,
+        prompts: list[tuple[int, ...]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        threshold: float | None,
+        mode: Mode | str,
+        schema: Schema | None,
+        progress: bool | None,
+    ) -> list[RequestOutput]:
+        requests = make_requests(
+            prompts,
+            sampling_params,
+            threshold=threshold,
+            mode=mode,
+            schema=schema,
+            default=self.default_sampling_params,
+        )
         for request in requests:
             self.engine.limits.check(request)
             if request.sampling.grammar is not None:
@@ -137,31 +131,29 @@ class LLM:
         if progress is None:
             progress = sys.stderr.isatty()
         if not progress:
-            return answer_all(self.engine, self.tokenizer, requests, None)
+            return self._decode(requests, None)
         with ProgressLine("answers", total=len(requests)) as line:
-            return answer_all(self.engine, self.tokenizer, requests, line)
+            return self._decode(requests, line)
 
-
-def answer_all(
-    engine: Engine, tokenizer: PreTrainedTokenizerBase, requests: Sequence[Request], progress: ProgressLine | None
-) -> list[RequestOutput]:
-    """Return the answers to requests in their order; those still running are cancelled when it is interrupted."""
-    collectors = {request.id: RequestCollector(request, tokenizer) for request in requests}
-    finished = tokens = forwards = 0
-    try:
-        for chunks in run_steps(engine, requests):
-            for chunk in chunks:
-                collector = collectors[chunk.request_id]
-                collector.add(chunk)
-                finished += collector.finished
-                if chunk.finished:
-                    tokens, forwards = tokens + chunk.finished.tokens, forwards + chunk.finished.forwards
-            if progress and forwards:
-                progress.update(finished, {"tokens": f"{tokens:,}", "per forward": f"{tokens / forwards:.2f}"})
-    finally:
-        for name, collector in collectors.items():
-            if not collector.finished:
-                engine.cancel(name)
-        while engine.busy:
-            engine.step()
-    return [collector.output() for collector in collectors.values()]
+    def _decode(self, requests: Sequence[Request], progress: ProgressLine | None) -> list[RequestOutput]:
+        """Return the outputs in the order of `requests`; an interruption cancels what still runs."""
+        collectors = {request.id: RequestCollector(request, self.tokenizer) for request in requests}
+        finished = tokens = forwards = 0
+        try:
+            for chunks in run_steps(self.engine, requests):
+                for chunk in chunks:
+                    collector = collectors[chunk.request_id]
+                    collector.add(chunk)
+                    finished += collector.finished
+                    if chunk.finished:
+                        tokens += chunk.finished.tokens
+                        forwards += chunk.finished.forwards
+                if progress and forwards:
+                    progress.update(finished, {"tokens": f"{tokens:,}", "per forward": f"{tokens / forwards:.2f}"})
+        finally:
+            for name, collector in collectors.items():
+                if not collector.finished:
+                    self.engine.cancel(name)
+            for _ in run_steps(self.engine):
+                pass
+        return [collector.output() for collector in collectors.values()]

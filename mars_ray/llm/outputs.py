@@ -1,4 +1,4 @@
-"""What `LLM` and `AsyncLLM` return for a prompt, under the names vLLM has for it."""
+"""Outputs of `LLM` and `AsyncLLM`, named as in vLLM."""
 
 from dataclasses import dataclass
 
@@ -14,61 +14,61 @@ class CompletionOutput:
     """One answer to a prompt."""
 
     index: int
-    """Which of the n answers to the prompt, from 0."""
+    """Number of the answer among the n answers to the prompt, from 0."""
     text: str
     token_ids: tuple[int, ...]
-    """The tokens, with the stop token that ended the answer, which is not in the text."""
+    """Generated tokens, with the stop token, whose text is left out of `text`."""
     finish_reason: FinishReason
     forwards: int
-    """Runs of the network that gave at least one of the tokens."""
+    """Forwards that gave at least one of the tokens."""
     logprobs: tuple[TokenLogprobs, ...]
-    """Log-probabilities of each token, when asked for."""
+    """Log-probabilities of each token, if requested."""
     error: MarsRayError | None
-    """What went wrong, where the finish reason is "error"; text and tokens are then what there was."""
+    """The error, if the finish reason is "error"; text and tokens are then partial."""
 
     @property
     def tokens_per_forward(self) -> float:
-        """Tokens that one run of the network gave, in the mean; 0 for an answer without tokens."""
+        """Mean tokens per forward; 0 for an answer without tokens."""
         return len(self.token_ids) / self.forwards if self.forwards else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """The answers to one prompt. `text` and what follows are those of the first of them."""
+    """The answers to one prompt. The properties are those of the first answer."""
 
     request_id: str
-    """Tells requests of this process from one another."""
+    """Unique in this process."""
     prompt: str
-    """The text of the prompt's tokens, special tokens included: of a conversation what the chat template made of it."""
+    """Text of the prompt with special tokens; for a conversation, the output of the chat template."""
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
-    """The answers, as many as `SamplingParams.n`, in the order of their index."""
+    """`SamplingParams.n` answers, in the order of their index."""
     finished: bool = True
-    """Always true, as in vLLM: what is returned has ended."""
+    """Always true; present because vLLM has it."""
 
     @property
     def text(self) -> str:
-        """The text of the first answer."""
+        """Text of the first answer."""
         return self.outputs[0].text
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """The tokens of the first answer."""
+        """Tokens of the first answer."""
         return self.outputs[0].token_ids
 
     @property
     def finish_reason(self) -> FinishReason:
-        """How the first answer ended: "stop", "length" or "error"."""
+        """End of the first answer: "stop", "length" or "error"."""
         return self.outputs[0].finish_reason
 
     @property
     def tokens_per_forward(self) -> float:
-        """Tokens per run of the network, of the first answer."""
+        """Tokens per forward of the first answer."""
         return self.outputs[0].tokens_per_forward
 
 
 class RequestCollector:
-    """Puts the chunks of one request together."""
+    """Builds the output of one request from its chunks."""
 
     def __init__(self, request: Request, tokenizer: PreTrainedTokenizerBase) -> None:
         self._request, self._tokenizer = request, tokenizer
@@ -76,7 +76,7 @@ class RequestCollector:
         self._running = request.sampling.n
 
     def add(self, chunk: Chunk) -> None:
-        """Take a chunk of any of the n answers."""
+        """Add a chunk of any of the n answers."""
         self._chunks[chunk.index].append(chunk)
         self._running -= chunk.finished is not None
 
@@ -86,7 +86,7 @@ class RequestCollector:
         return self._running == 0
 
     def output(self) -> RequestOutput:
-        """Return the answers, once all have ended."""
+        """Return the output, once all answers have ended."""
         outputs = tuple(_completion(index, chunks) for index, chunks in enumerate(self._chunks))
         prompt = self._request.prompt
         return RequestOutput(
@@ -106,6 +106,6 @@ def _completion(index: int, chunks: list[Chunk]) -> CompletionOutput:
         token_ids=tuple(token for chunk in chunks for token in chunk.tokens),
         finish_reason=finished.reason,
         forwards=finished.forwards,
-        logprobs=tuple(each for chunk in chunks for each in chunk.logprobs),
+        logprobs=tuple(logprobs for chunk in chunks for logprobs in chunk.logprobs),
         error=finished.error,
     )

@@ -1,7 +1,4 @@
-"""Turn what a caller of `LLM` or `AsyncLLM` gives into requests to the engine.
-
-A value out of range is a `RequestError` that names it; nothing is decoded here.
-"""
+"""Turn the arguments of `LLM` and `AsyncLLM` into requests to the engine. Nothing is decoded here."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,37 +16,37 @@ from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import RequestError
 
-Prompt = str | Sequence[int]
-"""A text, tokenised as the model's tokenizer does it, or token ids."""
+TextOrTokens = str | Sequence[int]
+"""A prompt: a text for the model's tokenizer, or token ids."""
 Conversation = str | Sequence[Message]
-"""Messages as OpenAI's chat API takes them, or what a user says in a single one."""
+"""Messages in the format of OpenAI's chat API, or the text of a single user message."""
 Schema = str | Mapping[str, Any] | type[BaseModel]
 """A JSON schema as text or as a mapping, or a pydantic model."""
 
 _numbers = count()
 
 
-def as_prompts(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return a list of prompts, where one or several were given."""
-    one = isinstance(given, str) or (len(given) > 0 and isinstance(given[0], int))
-    return cast(list[Prompt], [given] if one else list(given))
+def as_prompts(prompts: TextOrTokens | Sequence[TextOrTokens]) -> list[TextOrTokens]:
+    """Return one prompt or several as a list."""
+    is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    return cast(list[TextOrTokens], [prompts] if is_one else list(prompts))
 
 
-def as_conversations(given: Conversation | Sequence[Conversation]) -> list[Conversation]:
-    """Return a list of conversations, where one or several were given."""
-    one = isinstance(given, str) or (len(given) > 0 and isinstance(given[0], Mapping))
-    return cast(list[Conversation], [given] if one else list(given))
+def as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
+    """Return one conversation or several as a list."""
+    is_one = isinstance(messages, str) or (len(messages) > 0 and isinstance(messages[0], Mapping))
+    return cast(list[Conversation], [messages] if is_one else list(messages))
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> tuple[int, ...]:
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: TextOrTokens) -> tuple[int, ...]:
     """Return the token ids of a prompt."""
     return tuple(tokenizer(prompt)["input_ids"]) if isinstance(prompt, str) else tuple(prompt)
 
 
 def encode_conversation(tokenizer: PreTrainedTokenizerBase, conversation: Conversation) -> tuple[int, ...]:
-    """Return the token ids up to where the assistant answers.
+    """Return the token ids of a conversation, up to the beginning of the assistant's answer.
 
-    Raises `ModelError` for a model without a chat template and `BadRecordError` for what the template refuses.
+    Raises `ModelError` for a model without a chat template and `BadRecordError` for a conversation that it refuses.
     """
     messages = [Message(role="user", content=conversation)] if isinstance(conversation, str) else conversation
     return tuple(ChatEncoder(tokenizer).prompt(messages))
@@ -64,9 +61,9 @@ def make_requests(
     schema: Schema | None,
     default: SamplingParams,
 ) -> list[Request]:
-    """Return a request for each prompt, sampled by `default` where nothing is given.
+    """Return a request for each prompt; `default` replaces missing sampling parameters.
 
-    Raises `RequestError` for values out of range.
+    Raises `RequestError` for a value out of range.
     """
     if isinstance(sampling_params, Sequence):
         if len(sampling_params) != len(prompts):
@@ -74,23 +71,23 @@ def make_requests(
                 f"there are {len(prompts)} prompts and {len(sampling_params)} sampling parameters; give one for all, "
                 "or one for each prompt."
             )
-        each = list(sampling_params)
+        sampling = list(sampling_params)
     else:
-        each = [sampling_params or default] * len(prompts)
+        sampling = [sampling_params or default] * len(prompts)
     if schema is not None:
-        each = [_with_schema(params, schema) for params in each]
+        sampling = [_with_schema(params, schema) for params in sampling]
     if mode not in list(Mode):
         raise RequestError(f"mode is {mode!r}; choose one of {', '.join(Mode)}.")
     decode = DecodeParams(mode=Mode(mode), threshold=threshold)
     return [
         Request(id=f"llm-{next(_numbers)}", prompt=prompt, sampling=params, decode=decode)
-        for prompt, params in zip(prompts, each, strict=True)
+        for prompt, params in zip(prompts, sampling, strict=True)
     ]
 
 
 def _with_schema(params: SamplingParams, schema: Schema) -> SamplingParams:
     if params.grammar is not None:
-        raise RequestError("a schema and sampling parameters with a grammar are given; give one of them.")
+        raise RequestError("the sampling parameters have a grammar already; give a schema or a grammar, not both.")
     if isinstance(schema, str):
         text = schema
     else:

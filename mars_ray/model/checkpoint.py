@@ -17,12 +17,11 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mars_ray.errors import ModelError, OutputError
-from mars_ray.model.card import Card, read_card, write_card
-from mars_ray.model.folder import check_folder
+from mars_ray.model.card import Card, write_card
+from mars_ray.model.folder import ResolvedModel, check_folder
 from mars_ray.model.json_object import read_json_object
 from mars_ray.model.mask_token import ensure_mask_token
 from mars_ray.model.network import load_network
-from mars_ray.model.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +48,24 @@ def load_checkpoint(
     device: str | torch.device = "cpu",
     attention: str = "sdpa",
 ) -> Checkpoint:
-    """Load `folder` in eval mode, without running code from it; the mask token is added when it has none."""
-    found = check_folder(folder)
-    card = read_card(folder)
-    tokenizer = load_tokenizer(folder, found.config, found.tokenizer_is_custom)
-    network = load_network(found, dtype, attention)
+    """Check `folder` and load it as `load_model` does."""
+    return load_model(check_folder(folder), dtype=dtype, device=device, attention=attention)
+
+
+def load_model(
+    model: ResolvedModel,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    attention: str = "sdpa",
+) -> Checkpoint:
+    """Load a model in eval mode, in its resolved dtype or in `dtype`; a mask token is added if it has none."""
+    card, tokenizer = model.card, model.load_tokenizer()
+    network = load_network(model, dtype or getattr(torch, model.dtype.name), attention)
     mask_id = ensure_mask_token(network, tokenizer)
     if card is not None and card.mask_token_id != mask_id:
         raise ModelError(
-            f"{folder}: mars.json says the mask token has id {card.mask_token_id}, the tokenizer says {mask_id}. "
+            f"{model.folder}: mars.json says the mask token has id {card.mask_token_id}, the tokenizer says {mask_id}. "
             "The card or the tokenizer belongs to another checkpoint."
         )
     return Checkpoint(network=network.to(device).eval(), tokenizer=tokenizer, mask_id=mask_id, card=card)

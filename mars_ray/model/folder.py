@@ -1,41 +1,68 @@
-"""Look at a model folder before anything in it is loaded.
+"""Resolve a model: find its folder, check the files in it, and read everything but the weights.
 
-In:    a path.
-Out:   a ModelFolder: what loading needs to know.
-Never: runs code from the folder, opens a pickle, contacts a hub, reads weights beyond their headers.
+In:    what a user calls a model, or a folder.
+Out:   a ResolvedModel.
+Never: runs code from the folder, opens a pickle, reads weights beyond their headers.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from mars_ray.errors import ModelError
 from mars_ray.model.architecture import decoder_config
+from mars_ray.model.card import Card, read_card
+from mars_ray.model.dtype import DtypeOrAuto, ResolvedDtype, resolve_dtype
 from mars_ray.model.json_object import read_json_object
-from mars_ray.model.tokenizer import check_tokenizer
+from mars_ray.model.resolve import resolve_model
+from mars_ray.model.tokenizer import check_tokenizer, load_tokenizer
 from mars_ray.model.weights import check_weights
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFolder:
-    """A folder that passed every check that needs no weights in memory."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedModel:
+    """A checked model folder and the contents of its small files."""
 
-    path: Path
+    folder: Path
     config: PretrainedConfig
+    card: Card | None
+    dtype: ResolvedDtype
+    """Number format to load the weights in."""
     tokenizer_is_custom: bool
     """Whether the tokenizer names code of its own; tokenizer.json is read instead."""
 
+    @property
+    def max_positions(self) -> int:
+        """Longest sequence of the model, in tokens."""
+        length: int = self.config.get_text_config().max_position_embeddings
+        return length
 
-def check_folder(path: Path) -> ModelFolder:
-    """Return what was found at `path`, or raise a `ModelError` that says what is missing or unsafe."""
-    if not path.is_dir():
-        what = "is a file" if path.exists() else "does not exist"
-        raise ModelError(f"{path} {what}. Expected a folder with config.json, model.safetensors and tokenizer.json.")
-    if not (path / "config.json").is_file():
-        raise ModelError(f"{path} has no config.json. Expected a folder saved by transformers or by mars-ray.")
-    if (path / "adapter_config.json").is_file():
-        raise ModelError(f"{path} holds an adapter. Merge it into its model (peft: merge_and_unload) and save that.")
-    config = decoder_config(read_json_object(path / "config.json"), path)
-    check_weights(path)
-    return ModelFolder(path=path, config=config, tokenizer_is_custom=check_tokenizer(path, config))
+    def load_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Load the tokenizer. Raises `ModelError`."""
+        return load_tokenizer(self.folder, self.config, self.tokenizer_is_custom)
+
+
+def open_model(name: str, dtype: DtypeOrAuto = "auto", device: str = "cpu") -> ResolvedModel:
+    """Find the model that a user calls `name`, fetch it if needed, and check it; `device` decides dtype "auto"."""
+    return check_folder(resolve_model(name).absolute(), dtype, device)
+
+
+def check_folder(folder: Path, dtype: DtypeOrAuto = "auto", device: str = "cpu") -> ResolvedModel:
+    """Check a model folder; `device` decides dtype "auto". Raises `ModelError` for missing or unsafe files."""
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise ModelError(f"{folder} {what}. Expected a folder with config.json, model.safetensors and tokenizer.json.")
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} has no config.json. Expected a folder saved by transformers or by mars-ray.")
+    if (folder / "adapter_config.json").is_file():
+        raise ModelError(f"{folder} holds an adapter. Merge it into its model (peft: merge_and_unload) and save that.")
+    config = decoder_config(read_json_object(folder / "config.json"), folder)
+    check_weights(folder)
+    return ResolvedModel(
+        folder=folder,
+        config=config,
+        tokenizer_is_custom=check_tokenizer(folder, config),
+        card=read_card(folder),
+        dtype=resolve_dtype(dtype, folder, device),
+    )

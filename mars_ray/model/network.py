@@ -1,6 +1,6 @@
 """Load the network of a checked model folder, every weight of it from the file.
 
-In:    a ModelFolder, a dtype, an attention implementation.
+In:    a ResolvedModel, a dtype, an attention implementation.
 Out:   the network on the CPU, in eval mode.
 Never: starts from random weights; a key the files lack is an error, where transformers only warns.
 """
@@ -11,21 +11,21 @@ import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 
 from mars_ray.errors import ModelError
-from mars_ray.model.folder import ModelFolder
+from mars_ray.model.folder import ResolvedModel
 from mars_ray.model.weights import count_parameters
 
 SPARE_NUMBERS = 1 << 26
 """Weights that files may lack before a network is made; those that lack fewer are told by name."""
 
 
-def load_network(found: ModelFolder, dtype: torch.dtype, attention: str) -> PreTrainedModel:
-    """Return the causal language model in `found`, or raise a `ModelError` with the reason."""
-    network_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(found.config)]
+def load_network(model: ResolvedModel, dtype: torch.dtype, attention: str) -> PreTrainedModel:
+    """Return the causal language model of `model`, or raise a `ModelError` with the reason."""
+    network_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(model.config)]
     try:
-        _check_memory(network_class, found)
+        _check_memory(network_class, model)
         network, report = network_class.from_pretrained(
-            str(found.path),
-            config=found.config,
+            str(model.folder),
+            config=model.config,
             dtype=dtype,
             attn_implementation=attention,
             use_safetensors=True,
@@ -37,26 +37,28 @@ def load_network(found: ModelFolder, dtype: torch.dtype, attention: str) -> PreT
         raise
     # The sizes are a stranger's: a network they do not fit fails in as many ways as there are layers.
     except Exception as error:
-        raise ModelError(f"{found.path}: the weights cannot be loaded as {found.config.model_type}: {error}") from error
+        raise ModelError(
+            f"{model.folder}: the weights cannot be loaded as {model.config.model_type}: {error}"
+        ) from error
     missing = sorted(report["missing_keys"])
     if missing:
         raise ModelError(
-            f"{found.path} lacks {len(missing)} weights that config.json asks for: {', '.join(missing[:3])}. "
+            f"{model.folder} lacks {len(missing)} weights that config.json asks for: {', '.join(missing[:3])}. "
             "Download or save the model again."
         )
     _untie_in_config_what_is_not_tied(network)
     return network.eval()
 
 
-def _check_memory(network_class: Any, found: ModelFolder) -> None:
+def _check_memory(network_class: Any, model: ResolvedModel) -> None:
     """Raise `ModelError` for a network far larger than its files: transformers makes all of it before it compares."""
     with torch.device("meta"):
-        network = network_class(found.config)
+        network = network_class(model.config)
     network.tie_weights()
-    needed, held = sum(each.numel() for each in network.parameters()), count_parameters(found.path).total()
+    needed, held = sum(each.numel() for each in network.parameters()), count_parameters(model.folder).total()
     if needed > 2 * held + SPARE_NUMBERS:
         raise ModelError(
-            f"{found.path}: config.json asks for {needed:,} weights, the files hold {held:,}. Download or save the "
+            f"{model.folder}: config.json asks for {needed:,} weights, the files hold {held:,}. Download or save the "
             "model again."
         )
 

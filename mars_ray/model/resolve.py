@@ -10,13 +10,12 @@ from pathlib import Path
 
 from mars_ray.errors import ModelError
 from mars_ray.model.sources.hub import cached_names, download, hub_name_of, parse_hub_name
+from mars_ray.model.sources.node_cache import NODE_URL
 from mars_ray.model.sources.store import fetched_from_store
 from mars_ray.storage.location import FILE_URL, is_url
 
 BUNDLED = "bundled"
 SMOLLM2 = "smollm2"
-NODE_URL = "ray://"
-"""How the name of a folder of one node of the cluster begins; see `SharedFolder`."""
 WHAT_TO_GIVE = (
     f"{BUNDLED!r}, {SMOLLM2!r}, a folder, a .gguf file, a URL of either, "
     "or organisation/name of a hub, with @revision or without"

@@ -8,7 +8,7 @@ import torch
 
 from mars_ray.adapter.card import decoding_card, resolve_adapter, unnamed
 from mars_ray.data.chat import ChatEncoder
-from mars_ray.engine.core.load import load_engine
+from mars_ray.engine.core.load import best_device, load_engine
 from mars_ray.engine.core.offline import run_steps
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
@@ -16,7 +16,8 @@ from mars_ray.engine.request import Request, SamplingParams
 from mars_ray.errors import ModelError
 from mars_ray.evaluation.settings import AR, EXACT, DecodingSetting
 from mars_ray.measure import interleaved
-from mars_ray.model.resolve import model_label, resolve_model
+from mars_ray.model.folder import open_model
+from mars_ray.model.resolve import model_label
 from mars_ray.progress import ProgressLine
 from mars_ray.race.lanes import Lane, Race, TimedChunk
 from mars_ray.race.prompts import RacePrompt
@@ -34,20 +35,20 @@ class Track:
     """
 
     def __init__(self, model: str, adapter: str | None, *, max_tokens: int = MAX_TOKENS, rounds: int = ROUNDS) -> None:
-        folder, adapter_folder = resolve_model(model), resolve_adapter(adapter)
-        card = decoding_card(folder, adapter_folder)
+        resolved = open_model(model, device=best_device())
+        adapter_folder = resolve_adapter(adapter)
+        card = decoding_card(resolved.folder, adapter_folder)
         if card is None or card.block is None:
             raise ModelError(f"{model} was not trained to look ahead, so there is no race. Name an adapter for it.")
         self._sampling, self._rounds = SamplingParams(max_tokens=max_tokens), rounds
-        self._engine, checkpoint, dtype = load_engine(
-            # To compile steps takes longer than a race; whether they are ready must not differ between rounds.
-            folder, "auto", EngineOptions(max_num_seqs=1, compiled=False), unnamed(adapter_folder)
-        )  # fmt: skip
+        # Compiling takes longer than a race, and rounds with and without compiled steps could not be compared.
+        options = EngineOptions(max_num_seqs=1, compiled=False)
+        self._engine, checkpoint = load_engine(resolved, options, unnamed(adapter_folder))
         self._encoder = ChatEncoder(checkpoint.tokenizer)
         with_adapter = f" with the adapter {adapter}" if adapter else ""
         threads = torch.get_num_threads()
         on = f"{threads} thread{'s' if threads > 1 else ''}"
-        self.label = f"{model_label(model, folder)}{with_adapter}, {dtype.name}, {on}"
+        self.label = f"{model_label(model, resolved.folder)}{with_adapter}, {resolved.dtype.name}, {on}"
         """What races here: model, adapter, dtype and threads."""
 
     def race(self, prompt: RacePrompt) -> Race:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from mars_ray.engine.core.offline import run_steps
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import LOSSLESS, Acceptance, DecodeParams
 from mars_ray.engine.scheduling.sequence import Sequence
@@ -194,8 +195,8 @@ def test_a_request_that_fixes_its_block_keeps_it_in_every_step(make_engine: Make
     engine.add(request("fixed", [20, 30, 40], DecodeParams(block=3), max_tokens=12, ignore_eos=True))
     engine.add(request("free", [20, 30, 41], max_tokens=12, ignore_eos=True))
     masks: dict[str, list[int]] = {"fixed": [], "free": []}
-    while engine.busy:
-        for chunk in engine.step():
+    for chunks in run_steps(engine):
+        for chunk in chunks:
             masks[chunk.request_id].append(chunk.masks)
     assert set(masks["fixed"][:-2]) == {2}
     assert masks["free"].count(0) >= len(masks["free"]) - 2, "all but the first, and one trial"

@@ -49,7 +49,7 @@ def test_a_schema_that_costs_too_much_is_refused_and_the_refusal_remembered(gram
                 with pytest.raises(GrammarError, match=r"takes more than .* to compile; simplify it"):
                     await checker.cost(schema(COSTLY[name]))
                 await checker.close()
-            assert checker._process is None
+            assert checker._child is None
             assert await checker.cost(schema({"type": "integer"})) < 1 << 20
 
     in_loop(test)
@@ -93,8 +93,8 @@ def test_a_checker_that_died_is_started_again(grammars: Grammars) -> None:
     async def test() -> None:
         async with checking(grammars) as checker:
             await checker.cost(regex("a"))
-            assert checker._process is not None and checker._reading is not None
-            checker._process.kill()
+            assert checker._child is not None and checker._reading is not None
+            checker._child.process.kill()
             await checker._reading
             await checker.cost(regex("b"))
 

@@ -8,7 +8,7 @@ import torch
 from mars_ray.engine.core import load
 from mars_ray.engine.core.load import load_engine
 from mars_ray.engine.options import EngineOptions
-from mars_ray.model.resolve import resolve_model
+from mars_ray.model.folder import open_model
 
 
 @pytest.fixture
@@ -24,6 +24,6 @@ def test_an_engine_has_no_more_threads_than_a_quota_pays_for(
     three_threads: None, monkeypatch: pytest.MonkeyPatch, usable: int, expected: int
 ) -> None:
     monkeypatch.setattr(load, "usable_cpus", lambda: usable)
-    engine, _, _ = load_engine(resolve_model("bundled"), "auto", EngineOptions(compiled=False))
+    engine, _ = load_engine(open_model("bundled"), EngineOptions(compiled=False))
     engine.close()
     assert torch.get_num_threads() == expected

@@ -6,23 +6,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.evaluation.number_cache import NumberCache
 from mars_ray.evaluation.scoring.scorer import LazyCheckpoint, Scorer, parts_of, read_rows, row_id
 from mars_ray.evaluation.scoring.scores import Scores
 from mars_ray.evaluation.tasks.registry import Question, Task
-from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
-from mars_ray.model.resolve import resolve_model
+from mars_ray.model.checkpoint import Checkpoint, load_model
+from mars_ray.model.folder import open_model
 from tests.evaluation.evaluate_samples import question
 
-BUNDLED = resolve_model("bundled")
+BUNDLED = open_model("bundled")
 
 
 @pytest.fixture(scope="module")
 def checkpoint() -> Checkpoint:
-    return load_checkpoint(BUNDLED)
+    return load_model(BUNDLED)
 
 
 class Loading(LazyCheckpoint):
@@ -60,7 +59,7 @@ def test_what_was_scored_before_needs_no_model(tmp_path: Path, checkpoint: Check
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows" / "part-0.parquet")
 
     def score() -> tuple[Scores, int]:
-        model = Loading(BUNDLED, torch.float32)
+        model = Loading(BUNDLED)
         by = Scorer(
             checkpoint=model,
             encoder=ChatEncoder(checkpoint.tokenizer),

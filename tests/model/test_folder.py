@@ -15,7 +15,7 @@ from tests.model.model_samples import MakeFolder, edit_json
 def test_a_sound_folder_is_described(make_model_folder: MakeFolder) -> None:
     folder = make_model_folder("llama")
     found = check_folder(folder)
-    assert (found.path, found.config.model_type, found.tokenizer_is_custom) == (folder, "llama", False)
+    assert (found.folder, found.config.model_type, found.tokenizer_is_custom) == (folder, "llama", False)
 
 
 def test_a_missing_folder_is_named_with_what_is_expected(tmp_path: Path) -> None:

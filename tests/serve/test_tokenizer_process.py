@@ -109,8 +109,8 @@ def test_a_process_that_is_killed_is_started_again(bundled: Checkpoint) -> None:
         try:
             await tokenizer.start()
             assert tokenizer._worker is not None
-            tokenizer._worker.kill()
-            await tokenizer._worker.wait()
+            tokenizer._worker.process.kill()
+            await tokenizer._worker.process.wait()
             assert await tokenizer.encode(["a"]) == [bundled.tokenizer("a")["input_ids"]]
         finally:
             await tokenizer.close()

@@ -139,6 +139,7 @@ def _open(row_format: bytes, folder: Path) -> RowFormat:
     # While the engine starts, which needs the cores: without torch transformers is there in half the time.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     from mars_ray.batch.rows.open_format import open_row_format
+    from mars_ray.model.folder import check_folder
 
     settings: RowFormatSettings = pickle.loads(row_format)
-    return open_row_format(settings, folder)
+    return open_row_format(settings, check_folder(folder))

@@ -65,7 +65,7 @@ def pool_settings(engines: "EnginePlan", places: tuple[Place, ...]) -> PoolSetti
     """Return the decoders that a plan asks for; its folders lie on this node."""
     return PoolSettings(
         places=tuple((place, engines.spec(place.threads)) for place in places),
-        model=share_folder(engines.model),
+        model=share_folder(engines.model.folder),
         adapter=None if engines.adapter is None else share_folder(engines.adapter),
         control=engines.control,
         gpus=engines.workers.gpus,

@@ -87,7 +87,9 @@ def generate_files(options: GenerateOptions) -> JobReport:
                     output.flush()
         finally:
             report = job.report(
-                status, model=pin(options.model, plan.engines.model), deadline=control_loop.deadline_summary(status)
+                status,
+                model=pin(options.model, plan.engines.model.folder),
+                deadline=control_loop.deadline_summary(status),
             )
             output.report(report)
     if status == "stopped":
@@ -134,7 +136,7 @@ class _WatchedJob:
 def _connect(plan: JobPlan, rows: int) -> tuple[Place, ...]:
     """Join the cluster; return where workers run. Raises `ClusterError` for one smaller than what the job asks for."""
     if not ray.is_initialized():
-        dtype = plan.engines.dtype
+        dtype = plan.engines.model.dtype
         print(f"{NAME}: starting Ray; {dtype.name}: {dtype.reason}", file=sys.stderr)
     connect()
     pass_arguments_by_value()

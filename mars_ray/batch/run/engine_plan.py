@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mars_ray.adapter.card import AdapterCard, check_base, decoding_card, read_adapter_card, resolve_adapter, unnamed
+from mars_ray.adapter.card import AdapterCard, check_base, read_adapter_card, resolve_adapter, unnamed
 from mars_ray.batch.run.control_plan import batch_plan
 from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.control.policies.bounds import bounds_of
@@ -13,9 +13,7 @@ from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.process.messages import EngineSpec
 from mars_ray.engine.request import DecodeParams
 from mars_ray.model.card import Card
-from mars_ray.model.dtype import ResolvedDtype, resolve_dtype
-from mars_ray.model.folder import check_folder
-from mars_ray.model.resolve import resolve_model
+from mars_ray.model.folder import ResolvedModel, open_model
 from mars_ray.model.threads import suitable_threads
 
 QUEUE = 1 << 16
@@ -29,11 +27,10 @@ class EnginePlan:
     """The engines of a job."""
 
     workers: WorkerOptions
-    model: Path
-    """The model folder, absolute: workers have another working folder."""
+    model: ResolvedModel
+    """The model; its folder is absolute, because workers have another working folder."""
     adapter: Path | None
     """The folder of the adapter, absolute."""
-    dtype: ResolvedDtype
     threads: int
     """Threads that suit the model on a CPU."""
     control: ControlPlan
@@ -42,8 +39,8 @@ class EnginePlan:
     def spec(self, threads: int) -> EngineSpec:
         """Return the engine of a worker."""
         return EngineSpec(
-            folder=self.model,
-            dtype=self.dtype.name,
+            folder=self.model.folder,
+            dtype=self.model.dtype.name,
             threads=threads,
             adapters=unnamed(self.adapter),
             options=EngineOptions(
@@ -70,17 +67,15 @@ def plan_engines(
     Raises an `InputError` for whatever is not usable.
     """
     workers.check()
-    folder = resolve_model(model).absolute()
-    check_folder(folder)
-    found = resolve_adapter(adapter)
-    if found is not None:
-        check_base(read_adapter_card(found), found, folder)
-    control, decode = _control(decode, decoding_card(folder, found), deadline_s, max_quality_loss)
-    dtype = resolve_dtype(workers.dtype, folder, workers.device)
-    threads = suitable_threads(folder)
-    return EnginePlan(
-        workers=workers, model=folder, adapter=found, dtype=dtype, threads=threads, control=control
-    ), decode
+    resolved = open_model(model, workers.dtype, workers.device)
+    adapter_folder = resolve_adapter(adapter)
+    card: Card | AdapterCard | None = resolved.card
+    if adapter_folder is not None:
+        card = read_adapter_card(adapter_folder)
+        check_base(card, adapter_folder, resolved.folder)
+    control, decode = _control(decode, card, deadline_s, max_quality_loss)
+    threads = suitable_threads(resolved.folder)
+    return EnginePlan(workers=workers, model=resolved, adapter=adapter_folder, threads=threads, control=control), decode
 
 
 def _control(

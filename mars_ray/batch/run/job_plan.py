@@ -23,7 +23,6 @@ from mars_ray.engine.grammar.library import check_grammar
 from mars_ray.errors import EmptyDataError
 from mars_ray.model.digest import folder_digest
 from mars_ray.model.dtype import ResolvedDtype
-from mars_ray.model.folder import check_folder
 from mars_ray.model.resolve import short_name
 from mars_ray.progress import ProgressLine
 from mars_ray.storage.location import AnyPath
@@ -56,7 +55,7 @@ class JobPlan:
         """The settings as the report tells them: model and adapter by name, with digests, and why the dtype is so."""
         names = {"model": self.options.model, "adapter": self.options.adapter}
         digests = {f"{name}_digest": self.settings[name] for name in names}
-        return self.settings | names | digests | {"dtype_reason": self.engines.dtype.reason}
+        return self.settings | names | digests | {"dtype_reason": self.engines.model.dtype.reason}
 
     def output_columns(self, kinds: dict[str, Kind | None]) -> dict[str, Kind | None]:
         """Return the input's columns that stand beside ours: `prompt` is one of ours where it was the question."""
@@ -71,7 +70,8 @@ class JobPlan:
         plan = self
         if self.options.workers.dtype == "auto" and (began := output.ledger.setting("dtype")) is not None:
             dtype = ResolvedDtype(began, "that the job began with")
-            plan = replace(self, engines=replace(self.engines, dtype=dtype), settings=self.settings | {"dtype": began})
+            engines = replace(self.engines, model=replace(self.engines.model, dtype=dtype))
+            plan = replace(self, engines=engines, settings=self.settings | {"dtype": began})
         output.ledger.check_settings(plan.settings)
         return plan
 
@@ -89,6 +89,7 @@ def plan_job(options: GenerateOptions) -> JobPlan:
         deadline_s=options.deadline_s,
         max_quality_loss=options.max_quality_loss,
     )
+    model = engines.model
     paths = tuple(path.absolute() for given in options.input for path in find_sources(given))
     openai = is_openai_batch(_first_row(paths))
     row_format: RowFormatSettings
@@ -96,7 +97,7 @@ def plan_job(options: GenerateOptions) -> JobPlan:
         row_format = OpenAIFormatSettings(model=short_name(options.model), decode=decode)
     else:
         row_format = PlainFormatSettings(
-            sampling=replace(options.sampling, **generation_defaults(engines.model))
+            sampling=replace(options.sampling, **generation_defaults(model.folder))
             if options.sampling_of_model
             else options.sampling,
             decode=decode,
@@ -105,12 +106,12 @@ def plan_job(options: GenerateOptions) -> JobPlan:
             trace=options.trace,
         )
     # What is wrong with model, template or columns is said before any work.
-    positions = check_folder(engines.model).config.get_text_config().max_position_embeddings
-    check_first_rows(open_row_format(row_format, engines.model), islice(_rows(paths), options.limit), positions)
+    first_rows = islice(_rows(paths), options.limit)
+    check_first_rows(open_row_format(row_format, model), first_rows, model.max_positions)
     settings = {
-        "model": folder_digest(engines.model),
+        "model": folder_digest(model.folder),
         "adapter": folder_digest(engines.adapter) if engines.adapter else None,
-        "dtype": engines.dtype.name,
+        "dtype": model.dtype.name,
         "quantize": options.workers.quantize,
         "threshold": engines.control.ceiling,
         "row_format": "openai" if openai else "plain",

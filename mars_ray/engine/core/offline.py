@@ -1,6 +1,6 @@
-"""Decode many requests, in the process that steps the engine.
+"""Decode many requests in the process that steps the engine.
 
-Requests wait where they come from, not in the queue of the engine, which always has enough to do.
+Requests wait in the caller's iterator, so the queue of the engine stays short but is never empty.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,19 +14,22 @@ from mars_ray.errors import MarsRayError
 
 @dataclass(slots=True)
 class OfflineResult:
-    """What came of one request, which must be for one sequence."""
+    """The answer to a request for one sequence."""
 
     request: Request
     text: str = ""
     tokens: list[int] = field(default_factory=list)
-    """Tokens generated, the one that stopped the sequence included."""
+    """Generated tokens, with the one that stopped the sequence."""
     forwards: int = 0
     error: MarsRayError | None = None
-    """What ended the request early, if something did; text and tokens are then what there was."""
+    """The error that ended the request early, if any; text and tokens are then partial."""
 
 
 def decode_all(engine: Engine, requests: Iterable[Request]) -> Iterator[OfflineResult]:
-    """Yield each request when it has ended. Raises what `Engine.add` raises, and an error that ends a request early."""
+    """Yield the answer to each request when it has ended.
+
+    Raises the errors of `Engine.add`, and an error that ends a request early.
+    """
     for result in decode_each(engine, requests):
         if result.error:
             raise result.error
@@ -34,7 +37,10 @@ def decode_all(engine: Engine, requests: Iterable[Request]) -> Iterator[OfflineR
 
 
 def decode_each(engine: Engine, requests: Iterable[Request]) -> Iterator[OfflineResult]:
-    """Yield each request when it has ended, one that ended early with its error. Raises what `Engine.add` raises."""
+    """Yield the answer to each request when it has ended, a partial one with its error.
+
+    Raises the errors of `Engine.add`.
+    """
     running: dict[str, OfflineResult] = {}
 
     def started() -> Iterator[Request]:
@@ -47,17 +53,29 @@ def decode_each(engine: Engine, requests: Iterable[Request]) -> Iterator[Offline
             result = running[chunk.request_id]
             result.text += chunk.text
             result.tokens += chunk.tokens
-            if ended := chunk.finished:
-                result.forwards, result.error = ended.forwards, ended.error
+            if chunk.finished:
+                result.forwards = chunk.finished.forwards
+                result.error = chunk.finished.error
                 yield running.pop(chunk.request_id)
 
 
-def run_steps(engine: Engine, requests: Iterable[Request]) -> Iterator[list[Chunk]]:
-    """Yield what each step gives until all requests have ended. Raises what `Engine.add` raises."""
+def run_steps(
+    engine: Engine, requests: Iterable[Request] = (), *, at_a_time: int | None = None
+) -> Iterator[list[Chunk]]:
+    """Yield the chunks of each step until all requests have ended, those already in the engine included.
+
+    At most `at_a_time` sequences are in the engine; None keeps its queue filled. Raises the errors of `Engine.add`.
+    """
     coming = iter(requests)
     while True:
-        while engine.waiting < engine.limits.max_num_seqs and (request := next(coming, None)):
+        while _has_room(engine, at_a_time) and (request := next(coming, None)):
             engine.add(request)
         if not engine.busy:
             return
         yield engine.step()
+
+
+def _has_room(engine: Engine, at_a_time: int | None) -> bool:
+    if at_a_time is None:
+        return engine.waiting < engine.limits.max_num_seqs
+    return engine.running + engine.waiting < at_a_time

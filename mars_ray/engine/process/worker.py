@@ -150,15 +150,16 @@ def main(descriptor: int) -> None:
 def _start(spec: EngineSpec) -> tuple[Engine, EngineFacts]:
     import torch
 
-    from mars_ray.engine.core.load import load_engine
+    from mars_ray.engine.core.load import best_device, load_engine
+    from mars_ray.model.folder import check_folder
     from mars_ray.model.token_bytes import token_bytes
 
     torch.set_num_threads(spec.threads)
-    engine, checkpoint, dtype = load_engine(spec.folder, spec.dtype, spec.options, spec.adapters)
-    where = checkpoint.network.device.type
-    print(
-        f"engine on {where}, {engine.kernels}; {dtype.name}: {dtype.reason}", file=sys.stderr
-    )  # into the log of its parent
+    device = best_device()
+    model = check_folder(spec.folder, spec.dtype, device)
+    engine, checkpoint = load_engine(model, spec.options, spec.adapters)
+    # Standard error is the log of the parent process.
+    print(f"engine on {device}, {engine.kernels}; {model.dtype.name}: {model.dtype.reason}", file=sys.stderr)
     return engine, EngineFacts(
         max_model_len=engine.limits.max_model_len,
         vocab_size=engine.limits.vocab_size,

@@ -17,8 +17,8 @@ from mars_ray.errors import ConfigError, InterruptedRunError, ModelError, Output
 from mars_ray.evaluation.calibration.curve import curve_of
 from mars_ray.evaluation.calibration.prompts import Prompt, family_prompts, file_prompts
 from mars_ray.model.card import CARD_FILE, CalibrationPoint, Card, read_card, write_card
-from mars_ray.model.checkpoint import load_checkpoint
-from mars_ray.model.dtype import resolve_dtype
+from mars_ray.model.checkpoint import load_model
+from mars_ray.model.folder import check_folder
 from mars_ray.model.sources.hub import hub_name_of
 from mars_ray.model.sources.node_cache import is_fetched
 from mars_ray.storage.location import AnyPath
@@ -64,8 +64,7 @@ def calibrate(folder: Path, options: CalibrateOptions, adapter: Path | None = No
         loaded = load_adapter(adapter, folder) if adapter else None
         prompts = _prompts(options)
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        dtype = resolve_dtype("auto", folder, device)  # as who serves the model runs it
-        checkpoint = load_checkpoint(folder, dtype=getattr(torch, dtype.name), device=device)
+        checkpoint = load_model(check_folder(folder, device=device), device=device)  # in the dtype that serving uses
         data = options.data.name if options.data else FAMILIES_DATA
         curve = curve_of(checkpoint, prompts, options.thresholds, sampling, data, loaded)
         write_card(card.model_copy(update={"calibration": curve}), calibrated)

@@ -19,10 +19,8 @@ from mars_ray.evaluation.scoring.scorer import row_id
 from mars_ray.evaluation.settings import DecodingSetting, block_of, settings_of
 from mars_ray.evaluation.tasks.registry import Question, Task, open_tasks
 from mars_ray.model.digest import folder_digest
-from mars_ray.model.dtype import resolve_dtype
-from mars_ray.model.folder import check_folder
-from mars_ray.model.resolve import model_label, pin, resolve_model
-from mars_ray.model.tokenizer import load_tokenizer
+from mars_ray.model.folder import ResolvedModel, open_model
+from mars_ray.model.resolve import model_label, pin
 from mars_ray.storage.location import AnyPath, check_reachable, store_errors
 
 PLAN_FILE = "plan.json"
@@ -35,7 +33,7 @@ class PreparedEvaluation:
     """What an evaluation has to do, known before any work."""
 
     folder: AnyPath
-    model: Path
+    model: ResolvedModel
     adapter: Path | None
     tasks: tuple[Task, ...]
     settings: tuple[DecodingSetting, ...]
@@ -68,26 +66,24 @@ def prepare(options: EvaluateOptions) -> PreparedEvaluation:
     questions = [question for task in tasks for question in task.questions]
     if any(question.match == "code" for question in questions):
         check_sandbox()
-    model = resolve_model(options.model)
+    model = open_model(options.model, options.workers.dtype, options.workers.device)
     adapter = resolve_adapter(options.adapter)
-    found = check_folder(model)
-    tokenizer = load_tokenizer(model, found.config, found.tokenizer_is_custom)
-    dtype = resolve_dtype(options.workers.dtype, model, options.workers.device)
+    tokenizer = model.load_tokenizer()
     options = replace(
         options,
-        model=pin(options.model, model),
+        model=pin(options.model, model.folder),
         adapter=pin(options.adapter, adapter) if options.adapter and adapter else None,
-        workers=replace(options.workers, dtype=dtype.name),
+        workers=replace(options.workers, dtype=model.dtype.name),
     )
-    block = block_of(decoding_card(model, adapter), options.model, settings)
+    block = block_of(decoding_card(model.folder, adapter), options.model, settings)
     plan = EvaluationPlan(
-        model=model_label(options.model, model),
-        model_digest=folder_digest(model),
+        model=model_label(options.model, model.folder),
+        model_digest=folder_digest(model.folder),
         adapter_digest=folder_digest(adapter) if adapter else None,
         block=block,
-        dtype=dtype.name,
+        dtype=model.dtype.name,
         quantize=options.workers.quantize,
-        dtype_reason=dtype.reason,
+        dtype_reason=model.dtype.reason,
         device=options.workers.device,
         tasks=tuple(task.name for task in tasks),
         max_tokens=tuple(task.max_tokens for task in tasks),

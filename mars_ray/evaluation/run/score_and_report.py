@@ -27,7 +27,7 @@ from mars_ray.storage.whole_file import write_file
 
 def score_and_report(prepared: PreparedEvaluation, rows: Path) -> Results:
     """Score the answers in a folder of rows, measure speed, write everything."""
-    checkpoint = LazyCheckpoint(prepared.model, getattr(torch, prepared.options.workers.dtype))
+    checkpoint = LazyCheckpoint(prepared.model)
     greedy = prepared.options.temperature == 0
     scorer = Scorer(
         checkpoint=checkpoint,
@@ -58,7 +58,7 @@ def _speed(prepared: PreparedEvaluation, checkpoint: LazyCheckpoint) -> SpeedMea
         return read_model(path, SpeedMeasurement)
     before = torch.get_num_threads()
     workers = prepared.options.workers
-    torch.set_num_threads(int(workers.cpus or 0) or threads_alone(prepared.model))  # as a worker has
+    torch.set_num_threads(int(workers.cpus or 0) or threads_alone(prepared.model.folder))  # as a worker has
     try:
         found = measure_speed(
             checkpoint.loaded,
@@ -66,7 +66,7 @@ def _speed(prepared: PreparedEvaluation, checkpoint: LazyCheckpoint) -> SpeedMea
             prepared.settings,
             prepared.sampling,
             options=EngineOptions(**workers.tuning),
-            adapter=load_adapter(prepared.adapter, prepared.model) if prepared.adapter else None,
+            adapter=load_adapter(prepared.adapter, prepared.model.folder) if prepared.adapter else None,
         )
     finally:
         torch.set_num_threads(before)

@@ -19,7 +19,8 @@ from mars_ray.evaluation.scoring.code_check import passes
 from mars_ray.evaluation.scoring.scores import KEY_BYTES, ScoredAnswer, Scores
 from mars_ray.evaluation.tasks.registry import Question, Task
 from mars_ray.evaluation.tasks.verify import MATCHES
-from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
+from mars_ray.model.checkpoint import Checkpoint, load_model
+from mars_ray.model.folder import ResolvedModel
 from mars_ray.progress import ProgressLine
 
 BATCH_ROWS = 1024
@@ -29,15 +30,15 @@ Row = dict[str, Any]
 
 
 class LazyCheckpoint:
-    """A model that is loaded when it is first asked for."""
+    """A model that is loaded when it is first used."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
-        self._folder, self._dtype = folder, dtype
+    def __init__(self, model: ResolvedModel) -> None:
+        self._model = model
 
     @cached_property
     def loaded(self) -> Checkpoint:
-        """Load it, onto an accelerator where there is one."""
-        return load_checkpoint(self._folder, dtype=self._dtype, device="cuda" if torch.cuda.is_available() else "cpu")
+        """The loaded model, on the GPU if there is one."""
+        return load_model(self._model, device="cuda" if torch.cuda.is_available() else "cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,8 @@ from mars_ray.progress import ProgressLine
 from mars_ray.storage.private import private_folder
 from mars_ray.storage.time_limit import within
 
+NODE_URL = "ray://"
+"""Beginning of the name of a folder on one node of the cluster; see `ray_folder.SharedFolder`."""
 PIECE_BYTES = 8 << 20
 PIECE_S = 30.0
 """A piece that takes longer does not come at all. What came before it stays: the next fetch goes on behind it."""

@@ -14,8 +14,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mars_ray.errors import ModelError
-from mars_ray.model.resolve import NODE_URL
-from mars_ray.model.sources.node_cache import RemoteFile, fetched, file_digest
+from mars_ray.model.sources.node_cache import NODE_URL, RemoteFile, fetched, file_digest
 
 ANSWER_S = 28.0
 """A node that gives no answer in so long is said to be out of reach."""

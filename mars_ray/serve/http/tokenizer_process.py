@@ -10,22 +10,16 @@ turns, so that nobody waits for more than one prompt of each other key.
 """
 
 import asyncio
-import json
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mars_ray.engine.process.json_process import JsonProcess
 from mars_ray.errors import ModelError, RequestError
 from mars_ray.serve.http.turns import Turns
 
 SECONDS = 2.0
 """Time to render and tokenise one prompt. A thousand messages take milliseconds."""
-
-START_SECONDS = 60.0
-LINE_BYTES = 256 << 20
-"""Far above the answer for the largest body; the stream reader wants some bound."""
 
 
 class TokenizerProcess:
@@ -34,7 +28,7 @@ class TokenizerProcess:
     def __init__(self, folder: Path, *, seconds: float = SECONDS) -> None:
         self._folder, self._seconds = folder, seconds
         self._turns = Turns()
-        self._worker: asyncio.subprocess.Process | None = None
+        self._worker: JsonProcess | None = None
 
     async def start(self) -> None:
         """Start the process ahead of the first prompt. Raises `ModelError` when the folder has no usable tokenizer."""
@@ -60,9 +54,7 @@ class TokenizerProcess:
         """Kill the process."""
         worker, self._worker = self._worker, None
         if worker is not None:
-            if worker.returncode is None:
-                worker.kill()
-            await worker.communicate()  # reads what is left, so that the pipes close
+            await worker.close()
 
     async def _ask(self, key: str, task: dict[str, Any]) -> dict[str, Any]:
         # Shielded: a caller that leaves must not cost the others the process, nor leave its answer in the pipe.
@@ -78,45 +70,28 @@ class TokenizerProcess:
             worker = await self._started()
             try:
                 async with asyncio.timeout(self._seconds):
-                    return await _request(worker, task)
+                    worker.send(task)
+                    await worker.drain()
+                    return await worker.receive()
             except TimeoutError:
                 await self.close()
                 return {"error": f"the prompt took more than {self._seconds:g} s to render and tokenise; shorten it."}
-            except (ConnectionError, ValueError, asyncio.IncompleteReadError):
+            except (ConnectionError, ValueError):
                 await self.close()
                 return {"error": "the process that tokenises died of this prompt; shorten it."}
 
-    async def _started(self) -> asyncio.subprocess.Process:
-        if self._worker is None or self._worker.returncode is not None:
-            self._worker = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "mars_ray.serve.http.tokenizer_worker", str(self._folder)),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                limit=LINE_BYTES,
-                env=os.environ | {"TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"},
-            )
+    async def _started(self) -> JsonProcess:
+        if self._worker is None or self._worker.ended:
             try:
-                async with asyncio.timeout(START_SECONDS):
-                    ready = await _line(self._worker)
-            except BaseException as error:
-                await self.close()
-                if isinstance(error, TimeoutError | asyncio.IncompleteReadError):
-                    raise ModelError(f"{self._folder}: the tokenizer did not start; see the lines above.") from None
-                raise
+                worker, ready = await JsonProcess.start(
+                    "mars_ray.serve.http.tokenizer_worker",
+                    str(self._folder),
+                    env={"TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"},
+                )
+            except (TimeoutError, ConnectionError):
+                raise ModelError(f"{self._folder}: the tokenizer did not start; see the lines above.") from None
             if "error" in ready:
-                await self.close()
+                await worker.close()
                 raise ModelError(ready["error"])
+            self._worker = worker
         return self._worker
-
-
-async def _request(worker: asyncio.subprocess.Process, task: dict[str, Any]) -> dict[str, Any]:
-    assert worker.stdin is not None
-    worker.stdin.write(json.dumps(task).encode() + b"\n")
-    await worker.stdin.drain()
-    return await _line(worker)
-
-
-async def _line(worker: asyncio.subprocess.Process) -> dict[str, Any]:
-    assert worker.stdout is not None
-    reply: dict[str, Any] = json.loads(await worker.stdout.readuntil(b"\n"))
-    return reply

@@ -1,0 +1,75 @@
+"""A child process that reads and writes one JSON object a line, and that may be killed at any time."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, Self
+
+START_SECONDS = 60.0
+LINE_BYTES = 256 << 20
+"""Length limit of a line from the child: far above the token ids of the largest prompt."""
+
+
+class JsonProcess:
+    """A running child; make it with `start`, and use it in one event loop."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    @classmethod
+    async def start(
+        cls, module: str, *arguments: str, first: Mapping[str, Any] | None = None, env: Mapping[str, str] | None = None
+    ) -> tuple[Self, dict[str, Any]]:
+        """Run a module, send it the message `first`, and return the child with the first message it sends.
+
+        Raises `ConnectionError` or `TimeoutError` for a child that sends none; it is then killed.
+        """
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", module, *arguments),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=LINE_BYTES,
+            env=os.environ | (env or {}),
+        )
+        child = cls(process)
+        try:
+            if first is not None:
+                child.send(first)
+            async with asyncio.timeout(START_SECONDS):
+                return child, await child.receive()
+        except BaseException:
+            await child.close()
+            raise
+
+    @property
+    def ended(self) -> bool:
+        """Whether the child is known to have ended."""
+        return self.process.returncode is not None
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message. Raises `ConnectionError` if the child closed its end."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(message).encode() + b"\n")
+
+    async def drain(self) -> None:
+        """Wait until the child has read most of what was sent."""
+        assert self.process.stdin is not None
+        await self.process.stdin.drain()
+
+    async def receive(self) -> dict[str, Any]:
+        """Return the next message. Raises `ConnectionError` if the child ended."""
+        assert self.process.stdout is not None
+        try:
+            line = await self.process.stdout.readuntil(b"\n")
+        except asyncio.IncompleteReadError as error:
+            raise ConnectionResetError("the child process ended") from error
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    async def close(self) -> None:
+        """Kill the child; nobody may be waiting in `receive`."""
+        if not self.ended:
+            self.process.kill()
+        await self.process.communicate()  # reads the rest, so that the pipes close
