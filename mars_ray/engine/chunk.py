@@ -1,7 +1,4 @@
-"""What the engine says about a sequence after a step: the tokens it gained, their text, and how it ended.
-
-The records are frozen and may cross threads and processes.
-"""
+"""The output of a step for one sequence: its new tokens, their text, and its end. The records are frozen."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,77 +12,77 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 class TokenLogprobs:
     """Natural logarithms of probabilities at one generated token.
 
-    The distribution is the model's own where the token was chosen, before temperature, penalties and bias, without
-    the mask token. For a token accepted at a mask that is the distribution at the mask; in the modes ar and exact it
-    is the autoregressive one.
+    The distribution is the model's own at the position that chose the token: before temperature, penalties and bias,
+    and without the mask token. In the modes ar and exact that position is the autoregressive one; for a token accepted
+    at a mask it is the mask.
     """
 
     chosen: float
     top: tuple[tuple[int, float], ...]
     """The most likely tokens, best first."""
     start: int | None = None
-    """The character of the answer at which the text of the token begins; None for one without, as a stop token. Where
-    a stop string ends the text before it, the token is not of the answer."""
+    """Character of the answer at which the text of the token begins; None for a token without text, such as a stop
+    token. A token that begins after the end of the text belongs to a stop string."""
     forward: int = 1
-    """The forward of its sequence that gave the token, from 1."""
+    """Number of the forward of the sequence that gave the token, from 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What the model says, one forward later, where a token was accepted at a mask: that of one token at a time."""
+    """The token that autoregressive decoding would have chosen in place of one accepted at a mask."""
 
     index: int
-    """The number of the accepted token in its answer, from 0."""
+    """Position of the accepted token in its answer, from 0."""
     token: int
-    """The most likely token there, given all before it."""
+    """Most likely token at this position, given all tokens before it."""
     confidence: float
-    """Its probability."""
+    """Probability of `token`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a sequence ended, and what it took."""
+    """The end of a sequence, and its cost."""
 
     reason: FinishReason
     prompt_tokens: int
     cached_tokens: int
-    """Tokens of the prompt whose keys and values another sequence had left behind."""
+    """Prompt tokens whose keys and values were in the cache already."""
     tokens: int
-    """Tokens generated, the one that stopped the sequence included."""
+    """Generated tokens, with the one that stopped the sequence."""
     forwards: int
-    """Runs of the network that gave at least one token."""
+    """Forwards that gave at least one token."""
     queued_s: float
-    """Seconds until the sequence first ran, or ended without having run."""
+    """Seconds until the sequence first ran, or ended without running."""
     error: MarsRayError | None = None
-    """What went wrong, where the reason is "error"."""
+    """The error, if the reason is "error"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one step gave one sequence."""
+    """The output of one step for one sequence."""
 
     request_id: str
     index: int
-    """Which of the n sequences of the request this is, from 0."""
+    """Number of the sequence among the n of its request, from 0."""
     tokens: tuple[int, ...]
     pieces: tuple[str, ...]
-    """The text each token settled, and behind the last of a sequence that was cut short what was held back. Text may
-    lag behind the tokens: half a character, or what may become a stop string, is kept until more is known."""
+    """Text that each token adds; a sequence that is cut short has one more piece, with the text held back so far. Half
+    a character, or a possible beginning of a stop string, is held back until the next tokens decide."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """Log-probabilities of each token, when asked for."""
+    """Log-probabilities of each token, if requested."""
     audits: tuple[Audit, ...] = ()
-    """What one token at a time would have said where the step before accepted tokens at masks: with log-probabilities
-    and at temperature 0. The tokens of the last step are not looked at again."""
+    """Audits of the tokens that the previous step accepted at masks, for requests with log-probabilities at
+    temperature 0. The tokens of the last step are not audited."""
     threshold: float = 1.0
-    """The threshold in force in this step."""
+    """Threshold of this step."""
     masks: int = 0
-    """Masks looked at in this step."""
+    """Masks fed in this step."""
     finished: Finished | None = None
-    """Set in the last chunk of the sequence; every sequence has exactly one such chunk."""
+    """The end of the sequence, in its last chunk only."""
     accepted_lengths: tuple[int, ...] = ()
-    """Tokens each step gave, in the one chunk of a sequence that was not streamed; empty in the chunk of one step."""
+    """Tokens that each step gave, in the single chunk of a sequence that is not streamed; else empty."""
 
     @property
     def text(self) -> str:
-        """The text that is new in this chunk."""
+        """New text of this chunk."""
         return "".join(self.pieces)

@@ -1,6 +1,6 @@
-"""How a model is sampled where nobody says: as its `generation_config.json` has it, which transformers and vLLM read.
+"""Default sampling parameters of a model, from its `generation_config.json`, which transformers and vLLM read too.
 
-Where that does not ask to sample, as where there is none, the most likely token is taken (transformers' own default).
+Without that file, or without `do_sample` in it, decoding is greedy, as in transformers.
 """
 
 from pathlib import Path
@@ -15,12 +15,12 @@ NAMES = ("top_p", "top_k", "repetition_penalty")
 
 
 def generation_defaults(folder: Path) -> dict[str, Any]:
-    """Return fields of `SamplingParams` that the model in `folder` comes with. Raises `ModelError` for useless ones."""
+    """Return the fields of `SamplingParams` that the file in `folder` sets. Raises `ModelError` for invalid values."""
     config = read_json_object(folder / FILE) if (folder / FILE).exists() else {}
-    found = {name: config[name] for name in NAMES if config.get(name) is not None}
-    found["temperature"] = config.get("temperature") or 1.0 if config.get("do_sample") else 0.0
+    defaults = {name: config[name] for name in NAMES if config.get(name) is not None}
+    defaults["temperature"] = config.get("temperature") or 1.0 if config.get("do_sample") else 0.0
     try:
-        SamplingParams(**found)
+        SamplingParams(**defaults)
     except RequestError as error:
         raise ModelError(f"{folder / FILE}: {error}") from None
-    return found
+    return defaults

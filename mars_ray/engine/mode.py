@@ -1,18 +1,18 @@
-"""The decoding modes and the default threshold, apart from `request`, so that a command line need not load torch."""
+"""The decoding modes and the default threshold, in a module that loads no torch."""
 
 from enum import StrEnum
 
 DEFAULT_THRESHOLD = 1.0
-"""Threshold where nobody names one. At 1 every token ahead is verified, so answers are those of one token at a time,
-only sooner."""
+"""Threshold of requests that name none. At 1 every token ahead is verified, so the answers are those of one token at a
+time."""
 
 
 class Mode(StrEnum):
-    """How the tokens of a sequence are made."""
+    """Ways of decoding a sequence."""
 
     AR = "ar"
     """One token per forward."""
     THRESHOLD = "threshold"
-    """Tokens at masks are accepted while their confidence passes the threshold (arXiv 2604.07023, section 3.3)."""
+    """Accept tokens at masks while their confidence passes the threshold (arXiv 2604.07023, section 3.3)."""
     EXACT = "exact"
-    """Tokens at masks are drafts, each compared with the autoregressive choice before it leaves the engine."""
+    """Treat tokens at masks as drafts, and return them only if they equal the autoregressive choice."""

@@ -1,6 +1,6 @@
-"""A request to the engine: a prompt, how to choose tokens, how far to look ahead, when to stop.
+"""A request to the engine: prompt, sampling, lookahead and stop conditions.
 
-Every value of a request is in range; what depends on the model is checked by `core/limits`.
+Values are checked when a request is made; limits that depend on the model are checked in `core/limits`.
 """
 
 from collections.abc import Mapping
@@ -18,48 +18,48 @@ STOP_CHARACTERS_MAX = 256
 TOP_LOGPROBS_MAX = 20
 N_MAX = 64
 NATS_MAX = 1e6
-"""Largest threshold on the entropy, far above the entropy of any vocabulary: it accepts everything."""
+"""Largest threshold on the entropy. It is far above the entropy of any vocabulary, so it accepts every token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How each token is chosen and when a sequence ends. Raises `RequestError` for values out of range."""
+    """Sampling parameters and stop conditions. Raises `RequestError` for values out of range."""
 
     max_tokens: int = 256
-    """Tokens generated at most; fewer where the context of the model ends."""
+    """Largest number of generated tokens; the context of the model may end an answer earlier."""
     min_tokens: int = 0
-    """No stop token is chosen, and no stop string looked for, before so many tokens. A grammar that allows nothing more
-    ends the sequence all the same."""
+    """Number of tokens before the first possible stop token or stop string. A grammar that is complete ends the
+    sequence earlier."""
     temperature: float = 0.0
-    """At 0 the most likely token is taken."""
+    """Sampling temperature; 0 takes the most likely token."""
     top_p: float = 1.0
-    """The draw is among the most likely tokens that together have this probability."""
+    """Draw from the smallest set of most likely tokens with this total probability."""
     top_k: int = 0
-    """The draw is among so many of the most likely tokens; 0 keeps all."""
+    """Draw from this number of most likely tokens; 0 keeps all."""
     min_p: float = 0.0
-    """Tokens less likely than this share of the most likely one are left out."""
+    """Leave out tokens that are less likely than this fraction of the most likely one."""
     seed: int | None = None
-    """The same seed gives the same draws; without one the engine picks one."""
+    """Seed of the draws; None lets the engine choose one."""
     n: int = 1
-    """Sequences generated for the prompt; the k-th draws as a request with seed + k would."""
+    """Number of answers; answer k draws with seed + k."""
     stop: tuple[str, ...] = ()
-    """The text ends before the first of these; the tokens end with the one that completed it."""
+    """Strings that end the text before them; the tokens include the one that completes the string."""
     stop_ids: frozenset[int] = frozenset()
-    """Token ids that end the sequence besides the model's own; the id is its last token and adds no text."""
+    """Token ids that end the sequence besides the model's own. The id is the last token and adds no text."""
     ignore_eos: bool = False
-    """The model's own stop tokens do not end the sequence."""
+    """Continue after the model's own stop tokens."""
     logprobs: int | None = None
-    """Log-probabilities of the chosen token and so many of the most likely ones; None for none at all."""
+    """Return log-probabilities of the chosen token and of this number of most likely ones; None returns none."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """Numbers added to the logits of tokens, by token id."""
+    """Numbers to add to logits, by token id."""
     presence_penalty: float = 0.0
-    """Subtracted once from the logit of every token generated before."""
+    """Number to subtract once from the logit of each token generated before."""
     frequency_penalty: float = 0.0
-    """Subtracted for each time a token was generated before."""
+    """Number to subtract from the logit of a token for each time it was generated before."""
     repetition_penalty: float = 1.0
-    """Divides the positive, multiplies the negative logits of tokens in prompt or output (arXiv 1909.05858)."""
+    """Factor that divides positive and multiplies negative logits of tokens in prompt or output (arXiv 1909.05858)."""
     grammar: GrammarSpec | None = None
-    """The grammar the text must follow; an answer cut short by `max_tokens` or a stop string is only its beginning."""
+    """Grammar of the text. `max_tokens` and stop strings may cut the text before it is complete."""
 
     def __post_init__(self) -> None:
         _check_int("max_tokens", self.max_tokens, 1)
@@ -94,42 +94,42 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """What the tokens at the masks of one forward need to be accepted."""
+    """The condition for accepting tokens at the masks of one forward."""
 
     threshold: float
     metric: Metric
     verify: bool
-    """Whether the tokens are drafts that the next forward has to agree with before they leave the engine."""
+    """Treat tokens as drafts that the next forward must confirm before the engine returns them."""
 
     @property
     def quality(self) -> float:
-        """The threshold that answers are reported with: 1 where they are those of one token at a time."""
+        """Threshold to report with answers: 1 for verified ones, which are those of one token at a time."""
         return 1.0 if self.verify else self.threshold
 
 
 LOSSLESS = Acceptance(0.0, Metric.PROBABILITY, verify=True)
-"""Exact mode, and a threshold of 1: every token ahead is a draft that is verified. How many are worth that is told by
-what they cost, for no draft can harm."""
+"""Acceptance of exact mode and of threshold 1: every token ahead is a draft that is verified. Only the cost of drafts
+limits their number, because a wrong draft changes no answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeParams:
-    """How far to look ahead. Raises `RequestError` for values out of range."""
+    """Decoding mode and lookahead. Raises `RequestError` for values out of range."""
 
     mode: Mode = Mode.THRESHOLD
     threshold: float | None = None
-    """0..1 for probability and margin, nats for entropy. Where nothing could pass it (1, or 0 nats), tokens ahead are
-    verified as in exact mode, so the answer is that of one token at a time. In modes ar and exact it has no meaning.
-    None follows the engine's own threshold, which may change between steps."""
+    """Confidence that a token at a mask needs: 0 to 1 for probability and margin, nats for entropy. At a value that no
+    token passes (1, or 0 nats) tokens ahead are verified as in exact mode. Modes ar and exact ignore it. None follows
+    the engine's own threshold, which may change between steps."""
     floor: float | None = None
-    """A request without a threshold of its own follows the engine's, but not below this."""
+    """Lower bound of the engine's threshold for a request that names no threshold."""
     metric: Metric = Metric.PROBABILITY
     block: int | None = None
-    """Tokens proposed per forward: the autoregressive one and block - 1 masks. None lets the engine choose for
-    each step what the batch pays for, up to the block the model was trained with."""
+    """Tokens proposed per forward: the autoregressive one and block - 1 masks. None lets the engine choose the fastest
+    number for each step, up to the block the model was trained with."""
     adapter: str | None = None
-    """The adapter that decodes the masks, by its name in the engine; None takes the engine's unnamed one, if it has
-    one, else the model itself. In mode ar, and where tokens are verified, answers are the same with any."""
+    """Name of the adapter that decodes the masks; None takes the engine's unnamed adapter, or the model itself if the
+    engine has none. The adapter changes no answer in mode ar or when tokens are verified."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.mode, Mode):
@@ -148,10 +148,7 @@ class DecodeParams:
             _check_int("block", self.block, 1, 64)
 
     def acceptance(self, engine_threshold: float) -> Acceptance | None:
-        """Return what tokens at masks need, where the engine's own threshold is `engine_threshold`.
-
-        None where no mask is worth feeding.
-        """
+        """Return the acceptance of tokens at masks in an engine with this threshold; None feeds no masks."""
         if self.mode is Mode.AR:
             return None
         threshold = max(engine_threshold, self.floor or 0.0) if self.threshold is None else self.threshold
@@ -161,7 +158,7 @@ class DecodeParams:
 
     @property
     def confidence_metric(self) -> Metric:
-        """What confidences are measured by: for drafts, which need none, their probability of being right."""
+        """Metric of confidence; the probability for drafts, which need no confidence."""
         unused = self.mode is Mode.EXACT or (
             self.threshold is not None and accepts_nothing(self.threshold, self.metric)
         )
@@ -170,15 +167,15 @@ class DecodeParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One prompt to continue."""
+    """A prompt to continue, and how to decode it."""
 
     id: str
     prompt: tuple[int, ...]
     """Token ids."""
     tenant: str = ""
-    """Prefixes that lie in the cache are shared within a tenant only."""
+    """Owner of the request; only requests of one owner share cached prefixes."""
     service_class: str = STANDARD
-    """The class of service; the engine says which there are."""
+    """Name of a class of service of the engine."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     decode: DecodeParams = field(default_factory=DecodeParams)
 

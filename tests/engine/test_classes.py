@@ -118,7 +118,7 @@ def test_only_a_threshold_that_becomes_another_is_a_change(make_engine: MakeEngi
 def test_an_engine_without_classes_or_with_two_of_one_name_does_not_start(
     make_engine: MakeEngine, classes: tuple[ServiceClass, ...]
 ) -> None:
-    with pytest.raises(ConfigError, match="classes of service are named"):
+    with pytest.raises(ConfigError, match="the classes of service are"):
         make_engine(classes=classes)
 
 
