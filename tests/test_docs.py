@@ -101,3 +101,25 @@ def test_every_block_says_its_language() -> None:
         if language not in ("python", "bash", "yaml", "json", "text")
     }
     assert unknown == set()
+
+
+def test_every_path_that_a_page_names_is_there() -> None:
+    text = "".join((ROOT / name).read_text() for name in ("SECURITY.md", "CONTRIBUTING.md", "ARCHITECTURE.md"))
+    text += "".join(page.read_text() for page in PAGES)
+    paths = re.findall(r"`((?:benchmarks|docs|mars_ray|pipelines|serve_configs|tests)/[\w./-]+)", text)
+    assert sorted({path for path in paths if not (ROOT / path).exists()}) == []
+
+
+def test_every_path_of_the_architecture_is_there() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    paths = set(re.findall(r"`(\w+(?:/[\w.]+)+)`", text))
+    inside = ROOT / "mars_ray"
+    assert len(paths) > 100
+    missing = {
+        path
+        for path in paths
+        if not ((ROOT / path).exists() or (inside / path).exists() or (inside / f"{path}.py").exists())
+    }
+    assert sorted(missing) == []
+    tests = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    assert sorted(set(re.findall(r"`(test_\w+\.py)", text)) - tests) == []

@@ -199,10 +199,3 @@ def test_the_table_of_the_architecture_is_this_one() -> None:
         if part != "cli"
     }
     assert told == BELOW
-
-
-def test_the_architecture_names_files_that_are_there() -> None:
-    named = {name for name in re.findall(r"`([a-z_]+(?:/[a-z_]+)+)`", ARCHITECTURE) if name.split("/")[0] in BELOW}
-    assert sorted(name for name in named if not ((ROOT / name).is_dir() or (ROOT / f"{name}.py").exists())) == []
-    tests = set(re.findall(r"`(tests/[\w/.]+)", ARCHITECTURE))
-    assert sorted(name for name in tests if not (ROOT.parent / name).exists()) == []
