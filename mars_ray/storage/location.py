@@ -16,7 +16,7 @@ from typing import Any
 from upath import UPath
 
 from mars_ray.errors import ConfigError, MarsRayError
-from mars_ray.storage.time_limit import within
+from mars_ray.storage.wait_at_most import wait_at_most
 
 AnyPath = Path | UPath
 """A path on this machine, or a place in a store."""
@@ -69,7 +69,7 @@ def check_reachable(place: AnyPath) -> None:
         return
     late = ConfigError(f"{place} is out of reach: its store gave no answer in {ANSWER_S:g} s. Check its endpoint.")
     try:
-        within(ANSWER_S, lambda: place.fs.info(place.path), late)
+        wait_at_most(ANSWER_S, lambda: place.fs.info(place.path), late)
     except FileNotFoundError:
         return
     except Exception as error:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.batch.run.block_deaths import DEATHS, WorkerDiedError, answer_block
-from mars_ray.batch.run.time_limit import TimeLimit
+from mars_ray.batch.run.interrupt_after import InterruptAfter
 
 ROWS = st.lists(st.sampled_from(["good", "kills"]), min_size=1, max_size=9)
 
@@ -56,7 +56,7 @@ def forever() -> None:
 
 def test_a_function_that_never_ends_is_interrupted_and_the_next_runs() -> None:
     async def test() -> None:
-        limit = TimeLimit(0.05)
+        limit = InterruptAfter(0.05)
         for _ in range(3):
             with pytest.raises(TimeoutError):
                 await limit.run(forever)
@@ -67,4 +67,4 @@ def test_a_function_that_never_ends_is_interrupted_and_the_next_runs() -> None:
 
 def test_an_error_of_a_function_is_its_own() -> None:
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(TimeLimit(60).run(lambda: 1 // 0))
+        asyncio.run(InterruptAfter(60).run(lambda: 1 // 0))

@@ -20,7 +20,7 @@ from mars_ray.batch.rows.row_format import ParsedRow, RowFormat
 from mars_ray.batch.rows.row_ids import RowId
 from mars_ray.batch.rows.row_result import RowResult, as_json
 from mars_ray.batch.run.isolation import Isolation
-from mars_ray.batch.run.time_limit import TimeLimit
+from mars_ray.batch.run.interrupt_after import InterruptAfter
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.errors import (
@@ -59,7 +59,7 @@ class Worker:
         self._name, self._start_engine = name, start_engine
         self._places, self._ready_s = asyncio.Semaphore(0), 0.0
         self._isolation, self._numbers, self._feeding = Isolation(), count(), feeding
-        self._parsing = TimeLimit(PARSE_SECONDS)
+        self._parsing = InterruptAfter(PARSE_SECONDS)
         self._engine: asyncio.Future[AsyncEngine] | None = None
 
     async def start(self) -> None:

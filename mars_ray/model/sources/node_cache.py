@@ -25,7 +25,7 @@ from mars_ray.errors import ModelError, OutputError
 from mars_ray.model.sources.cache import cache_folder
 from mars_ray.progress import ProgressLine
 from mars_ray.storage.private import private_folder
-from mars_ray.storage.time_limit import within
+from mars_ray.storage.wait_at_most import wait_at_most
 
 NODE_URL = "ray://"
 """Beginning of the name of a folder on one node of the cluster; see `ray_folder.SharedFolder`."""
@@ -125,7 +125,7 @@ def _fetch(folder: Path, files: Sequence[RemoteFile], read: ReadPiece) -> None:
                         f"{file.name} of {folder.name} cannot be had: {end - there:,} bytes took over {PIECE_S:g} s. "
                         "Check the network; the same command goes on."
                     )
-                    sink.write(within(PIECE_S, partial(read, file.name, there, end), late))
+                    sink.write(wait_at_most(PIECE_S, partial(read, file.name, there, end), late))
                     progress.update(before + sink.tell(), {})
                 sink.flush()
                 os.fsync(sink.fileno())

@@ -1,4 +1,4 @@
-"""Interrupt a function of Python that may never end, such as the chat template of a model."""
+"""Interrupt Python code that may never end, such as the chat template of a model."""
 
 import asyncio
 import ctypes
@@ -11,17 +11,17 @@ T = TypeVar("T")
 
 
 class _TooLong(BaseException):
-    """Raised in the thread by another: no handler of `Exception` may catch it."""
+    """Raised in the thread by the timer. No handler of `Exception` catches it."""
 
 
-class TimeLimit:
-    """Runs one function at a time, and none for longer than `seconds`, which count from its own start."""
+class InterruptAfter:
+    """Runs one function at a time and interrupts it `seconds` after it started."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._thread = seconds, ThreadPoolExecutor(1)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Return what `work` returns. Raises `TimeoutError`; what runs outside of Python is not interrupted."""
+        """Return the result of `work`. Raises `TimeoutError`; native code is not interrupted."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._limited, work)
 
     def _limited(self, work: Callable[[], T]) -> T:
