@@ -55,7 +55,11 @@ class EmptyDataError(DataError):
 
 
 class BadRecordError(DataError):
-    """One record is not usable; the message names the reason."""
+    """One record is not usable; the message names the reason, and `missing` the columns that it lacks."""
+
+    def __init__(self, message: str, *, missing: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.missing = missing
 
 
 class ModelError(InputError):

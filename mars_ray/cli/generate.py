@@ -203,5 +203,5 @@ def _show(report: "JobReport") -> None:
         again = shlex.join(["mars-ray", *sys.argv[1:]])
         retry = "" if "--retry-errors" in sys.argv else " --retry-errors"
         for reason, count in list(report.errors_by_reason.items())[:REASONS]:
-            say.print(f"{count:,} x {reason}", markup=False)
+            say.print(f"{count:,} x {'such as ' if count > 1 else ''}{reason}", markup=False)
         say.print(f"errors: {report.errors_file}; once mended, do just those again: {again}{retry}", markup=False)

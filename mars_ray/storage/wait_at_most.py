@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 def wait_at_most(seconds: float, call: Callable[[], T], late: Exception) -> T:
-    """Return the result of `call`. Raises its error, and `late` after `seconds`; the call then goes on in its thread."""
+    """Return the result of `call`. Raises its error, and `late` after `seconds`, while the call goes on."""
     outcome: list[tuple[T | None, BaseException | None]] = []
 
     def run() -> None:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from mars_ray.batch.rows import first_rows
 from mars_ray.batch.run.job_plan import plan_job
 from mars_ray.batch.run.options import GenerateOptions
 from mars_ray.errors import DataError, InputError
@@ -81,3 +82,17 @@ def test_an_adapter_that_is_missing_or_of_another_model_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=r"is an adapter for|unknown adapter"):
         plan(tmp_path, model_folder, '{"prompt": "x"}', adapter=adapter)
+
+
+def test_a_template_that_names_a_column_in_brackets_gets_a_hint(tmp_path: Path, model_folder: Path) -> None:
+    with pytest.raises(DataError, match=r"Did you mean 'question'\?"):
+        plan(tmp_path, model_folder, json.dumps(ROW), template="{{ row['qestion'] }}")
+
+
+def test_a_huge_first_row_is_left_to_a_worker(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_rows, "ROW_BYTES", 500)
+    plan(tmp_path, model_folder, json.dumps({"prompt": "x" * 500}) + "\n{}")
+    with pytest.raises(DataError, match="its prompt has 483 tokens"):
+        plan(tmp_path, model_folder, json.dumps({"prompt": "x" * 480}) + "\n{}")

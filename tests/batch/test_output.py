@@ -26,7 +26,7 @@ from mars_ray.errors import ConfigError, OutputError, RunError
 def answered(number: int, error: bool = False) -> RowResult:
     key = number.to_bytes(16, "big")
     if error:
-        return RowResult(key=key, error=json.dumps({"id": str(number)}), error_kind="bad")
+        return RowResult(key=key, error=json.dumps({"id": str(number)}), reason="bad")
     record = json.dumps({"id": str(number), "text": f"text {number}"})
     return RowResult(key=key, records=(record,), tokens=(number + 1,), forwards=(1,), threshold=0.9, worker="one")
 
@@ -237,3 +237,16 @@ def test_a_shard_that_cannot_be_written_stays_in_the_ledger(tmp_path: Path) -> N
         output._rows.mkdir()
         output.flush()
     assert rows_in(tmp_path / "out") == ["1"]
+
+
+def test_errors_are_counted_by_kind_under_one_whole_reason(tmp_path: Path) -> None:
+    reasons = ["its id 'a' is taken", "its id 'b' is taken", "the prompt has 12 tokens"]
+    results = [
+        RowResult(key=number.to_bytes(16, "big"), error="{}", reason=reason) for number, reason in enumerate(reasons)
+    ]
+    with open_output(tmp_path / "out", new=False) as output:
+        output.begin("jsonl", {})
+        output.take(results, 0.0)
+        assert output.ledger.error_counts() == {"its id 'a' is taken": 2, "the prompt has 12 tokens": 1}
+        output.forget_errors()
+        assert output.ledger.error_counts() == {}

@@ -10,7 +10,7 @@ from mars_ray.batch.rows.row_result import RowResult, failure_in, failure_table,
 
 RESULTS = [
     RowResult(key=b"a", records=('{"id": "a"}',), tokens=(3,), forwards=(2,), threshold=0.9, worker="one", age_s=1.5),
-    RowResult(key=b"b", error='{"id": "b"}', error_kind="bad", worker="one"),
+    RowResult(key=b"b", error='{"id": "b"}', reason="bad", worker="one"),
 ]
 
 

@@ -29,7 +29,7 @@ def test_their_columns_keep_their_types_and_ours_take_the_place_of_their_namesak
         {"prompt": "a", "sampling": {"seed": 1}},
         {"prompt": "b", "sampling": {"seed": 2}},
     ]
-    refused = RowResult(key=b"", error=json.dumps({"reason": "too long"}))
+    refused = RowResult(key=b"", error="{}", reason="too long")
     found = with_answers(asked, [answered({"text": "A", "tokens": 3, "own": 1}), refused], raise_errors=False)
     assert found.schema.field("n").type == pa.int16() and found["tags"].to_pylist() == [["x"], None]
     assert set(found.column_names) == {"n", "tags", *ANSWERED}

@@ -22,7 +22,7 @@ from mars_ray.storage.whole_file import create_object
 def answered(number: int, error: bool = False) -> RowResult:
     key = number.to_bytes(16, "big")
     if error:
-        return RowResult(key=key, error=json.dumps({"id": str(number)}), error_kind="bad")
+        return RowResult(key=key, error=json.dumps({"id": str(number)}), reason="bad")
     record = json.dumps({"id": str(number), "text": f"text {number}"})
     return RowResult(key=key, records=(record,), tokens=(number + 1,), forwards=(1,), threshold=0.9, worker="one")
 

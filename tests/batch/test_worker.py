@@ -112,7 +112,7 @@ def test_a_row_that_cannot_be_read_and_an_id_that_came_before_are_refused(model_
     assert found[0].error is None
     assert found[1].error == '{"id": "row-1", "reason": "it is bad"}'
     assert "its id 'row-2' is that of an earlier row" in str(found[2].error)
-    assert found[2].error_kind == "its id … is that of an earlier row; give each row one of its own"
+    assert found[2].reason == "its id 'row-2' is that of an earlier row; give each row one of its own"
 
 
 def test_a_row_whose_template_never_ends_is_given_up_and_the_others_are_answered(

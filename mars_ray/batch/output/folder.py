@@ -125,7 +125,7 @@ class OutputFolder:
         return fresh
 
     def _write_errors(self) -> None:
-        if self.ledger.kinds():
+        if self.ledger.error_counts():
             write_lines(self.folder / "errors.jsonl", self.ledger.errors())
         else:
             (self.folder / "errors.jsonl").unlink(missing_ok=True)

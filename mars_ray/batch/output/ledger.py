@@ -9,6 +9,7 @@ of theirs can arrive late. Others may read (`undone`).
 """
 
 import json
+import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -25,9 +26,10 @@ CREATE TABLE IF NOT EXISTS done (key BLOB PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS lately (keys BLOB);
 CREATE TABLE IF NOT EXISTS record (number INTEGER PRIMARY KEY, text TEXT);
 CREATE TABLE IF NOT EXISTS error (key BLOB PRIMARY KEY, kind TEXT, text TEXT) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS example (kind TEXT PRIMARY KEY, reason TEXT) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS shard (name TEXT PRIMARY KEY, records INTEGER) WITHOUT ROWID;
 """
-"""Tables of the database; `record` holds what is not in a shard yet.
+"""Tables of the database; `record` holds what is not in a shard yet, `example` one reason of each kind of error.
 
 A row is done once its key stands in `done` or, end to end with those that came with it, in `lately`. Keys are hashes,
 so each belongs to another page of `done`: they go there many at a time, and in order.
@@ -35,6 +37,9 @@ so each belongs to another page of `done`: they go there many at a time, and in 
 KEY_BYTES = 16
 LATELY = 10_000
 """Keys in `lately` before they go to `done`."""
+
+KIND_CHARS = 200
+"""Characters in which reasons of different kinds differ."""
 
 LEDGER = Path(".job") / "ledger.sqlite"
 """Where the ledger of a job lies in its folder."""
@@ -114,8 +119,12 @@ class Ledger:
         self.connection.executemany(
             "INSERT INTO record (text) VALUES (?)", [(text,) for each in fresh for text in each.records]
         )
+        errors = [(_kind(result.reason), result) for result in fresh if result.error is not None]
         self.connection.executemany(
-            "INSERT INTO error VALUES (?, ?, ?)", [(e.key, e.error_kind, e.error) for e in fresh if e.error is not None]
+            "INSERT OR IGNORE INTO example VALUES (?, ?)", [(kind, result.reason) for kind, result in errors]
+        )
+        self.connection.executemany(
+            "INSERT INTO error VALUES (?, ?, ?)", [(result.key, kind, result.error) for kind, result in errors]
         )
         return fresh
 
@@ -152,15 +161,17 @@ class Ledger:
         for (text,) in self.connection.execute("SELECT text FROM error"):
             yield text
 
-    def kinds(self) -> dict[str, int]:
-        """Return how many errors of each kind there are, most first."""
-        return dict(self.connection.execute("SELECT kind, count(*) FROM error GROUP BY kind ORDER BY 2 DESC, 1"))
+    def error_counts(self) -> dict[str, int]:
+        """Return the number of errors of each kind, most first, under the reason of one of them."""
+        query = "SELECT reason, count(*) FROM error JOIN example USING (kind) GROUP BY kind ORDER BY 2 DESC, 1"
+        return dict(self.connection.execute(query))
 
     def forget_errors(self) -> int:
         """Let the rows with errors be done again; return how many."""
         with self.transaction():
             self._sort_in()
             self.connection.execute("DELETE FROM done WHERE key IN (SELECT key FROM error)")
+            self.connection.execute("DELETE FROM example")
             return self.connection.execute("DELETE FROM error").rowcount
 
     def close(self) -> None:
@@ -196,6 +207,11 @@ def undone(path: Path, keys: Sequence[bytes]) -> set[bytes]:
         # Keys go from one table to the other, so this order misses none.
         lately = _lately(connection)
         return _not_in(connection, set(keys) - lately)
+
+
+def _kind(reason: str) -> str:
+    """Return the kind of an error: reasons of one kind differ in names and numbers only."""
+    return re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", reason)[:KIND_CHARS]
 
 
 def _lately(connection: sqlite3.Connection) -> set[bytes]:

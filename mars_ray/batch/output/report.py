@@ -40,6 +40,7 @@ class JobReport:
     """Rows of the input."""
     errors: int
     errors_by_reason: dict[str, int]
+    """Errors of each kind, most first, under the reason of one of them; others differ in names and numbers."""
     errors_file: str
     """Where the rows with errors are; empty where there are none."""
     cut: int

@@ -1,6 +1,5 @@
-"""Refuse an input of whose first rows none can be asked, before a cluster and a model are started for it."""
+"""Refuse an input whose first rows all cannot be answered, before a cluster and a model are started for it."""
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -11,20 +10,26 @@ from mars_ray.data.records import parse_object
 from mars_ray.errors import BadRecordError, DataError, PromptTooLongError, RequestError
 
 FIRST_ROWS = 100
-"""Rows that are looked at, at most: the first that can be asked ends the search."""
+"""Most rows to look at."""
+ROW_BYTES = 1 << 20
+"""A longer row is left to a worker, because rendering and tokenizing it here could take minutes."""
 REASONS = 3
-"""Reasons that are shown, the commonest first."""
+"""Reasons to show, the most frequent first."""
 COLUMNS = 12
-"""Columns that are listed."""
+"""Columns to list."""
 
 
 def check_first_rows(row_format: RowFormat, raws: Iterable[bytes], positions: int) -> None:
-    """Raise `DataError` with the commonest reasons and the columns unless one of the first rows can be asked.
+    """Raise `DataError` with the most frequent reasons and the columns if none of the first rows can be answered.
 
-    `positions` is the length that a sequence of the model may have.
+    `positions` is the context length of the model.
     """
-    reasons, columns = Counter[str](), dict[str, None]()
+    reasons = Counter[str]()
+    columns: dict[str, None] = {}
+    missing: dict[str, None] = {}
     for raw in islice(raws, FIRST_ROWS):
+        if len(raw) > ROW_BYTES:
+            return
         try:
             prompt = row_format.parse("first", raw).request.prompt
             if len(prompt) < positions:
@@ -32,12 +37,13 @@ def check_first_rows(row_format: RowFormat, raws: Iterable[bytes], positions: in
             raise PromptTooLongError(f"its prompt has {len(prompt)} tokens and a sequence may have {positions}")
         except (BadRecordError, RequestError) as error:
             reasons[str(error).rstrip(".")] += 1
+            missing |= dict.fromkeys(error.missing if isinstance(error, BadRecordError) else ())
         columns |= dict.fromkeys(_columns(raw))
     if reasons:
-        raise DataError(_refusal(reasons, list(columns)))
+        raise DataError(_refusal(reasons, list(columns), list(missing)))
 
 
-def _refusal(reasons: Counter[str], columns: list[str]) -> str:
+def _refusal(reasons: Counter[str], columns: list[str], missing: list[str]) -> str:
     count = reasons.total()
     what = "the only row cannot" if count == 1 else f"none of the first {count} rows can"
     parts = [f"{what} be answered."]
@@ -45,14 +51,14 @@ def _refusal(reasons: Counter[str], columns: list[str]) -> str:
     if columns:
         more = f" and {len(columns) - COLUMNS} more" if len(columns) > COLUMNS else ""
         parts.append(f"The columns are {', '.join(columns[:COLUMNS])}{more}.")
-    parts.append(_hint(next(iter(reasons)), columns) or "Mend the input, or name its column by --prompt-column.")
+    parts.append(_hint(missing, columns) or "Mend the input, or name its column by --prompt-column.")
     return " ".join(parts)
 
 
-def _hint(reason: str, columns: list[str]) -> str:
-    """Return the column that was meant by a name in the reason, if one is alike."""
-    for name in re.findall("'([^']*)'", reason):
-        if name not in columns and (close := get_close_matches(name, columns, n=1)):
+def _hint(missing: list[str], columns: list[str]) -> str:
+    """Return a question that names a column whose name is close to a missing one, if there is one."""
+    for name in missing:
+        if close := get_close_matches(name, columns, n=1):
             return f"Did you mean {close[0]!r}?"
     return ""
 

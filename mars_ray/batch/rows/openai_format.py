@@ -104,7 +104,7 @@ class OpenAIBatchFormat:
         line = parse_row(raw)
         url = line.get("url")
         if id_in(line, "custom_id") is None:
-            raise BadRecordError(f"it has no 'custom_id': {raw[:60]!r}")
+            raise BadRecordError(f"it has no 'custom_id': {raw[:60]!r}", missing=("custom_id",))
         if line.get("method") != "POST":
             raise BadRecordError(f"its 'method' is {shortened(line.get('method'))}; it must be 'POST'")
         if url not in list(BODIES):

@@ -108,7 +108,7 @@ def _conversation(columns: JsonRecord, column: str | None) -> tuple[Message, ...
     name = next((name for name in wanted if columns.get(name) is not None), None)
     if name is None:
         missing = "neither 'prompt' nor 'messages'" if column is None else f"no {column!r}"
-        raise BadRecordError(f"it has {missing}, only {shortened(sorted(columns))}")
+        raise BadRecordError(f"it has {missing}, only {shortened(sorted(columns))}", missing=wanted)
     value = columns[name]
     if name == "messages" or isinstance(value, list):
         return parse_messages(value)

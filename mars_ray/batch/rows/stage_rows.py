@@ -58,8 +58,9 @@ def with_answers(table: pa.Table, results: Sequence[RowResult], *, raise_errors:
     `results` are in the order of the rows. Raises `RequestError` for the first row with an error if `raise_errors`.
     """
     if raise_errors:
-        for error in filter(None, map(_error, results)):
-            raise RequestError(f"a row has no answer: {error}")
+        for result in results:
+            if result.error is not None:
+                raise RequestError(f"a row has no answer: {result.reason}")
     records = [_records(each) for each in results]
     answers = pa.Table.from_pylist(list(chain.from_iterable(records)), schema=pa.schema(ANSWERED))
     if any(len(each) > 1 for each in records):
@@ -84,13 +85,9 @@ def _plain(value: Any) -> Any:
 
 
 def _records(result: RowResult) -> list[JsonRecord]:
-    if (error := _error(result)) is not None:
-        return [{"error": error}]
+    if result.error is not None:
+        return [{"error": result.reason}]
     return [json.loads(record) for record in result.records]
-
-
-def _error(result: RowResult) -> str | None:
-    return None if result.error is None else str(json.loads(result.error)["reason"])
 
 
 def _replaced(table: pa.Table, name: str, column: Any) -> pa.Table:

@@ -87,4 +87,4 @@ def result_of(key: bytes, answer: ChatCompletion) -> RowResult:
 
 def refusal_of(key: bytes, reason: str) -> RowResult:
     """Return that a row has no answer, and why."""
-    return RowResult(key=key, error=as_json({"reason": reason}))
+    return RowResult(key=key, error=as_json({"reason": reason}), reason=reason)

@@ -28,7 +28,7 @@ class Job:
         self._clock = clock
         self._started_s: float | None = None
         """When the first worker was ready: how long engines take to start says nothing about the job."""
-        self._done, self._errors = output.ledger.done, sum(output.ledger.kinds().values())
+        self._done, self._errors = output.ledger.done, sum(output.ledger.error_counts().values())
         self._done_before, self._tokens_before = self._done, self._tokens
         self._recent: deque[tuple[float, str, int, int]] = deque()
         """Recent additions: when, from which worker, tokens, forwards."""
@@ -118,7 +118,7 @@ class Job:
             rows=self._done,
             total=self._total,
             errors=self._errors,
-            errors_by_reason=ledger.kinds(),
+            errors_by_reason=ledger.error_counts(),
             errors_file=str(self._output.errors_file) if self._errors else "",
             cut=history.cut,
             tokens=history.tokens,

@@ -6,7 +6,6 @@ because of a row, and never gives up one that did nothing but stand beside the r
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
@@ -19,8 +18,8 @@ from mars_ray.batch.rows.answer import answer_of
 from mars_ray.batch.rows.row_format import ParsedRow, RowFormat
 from mars_ray.batch.rows.row_ids import RowId
 from mars_ray.batch.rows.row_result import RowResult, as_json
-from mars_ray.batch.run.isolation import Isolation
 from mars_ray.batch.run.interrupt_after import InterruptAfter
+from mars_ray.batch.run.isolation import Isolation
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.errors import (
@@ -124,7 +123,7 @@ class Worker:
         return RowResult(
             key=row_id.key,
             error=as_json(row_format.error_record(row_id.id, raw, error)),
-            error_kind=_error_kind(error),
+            reason=str(error),
             **self._origin(),
         )
 
@@ -167,8 +166,3 @@ class Worker:
 
 def _index(sequence: Chunk) -> int:
     return sequence.index
-
-
-def _error_kind(error: MarsRayError) -> str:
-    """Return what is alike in the reasons of one kind: names and numbers differ."""
-    return re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", str(error))[:200]
