@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mars_ray.data.chat import ChatEncoder
-from mars_ray.data.tasks import verify
+from mars_ray.data.tasks import is_right_answer
 from mars_ray.data.tasks.registry import FAMILIES
 from mars_ray.data.tasks.split import examples
 from mars_ray.engine.core.engine import Engine
@@ -80,7 +80,9 @@ def main() -> None:
                 kept["tokens_per_s"].append(tokens / seconds)
                 kept["rows_per_s"].append(len(part) / seconds)
                 kept["valid"] += sum(_valid(text, row.answer) for text, row in zip(texts, part, strict=True))
-                kept["right"] += sum(verify(TASK, row.answer, text) for text, row in zip(texts, part, strict=True))
+                kept["right"] += sum(
+                    is_right_answer(TASK, row.answer, text) for text, row in zip(texts, part, strict=True)
+                )
         report["decoding"][name] = found
         for label, kept in found.items():
             rate, per_row = kept["tokens_per_s"], kept["rows_per_s"]

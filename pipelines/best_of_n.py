@@ -25,7 +25,7 @@ from rich.table import Table
 
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.run.options import GenerateOptions
-from mars_ray.data.tasks import mixture, verify
+from mars_ray.data.tasks import is_right_answer, mixture
 from mars_ray.engine.request import SamplingParams
 from mars_ray.program import run_program
 from pipelines.pipeline_files import conversation, rows_in, write
@@ -102,7 +102,7 @@ def kept(job: Path, shares: dict[str, Share]) -> Iterator[Row]:
 
 def is_right(row: Row) -> bool:
     """Judge one answer."""
-    return row["finish_reason"] == "stop" and verify(row["family"], row["answer"], row["text"])
+    return row["finish_reason"] == "stop" and is_right_answer(row["family"], row["answer"], row["text"])
 
 
 def show(shares: dict[str, Share]) -> None:

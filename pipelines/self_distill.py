@@ -28,7 +28,7 @@ from mars_ray.data.tasks import mixture
 from mars_ray.data.tasks.split import Split
 from mars_ray.engine.request import SamplingParams
 from mars_ray.errors import ModelError
-from mars_ray.evaluation.calibration.curve import curve_of
+from mars_ray.evaluation.calibration.curve import calibration_curve
 from mars_ray.evaluation.calibration.prompts import family_prompts
 from mars_ray.evaluation.scoring.statistics import mean_and_spread
 from mars_ray.measure import machine
@@ -148,7 +148,7 @@ def measured(model: Path, seed: int, per_family: int) -> Json:
     """Return what held-out prompts give; those of a seed are the same for all models."""
     prompts = family_prompts(per_family, range(seed, seed + 1))
     sampling = SamplingParams(max_tokens=MAX_TOKENS)
-    [point] = curve_of(load_checkpoint(model), prompts, (THRESHOLD,), sampling, "task families, held out")
+    [point] = calibration_curve(load_checkpoint(model), prompts, (THRESHOLD,), sampling, "task families, held out")
     return point.model_dump(include={*FIGURES, "examples", "tokens", "by_family"})
 
 

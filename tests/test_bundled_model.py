@@ -9,7 +9,7 @@ from mars_ray.data.tasks import FAMILIES
 from mars_ray.data.tasks.split import split_of
 from mars_ray.engine.request import SamplingParams
 from mars_ray.evaluation.calibration.calibrate import THRESHOLDS
-from mars_ray.evaluation.calibration.curve import curve_of
+from mars_ray.evaluation.calibration.curve import calibration_curve
 from mars_ray.evaluation.calibration.curve_text import curve_row
 from mars_ray.evaluation.calibration.prompts import family_prompts
 from mars_ray.model.card import read_card
@@ -76,7 +76,7 @@ def test_the_card_in_words_has_the_figures_of_the_card() -> None:
 def test_the_figures_hold_on_other_examples() -> None:
     checkpoint = load_checkpoint(FOLDER)
     judged = family_prompts(5, range(99, 100))
-    for point in curve_of(checkpoint, judged, (1.0, 0.95), SamplingParams(), "others"):
+    for point in calibration_curve(checkpoint, judged, (1.0, 0.95), SamplingParams(), "others"):
         measured = CURVE[point.threshold]
         # 60 examples at 95 %: the standard error is 3 points.
         assert point.accuracy is not None

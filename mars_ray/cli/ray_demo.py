@@ -20,13 +20,13 @@ from mars_ray.batch.output.shards import write_lines
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
 from mars_ray.data.chat import ChatEncoder
-from mars_ray.data.tasks import verify
+from mars_ray.data.tasks import is_right_answer
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.core.offline import decode_all
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import Request, SamplingParams
-from mars_ray.evaluation.run.speed import Prompt, answer_all
+from mars_ray.evaluation.run.speed import TimedPrompt, sample_speed
 from mars_ray.evaluation.settings import AR, EXACT, DecodingSetting
 from mars_ray.measure import Sample, interleaved, speedup
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
@@ -104,7 +104,7 @@ def demo(output: Path) -> Demo:
     answers: dict[str, list[bool]] = {each.name: [] for each in SETTINGS}
     for row in read_rows(output):
         wanted = expected[row["question"]]
-        answers[row["setting"]].append(verify(wanted["family"], wanted["answer"], row["text"]))
+        answers[row["setting"]].append(is_right_answer(wanted["family"], wanted["answer"], row["text"]))
     checkpoint = load_checkpoint(resolve_model("bundled"))
     speeds = {
         callers: _speeds(checkpoint, callers, count, list(expected.values())) for callers, count in CALLERS.items()
@@ -142,10 +142,10 @@ def _speeds(
 ) -> dict[str, DemoSpeed]:
     """Answer prompts of all families with every setting in turns, on an engine that decodes `callers` together."""
     torch.set_num_threads(1)  # more gains nothing for a model so small
-    prompts: list[Prompt] = [(each, SAMPLING) for each in _encoded(checkpoint, _spread(rows, count))]
+    prompts: list[TimedPrompt] = [(each, SAMPLING) for each in _encoded(checkpoint, _spread(rows, count))]
     engine = _engine(checkpoint, callers)
     try:
-        candidates = {each.name: partial(answer_all, engine, prompts, each) for each in SETTINGS}
+        candidates = {each.name: partial(sample_speed, engine, prompts, each) for each in SETTINGS}
         with ProgressLine(f"measure, {callers} at a time", total=len(SETTINGS) * (ROUNDS + 1)) as progress:
             samples = interleaved(candidates, ROUNDS, progress)
     finally:

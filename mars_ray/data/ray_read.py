@@ -1,6 +1,6 @@
-"""A file of records -> a Ray dataset with one JSON text per record, in order (shell)."""
+"""Read records as a stream into a Ray dataset, in one task and in order (shell)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -26,15 +26,23 @@ def read_raw(path: AnyPath, rows_per_block: int) -> ray.data.Dataset:
     A record that is not JSON stays in the column: whoever parses it says so, and the other records go on. A file that
     cannot be read fails in a worker, so look with `record_file.check_source` first.
     """
-    # A read followed by a repartition is what Ray keeps as tasks of their own. After a map, it would fuse the
-    # repartition with the maps on both of its sides, and one task would do the work of all.
-    # One block asked for is none that Ray would split first.
-    # A file of this machine may be on no other; that may be a head without CPUs, or all of them are busy.
-    here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()} if isinstance(path, Path) else None
-    file = ray.data.read_datasource(
-        _RecordFile(path.absolute()), override_num_blocks=1, num_cpus=0, label_selector=here
-    )
-    return file.repartition(target_num_rows_per_block=rows_per_block)
+    absolute = path.absolute()
+    return read_stream(partial(_tables, absolute), [absolute], rows_per_block, here=isinstance(path, Path))
+
+
+def read_stream(
+    tables: Callable[[], Iterator[pa.Table]], paths: Sequence[AnyPath], rows_per_block: int, *, here: bool
+) -> ray.data.Dataset:
+    """Return the dataset of the tables that one task yields, cut into blocks; `here` runs the task on this machine.
+
+    `paths` are the files that the tables come from.
+    """
+    # The task asks for no CPU: this machine may be a head without CPUs, or all of them are busy.
+    # Ray keeps a read that is followed by a repartition as separate tasks. After a map, Ray would fuse the repartition
+    # with the maps on both sides, and one task would do all of the work. One block is not split before that.
+    node = {"ray.io/node-id": ray.get_runtime_context().get_node_id()} if here else None
+    stream = ray.data.read_datasource(_Stream(tables, paths), override_num_blocks=1, num_cpus=0, label_selector=node)
+    return stream.repartition(target_num_rows_per_block=rows_per_block)
 
 
 def our_error(error: RayError) -> MarsRayError | None:
@@ -47,21 +55,22 @@ def our_error(error: RayError) -> MarsRayError | None:
     return None if cause is None else type(cause)(str(cause).partition("\n")[0])
 
 
-class _RecordFile(Datasource):  # type: ignore[misc]  # Ray is untyped to us
-    """One file, read by one task as a stream. Ray's own text reader would hold it whole, and split it at U+0085."""
+class _Stream(Datasource):  # type: ignore[misc]  # Ray is untyped to us
+    """Tables that one task yields. Ray's own text reader would hold a file whole, and split it at U+0085."""
 
-    def __init__(self, path: AnyPath) -> None:
+    def __init__(self, tables: Callable[[], Iterator[pa.Table]], paths: Sequence[AnyPath]) -> None:
         super().__init__()
-        self._path = path
+        self._tables = tables
+        self._names = [str(path) for path in paths]
 
     def get_read_tasks(
         self,
-        parallelism: int,  # noqa: ARG002  # the stream has one reader, whatever Ray would like
+        parallelism: int,  # noqa: ARG002  # a stream has one reader
         per_task_row_limit: int | None = None,
         data_context: DataContext | None = None,  # noqa: ARG002
     ) -> list[ReadTask]:
-        unknown = BlockMetadata(num_rows=None, size_bytes=None, input_files=[str(self._path)], exec_stats=None)
-        return [ReadTask(partial(_tables, self._path), unknown, per_task_row_limit=per_task_row_limit)]
+        unknown = BlockMetadata(num_rows=None, size_bytes=None, input_files=self._names, exec_stats=None)
+        return [ReadTask(self._tables, unknown, per_task_row_limit=per_task_row_limit)]
 
     def estimate_inmemory_data_size(self) -> int | None:
         return None

@@ -24,7 +24,7 @@ from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.evaluation.calibration.counts import count_answers, is_right, total_of
-from mars_ray.evaluation.calibration.prompts import Prompt, family_prompts
+from mars_ray.evaluation.calibration.prompts import CalibrationPrompt, family_prompts
 from mars_ray.measure import Sample, interleaved, throughput
 from mars_ray.method.metric import Metric
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
@@ -54,7 +54,7 @@ ROUNDS = 3
 """Rounds of everything by the clock, behind one that warms up."""
 
 
-def questions(per_family: int) -> list[Prompt]:
+def questions(per_family: int) -> list[CalibrationPrompt]:
     """Return held-out questions, as many of each family."""
     return family_prompts(per_family, range(QUESTIONS_SEED, QUESTIONS_SEED + 1))
 
@@ -78,7 +78,7 @@ def metrics(model: Path, per_family: int) -> Json:
     return _rows(load_checkpoint(model), decodes, questions(per_family))
 
 
-def _rows(checkpoint: Checkpoint, decodes: Mapping[str, DecodeParams], asked: Sequence[Prompt]) -> Json:
+def _rows(checkpoint: Checkpoint, decodes: Mapping[str, DecodeParams], asked: Sequence[CalibrationPrompt]) -> Json:
     counts = count_answers(checkpoint, asked, list(decodes.values()), SAMPLING)
     rows = {}
     for name, of_way in zip(decodes, counts, strict=True):
@@ -91,7 +91,7 @@ def _rows(checkpoint: Checkpoint, decodes: Mapping[str, DecodeParams], asked: Se
     return rows
 
 
-def figures(asked: Sequence[Prompt], right: Sequence[bool]) -> Json:
+def figures(asked: Sequence[CalibrationPrompt], right: Sequence[bool]) -> Json:
     """Return how many answers are right, every family alike, and of each question whether it is."""
     of_family: dict[str, list[bool]] = {name: [] for name in FAMILIES}
     for prompt, each in zip(asked, right, strict=True):
@@ -179,7 +179,9 @@ def by_engine(checkpoint: Checkpoint, decode: DecodeParams) -> Callable[..., lis
     return way
 
 
-def decoded(checkpoint: Checkpoint, asked: Sequence[Prompt], way: Callable[..., list[BaselineOutput]]) -> Json:
+def decoded(
+    checkpoint: Checkpoint, asked: Sequence[CalibrationPrompt], way: Callable[..., list[BaselineOutput]]
+) -> Json:
     """Return the figures of a decoder."""
     encoder = ChatEncoder(checkpoint.tokenizer)
     prompts = [encoder.prompt(each.messages) for each in asked]

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
 from openai.types.completion import Completion
 
-from mars_ray.batch.rows.answer import Answer
 from mars_ray.batch.rows.openai_format import (
     CHAT,
     COMPLETIONS,
@@ -20,7 +19,7 @@ from mars_ray.batch.rows.openai_format import (
     openai_id,
 )
 from mars_ray.data.chat import ChatEncoder
-from mars_ray.engine.chunk import Finished, TokenLogprobs
+from mars_ray.engine.chunk import Chunk, Finished, TokenLogprobs
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams
 from mars_ray.errors import BadRecordError, PromptTooLongError, ReplicaLostError, RequestError, StepError
@@ -44,13 +43,15 @@ def raw(url: Any = CHAT, *, method: Any = "POST", custom_id: Any = "row-1", **bo
     return json.dumps(fields).encode()
 
 
-def answer_of(checkpoint: Checkpoint, text: str, *, logprobs: bool = False) -> Answer:
+def answer_of(checkpoint: Checkpoint, text: str, *, logprobs: bool = False, index: int = 0) -> Chunk:
     """An answer that a stop token ended."""
     encoded = checkpoint.tokenizer(text)
     tokens = (*encoded["input_ids"], checkpoint.tokenizer.eos_token_id)
     starts = (*(encoded.token_to_chars(number).start for number in range(len(tokens) - 1)), None)
-    return Answer(
-        text=text,
+    return Chunk(
+        request_id="",
+        index=index,
+        pieces=(text,),
         tokens=tokens,
         logprobs=tuple(
             TokenLogprobs(-0.5, ((token, -0.5),), start) for token, start in zip(tokens, starts, strict=True)
@@ -112,7 +113,7 @@ def test_the_job_says_how_to_decode_where_the_body_does_not(row_format: OpenAIBa
 
 def test_an_answer_is_a_line_of_openais_output_file(row_format: OpenAIBatchFormat, checkpoint: Checkpoint) -> None:
     row = row_format.parse("row-1", raw(n=2))
-    answers = [answer_of(checkpoint, "so"), answer_of(checkpoint, "for å", logprobs=True)]
+    answers = [answer_of(checkpoint, "so"), answer_of(checkpoint, "for å", logprobs=True, index=1)]
     [line] = row_format.output_records(row, answers)
     assert line.keys() == {"id", "custom_id", "response", "error"}
     assert (line["custom_id"], line["error"]) == ("row-1", None)

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.batch.rows.answer import Answer
 from mars_ray.batch.rows.plain_format import PlainFormat, PlainFormatSettings, plain_id
 from mars_ray.batch.rows.template import CHARACTERS_MAX
 from mars_ray.data.chat import ChatEncoder
-from mars_ray.engine.chunk import Finished, TokenLogprobs
+from mars_ray.engine.chunk import Chunk, Finished, TokenLogprobs
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import BadRecordError, ConfigError, RequestError
@@ -24,8 +23,10 @@ ASSISTANT = {"role": "assistant", "content": "so."}
 SETTINGS = PlainFormatSettings(
     sampling=SamplingParams(max_tokens=9, temperature=0.5, stop=("!",), logprobs=1), decode=DecodeParams(floor=0.6)
 )
-ANSWER = Answer(
-    text="so",
+ANSWER = Chunk(
+    request_id="",
+    index=0,
+    pieces=("so",),
     tokens=(5, 6, 7),
     logprobs=(
         TokenLogprobs(-0.5, ((5, -0.5),)),
@@ -263,7 +264,7 @@ def test_a_template_that_is_none_is_refused_at_once_with_the_line(encoder: ChatE
 
 def test_each_sequence_is_a_record_and_the_own_columns_are_kept(row_format: PlainFormat) -> None:
     row = row_format.parse("7", raw(id=7, prompt="why?", text="mine", messages=None, n=2, extra={"a": [1, None]}))
-    first, second = row_format.output_records(row, [ANSWER, replace(ANSWER, text="no", tokens=(), logprobs=())])
+    first, second = row_format.output_records(row, [ANSWER, replace(ANSWER, pieces=("no",), tokens=(), logprobs=())])
     assert first == {
         "id": "7",
         "sample": 0,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mars_ray.batch.output.report import Bar, JobReport, PacePoint
-from mars_ray.batch.output.report_page import _over_time, page
+from mars_ray.batch.output.report_page import _over_time, job_page
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"' & {{ 7 * 7 }}"
 FULL = JobReport(
@@ -74,7 +74,7 @@ class Seen(HTMLParser):
 
 
 def test_every_figure_is_on_the_page() -> None:
-    text = Seen(page(FULL)).text
+    text = Seen(job_page(FULL)).text
     for figure in (
         "Complete with errors",
         "12,345",
@@ -91,25 +91,25 @@ def test_every_figure_is_on_the_page() -> None:
 
 
 def test_rows_reasons_and_settings_are_text_and_no_markup() -> None:
-    seen = Seen(page(FULL))
+    seen = Seen(job_page(FULL))
     assert seen.tags.count("script") == 1 and "img" not in seen.tags
     assert seen.text.count("<script>alert(1)</script>") == 4
     assert "{{ 7 * 7 }}" in seen.text
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:
-    text = page(FULL)
+    text = job_page(FULL)
     assert [address for address in Seen(text).addresses if not address.startswith("#")] == []
     assert not re.search(r"url\((?!['\"]?(data:|#))|@import", text)
 
 
 @pytest.mark.parametrize("changes", [{}, {"pace": FULL.pace[:1]}, {"pace": FULL.pace[:2]}, {"total": 0}])
 def test_a_job_with_next_to_nothing_has_a_page_too(changes: dict[str, Any]) -> None:
-    assert "Stopped" in Seen(page(dataclasses.replace(FULL, **(EMPTY | changes)))).text
+    assert "Stopped" in Seen(job_page(dataclasses.replace(FULL, **(EMPTY | changes)))).text
 
 
 def test_settings_that_say_nothing_are_left_out() -> None:
-    assert "seed" not in Seen(page(FULL)).text
+    assert "seed" not in Seen(job_page(FULL)).text
 
 
 def test_bursts_of_short_jobs_are_spread_and_no_token_is_lost() -> None:
@@ -123,5 +123,5 @@ def test_bursts_of_short_jobs_are_spread_and_no_token_is_lost() -> None:
 
 
 def test_settings_and_samples_are_folded() -> None:
-    tags = Seen(page(FULL)).tags
+    tags = Seen(job_page(FULL)).tags
     assert tags.count("details") >= 2 + len(FULL.samples)

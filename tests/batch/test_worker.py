@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from mars_ray.batch.rows.answer import Answer
 from mars_ray.batch.rows.row_format import JsonRecord, ParsedRow
 from mars_ray.batch.rows.row_ids import RowId
 from mars_ray.batch.rows.row_result import RowResult, from_table, to_table
@@ -35,7 +34,7 @@ class Letters:
         request = Request(id="any", prompt=tuple(raw), sampling=sampling, decode=decode)
         return ParsedRow(id=id, request=request, prompt_text=raw.decode(), columns={})
 
-    def output_records(self, row: ParsedRow, answers: Sequence[Answer]) -> list[JsonRecord]:
+    def output_records(self, row: ParsedRow, answers: Sequence[Chunk]) -> list[JsonRecord]:
         return [{"id": row.id, "tokens": list(each.tokens)} for each in answers]
 
     def error_record(self, id: str, raw: bytes, error: Exception) -> JsonRecord:

@@ -23,13 +23,13 @@ from mars_ray.adapter.card import AdapterCard, read_adapter_card
 from mars_ray.adapter.folder import save_adapter
 from mars_ray.adapter.gated_lora import new_adapter
 from mars_ray.data.chat import ChatEncoder
-from mars_ray.data.tasks import verify
+from mars_ray.data.tasks import is_right_answer
 from mars_ray.engine.kv.attention import ATTENTION
 from mars_ray.engine.request import SamplingParams
 from mars_ray.errors import InterruptedRunError, ModelError
 from mars_ray.evaluation.calibration.calibrate import THRESHOLDS, CalibrateOptions, calibrate
-from mars_ray.evaluation.calibration.curve import curve_of
-from mars_ray.evaluation.calibration.prompts import Prompt, family_prompts, file_prompts
+from mars_ray.evaluation.calibration.curve import calibration_curve
+from mars_ray.evaluation.calibration.prompts import CalibrationPrompt, family_prompts, file_prompts
 from mars_ray.evaluation.scoring import agreement
 from mars_ray.evaluation.scoring.agreement import agreed_tokens
 from mars_ray.method.reference import DecodeOptions, decode, window_logits
@@ -116,9 +116,9 @@ def test_counting_leaves_the_attention_as_it_was(engines: Checkpoint) -> None:
 
 
 def measured(
-    checkpoint: Checkpoint, prompts: list[Prompt], thresholds: tuple[float, ...], max_tokens: int = 64
+    checkpoint: Checkpoint, prompts: list[CalibrationPrompt], thresholds: tuple[float, ...], max_tokens: int = 64
 ) -> tuple[CalibrationPoint, ...]:
-    return curve_of(checkpoint, prompts, thresholds, SamplingParams(max_tokens=max_tokens), "examples")
+    return calibration_curve(checkpoint, prompts, thresholds, SamplingParams(max_tokens=max_tokens), "examples")
 
 
 def test_the_figures_are_those_of_the_reference_decoder_one_example_at_a_time(
@@ -143,7 +143,7 @@ def test_the_figures_are_those_of_the_reference_decoder_one_example_at_a_time(
                 agreed += agreed_slowly(oracle.network, tuple(prompt), tuple(answer.tokens), oracle.mask_id)
                 assert each.example is not None
                 text = oracle.tokenizer.decode(answer.tokens, skip_special_tokens=True)
-                right += verify(each.example.family, each.example.answer, text)
+                right += is_right_answer(each.example.family, each.example.answer, text)
             speeds.append(tokens / forwards)
             agreements.append(agreed / tokens)
             accuracies.append(right / len(of_sample))

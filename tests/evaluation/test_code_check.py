@@ -14,7 +14,7 @@ import pytest
 
 from mars_ray.errors import ConfigError, RunError
 from mars_ray.evaluation.scoring import code_check
-from mars_ray.evaluation.scoring.code_check import check_sandbox, passes, program_of
+from mars_ray.evaluation.scoring.code_check import check_sandbox, passes_tests, program_of
 from mars_ray.evaluation.scoring.sandboxed_program import KEYCTL
 
 PROMPT = 'import math\n\n\ndef area(r):\n    """The area of a circle."""\n'
@@ -47,7 +47,7 @@ def shut_off() -> None:
     ],
 )
 def test_code_is_right_when_it_passes_its_tests(text: str, right: bool) -> None:
-    assert passes(FACTS, text) is right
+    assert passes_tests(FACTS, text) is right
 
 
 def test_code_has_no_network() -> None:
@@ -55,7 +55,7 @@ def test_code_has_no_network() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         connect = f"    import socket\n    socket.create_connection(('127.0.0.1', {port}), 2)\n{BODY}"
-        assert not passes(FACTS, connect)
+        assert not passes_tests(FACTS, connect)
         socket.create_connection(("127.0.0.1", port), 2).close()
 
 
@@ -72,11 +72,11 @@ def secret(tmp_path: Path) -> Iterator[Path]:
 def test_code_neither_reads_nor_changes_files_beyond_its_folder(secret: Path) -> None:
     path = repr(str(secret))
     for harm in (f"open({path})", f"open({path}, 'a')", "open('/new', 'w')"):
-        assert not passes(FACTS, f"    {harm}\n{BODY}")
+        assert not passes_tests(FACTS, f"    {harm}\n{BODY}")
     for harm in (f"remove({path})", f"truncate({path}, 0)", f"chmod({path}, 0)", f"utime({path})", f"stat({path})"):
-        assert not passes(FACTS, f"    import os; os.{harm}\n{BODY}")
-    assert not passes(FACTS, f"    import os; os.chmod(os.__file__, 0o777)\n{BODY}")
-    assert passes(FACTS, f"    open('own', 'w').write('x'); assert open('own').read() == 'x'\n{BODY}")
+        assert not passes_tests(FACTS, f"    import os; os.{harm}\n{BODY}")
+    assert not passes_tests(FACTS, f"    import os; os.chmod(os.__file__, 0o777)\n{BODY}")
+    assert passes_tests(FACTS, f"    open('own', 'w').write('x'); assert open('own').read() == 'x'\n{BODY}")
 
 
 def test_code_cannot_mount_what_is_read_only_a_second_time_to_write_to_it() -> None:
@@ -84,7 +84,7 @@ def test_code_cannot_mount_what_is_read_only_a_second_time_to_write_to_it() -> N
     again = 32 | 4096  # MS_REMOUNT | MS_BIND
     for path in ("/", "/usr/lib"):
         mount = f"assert ctypes.CDLL(None).mount(b'none', {path.encode()!r}, None, {again}, None) == -1"
-        assert passes(FACTS, f"    import ctypes; {mount}\n{BODY}")
+        assert passes_tests(FACTS, f"    import ctypes; {mount}\n{BODY}")
 
 
 def test_code_reaches_no_socket_of_another_process() -> None:
@@ -93,7 +93,7 @@ def test_code_reaches_no_socket_of_another_process() -> None:
         server.bind(address)
         server.listen()
         connect = f"    import socket\n    socket.socket(socket.AF_UNIX).connect({address!r})\n{BODY}"
-        assert not passes(FACTS, connect)
+        assert not passes_tests(FACTS, connect)
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(address)
 
@@ -101,24 +101,24 @@ def test_code_reaches_no_socket_of_another_process() -> None:
 def test_code_sees_no_other_process_and_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "s")
     looks = "import os; assert 'SECRET' not in os.environ and os.getpid() < 9"
-    assert passes(FACTS, f"    {looks}\n    try: os.kill({os.getpid()}, 0)\n    except OSError: {BODY.strip()}\n")
+    assert passes_tests(FACTS, f"    {looks}\n    try: os.kill({os.getpid()}, 0)\n    except OSError: {BODY.strip()}\n")
 
 
 def test_code_that_wants_too_much_fails() -> None:
-    assert not passes(FACTS, f"    x = bytearray({code_check.MEMORY_MAX})\n{BODY}")
-    assert not passes(FACTS, f"    open('x', 'wb').write(bytes({2 * code_check.FOLDER_BYTES_MAX}))\n{BODY}")
+    assert not passes_tests(FACTS, f"    x = bytearray({code_check.MEMORY_MAX})\n{BODY}")
+    assert not passes_tests(FACTS, f"    open('x', 'wb').write(bytes({2 * code_check.FOLDER_BYTES_MAX}))\n{BODY}")
 
 
 def test_code_leaves_nothing_that_stops_the_next() -> None:
-    assert passes(FACTS, f"    import os\n    for _ in range(1500): os.mkdir('a'); os.chdir('a')\n{BODY}")
-    assert passes(FACTS, f"    import sys; sys.stderr.write('x' * 10 ** 6)\n{BODY}")
+    assert passes_tests(FACTS, f"    import os\n    for _ in range(1500): os.mkdir('a'); os.chdir('a')\n{BODY}")
+    assert passes_tests(FACTS, f"    import sys; sys.stderr.write('x' * 10 ** 6)\n{BODY}")
 
 
 def test_code_that_never_ends_is_stopped_with_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even code that asks to outlive whoever started it stays."""
     monkeypatch.setattr(code_check, "CLOCK", 0.1)
     stay = "os.fork(); os.setsid(); ctypes.CDLL(None).prctl(1, 0, 0, 0, 0); time.sleep(600)"
-    assert not passes(FACTS, f"    import ctypes, os, time\n    {stay}\n")
+    assert not passes_tests(FACTS, f"    import ctypes, os, time\n    {stay}\n")
     launched = [
         each for each in psutil.process_iter(["cmdline"]) if code_check._PROGRAM in (each.info["cmdline"] or ())
     ]
@@ -131,7 +131,7 @@ def test_without_bubblewrap_nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_pa
     with pytest.raises(ConfigError, match=r"humaneval cannot be run here\. There is no bwrap .* install"):
         check_sandbox()
     with pytest.raises(RunError, match="no bwrap"):
-        passes(FACTS, BODY)
+        passes_tests(FACTS, BODY)
 
 
 def test_a_sandbox_that_does_not_start_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_sandbox_that_does_not_start_is_no_wrong_answer(monkeypatch: pytest.Mo
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(RunError, match=r"did not start: bwrap: No permissions\. It needs user namespaces"):
-        passes(FACTS, BODY)
+        passes_tests(FACTS, BODY)
 
 
 def test_a_body_continues_the_prompt_and_a_whole_function_replaces_it() -> None:
@@ -167,12 +167,12 @@ def test_a_body_continues_the_prompt_and_a_whole_function_replaces_it() -> None:
     ],
 )
 def test_an_answer_passes_by_its_values_alone(trick: str) -> None:
-    assert not passes(FACTS, trick)
+    assert not passes_tests(FACTS, trick)
 
 
 def test_an_answer_cannot_write_into_the_judge() -> None:
     attach = "assert ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0) == -1"  # PTRACE_ATTACH
-    assert passes(FACTS, f"    import ctypes, os; {attach}\n{BODY}")
+    assert passes_tests(FACTS, f"    import ctypes, os; {attach}\n{BODY}")
 
 
 @pytest.mark.parametrize(
@@ -189,27 +189,27 @@ def test_an_answer_cannot_write_into_the_judge() -> None:
 def test_values_of_python_s_own_types_come_to_the_tests_as_they_are(returned: str, expected: str) -> None:
     test = f"def check(candidate):\n    assert candidate(1) == {expected}\n"
     facts = json.dumps({"prompt": PROMPT, "test": test, "entry_point": "area"})
-    assert passes(facts, f"    import collections\n    return {returned}\n")
+    assert passes_tests(facts, f"    import collections\n    return {returned}\n")
 
 
 def test_tests_find_the_functions_above_the_one_that_is_asked_for() -> None:
     prompt = f"def twice(x):\n    return 2 * x\n\n\n{PROMPT}"
     test = "def check(candidate):\n    assert candidate(1) == twice(area(0.5))\n"
     facts = json.dumps({"prompt": prompt, "test": test, "entry_point": "area"})
-    assert passes(facts, "    return r\n")
+    assert passes_tests(facts, "    return r\n")
 
 
 def test_an_error_of_the_answer_is_one_of_its_kind_in_the_tests() -> None:
     test = "def check(candidate):\n    try: candidate(0)\n    except ZeroDivisionError: return\n    assert False\n"
     facts = json.dumps({"prompt": PROMPT, "test": test, "entry_point": "area"})
-    assert passes(facts, "    return 1 / r\n")
-    assert not passes(facts, "    return {}[r]\n")
+    assert passes_tests(facts, "    return 1 / r\n")
+    assert not passes_tests(facts, "    return {}[r]\n")
 
 
 def test_memory_that_poses_as_a_file_is_limited() -> None:
     fill = f"os.write(os.memfd_create('x'), bytes(1024)) if n else os.truncate(fd, {2 * code_check.FOLDER_BYTES_MAX})"
-    assert not passes(FACTS, f"    import os\n    fd = os.memfd_create('x')\n    for n in (1, 0): {fill}\n{BODY}")
-    assert passes(FACTS, f"    import os\n    assert os.write(os.memfd_create('x'), bytes(1024)) == 1024\n{BODY}")
+    assert not passes_tests(FACTS, f"    import os\n    fd = os.memfd_create('x')\n    for n in (1, 0): {fill}\n{BODY}")
+    assert passes_tests(FACTS, f"    import os\n    assert os.write(os.memfd_create('x'), bytes(1024)) == 1024\n{BODY}")
 
 
 def test_code_makes_no_user_namespace() -> None:
@@ -217,7 +217,7 @@ def test_code_makes_no_user_namespace() -> None:
     if not bwrap or not code_check._without_namespaces(bwrap):
         pytest.skip("this bubblewrap cannot forbid them here")
     unshare = "assert ctypes.CDLL(None).unshare(0x10000000) == -1"  # CLONE_NEWUSER
-    assert passes(FACTS, f"    import ctypes; {unshare}\n{BODY}")
+    assert passes_tests(FACTS, f"    import ctypes; {unshare}\n{BODY}")
 
 
 def test_code_has_not_the_keys_of_whoever_evaluates() -> None:
@@ -226,4 +226,4 @@ def test_code_has_not_the_keys_of_whoever_evaluates() -> None:
     if libc.syscall(number - 2, b"user", b"mars-ray-secret", b"s", 1, -3) == -1:  # add_key, to the session's keyring
         pytest.skip(f"no keys here: {os.strerror(ctypes.get_errno())}")
     search = f"ctypes.CDLL(None).syscall({number}, 10, -3, b'user', b'mars-ray-secret', 0)"  # KEYCTL_SEARCH
-    assert passes(FACTS, f"    import ctypes; assert {search} == -1\n{BODY}")
+    assert passes_tests(FACTS, f"    import ctypes; assert {search} == -1\n{BODY}")

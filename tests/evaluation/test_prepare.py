@@ -6,7 +6,7 @@ from mars_ray.adapter.card import AdapterCard, resolve_adapter
 from mars_ray.adapter.folder import save_adapter
 from mars_ray.adapter.gated_lora import GatedLoRA, LoraShape
 from mars_ray.evaluation.run.options import EvaluateOptions
-from mars_ray.evaluation.run.prepare import prepare
+from mars_ray.evaluation.run.prepare import prepare_evaluation
 from mars_ray.model.digest import folder_digest
 from mars_ray.model.resolve import resolve_model
 from tests.model.hub_server import running_hub
@@ -17,12 +17,14 @@ COMMIT = "1" * 40
 def test_the_model_of_an_evaluation_is_named_by_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running_hub(tmp_path, monkeypatch) as hub:
         hub.add("someone/small-model", resolve_model("bundled"), COMMIT)
-        prepared = prepare(EvaluateOptions(tasks=("families",), model="someone/small-model", output=tmp_path / "out"))
+        prepared = prepare_evaluation(
+            EvaluateOptions(tasks=("families",), model="someone/small-model", output=tmp_path / "out")
+        )
     assert prepared.plan.model == prepared.options.model == f"someone/small-model@{COMMIT}"
 
 
 def test_a_folder_is_named_by_its_last_part(tmp_path: Path) -> None:
-    prepared = prepare(
+    prepared = prepare_evaluation(
         EvaluateOptions(tasks=("families",), model=str(resolve_model("bundled")), output=tmp_path / "out")
     )
     assert prepared.plan.model == "bundled"
@@ -37,7 +39,9 @@ def test_the_adapter_of_an_evaluation_is_kept_at_its_commit(tmp_path: Path, monk
     save_adapter(lora, card, tmp_path / "adapter")
     with running_hub(tmp_path, monkeypatch) as hub:
         hub.add("someone/adapter", tmp_path / "adapter", COMMIT)
-        prepared = prepare(EvaluateOptions(tasks=("families",), adapter="someone/adapter", output=tmp_path / "out"))
+        prepared = prepare_evaluation(
+            EvaluateOptions(tasks=("families",), adapter="someone/adapter", output=tmp_path / "out")
+        )
     assert prepared.options.adapter == f"someone/adapter@{COMMIT}"
     assert prepared.adapter == resolve_adapter(prepared.options.adapter)
     assert prepared.plan.adapter_digest == folder_digest(tmp_path / "adapter")

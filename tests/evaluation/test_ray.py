@@ -14,7 +14,7 @@ from upath import UPath
 
 from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.data.chat import ChatEncoder
-from mars_ray.data.tasks import verify
+from mars_ray.data.tasks import is_right_answer
 from mars_ray.errors import ClusterError, ConfigError, DataError
 from mars_ray.evaluation.results import RESULTS_FILE, Results, read_model
 from mars_ray.evaluation.run.options import EvaluateOptions
@@ -54,7 +54,7 @@ def test_the_figures_are_those_of_the_reference_decoder_one_question_at_a_time(f
             [answer] = decode(oracle.network, [encoder.prompt(question.messages)], decoding, mask_id=oracle.mask_id)
             tokens, forwards = tokens + len(answer.tokens), forwards + answer.forwards
             text = oracle.tokenizer.decode(answer.tokens, skip_special_tokens=True)
-            right += verify(question.match, question.reference, text)
+            right += is_right_answer(question.match, question.reference, text)
         figures = results.overall[name]
         assert (figures.examples, figures.unanswered) == (12, 0)
         assert (figures.tokens, figures.forwards, figures.right) == (tokens, forwards, right)

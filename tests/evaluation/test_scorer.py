@@ -9,7 +9,7 @@ import pytest
 
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.evaluation.number_cache import NumberCache
-from mars_ray.evaluation.scoring.scorer import LazyCheckpoint, Scorer, parts_of, read_rows, row_id
+from mars_ray.evaluation.scoring.scorer import LazyCheckpoint, Scorer, parts_of, read_answers, row_id
 from mars_ray.evaluation.scoring.scores import Scores
 from mars_ray.evaluation.tasks.registry import Question, Task
 from mars_ray.model.checkpoint import Checkpoint, load_model
@@ -77,4 +77,4 @@ def test_what_was_scored_before_needs_no_model(tmp_path: Path, checkpoint: Check
 
 
 def test_a_job_without_an_answer_has_no_rows(tmp_path: Path) -> None:
-    assert list(read_rows(tmp_path)) == []
+    assert list(read_answers(tmp_path)) == []

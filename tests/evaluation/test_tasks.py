@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mars_ray.data.tasks import FAMILIES, verify
+from mars_ray.data.tasks import FAMILIES, is_right_answer
 from mars_ray.data.tasks.split import examples
 from mars_ray.errors import ConfigError, DataError, EmptyDataError
 from mars_ray.evaluation.tasks.registry import Task, TaskOptions, open_tasks
@@ -28,7 +28,7 @@ def test_a_family_has_other_held_out_examples_for_each_seed() -> None:
         example = list(zip(range(4), examples(FAMILIES["sort_numbers"], "heldout", each.seed), strict=False))
         [found] = [one for number, one in example if number == each.number]
         assert (each.messages[-1]["content"], each.reference) == (found.prompt, found.answer)
-        assert verify(each.match, each.reference, found.response)
+        assert is_right_answer(each.match, each.reference, found.response)
     assert len({each.name for each in task.questions}) == 8
 
 

@@ -15,7 +15,7 @@ from mars_ray.adapter.card import AdapterCard
 from mars_ray.adapter.folder import load_adapter, save_adapter
 from mars_ray.adapter.gated_lora import new_adapter
 from mars_ray.data.records import parse_record
-from mars_ray.data.tasks import FAMILIES, examples, mixture, verify
+from mars_ray.data.tasks import FAMILIES, examples, is_right_answer, mixture
 from mars_ray.evaluation.calibration.calibrate import THRESHOLDS
 from mars_ray.evaluation.tasks.reference_file import read_references
 from mars_ray.model.checkpoint import load_checkpoint
@@ -88,7 +88,7 @@ def test_of_several_answers_a_right_one_is_kept(tmp_path: Path) -> None:
     right = {row["prompt"]: (row["family"], row["answer"]) for row in asked}
     found = conversations(tmp_path / "kept.jsonl")
     assert 0 < len(found) < len(asked)
-    assert all(verify(*right[question], answer) for question, answer in found)
+    assert all(is_right_answer(*right[question], answer) for question, answer in found)
     shares: dict[str, dict[str, int]] = json.loads((tmp_path / "kept.json").read_text())
     assert sum(share["kept"] for share in shares.values()) == len(found)
     assert sum(share["prompts"] for share in shares.values()) == len(asked)

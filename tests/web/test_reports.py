@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from mars_ray.batch.output.report_page import page as job_page
+from mars_ray.batch.output.report_page import job_page
 from mars_ray.evaluation.report.page import evaluate_page
 from mars_ray.evaluation.scoring.disagreements import Disagreement
 from tests.batch.test_report_page import FULL

@@ -20,7 +20,7 @@ from mars_ray.batch.output.history import History
 from mars_ray.batch.output.job_log import Event, JobLog
 from mars_ray.batch.output.ledger import Ledger
 from mars_ray.batch.output.report import JobReport
-from mars_ray.batch.output.report_page import page
+from mars_ray.batch.output.report_page import job_page
 from mars_ray.batch.output.shards import write_lines, write_parquet
 from mars_ray.batch.rows.columns import Kind, table_of
 from mars_ray.batch.rows.row_result import RowResult
@@ -115,7 +115,7 @@ class OutputFolder:
         if self._log is not None and self._log.failed:
             return
         write_file(self.folder / "report.json", [json.dumps(asdict(report), indent=2).encode() + b"\n"])
-        write_file(self.folder / "report.html", [page(report).encode()])
+        write_file(self.folder / "report.html", [job_page(report).encode()])
 
     def _note(self, results: Sequence[RowResult], run_s: float) -> list[RowResult]:
         with self.ledger.transaction():

@@ -24,7 +24,7 @@ AIR = 0.05
 UNITS_S = {"h": 3600, "min": 60, "s": 1}
 
 
-def page(report: JobReport) -> str:
+def job_page(report: JobReport) -> str:
     """Write the page."""
     reasons = sorted(report.errors_by_reason.items(), key=lambda item: (-item[1], item[0]))
     return render(

@@ -25,7 +25,7 @@ from mars_ray.batch.ray.decoder_pool import (
     pool_settings,
     start_decoders,
 )
-from mars_ray.batch.ray.source import InputRows, read_rows
+from mars_ray.batch.ray.source import InputRows, read_undone_rows
 from mars_ray.batch.rows.openai_format import openai_id
 from mars_ray.batch.rows.plain_format import plain_id
 from mars_ray.batch.rows.row_result import failure_in
@@ -164,7 +164,7 @@ def _dataset(plan: JobPlan, ledger: Path, total: int, decoders: Sequence[str]) -
         limit=options.limit,
     )
     block_rows = rows_per_block(total, count)
-    results = read_rows(rows, block_rows).map_batches(
+    results = read_undone_rows(rows, block_rows).map_batches(
         AnsweredBlocks,
         fn_constructor_args=(decoders, pickle.dumps(plan.row_format)),
         compute=calls_of(calls_per_decoder(block_rows) * count),

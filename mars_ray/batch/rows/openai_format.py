@@ -19,7 +19,6 @@ from typing import Any
 from pydantic import ValidationError
 from transformers import PreTrainedTokenizerBase
 
-from mars_ray.batch.rows.answer import Answer
 from mars_ray.batch.rows.json_rows import parse_row
 from mars_ray.batch.rows.row_format import JsonRecord, ParsedRow
 from mars_ray.batch.rows.row_ids import id_in, own_id
@@ -124,7 +123,7 @@ class OpenAIBatchFormat:
         except (ApiError, BadRecordError) as error:
             raise RequestError(str(error)) from error
 
-    def output_records(self, row: ParsedRow, answers: Sequence[Answer]) -> list[JsonRecord]:
+    def output_records(self, row: ParsedRow, answers: Sequence[Chunk]) -> list[JsonRecord]:
         """Return the line of the output file."""
         chat, usage = row.columns["url"] == CHAT, ResponseUsage(prompt_tokens=len(row.request.prompt))
         metadata = ResponseMetadata(
@@ -133,11 +132,10 @@ class OpenAIBatchFormat:
             model=self._model.name,
             token_bytes=self._model.engine.token_bytes,
         )
-        chunks = [_chunk(answer, index) for index, answer in enumerate(answers)]
-        for chunk in chunks:
-            usage.add(chunk)
+        for answer in answers:
+            usage.add(answer)
         builder = ChatResponseBuilder(metadata) if chat else CompletionResponseBuilder(metadata)
-        body = builder.full([delta_of(chunk, chunk.index) for chunk in chunks], usage.usage())
+        body = builder.full([delta_of(replace(answer, audits=()), answer.index) for answer in answers], usage.usage())
         return [_line(row.id, row.id, _response(row.id, 200, body.model_dump(mode="json", exclude_unset=True)))]
 
     def error_record(self, id: str, raw: bytes, error: Exception) -> JsonRecord:
@@ -178,19 +176,6 @@ class OpenAIBatchFormat:
             default_sampling=self._default_sampling,
         )
         return replace(request, decode=replace(decode, block=body.block or decode.block))
-
-
-def _chunk(answer: Answer, index: int) -> Chunk:
-    """Return an answer as the one chunk in which an engine could have said it all."""
-    return Chunk(
-        request_id="",
-        index=index,
-        tokens=answer.tokens,
-        pieces=(answer.text,),
-        logprobs=answer.logprobs,
-        threshold=answer.threshold,
-        finished=answer.finished,
-    )
 
 
 def _line(id: str, custom_id: str | None, response: JsonRecord | None, error: JsonRecord | None = None) -> JsonRecord:

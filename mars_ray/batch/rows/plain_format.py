@@ -9,7 +9,6 @@ from functools import partial
 from reprlib import repr as shortened
 from typing import Any
 
-from mars_ray.batch.rows.answer import Answer
 from mars_ray.batch.rows.columns import OURS
 from mars_ray.batch.rows.json_rows import parse_row
 from mars_ray.batch.rows.row_format import JsonRecord, ParsedRow
@@ -18,6 +17,7 @@ from mars_ray.batch.rows.row_options import decode_of, sampling_of
 from mars_ray.batch.rows.template import PromptTemplate
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.records import Message, parse_messages
+from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import BadRecordError
 
@@ -68,7 +68,7 @@ class PlainFormat:
         )
         return ParsedRow(id=id, request=request, prompt_text=_last_question(messages), columns=columns)
 
-    def output_records(self, row: ParsedRow, answers: Sequence[Answer]) -> list[JsonRecord]:
+    def output_records(self, row: ParsedRow, answers: Sequence[Chunk]) -> list[JsonRecord]:
         """Return a record for each sequence."""
         own = {_kept(name): value for name, value in row.columns.items() if name != "id"}
         if own.get("input_prompt") in (None, row.prompt_text):
@@ -131,8 +131,10 @@ def _kept(name: str) -> str:
     return f"input_{name}" if name in OURS else name
 
 
-def _outcome(answer: Answer) -> JsonRecord:
-    tokens, forwards = answer.finished.tokens, answer.finished.forwards
+def _outcome(answer: Chunk) -> JsonRecord:
+    assert answer.finished is not None
+    tokens = answer.finished.tokens
+    forwards = answer.finished.forwards
     return {
         "text": answer.text,
         "tokens": tokens,
@@ -143,7 +145,7 @@ def _outcome(answer: Answer) -> JsonRecord:
     }
 
 
-def _logprobs(answer: Answer) -> list[dict[str, Any]]:
+def _logprobs(answer: Chunk) -> list[dict[str, Any]]:
     return [
         {
             "token": token,

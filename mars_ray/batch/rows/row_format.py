@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mars_ray.batch.rows.answer import Answer
+from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.request import Request
 
 JsonRecord = dict[str, Any]
@@ -31,8 +31,8 @@ class RowFormat(Protocol):
     def parse(self, id: str, raw: bytes) -> ParsedRow:
         """Return the row. Raises `BadRecordError` or `RequestError` with the reason."""
 
-    def output_records(self, row: ParsedRow, answers: Sequence[Answer]) -> list[JsonRecord]:
-        """Return the records of the output."""
+    def output_records(self, row: ParsedRow, answers: Sequence[Chunk]) -> list[JsonRecord]:
+        """Return the records of the output. Each answer is the one chunk of a sequence that was not streamed."""
 
     def error_record(self, id: str, raw: bytes, error: Exception) -> JsonRecord:
         """Return the record of the errors file."""

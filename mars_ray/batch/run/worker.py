@@ -14,7 +14,6 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from mars_ray.batch.rows.answer import answer_of
 from mars_ray.batch.rows.row_format import ParsedRow, RowFormat
 from mars_ray.batch.rows.row_ids import RowId
 from mars_ray.batch.rows.row_result import RowResult, as_json
@@ -130,18 +129,18 @@ class Worker:
     def _origin(self) -> dict[str, Any]:
         return {"worker": self._name, "age_s": time.monotonic() - self._ready_s}
 
-    def _answered(self, row_format: RowFormat, key: bytes, row: ParsedRow, sequences: list[Chunk]) -> RowResult:
-        answers = [answer_of(each) for each in sequences]
-        failed = next((each.finished.error for each in answers if each.finished.error), None)
-        if failed is not None:
-            raise failed
+    def _answered(self, row_format: RowFormat, key: bytes, row: ParsedRow, answers: list[Chunk]) -> RowResult:
+        ends = [answer.finished for answer in answers if answer.finished is not None]
+        for end in ends:
+            if end.error is not None:
+                raise end.error
         return RowResult(
             key=key,
             records=tuple(as_json(record) for record in row_format.output_records(row, answers)),
-            tokens=tuple(each.finished.tokens for each in answers),
-            forwards=tuple(each.finished.forwards for each in answers),
-            cut=sum(each.finished.reason == "length" for each in answers),
-            threshold=min(each.threshold for each in answers),
+            tokens=tuple(end.tokens for end in ends),
+            forwards=tuple(end.forwards for end in ends),
+            cut=sum(end.reason == "length" for end in ends),
+            threshold=min(answer.threshold for answer in answers),
             **self._origin(),
         )
 

@@ -38,6 +38,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({family.name: family for famil
 """All families by name; read-only, in a fixed order."""
 
 
-def verify(family: str, answer: str, text: str) -> bool:
-    """Whether `text` is right, judged by the family of that name; a wrong text is False, never an error."""
+def is_right_answer(family: str, answer: str, text: str) -> bool:
+    """Return whether `text` is right by the verifier of the family; a wrong text is False, never an error."""
     return FAMILIES[family].verify(answer, text)

@@ -14,14 +14,14 @@ from mars_ray.engine.core.offline import OfflineResult, decode_all
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import BadRecordError, DataError, RequestError
-from mars_ray.evaluation.calibration.prompts import Prompt
+from mars_ray.evaluation.calibration.prompts import CalibrationPrompt
 from mars_ray.model.checkpoint import Checkpoint
 from mars_ray.progress import ProgressLine
 
 
-def answer_all(
+def answer_prompts(
     checkpoint: Checkpoint,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[CalibrationPrompt],
     decodes: Sequence[DecodeParams],
     sampling: SamplingParams,
     progress: ProgressLine,
@@ -43,7 +43,9 @@ def answer_all(
     return [[found[f"{number}/{rank}"] for rank in range(len(decodes))] for number in range(len(prompts))]
 
 
-def _encoded(prompt: Prompt, encoder: ChatEncoder, engine: Engine, sampling: SamplingParams) -> tuple[int, ...]:
+def _encoded(
+    prompt: CalibrationPrompt, encoder: ChatEncoder, engine: Engine, sampling: SamplingParams
+) -> tuple[int, ...]:
     try:
         tokens = tuple(encoder.prompt(prompt.messages))
         engine.limits.check(Request(id=prompt.name, prompt=tokens, sampling=sampling))

@@ -14,8 +14,8 @@ from mars_ray.adapter.folder import load_adapter
 from mars_ray.engine.request import SamplingParams
 from mars_ray.engine.stats.profile import GRID
 from mars_ray.errors import ConfigError, InterruptedRunError, ModelError, OutputError
-from mars_ray.evaluation.calibration.curve import curve_of
-from mars_ray.evaluation.calibration.prompts import Prompt, family_prompts, file_prompts
+from mars_ray.evaluation.calibration.curve import calibration_curve
+from mars_ray.evaluation.calibration.prompts import CalibrationPrompt, family_prompts, file_prompts
 from mars_ray.model.card import CARD_FILE, CalibrationPoint, Card, read_card, write_card
 from mars_ray.model.checkpoint import load_model
 from mars_ray.model.folder import check_folder
@@ -66,7 +66,7 @@ def calibrate(folder: Path, options: CalibrateOptions, adapter: Path | None = No
         device = "cuda" if torch.cuda.is_available() else "cpu"
         checkpoint = load_model(check_folder(folder, device=device), device=device)  # in the dtype that serving uses
         data = options.data.name if options.data else FAMILIES_DATA
-        curve = curve_of(checkpoint, prompts, options.thresholds, sampling, data, loaded)
+        curve = calibration_curve(checkpoint, prompts, options.thresholds, sampling, data, loaded)
         write_card(card.model_copy(update={"calibration": curve}), calibrated)
     except KeyboardInterrupt:
         raise InterruptedRunError(f"Stopped; {calibrated / CARD_FILE} is as it was.") from None
@@ -90,7 +90,7 @@ def _card(folder: Path) -> Card | AdapterCard:
     return card
 
 
-def _prompts(options: CalibrateOptions) -> list[Prompt]:
+def _prompts(options: CalibrateOptions) -> list[CalibrationPrompt]:
     if options.data is not None:
         return file_prompts(options.data, options.examples, options.seeds)
     return family_prompts(options.examples or EXAMPLES_PER_FAMILY, range(options.seeds))

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mars_ray.adapter.folder import Adapter
-from mars_ray.data.tasks import verify
+from mars_ray.data.tasks import is_right_answer
 from mars_ray.engine.request import DecodeParams, SamplingParams
-from mars_ray.evaluation.calibration.answers import answer_all
-from mars_ray.evaluation.calibration.prompts import Prompt
+from mars_ray.evaluation.calibration.answers import answer_prompts
+from mars_ray.evaluation.calibration.prompts import CalibrationPrompt
 from mars_ray.evaluation.scoring.agreement import agreed_tokens
 from mars_ray.model.checkpoint import Checkpoint
 from mars_ray.progress import ProgressLine
@@ -55,14 +55,14 @@ def total_of(counts: Iterable[CalibrationCounts]) -> CalibrationCounts:
 
 def count_answers(
     checkpoint: Checkpoint,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[CalibrationPrompt],
     decodes: Sequence[DecodeParams],
     sampling: SamplingParams,
     adapter: Adapter | None = None,
 ) -> list[list[CalibrationCounts]]:
-    """Return for each way of decoding the count of each prompt. Raises `DataError` as `answer_all` does."""
+    """Return for each way of decoding the count of each prompt. Raises `DataError` as `answer_prompts` does."""
     with ProgressLine("decode", total=len(prompts) * len(decodes)) as progress:
-        answers = answer_all(checkpoint, prompts, decodes, sampling, progress, adapter)
+        answers = answer_prompts(checkpoint, prompts, decodes, sampling, progress, adapter)
     different = list({(each.request.prompt, tuple(each.tokens)) for of_prompt in answers for each in of_prompt})
     with ProgressLine("compare with autoregressive decoding", total=len(different)) as progress:
         counts = agreed_tokens(checkpoint.network, different, checkpoint.mask_id, progress)
@@ -82,6 +82,6 @@ def count_answers(
     ]
 
 
-def is_right(prompt: Prompt, text: str) -> bool:
+def is_right(prompt: CalibrationPrompt, text: str) -> bool:
     """Say whether the verifier of its family takes an answer; no where there is none."""
-    return prompt.example is not None and verify(prompt.example.family, prompt.example.answer, text)
+    return prompt.example is not None and is_right_answer(prompt.example.family, prompt.example.answer, text)

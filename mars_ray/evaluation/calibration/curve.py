@@ -8,16 +8,16 @@ from mars_ray.adapter.folder import Adapter
 from mars_ray.data.tasks import FAMILIES
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.evaluation.calibration.counts import CalibrationCounts, count_answers, total_of
-from mars_ray.evaluation.calibration.prompts import Prompt
+from mars_ray.evaluation.calibration.prompts import CalibrationPrompt
 from mars_ray.model.card import CalibrationPoint, FamilyPoint
 from mars_ray.model.checkpoint import Checkpoint
 
 _ByFamily = Mapping[str, CalibrationCounts]
 
 
-def curve_of(
+def calibration_curve(
     checkpoint: Checkpoint,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[CalibrationPrompt],
     thresholds: Sequence[float],
     sampling: SamplingParams,
     data: str,
@@ -32,7 +32,7 @@ def curve_of(
     )
 
 
-def _samples(prompts: Sequence[Prompt], counts: Sequence[CalibrationCounts]) -> list[_ByFamily]:
+def _samples(prompts: Sequence[CalibrationPrompt], counts: Sequence[CalibrationCounts]) -> list[_ByFamily]:
     """Return the count of each family in each sample."""
     samples: dict[int, dict[str, list[CalibrationCounts]]] = defaultdict(lambda: defaultdict(list))
     for prompt, count in zip(prompts, counts, strict=True):

@@ -13,7 +13,7 @@ from mars_ray.storage.location import AnyPath
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class CalibrationPrompt:
     """One conversation to go on with."""
 
     name: str
@@ -24,16 +24,16 @@ class Prompt:
     """What it was made from; None where there is no verifier."""
 
 
-def family_prompts(per_family: int, seeds: range) -> list[Prompt]:
+def family_prompts(per_family: int, seeds: range) -> list[CalibrationPrompt]:
     """Return a sample for each seed, with so many held-out examples of every family."""
     return [
-        Prompt(f"{each.family}, seed {seed}", sample, ({"role": "user", "content": each.prompt},), each)
+        CalibrationPrompt(f"{each.family}, seed {seed}", sample, ({"role": "user", "content": each.prompt},), each)
         for sample, seed in enumerate(seeds)
         for each in heldout_examples(per_family, seed)
     ]
 
 
-def file_prompts(path: AnyPath, per_sample: int | None, samples: int) -> list[Prompt]:
+def file_prompts(path: AnyPath, per_sample: int | None, samples: int) -> list[CalibrationPrompt]:
     """Deal the prompts of a file out to the samples in turn: the first `per_sample` for each of them, or all.
 
     Raises `DataError` for a file with a bad record, or with fewer prompts than samples.
@@ -44,5 +44,6 @@ def file_prompts(path: AnyPath, per_sample: int | None, samples: int) -> list[Pr
     if per_sample is not None:
         prompts = prompts[: per_sample * samples]
     return [
-        Prompt(f"{path}, record {number + 1}", number % samples, messages) for number, messages in enumerate(prompts)
+        CalibrationPrompt(f"{path}, record {number + 1}", number % samples, messages)
+        for number, messages in enumerate(prompts)
     ]

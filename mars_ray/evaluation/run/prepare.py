@@ -54,7 +54,7 @@ class PreparedEvaluation:
         )
 
 
-def prepare(options: EvaluateOptions) -> PreparedEvaluation:
+def prepare_evaluation(options: EvaluateOptions) -> PreparedEvaluation:
     """Return what there is to do. Raises an `InputError` for whatever is not usable."""
     settings = settings_of(options.modes, options.thresholds)
     try:

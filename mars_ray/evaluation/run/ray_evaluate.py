@@ -11,7 +11,7 @@ from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import InterruptedRunError
 from mars_ray.evaluation.results import Results
 from mars_ray.evaluation.run.options import EvaluateOptions
-from mars_ray.evaluation.run.prepare import job_rows, keep_plan, prepare
+from mars_ray.evaluation.run.prepare import job_rows, keep_plan, prepare_evaluation
 from mars_ray.evaluation.run.score_and_report import score_and_report
 from mars_ray.model.sources.store import folder_here
 from mars_ray.storage.location import AnyPath
@@ -23,7 +23,7 @@ def evaluate(options: EvaluateOptions) -> Results:
     The same call goes on with an evaluation that was stopped. Raises an `InputError` before any work when something
     given is unusable, `InterruptedRunError` on Ctrl-C, and `RunError` when the work cannot go on.
     """
-    prepared = prepare(options)
+    prepared = prepare_evaluation(options)
     with _stopped_in_one_line(options.output):
         keep_plan(prepared)
         questions = options.output / "questions.jsonl"

@@ -28,7 +28,7 @@ PROMPTS = 64
 ROUNDS = 3
 """Rounds that are measured, behind one that warms up."""
 
-Prompt = tuple[tuple[int, ...], SamplingParams]
+TimedPrompt = tuple[tuple[int, ...], SamplingParams]
 
 
 def measure_speed(
@@ -50,7 +50,7 @@ def measure_speed(
         prompts = _prompts(engine, ChatEncoder(checkpoint.tokenizer), tasks, sampling)
         if options.compiled:
             engine.wait_until_compiled()
-        candidates = {each.name: partial(answer_all, engine, prompts, each) for each in settings}
+        candidates = {each.name: partial(sample_speed, engine, prompts, each) for each in settings}
         with ProgressLine("measure speed", total=len(settings) * (ROUNDS + 1)) as progress:
             samples = interleaved(candidates, ROUNDS, progress)
     finally:
@@ -74,10 +74,10 @@ def _prompts(
     encoder: ChatEncoder,
     tasks: Sequence[Task],
     sampling: Callable[[Task, Question], SamplingParams],
-) -> list[Prompt]:
+) -> list[TimedPrompt]:
     """Take the first of every task, then the second, and so on."""
     in_turns = chain.from_iterable(zip_longest(*([(task, each) for each in task.questions] for task in tasks)))
-    found: list[Prompt] = []
+    found: list[TimedPrompt] = []
     for task, question in (pair for pair in in_turns if pair is not None):
         try:
             # Requests that fix their seed fix how far is looked ahead.
@@ -93,7 +93,7 @@ def _prompts(
     return found
 
 
-def answer_all(engine: Engine, prompts: Sequence[Prompt], setting: DecodingSetting) -> Sample:
+def sample_speed(engine: Engine, prompts: Sequence[TimedPrompt], setting: DecodingSetting) -> Sample:
     """Answer prompts at a setting, as many at a time as the engine has rows, with nothing left of earlier ones."""
     engine.clear_cache()
     tokens = forwards = 0

@@ -50,7 +50,7 @@ def check_sandbox() -> None:
         raise ConfigError(f"humaneval cannot be run here. {error} Or leave humaneval out.") from None
 
 
-def passes(reference: str, text: str) -> bool:
+def passes_tests(reference: str, text: str) -> bool:
     """Run the tests in `reference` (prompt, test, entry_point as JSON) on the code in `text`.
 
     Raises `RunError` where the sandbox does not start.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mars_ray.evaluation.scoring.scorer import Row, read_rows, row_id
+from mars_ray.evaluation.scoring.scorer import Row, read_answers, row_id
 from mars_ray.evaluation.scoring.scores import Scores
 from mars_ray.evaluation.settings import AR
 from mars_ray.evaluation.tasks.registry import Question, Task
@@ -62,7 +62,7 @@ def disagreements(
         for place in chosen
         for name in (setting, AR.name)
     }
-    rows = {row["id"]: row for batch in read_rows(folder, ids) for row in batch} if ids else {}
+    rows = {row["id"]: row for batch in read_answers(folder, ids) for row in batch} if ids else {}
     return {
         setting: [_shown(scores, questions[place], place, setting, rows, token_bytes) for place in chosen]
         for setting, chosen in places.items()

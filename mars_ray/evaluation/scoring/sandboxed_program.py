@@ -44,14 +44,14 @@ def main() -> None:
     if child == 0:
         for each in (0, asks, answered):
             os.close(each)
-        serve(os.fdopen(asked), os.fdopen(answers, "w"))
+        answer_calls(os.fdopen(asked), os.fdopen(answers, "w"))
     for each in (asked, answers):
         os.close(each)
     judge(json.load(sys.stdin), os.fdopen(asks, "w"), os.fdopen(answered))
     os._exit(passed)
 
 
-def serve(asked: IO[str], answers: IO[str]) -> None:
+def answer_calls(asked: IO[str], answers: IO[str]) -> None:
     """Define the answer, and call its function as often as the judge asks."""
     program = json.loads(asked.readline())
     answer = sys.modules["answer"] = types.ModuleType("answer")

@@ -15,7 +15,7 @@ import torch
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.evaluation.number_cache import NumberCache, cache_key
 from mars_ray.evaluation.scoring.agreement import Tokens, agreed_tokens
-from mars_ray.evaluation.scoring.code_check import passes
+from mars_ray.evaluation.scoring.code_check import passes_tests
 from mars_ray.evaluation.scoring.scores import KEY_BYTES, ScoredAnswer, Scores
 from mars_ray.evaluation.tasks.registry import Question, Task
 from mars_ray.evaluation.tasks.verify import MATCHES
@@ -58,7 +58,7 @@ class Scorer:
         questions = {question.name: question for task in tasks for question in task.questions}
         total, done = ds.dataset(folder).count_rows(), 0
         with ProgressLine("score the answers", total=total) as progress:
-            for rows in read_rows(folder):
+            for rows in read_answers(folder):
                 found = [(questions[name], setting, row) for row in rows for name, setting in [parts_of(row["id"])]]
                 agreed = self._agreed([(question, row) for question, _, row in found], progress, done)
                 for (question, setting, row), count in zip(found, agreed, strict=True):
@@ -82,7 +82,7 @@ class Scorer:
             return MATCHES[question.match](question.reference, text)
         key = cache_key("code", question.reference, text)
         if key not in self.cache:
-            self.cache.add([(key, int(passes(question.reference, text)))])
+            self.cache.add([(key, int(passes_tests(question.reference, text)))])
         return bool(self.cache[key])
 
     def _agreed(self, found: Sequence[tuple[Question, Row]], progress: ProgressLine, done: int) -> list[int]:
@@ -102,7 +102,7 @@ class Scorer:
         return [self.cache[key] for key in keys]
 
 
-def read_rows(folder: Path, ids: Collection[str] | None = None) -> Iterator[list[Row]]:
+def read_answers(folder: Path, ids: Collection[str] | None = None) -> Iterator[list[Row]]:
     """Yield the rows of the shards in batches; of `ids` only, where they are given."""
     wanted = None if ids is None else ds.field("id").isin(list(ids))
     shards = ds.dataset(folder)

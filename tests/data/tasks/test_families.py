@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mars_ray.data.tasks import FAMILIES, Family, TaskExample, verify
+from mars_ray.data.tasks import FAMILIES, Family, TaskExample, is_right_answer
 
 EACH = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 DRAWS = 6000
@@ -34,20 +34,20 @@ def test_the_registry_cannot_be_changed() -> None:
 
 @EACH
 def test_every_made_response_is_right(family: Family) -> None:
-    assert all(verify(family.name, each.answer, each.response) for each in drawn(family.name))
+    assert all(is_right_answer(family.name, each.answer, each.response) for each in drawn(family.name))
     assert {each.family for each in drawn(family.name)} == {family.name}
 
 
 @EACH
 def test_white_space_around_a_response_is_forgiven(family: Family) -> None:
     made = drawn(family.name)[0]
-    assert verify(family.name, made.answer, f" {made.response}\n")
+    assert is_right_answer(family.name, made.answer, f" {made.response}\n")
 
 
 @EACH
 def test_the_response_to_another_prompt_is_wrong(family: Family) -> None:
     first, *others = drawn(family.name)[:50]
-    assert not any(verify(family.name, first.answer, o.response) for o in others if o.answer != first.answer)
+    assert not any(is_right_answer(family.name, first.answer, o.response) for o in others if o.answer != first.answer)
 
 
 # Letters and digits carry the meaning in every family. "A" and "1" are left out: swapping them turns one right
@@ -71,7 +71,7 @@ def test_one_letter_or_digit_changed_makes_a_response_wrong(
     place = places[int(where * len(places))]
     kept_from = place if edit == "insert" else place + 1
     edited = made.response[:place] + ("" if edit == "delete" else character) + made.response[kept_from:]
-    assert edited == made.response or not verify(family.name, made.answer, edited)
+    assert edited == made.response or not is_right_answer(family.name, made.answer, edited)
 
 
 @EACH
@@ -83,7 +83,7 @@ def test_one_letter_or_digit_changed_makes_a_response_wrong(
 @example(text="{" + '"a": ' * 10)
 @example(text="Answer: \u00b2\nAnswer: \ud800")
 def test_any_text_is_judged_without_an_error(family: Family, text: str) -> None:
-    assert verify(family.name, drawn(family.name)[0].answer, text) is False
+    assert is_right_answer(family.name, drawn(family.name)[0].answer, text) is False
 
 
 @EACH
