@@ -25,7 +25,7 @@ from rich.console import Console
 from mars_ray.batch.ray import decoder as ray_decoder
 from mars_ray.batch.ray.decoder import Decoder
 from mars_ray.batch.ray.generate_files import generate_files
-from mars_ray.batch.rows.row_result import RowResult, as_json, to_table
+from mars_ray.batch.rows.row_tables import RowResult, as_json, to_table
 from mars_ray.batch.run.options import GenerateOptions
 from mars_ray.measure import machine
 

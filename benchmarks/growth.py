@@ -38,7 +38,7 @@ from mars_ray.batch.output.open_output import open_output
 from mars_ray.batch.ray.source import InputRows
 from mars_ray.batch.rows.plain_format import plain_id
 from mars_ray.batch.rows.row_ids import RowIdAssigner
-from mars_ray.batch.rows.row_result import RowResult, to_table
+from mars_ray.batch.rows.row_tables import RowResult, to_table
 from mars_ray.batch.run.block_size import BLOCK_ROWS
 from mars_ray.batch.run.job import Job
 from mars_ray.control.core.controller import Controller

@@ -94,7 +94,7 @@ def test_everything_but_the_shells_imports_without_ray() -> None:
 @pytest.mark.parametrize(
     "shells",
     [
-        ["batch.ray.source", "batch.ray.answered_rows", "batch.ray.endpoint_rows", "batch.ray.decoder"],
+        ["batch.ray.source", "batch.ray.shared_pool", "batch.ray.endpoint_rows", "batch.ray.decoder"],
         ["serve.ray.gateway", "serve.ray.engine", "serve.ray.chat", "control.core.ray_controller"],
     ],
     ids=["batch", "serve"],

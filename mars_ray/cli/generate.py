@@ -30,52 +30,50 @@ if TYPE_CHECKING:
 
 Input = Annotated[
     list[str],
-    typer.Option("--input", help="A file, folder or glob: JSONL (plain, gz, zst), parquet, OpenAI batch files."),
+    typer.Option("--input", help="File, folder, glob or URL: JSONL (plain, gz, zst), parquet or OpenAI batch files."),
 ]
-Output = Annotated[
-    str, typer.Option(help="Folder for the rows, or its URL. The same command goes on with what it holds.")
-]
+Output = Annotated[str, typer.Option(help="Output folder, or its URL. The same command resumes the job in it.")]
 Template = Annotated[
-    str | None, typer.Option(help="Jinja over the columns of a row, or a file of it: what the user says.")
+    str | None, typer.Option(help="Jinja template of the prompt over the columns of a row, or a file with it.")
 ]
-PromptColumn = Annotated[str | None, typer.Option(help="By default 'messages', else 'prompt'.")]
+PromptColumn = Annotated[str | None, typer.Option(help="Column with the prompt. Default: 'messages', then 'prompt'.")]
 Threshold = Annotated[
     float | None,
-    typer.Option(help="Confidence a token ahead needs. At 1, the default, each is verified, as with --mode exact."),
+    typer.Option(help="Confidence at which a proposed token is accepted. Default: 1, which verifies every token."),
 ]
 Deadline = Annotated[
     str | None,
-    typer.Option(help="Such as 90s, 10m, 2h: take the highest threshold, up to --threshold, that ends in time."),
+    typer.Option(help="Time limit such as 90s, 10m, 2h. Lowers the threshold just enough to finish in time."),
 ]
 MaxQualityLoss = Annotated[
     float | None,
-    typer.Option(help="Share of right answers that may be lost, by calibration; alone: as fast as that allows."),
+    typer.Option(help="Largest accepted loss of accuracy, by calibration. Without --deadline: as fast as it allows."),
 ]
 DecodingMode = Annotated[
     Mode,
-    typer.Option(help="'exact' compares every token ahead with 'ar', one token at a time, and gives the same."),
+    typer.Option(help="'ar' decodes one token at a time. 'exact' gives the same tokens, faster."),
 ]
 Seed = Annotated[
     int | None,
-    typer.Option(help="Of sampling. Below threshold 1 it also gives the same rows in every run, whatever the load."),
+    typer.Option(help="Sampling seed. Below threshold 1 it also makes answers independent of the load."),
 ]
-MaxTokens = Annotated[int, typer.Option(help="Tokens per answer at most.")]
-Logprobs = Annotated[int | None, typer.Option(help="Keep them, with so many of the most likely tokens.")]
+MaxTokens = Annotated[int, typer.Option(help="Most tokens of an answer.")]
+Logprobs = Annotated[int | None, typer.Option(help="Write logprobs, with the N most likely tokens at each position.")]
 Trace = Annotated[
     bool,
-    typer.Option("--trace", help="Keep the ids of the tokens (token_ids), and how many each forward gave (accepted)."),
+    typer.Option("--trace", help="Write token_ids, and accepted: the number of tokens from each forward."),
 ]
-Schema = Annotated[Path | None, typer.Option(help="JSON Schema that every answer holds to.")]
-Regex = Annotated[str | None, typer.Option(help="Regular expression that every answer matches.")]
-FileFormat = Annotated[Literal["parquet", "jsonl"], typer.Option("--format", help="Of the output.")]
-Limit = Annotated[int | None, typer.Option(help="Only the first rows.")]
-DryRun = Annotated[int | None, typer.Option(help="Show what the first rows give, and write nothing.")]
-New = Annotated[bool, typer.Option("--new", help="Put an earlier job in --output aside and begin again.")]
-RetryErrors = Annotated[bool, typer.Option("--retry-errors", help="Do the rows with errors again.")]
+Schema = Annotated[Path | None, typer.Option(help="File with a JSON Schema that constrains every answer.")]
+Regex = Annotated[str | None, typer.Option(help="Regular expression that constrains every answer.")]
+FileFormat = Annotated[Literal["parquet", "jsonl"], typer.Option("--format", help="Output format.")]
+Limit = Annotated[int | None, typer.Option(help="Answer only the first N rows.")]
+DryRun = Annotated[int | None, typer.Option(help="Print the answers to the first N rows and write nothing.")]
+New = Annotated[bool, typer.Option("--new", help="Rename an earlier job in --output and start a new one.")]
+RetryErrors = Annotated[bool, typer.Option("--retry-errors", help="Answer the rows with errors again.")]
 
 
 REASONS = 3
-"""Reasons of errors that are shown at the end, the commonest first."""
+"""Kinds of errors that are shown at the end, the most frequent first."""
 
 
 @with_worker_options
@@ -109,8 +107,8 @@ def generate(
 ) -> None:
     """Answer every row of a data set with Ray Data.
 
-    Exit codes: 0 complete, 3 complete with errors, 130 stopped (by SIGTERM 143), 1 failed (the same command goes on),
-    2 wrong input.
+    Exit codes: 0 complete, 3 complete with errors, 2 wrong input, 1 failed, 130 stopped by Ctrl-C, 143 by SIGTERM.
+    After 1, 130 and 143 the same command resumes the job.
     """
     from mars_ray.batch.run.options import GenerateOptions
     from mars_ray.engine.request import DecodeParams, SamplingParams
@@ -156,11 +154,11 @@ def _grammar(schema: Path | None, regex: str | None) -> GrammarSpec | None:
     return None if regex is None else GrammarSpec(kind="regex", text=regex)
 
 
-def _template(given: str | None) -> str | None:
-    """Return the template: the option itself, or what stands in the file it names."""
-    if given is None or "{{" in given or "{%" in given:
-        return given
-    return _read(Path(given))
+def _template(value: str | None) -> str | None:
+    """Return the template: the option itself, or the contents of the file it names."""
+    if value is None or "{{" in value or "{%" in value:
+        return value
+    return _read(Path(value))
 
 
 def _read(path: Path) -> str:
@@ -171,37 +169,36 @@ def _read(path: Path) -> str:
 
 
 def _dry_run(options: "GenerateOptions") -> None:
-    from mars_ray.batch.ray.generate_files import generate_files as run
+    from mars_ray.batch.ray.generate_files import generate_files
 
-    with TemporaryDirectory() as place:
-        output = Path(place) / "dry-run"
-        report = run(replace(options, output=output))
+    with TemporaryDirectory() as temporary:
+        output = Path(temporary) / "dry-run"
+        report = generate_files(replace(options, output=output))
         for path in sorted([*output.glob("rows/part-*"), *output.glob("errors.jsonl")], reverse=True):
             print(path.read_text(encoding="utf-8"), end="")
-    say = Console(stderr=True)
-    say.print(
-        f"{report.rows} rows, {report.errors} errors, {report.tokens / max(1, report.rows):.0f} tokens a row, "
-        f"{report.tokens_per_forward:.2f} tokens a forward. Nothing was written.",
+    Console(stderr=True).print(
+        f"{report.rows} rows, {report.errors} errors, {report.tokens / max(1, report.rows):.0f} tokens per row, "
+        f"{report.tokens_per_forward:.2f} tokens per forward. Nothing was written.",
         highlight=False,
     )
 
 
 def _show(report: "JobReport") -> None:
-    say = Console(soft_wrap=True, highlight=False)
-    say.print(
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(
         f"{report.status}: {report.rows:,} of {report.total:,} rows, {report.errors:,} errors, "
         f"{report.tokens:,} tokens, {report.tokens_per_s:,.0f} tokens/s, "
         f"{report.tokens_per_forward:.2f} tokens per forward, {report.seconds:,.0f} s in {report.runs} runs",
         markup=False,
     )
     if report.cut:
-        say.print(f"{report.cut:,} answers end at the length limit (--max-tokens)", markup=False)
+        console.print(f"{report.cut:,} answers end at the length limit (--max-tokens)", markup=False)
     if report.deadline:
-        say.print(report.deadline, markup=False)
-    say.print(f"rows: {report.output}/rows   report: {report.output}/report.html", markup=False)
+        console.print(report.deadline, markup=False)
+    console.print(f"rows: {report.output}/rows   report: {report.output}/report.html", markup=False)
     if report.errors:
-        again = shlex.join(["mars-ray", *sys.argv[1:]])
+        command = shlex.join(["mars-ray", *sys.argv[1:]])
         retry = "" if "--retry-errors" in sys.argv else " --retry-errors"
         for reason, count in list(report.errors_by_reason.items())[:REASONS]:
-            say.print(f"{count:,} x {'such as ' if count > 1 else ''}{reason}", markup=False)
-        say.print(f"errors: {report.errors_file}; once mended, do just those again: {again}{retry}", markup=False)
+            console.print(f"{count:,} x {'such as ' if count > 1 else ''}{reason}", markup=False)
+        console.print(f"errors: {report.errors_file}; to answer just those again: {command}{retry}", markup=False)

@@ -14,47 +14,40 @@ from mars_ray.model.dtype import DtypeOrAuto
 if TYPE_CHECKING:
     from mars_ray.batch.run.options import WorkerOptions
 
-MODEL_HELP = (
-    "'bundled', 'smollm2', a folder, a .gguf file, a URL of either, or organisation/name of a hub, "
-    "with @revision or without."
-)
+MODEL_HELP = "'bundled', 'smollm2', a folder, a .gguf file, a URL of either, or organisation/name[@revision] on a hub."
 Model = Annotated[str, typer.Option(help=MODEL_HELP)]
-ADAPTER_HELP = (
-    "'smollm2', a folder or a hub name: an adapter for the model, which looks ahead with it and stays itself."
-)
+ADAPTER_HELP = "Lossless adapter trained for the model: 'smollm2', a folder or a hub name."
 AdapterOption = Annotated[str | None, typer.Option("--adapter", help=ADAPTER_HELP)]
-AsJson = Annotated[bool, typer.Option("--json", help="End with one machine-readable line.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Write every sample here.")]
-Temperature = Annotated[float, typer.Option(help="0 takes the most likely token.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON at the end.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="File for all samples, as JSON.")]
+Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 takes the most likely token.")]
 TemperatureOrModel = Annotated[
     float | None,
     typer.Option(
-        help="0 takes the most likely token; by default what the model's generation_config.json says, else 0."
+        help="Sampling temperature; 0 takes the most likely token. Default: from generation_config.json, else 0."
     ),
 ]
-Slo = Annotated[list[str] | None, typer.Option(help="What a good request keeps, in ms: 'ttft:200,tpot:20,e2e:2000'.")]
-TraceSpeed = Annotated[float, typer.Option(help="Times as fast as the trace was recorded.")]
-OutputScale = Annotated[float, typer.Option(help="Times the trace's answers.")]
+Slo = Annotated[list[str] | None, typer.Option(help="Latency targets in ms, such as 'ttft:200,tpot:20,e2e:2000'.")]
+TraceSpeed = Annotated[float, typer.Option(help="Speed of the replay, relative to the trace.")]
+OutputScale = Annotated[float, typer.Option(help="Factor on the lengths of the trace's answers.")]
 
 Workers = Annotated[
-    int | None, typer.Option(help="Engines, each in a process of its own; by default as many as use every CPU well.")
+    int | None, typer.Option(help="Number of engines, one process each. Default: as many as use all CPUs well.")
 ]
-Cpus = Annotated[
-    float | None, typer.Option(help="CPUs and threads of each worker; by default they share what there is.")
-]
+Cpus = Annotated[float | None, typer.Option(help="CPUs and threads of each worker. Default: an equal share.")]
 Gpus = Annotated[float, typer.Option(help="GPUs of each worker.")]
 Dtype = Annotated[
     DtypeOrAuto,
-    typer.Option(help="'auto': bfloat16 for large checkpoints of 16 bits, where the machine is fast at it."),
+    typer.Option(help="Weight format. 'auto': bfloat16 for large 16-bit checkpoints if the machine computes it fast."),
 ]
 QuantizeOption = Annotated[
     Quantize | None,
-    typer.Option("--quantize", help="Round the weights to 8 or 4 bits when the engine starts; on a CPU."),
+    typer.Option("--quantize", help="Round the weights to 8 or 4 bits when the engine starts (CPU only)."),
 ]
 Compiled = Annotated[bool, typer.Option(help="Compile the decoding step in the background.")]
 
 WITH_ERRORS = 3
-"""Exit code of a job that is complete, but for rows with errors."""
+"""Exit code of a complete job that has rows with errors."""
 
 
 def with_worker_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -9,13 +9,13 @@ from mars_ray.batch.run.adaptive_limit import FIRST, AdaptiveLimit
 async def round_of(limit: AdaptiveLimit, room: int) -> int:
     """Send as many as may be sent to an endpoint with `room`; return how many that were."""
     async with AsyncExitStack() as stack:
-        places = [await stack.enter_async_context(limit.place()) for _ in range(limit.limit)]
-        for number, place in enumerate(places):
+        turns = [await stack.enter_async_context(limit.turn()) for _ in range(limit.limit)]
+        for number, turn in enumerate(turns):
             if number < room:
                 limit.answered()
             else:
-                limit.refused(place)
-        return len(places)
+                limit.refused(turn)
+        return len(turns)
 
 
 def test_it_follows_the_room_there_is_down_and_up() -> None:
@@ -38,15 +38,15 @@ def test_refusals_of_one_round_count_once() -> None:
     assert asyncio.run(sent()) == FIRST // 2
 
 
-def test_places_are_given_in_order_and_who_left_gets_none() -> None:
+def test_turns_are_given_in_order_and_who_left_gets_none() -> None:
     async def order() -> list[str]:
         limit, came = AdaptiveLimit(1), list[str]()
 
         async def ask(name: str) -> None:
-            async with limit.place():
+            async with limit.turn():
                 came.append(name)
 
-        async with limit.place():
+        async with limit.turn():
             asking = [asyncio.create_task(ask(name)) for name in "abc"]
             await asyncio.sleep(0)
             asking[1].cancel()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.batch.rows.columns import COLUMNS_MAX, OURS, Survey, table_of
+from mars_ray.batch.rows.columns import ANSWER_COLUMNS, COLUMNS_MAX, Survey, table_of
 from mars_ray.errors import DataError
 
 OURS_GIVEN = {"id": "a", "sample": 0, "prompt": "p", "text": "t", "tokens": 3, "forwards": 2, "tokens_per_forward": 1.5}
@@ -18,7 +18,7 @@ rows = st.lists(st.dictionaries(st.sampled_from("abcd"), values | st.lists(st.in
 
 def surveyed(given: list[dict[str, Any]]) -> Survey:
     survey = Survey()
-    survey.look(json.dumps(row).encode() for row in given)
+    survey.add(json.dumps(row).encode() for row in given)
     return survey
 
 
@@ -61,7 +61,7 @@ def test_integers_that_no_float_holds_are_kept_beside_floats() -> None:
 def test_a_column_that_has_the_name_of_one_of_ours_is_kept_beside_it() -> None:
     kinds = surveyed([{"id": "a", "text": 7}]).kinds
     table = table_of([json.dumps(OURS_GIVEN | {"input_text": 7})], kinds)
-    assert table.schema.names == [*OURS, "input_text"]
+    assert table.schema.names == [*ANSWER_COLUMNS, "input_text"]
     assert table["input_text"].to_pylist() == [7]
 
 
@@ -73,12 +73,12 @@ def test_logprobs_have_a_type_of_their_own() -> None:
 
 def test_what_is_no_object_is_a_row_too() -> None:
     survey = Survey()
-    survey.look([b"no json", b"[1]", b'{"a": 1}'])
+    survey.add([b"no json", b"[1]", b'{"a": 1}'])
     assert (survey.rows, survey.kinds) == (3, {"a": "int"})
 
 
 def test_rows_with_ever_new_columns_are_refused_with_the_bound() -> None:
     survey = Survey()
-    survey.look(json.dumps({f"column {number}": 1}).encode() for number in range(COLUMNS_MAX))
+    survey.add(json.dumps({f"column {number}": 1}).encode() for number in range(COLUMNS_MAX))
     with pytest.raises(DataError, match="more than 1000 different columns"):
-        survey.look([b'{"one more": 1}'])
+        survey.add([b'{"one more": 1}'])

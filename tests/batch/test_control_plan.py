@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mars_ray.batch.run.control_plan import batch_plan
+from mars_ray.batch.run.engine_plan import batch_plan
 from mars_ray.control.policies.bounds import bounds_of
 from mars_ray.control.settings import FLOOR, ControlSettings
 from mars_ray.errors import ConfigError
@@ -91,9 +91,9 @@ def test_a_job_of_minutes_comes_back_sooner_than_one_of_hours(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("deadline_s", "loss", "message"),
     [
-        (0.0, None, "the deadline is 0.0 s from now; it must be more than 0."),
+        (0.0, None, "deadline is 0.0 s, must be more than 0."),
         (float("nan"), None, "the deadline is nan s from now"),
-        (60.0, 1.5, r"max_quality_loss is 1.5; it must be in 0..1."),
+        (60.0, 1.5, r"max_quality_loss is 1.5, must be 0 to 1."),
         (None, float("nan"), r"max_quality_loss is nan"),
     ],
 )

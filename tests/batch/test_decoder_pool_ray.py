@@ -9,8 +9,7 @@ import ray
 
 from mars_ray.batch.ray.decoder_pool import DecoderPool
 from mars_ray.batch.rows.row_ids import RowId
-from mars_ray.batch.rows.row_result import RowResult, from_table, to_table
-from mars_ray.batch.rows.row_table import from_row_table, to_row_table
+from mars_ray.batch.rows.row_tables import RowResult, from_row_table, from_table, to_row_table, to_table
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 

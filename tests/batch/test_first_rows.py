@@ -26,7 +26,10 @@ def plan(tmp_path: Path, model: Path, content: bytes | str, name: str = "rows.js
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({}, r"60 x it has neither 'prompt' nor 'messages'.*columns are id, question, n_of_it\. Mend.*--prompt-column"),
+        (
+            {},
+            r"60 x it has neither 'prompt' nor 'messages'.*columns are id, question, n_of_it\..*--prompt-column",
+        ),
         ({"prompt_column": "questoin"}, r"60 x it has no 'questoin'.*Did you mean 'question'\?"),
         ({"template": "{{ qestion }}"}, r"60 x the template cannot be filled: 'qestion' is.*Did you mean 'question'\?"),
         ({"prompt_column": "n_of_it"}, r"'n_of_it' must be text, not int 3"),
@@ -53,7 +56,7 @@ BATCH = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"
         ("rows.jsonl", b"[1]\n[2]\n", "it is not a JSON object"),
         ("rows.jsonl", b'{"prompt": {"text": "x"}}', r"the only row cannot.*'prompt' must be text, not dict"),
         ("rows.jsonl", b'{"prompt": "' + b"x" * 1000 + b'"}', "its prompt has 1003 tokens and a sequence may have 128"),
-        ("rows.jsonl", json.dumps(BATCH).encode(), "its 'url' is '/v1/embeddings'; known are /v1/chat/completions"),
+        ("rows.jsonl", json.dumps(BATCH).encode(), "its 'url' is '/v1/embeddings', must be /v1/chat/completions"),
         ("rows.jsonl", b'{"prompt": ""}', "its prompt is empty"),
     ],
 )

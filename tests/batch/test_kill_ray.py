@@ -89,7 +89,7 @@ def test_every_row_is_there_once_after_a_kill_ctrl_c_and_sigterm(model_folder: P
         said, _ = stopped.communicate(timeout=SECONDS)
         assert stopped.returncode == code, said
         assert said.splitlines()[-1].endswith("The same command goes on.")
-        ours = ("look at the input: ", "generate: ", "mars-ray: ")
+        ours = ("read the input: ", "generate: ", "mars-ray: ")
         assert [line for line in said.splitlines() if not line.startswith(ours) and "network_util" not in line] == []
         readable = pq.read_table(output / "rows").num_rows
         assert readable == rows_done(output / LEDGER) < ROWS

@@ -152,8 +152,8 @@ def test_a_completion_says_where_in_the_text_its_tokens_are(
         (b"{oops", "not JSON"),
         (raw(custom_id=None), "no 'custom_id'"),
         (raw(custom_id=[1]), "'custom_id' must be text"),
-        (raw(method="GET"), "'method' is 'GET'; it must be 'POST'"),
-        (raw("/v1/embeddings"), "'url' is '/v1/embeddings'; known are /v1/chat/completions, /v1/completions"),
+        (raw(method="GET"), "'method' is 'GET', must be 'POST'"),
+        (raw("/v1/embeddings"), "'url' is '/v1/embeddings', must be /v1/chat/completions or /v1/completions"),
         (raw(["/v1/completions"]), "'url' is"),
         (raw(messages=[{"role": "user", "content": "\ud800"}]), "not Unicode"),
     ],
@@ -171,7 +171,7 @@ def test_a_line_that_is_no_request_has_an_error_and_no_response(
 @pytest.mark.parametrize(
     ("text", "param", "message"),
     [
-        (raw(stream=True), "stream", "a batch has no streams"),
+        (raw(stream=True), "stream", "a batch file cannot stream"),
         (raw(COMPLETIONS, prompt=["a", "b"]), "prompt", "the number of prompts is 2"),
         (raw(temprature=1), "temprature", "unknown parameter 'temprature'"),
         (raw(messages=[{"role": "user", "content": 5}]), "messages", "messages.0.content"),

@@ -19,7 +19,7 @@ from mars_ray.batch.output import ledger
 from mars_ray.batch.output.folder import OutputFolder
 from mars_ray.batch.output.ledger import LEDGER, Ledger, undone
 from mars_ray.batch.output.open_output import open_output
-from mars_ray.batch.rows.row_result import RowResult
+from mars_ray.batch.rows.row_tables import RowResult
 from mars_ray.errors import ConfigError, OutputError, RunError
 
 

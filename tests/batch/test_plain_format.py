@@ -125,7 +125,7 @@ def test_a_trace_says_which_tokens_came_together(encoder: ChatEncoder) -> None:
         (raw(prompt=" \n"), "prompt is empty"),
         (raw(messages=[]), "at least one message"),
         (raw(messages="why?"), "at least one message, not str 'why"),
-        (raw(messages=[USER, ASSISTANT]), "nothing left to answer"),
+        (raw(messages=[USER, ASSISTANT]), "there is nothing to answer"),
         (raw(messages=[USER | {"role": "robot"}]), "role 'robot'"),
         (raw(prompt="x", id=[1]), "'id' must be text or an integer, not list"),
         (raw(prompt="x", id=True), "'id' must be text or an integer, not bool"),

@@ -41,7 +41,7 @@ def test_without_a_terminal_a_job_says_its_first_figures_at_once_then_a_line_eve
         progress.update(figures(2000, threshold=None))
     shown = capsys.readouterr()
     assert shown.out == ""
-    rate = "32 under way  48,123 tokens  5,230 tokens/s  2.42 tokens/forward"
+    rate = "32 running  48,123 tokens  5,230 tokens/s  2.42 tokens/forward"
     assert shown.err.splitlines() == [
         f"generate: 0/2,000  {rate}  threshold 0.85  errors 3  ETA -  1 s",
         f"generate: 1,200/2,000  {rate}  threshold 0.85  errors 3  ETA 0:12:03  11 s",
@@ -79,7 +79,7 @@ def test_what_is_not_known_yet_is_left_out(capsys: pytest.CaptureFixture[str]) -
     with JobProgress(lambda: 0.0) as progress:
         progress.update(first)
     assert capsys.readouterr().err.splitlines()[0] == (
-        "generate: 0/2,000  32 under way  48,123 tokens  errors 3  ETA -  0 s"
+        "generate: 0/2,000  32 running  48,123 tokens  errors 3  ETA -  0 s"
     )
 
 

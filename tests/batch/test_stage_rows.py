@@ -7,9 +7,8 @@ import pyarrow as pa
 import pytest
 
 from mars_ray.batch.rows.row_options import sampling_of
-from mars_ray.batch.rows.row_result import RowResult
-from mars_ray.batch.rows.row_table import from_row_table
-from mars_ray.batch.rows.stage_rows import ANSWERED, rows_to_answer, with_answers, with_requests
+from mars_ray.batch.rows.row_tables import RowResult, from_row_table
+from mars_ray.batch.rows.stage_rows import STAGE_COLUMNS, rows_to_answer, with_answers, with_requests
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.request import SamplingParams
 from mars_ray.errors import ConfigError, RequestError
@@ -32,7 +31,7 @@ def test_their_columns_keep_their_types_and_ours_take_the_place_of_their_namesak
     refused = RowResult(key=b"", error="{}", reason="too long")
     found = with_answers(asked, [answered({"text": "A", "tokens": 3, "own": 1}), refused], raise_errors=False)
     assert found.schema.field("n").type == pa.int16() and found["tags"].to_pylist() == [["x"], None]
-    assert set(found.column_names) == {"n", "tags", *ANSWERED}
+    assert set(found.column_names) == {"n", "tags", *STAGE_COLUMNS}
     assert [found[name].to_pylist() for name in ("text", "tokens", "error")] == [
         ["A", None],
         [3, None],
@@ -68,13 +67,13 @@ def test_equal_requests_have_one_id_and_others_another() -> None:
 
 
 def test_what_nobody_knows_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="preprocess gives 'samplng'"):
+    with pytest.raises(ConfigError, match="preprocess returned 'samplng'"):
         with_requests(THEIRS, lambda _: {"prompt": "a", "samplng": {}})
-    with pytest.raises(ConfigError, match="a request holds set"):
+    with pytest.raises(ConfigError, match="a request has set"):
         with_requests(THEIRS, lambda _: {"prompt": {"a"}})
     for sampling, message in (
         ({"temprature": 1}, "sampling has 'temprature'"),
-        ([1], "it must be an object"),
+        ([1], "must be an object"),
         ({"schema": 5}, "schema is 5"),
         ({"schema": SCHEMA, "regex": "a"}, "give one of"),
         ({"top_k": -1}, "top_k is -1"),

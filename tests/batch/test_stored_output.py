@@ -13,7 +13,7 @@ from mars_ray.batch.output import folder, job_log
 from mars_ray.batch.output.folder import OutputFolder
 from mars_ray.batch.output.open_output import open_output
 from mars_ray.batch.output.stored_output import LOG
-from mars_ray.batch.rows.row_result import RowResult
+from mars_ray.batch.rows.row_tables import RowResult
 from mars_ray.errors import ConfigError, OutputError, RunError
 from mars_ray.storage import driver_lease
 from mars_ray.storage.whole_file import create_object

@@ -9,7 +9,7 @@ import ray
 
 from mars_ray.batch.ray.decoder_pool import choose_places, pool_settings, start_decoders
 from mars_ray.batch.rows.plain_format import PlainFormatSettings
-from mars_ray.batch.rows.row_table import to_row_table
+from mars_ray.batch.rows.row_tables import to_row_table
 from mars_ray.batch.run import engine_plan
 from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.engine.request import DecodeParams, SamplingParams

@@ -9,7 +9,7 @@ import pytest
 
 from mars_ray.batch.rows.row_format import JsonRecord, ParsedRow
 from mars_ray.batch.rows.row_ids import RowId
-from mars_ray.batch.rows.row_result import RowResult, from_table, to_table
+from mars_ray.batch.rows.row_tables import RowResult, from_table, to_table
 from mars_ray.batch.run import worker as worker_module
 from mars_ray.batch.run.worker import Worker
 from mars_ray.engine.chunk import Chunk

@@ -23,7 +23,7 @@ from mars_ray.batch.output.report import JobReport
 from mars_ray.batch.output.report_page import job_page
 from mars_ray.batch.output.shards import write_lines, write_parquet
 from mars_ray.batch.rows.columns import Kind, table_of
-from mars_ray.batch.rows.row_result import RowResult
+from mars_ray.batch.rows.row_tables import RowResult
 from mars_ray.storage.location import AnyPath
 from mars_ray.storage.whole_file import write_file
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from mars_ray.batch.output.ledger import Ledger
 from mars_ray.batch.output.report import Bar, PacePoint
-from mars_ray.batch.rows.row_result import RowResult
+from mars_ray.batch.rows.row_tables import RowResult
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS pace (

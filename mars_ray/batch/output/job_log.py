@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from upath import UPath
 
-from mars_ray.batch.rows.row_result import SCHEMA, RowResult, from_table, to_table
+from mars_ray.batch.rows.row_tables import RESULT_SCHEMA, RowResult, from_table, to_table
 from mars_ray.errors import OutputError, RunError
 from mars_ray.storage.location import store_errors
 from mars_ray.storage.whole_file import create_object
@@ -52,7 +52,7 @@ class Event:
 
     def to_bytes(self) -> pa.Buffer:
         """Return it as the content of an object, which `from_bytes` reads."""
-        table = pa.concat_tables([SCHEMA.empty_table(), *(to_table(results) for _, results in self.results)])
+        table = pa.concat_tables([RESULT_SCHEMA.empty_table(), *(to_table(results) for _, results in self.results)])
         seconds = [run_s for run_s, results in self.results for _ in results]
         table = table.append_column(NEW_RESULTS[0], pa.array(seconds, NEW_RESULTS[1]))
         said = {"kind": self.kind, "driver": self.driver, "details": self.details}

@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from mars_ray.batch.rows.row_result import RowResult
+from mars_ray.batch.rows.row_tables import RowResult
 from mars_ray.errors import ConfigError, OutputError, RunError
 from mars_ray.storage.location import AnyPath
 

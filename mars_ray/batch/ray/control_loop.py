@@ -1,6 +1,6 @@
-"""The driver's side of the controller: a thread tells it what is left of the job, and reads how its workers stand.
+"""Report the backlog of a job to its controller once a second, and read the state of its workers (shell).
 
-This is a shell: it speaks Ray.
+A worker publishes its startup status in the cluster's key-value store until its engine can report.
 """
 
 import asyncio
@@ -11,8 +11,9 @@ from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
 
+from ray.exceptions import RayError
+
 from mars_ray.batch.output.report import Status
-from mars_ray.batch.ray.startup_status import clear_startup_status, read_startup_status
 from mars_ray.batch.run.live_stats import LiveStats
 from mars_ray.control.backlog import Backlog
 from mars_ray.control.core.ray_controller import RayController, online_statuses, remove_controllers
@@ -20,19 +21,20 @@ from mars_ray.control.core.status import ClusterStatus
 from mars_ray.control.replica.yielding import Yielding
 from mars_ray.control.settings import ControlPlan
 from mars_ray.errors import MarsRayError
+from mars_ray.ray_private import kv_delete, kv_get, kv_put
 
 EVERY_S = 1.0
 STARTING = "starting workers"
 CLUSTER_S = 5.0
-"""At the end, the cluster is waited for so long: what stopped the job may have stopped it, too."""
+"""Seconds to wait for the cluster at the end. The cluster may have been stopped together with the job."""
 NEWS = 1.5
-"""Times as late as was said, or as little, is worth a new line."""
+"""Report a delay again only when it changed by this factor."""
 
 
 class ControlLoop:
-    """Works in a thread of its own, within the block; `tokens_left` says what is left of the job.
+    """A thread that talks to the controller while the context is open; `tokens_left` returns the backlog of the job.
 
-    From there it calls `on_update`, with what workers do while they start, and with None once `stats` has numbers.
+    The thread calls `on_update` with the startup status of the workers, and with None once `stats` has numbers.
     """
 
     def __init__(
@@ -43,12 +45,15 @@ class ControlLoop:
         deadline_s: float | None,
         on_update: Callable[[str | None], None],
     ) -> None:
-        self._app, self._plan, self._tokens_left, self._on_update = app, plan, tokens_left, on_update
+        self._app = app
+        self._plan = plan
+        self._tokens_left = tokens_left
+        self._on_update = on_update
         self._ends_s = None if deadline_s is None else time.monotonic() + deadline_s
         self._ended = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="control-loop", daemon=True)
         self.note = ""
-        """What a person should know of the job now."""
+        """A message for the user, such as a delay; often empty."""
         self._reported_late_s = 0.0
         self.stats = LiveStats(time.monotonic)
 
@@ -73,7 +78,7 @@ class ControlLoop:
         return None if self._ends_s is None else self._ends_s - time.monotonic()
 
     def deadline_summary(self, status: Status) -> str:
-        """Say how the job that ends now stands to its deadline; empty without one."""
+        """Return by how much the job met or missed its deadline, empty without one."""
         left_s = self.left_s
         if left_s is None:
             return ""
@@ -81,9 +86,10 @@ class ControlLoop:
         return f"{ended} {timedelta(seconds=round(abs(left_s)))} {'before' if left_s >= 0 else 'after'} the deadline"
 
     async def _run(self) -> None:
-        controller, yielding = RayController(self._app, self._plan), Yielding(self._plan.settings.recover_s)
+        controller = RayController(self._app, self._plan)
+        yielding = Yielding(self._plan.settings.recover_s)
         while not self._ended.is_set():
-            with suppress(MarsRayError):  # without a controller, workers decide alone for a while
+            with suppress(MarsRayError):  # without a controller, workers decide for themselves for a while
                 paused = yielding.follow(await online_statuses(), time.monotonic())
                 backlog = Backlog(tokens=self._tokens_left(), seconds=self.left_s)
                 self._read(await controller.update_backlog(backlog, paused=paused), paused)
@@ -94,16 +100,40 @@ class ControlLoop:
 
     def _read(self, status: ClusterStatus, paused: bool) -> None:
         self.stats.update(status.replicas)
-        [found] = status.classes
+        [batch_class] = status.classes
+        late_s = batch_class.late_s
         if paused:
-            self.note = "paused: the cluster's callers need what there is"
-        elif found.late_s:
-            if self._reported_late_s <= found.late_s * NEWS and found.late_s <= self._reported_late_s * NEWS:
-                return  # a person has read that
-            self._reported_late_s = found.late_s
+            self.note = "paused: callers of the endpoint need the whole cluster"
+        elif late_s:
+            if self._reported_late_s <= late_s * NEWS and late_s <= self._reported_late_s * NEWS:
+                return
+            self._reported_late_s = late_s
             self.note = (
-                f"late: even at threshold {found.floor:g}, the lowest that quality allows, the job ends about "
-                f"{timedelta(seconds=round(found.late_s))} after its deadline"
+                f"late: even at threshold {batch_class.floor:g}, the lowest that quality allows, the job ends about "
+                f"{timedelta(seconds=round(late_s))} after its deadline"
             )
         else:
             self.note, self._reported_late_s = "", 0.0
+
+
+def publish_startup_status(app: str, status: str) -> None:
+    """Publish what a worker does now, replacing the last status. Errors of the store are ignored."""
+    with suppress(RuntimeError, RayError):
+        kv_put(_key(app), status)
+
+
+def read_startup_status(app: str) -> str | None:
+    """Return the status that a worker published last, if any."""
+    with suppress(RuntimeError, RayError):
+        if status := kv_get(_key(app)):
+            return str(status.decode())
+    return None
+
+
+def clear_startup_status(app: str) -> None:
+    """Remove the published status."""
+    kv_delete(_key(app))
+
+
+def _key(app: str) -> str:
+    return f"startup:{app}"

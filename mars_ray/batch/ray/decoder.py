@@ -1,4 +1,4 @@
-"""One actor of a pool: an engine in a process of its own, and rows of several calls at a time (shell)."""
+"""The actor that decodes rows, with its engine in a separate process (shell)."""
 
 import asyncio
 import os
@@ -15,10 +15,9 @@ import pyarrow as pa
 import ray
 
 from mars_ray.adapter.card import unnamed
-from mars_ray.batch.ray.startup_status import publish_startup_status
+from mars_ray.batch.ray.control_loop import publish_startup_status
 from mars_ray.batch.rows.row_format import RowFormat
-from mars_ray.batch.rows.row_result import failure_table, to_table
-from mars_ray.batch.rows.row_table import from_row_table
+from mars_ray.batch.rows.row_tables import failure_table, from_row_table, to_table
 from mars_ray.batch.run.live_stats import engine_name
 from mars_ray.batch.run.worker import Worker
 from mars_ray.control.core.ray_controller import RayController
@@ -37,64 +36,66 @@ if TYPE_CHECKING:
 
 
 class Decoder:
-    """One actor: an engine in a process of its own, rows in several calls at a time."""
+    """An actor with one engine. Several calls run at a time."""
 
     def __init__(
         self, spec: EngineSpec, model: SharedFolder, adapter: SharedFolder | None, plan: ControlPlan, app: str
     ) -> None:
-        self._spec, self._plan = spec, plan
-        self._model, self._adapter = model, adapter
+        self._spec = spec
+        self._plan = plan
+        self._model = model
+        self._adapter = adapter
         self._name = f"{socket.gethostname()}:{os.getpid()}"
-        self._app, self._controller = app, RayController(app, plan)
+        self._app = app
+        self._controller = RayController(app, plan)
         self._started: tuple[asyncio.Task[EngineSpec], asyncio.Task[Worker]] | None = None
         self._row_formats: dict[bytes, asyncio.Task[RowFormat]] = {}
         self._feeding = asyncio.Event()
         self._heartbeat: asyncio.Task[None] | None = None
-        # One prompt at a time gains nothing from threads, and the cores are the engines'.
+        # A single prompt is not tokenized faster by threads, and the engines need the cores.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
     @ray.method(max_task_retries=-1)  # type: ignore[untyped-decorator]
     async def start(self) -> None:
-        """Begin to start the engine, and do not wait: whoever reads the first rows takes some seconds, too."""
-        # Not in the constructor: when that fails, Ray starts the actor again and again.
+        """Begin to start the engine and return at once, because reading the first rows takes seconds, too."""
+        # When a constructor fails, Ray starts the actor again and again.
         self._start()
 
     async def answer(self, rows: pa.Table, row_format: bytes) -> pa.Table:
-        """Return a table of results for a table of rows, in their order, or the reason why there can be none.
+        """Return the table of the results of a table of rows, in their order, or a failure table.
 
-        `row_format` are the pickled settings of their format: who passes them on need not load torch for that.
+        `row_format` is the pickled settings of the row format, which processes without torch can pass on.
         """
         try:
-            working, opened = await self._ready(row_format)
-            return to_table(await working.answer(opened, *from_row_table(rows)))
+            worker, opened_format = await self._ready(row_format)
+            return to_table(await worker.answer(opened_format, *from_row_table(rows)))
         except MarsRayError as error:
             return failure_table(str(error))
 
     async def give_up(self, rows: pa.Table, row_format: bytes) -> pa.Table:
-        """Return a table of results that say that workers die of these rows, which are not looked at."""
+        """Return the error results of rows that killed workers, without parsing the rows."""
         try:
-            working, opened = await self._ready(row_format)
-            return to_table(working.give_up(opened, *from_row_table(rows)))
+            worker, opened_format = await self._ready(row_format)
+            return to_table(worker.give_up(opened_format, *from_row_table(rows)))
         except MarsRayError as error:
             return failure_table(str(error))
 
     async def _ready(self, row_format: bytes) -> tuple[Worker, RowFormat]:
         spec, worker = self._start()
         if row_format not in self._row_formats:
-            self._row_formats[row_format] = asyncio.create_task(self._opened(row_format, spec))
-        opened = self._row_formats[row_format]
-        return await asyncio.shield(worker), await asyncio.shield(opened)
+            self._row_formats[row_format] = asyncio.create_task(self._open_format(row_format, spec))
+        return await asyncio.shield(worker), await asyncio.shield(self._row_formats[row_format])
 
     def _start(self) -> tuple[asyncio.Task[EngineSpec], asyncio.Task[Worker]]:
         if self._started is None:
-            spec = asyncio.create_task(asyncio.to_thread(self._spec_here))
-            self._started = spec, asyncio.create_task(self._working(spec))
+            spec = asyncio.create_task(asyncio.to_thread(self._local_spec))
+            self._started = spec, asyncio.create_task(self._start_worker(spec))
         return self._started
 
-    async def _opened(self, row_format: bytes, spec: asyncio.Task[EngineSpec]) -> RowFormat:
+    async def _open_format(self, row_format: bytes, spec: asyncio.Task[EngineSpec]) -> RowFormat:
         return await asyncio.to_thread(_open, row_format, (await asyncio.shield(spec)).folder)
 
-    async def _working(self, spec: asyncio.Task[EngineSpec]) -> Worker:
+    async def _start_worker(self, spec: asyncio.Task[EngineSpec]) -> Worker:
         publish_startup_status(self._app, "loading the model")
         self._spec = await asyncio.shield(spec)
         worker = Worker(self._name, self._engine, self._feeding)
@@ -102,8 +103,8 @@ class Decoder:
         await worker.start()
         return worker
 
-    def _spec_here(self) -> EngineSpec:
-        """Return the engine to start with the folders as they are called on this node."""
+    def _local_spec(self) -> EngineSpec:
+        """Return the engine's settings with the paths of the folders on this node."""
         return replace(
             self._spec,
             folder=self._model.here(),
@@ -112,7 +113,7 @@ class Decoder:
 
     async def _engine(self) -> AsyncEngine:
         engine, _ = await AsyncEngine.start(self._spec)
-        # A lease of its own for each engine: their reports count from 0.
+        # Reports of an engine are numbered from 0, so each engine has its own lease.
         lease = Lease(engine_name(self._name, time.monotonic_ns()), self._plan)
         self._heartbeat = asyncio.create_task(self._beat(engine, lease))
         return engine
@@ -122,7 +123,7 @@ class Decoder:
             await run_heartbeats(engine, lease, self._report)
 
     async def _report(self, report: ReplicaReport) -> Directive:
-        """Ask the controller; without an answer rows go on."""
+        """Report to the controller and follow its directive. When the controller is away, rows go on."""
         try:
             directive = await self._controller.handle_report(report)
         except BaseException:
@@ -136,7 +137,7 @@ class Decoder:
 
 
 def _open(row_format: bytes, folder: Path) -> RowFormat:
-    # While the engine starts, which needs the cores: without torch transformers is there in half the time.
+    # The engine is starting and needs the cores. Without torch, transformers is imported in half the time.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     from mars_ray.batch.rows.open_format import open_row_format
     from mars_ray.model.folder import check_folder

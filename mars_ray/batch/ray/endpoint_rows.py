@@ -1,4 +1,4 @@
-"""The stage of a pipeline whose rows an endpoint answers: what Ray Data runs as one actor (shell)."""
+"""The stage of a pipeline that sends its rows to a running endpoint (shell)."""
 
 import asyncio
 import time
@@ -12,8 +12,7 @@ from ray import serve
 from ray.exceptions import RayTaskError
 from ray.serve.exceptions import RayServeException
 
-from mars_ray.batch.rows.row_result import RowResult
-from mars_ray.batch.rows.row_table import from_row_table
+from mars_ray.batch.rows.row_tables import RowResult, from_row_table
 from mars_ray.batch.rows.stage_rows import rows_to_answer, with_answers
 from mars_ray.batch.run.adaptive_limit import AdaptiveLimit
 from mars_ray.batch.run.endpoint_config import EndpointProcessorConfig, body_of, refusal_of, result_of
@@ -28,21 +27,23 @@ from mars_ray.errors import (
     UnavailableError,
 )
 
-FIRST_RETRIES = 5
-"""An endpoint that is not there is given up after so many, some seconds."""
-PATIENCE_S, PAUSE_S = 600.0, 1.0
-"""One that answers nothing for so long any more is given up; who is refused waits, unless he is told how long."""
+CONNECT_RETRIES = 5
+"""Attempts to reach the endpoint at the start, over some seconds."""
+PATIENCE_S = 600.0
+"""Seconds without any answer after which the stage gives the endpoint up."""
+PAUSE_S = 1.0
+"""Seconds to wait after a refusal without a Retry-After header."""
 FAILURES = 3
-"""A row at which the endpoint fails so often has no answer."""
-FOR_NOW = frozenset({408, 409, 429, 502, 503, 504})
-"""Statuses of what is refused for now only, as the errors of an application below."""
-ERRORS_FOR_NOW = (QueueFullError, UnavailableError, ReplicaLostError)
+"""Failures of the endpoint at a row after which the row has no answer."""
+RETRIED_STATUSES = frozenset({408, 409, 429, 502, 503, 504})
+RETRIED_ERRORS = (QueueFullError, UnavailableError, ReplicaLostError)
+"""Errors of a Serve application after which the request is sent again, like the statuses above."""
 
 Complete = Callable[[dict[str, Any]], Awaitable[ChatCompletion]]
 
 
 class _RefusedForNow(Exception):
-    """Ask again after `after_s`."""
+    """The endpoint refused the request for now; send it again after `after_s`."""
 
     def __init__(self, reason: str, after_s: float = PAUSE_S) -> None:
         super().__init__(reason)
@@ -50,49 +51,51 @@ class _RefusedForNow(Exception):
 
 
 class EndpointRows:
-    """Has the blocks of a stage answered by an endpoint, several at a time."""
+    """An actor that sends the rows of several blocks at a time to an endpoint."""
 
     def __init__(self, config: EndpointProcessorConfig) -> None:
-        self._config, self._limit = config, AdaptiveLimit(config.concurrency)
+        self._config = config
+        self._limit = AdaptiveLimit(config.concurrency)
         self._complete: asyncio.Future[Complete] | None = None
         self._answered_s = 0.0
 
     async def __call__(self, block: pa.Table) -> pa.Table:
         """Return the rows of a block with their answers.
 
-        Raises `RequestError` for a row without an answer unless the stage is to go on, and `RunError` when no endpoint
-        is there.
+        Raises `RequestError` for a row without an answer unless `should_continue_on_error`, and `RunError` when no
+        endpoint answers.
         """
         if self._complete is None:
-            self._complete = asyncio.ensure_future(_connected(self._config))
+            self._complete = asyncio.ensure_future(_connect(self._config))
         complete = await asyncio.shield(self._complete)
         self._answered_s = self._answered_s or time.monotonic()
         row_ids, raws = from_row_table(rows_to_answer(block))
         results = await asyncio.gather(
-            *(self._result(complete, each.key, raw) for each, raw in zip(row_ids, raws, strict=True))
+            *(self._result(complete, row_id.key, raw) for row_id, raw in zip(row_ids, raws, strict=True))
         )
         return with_answers(block, results, raise_errors=not self._config.should_continue_on_error)
 
     async def _result(self, complete: Complete, key: bytes, raw: bytes) -> RowResult:
         try:
-            return result_of(key, await self._answered(complete, body_of(raw, self._config)))
+            return result_of(key, await self._answer(complete, body_of(raw, self._config)))
         except (BadRecordError, RequestError, StepError) as error:
             return refusal_of(key, str(error))
 
-    async def _answered(self, complete: Complete, body: dict[str, Any]) -> ChatCompletion:
-        """Return the answer, asked for until the endpoint has room."""
-        failures, after_s = 0, PAUSE_S
+    async def _answer(self, complete: Complete, body: dict[str, Any]) -> ChatCompletion:
+        """Send a request until the endpoint has room, and return the answer."""
+        failures = 0
+        after_s = PAUSE_S
         while True:
-            async with self._limit.place() as place:
+            async with self._limit.turn() as turn:
                 try:
                     answer = await complete(body)
                     self._limit.answered()
                     self._answered_s = time.monotonic()
                     return answer
                 except _RefusedForNow as refused:
-                    self._limit.refused(place)
+                    self._limit.refused(turn)
                     if time.monotonic() - self._answered_s > PATIENCE_S:
-                        raise RunError(f"the endpoint answers nothing any more: {refused}") from refused
+                        raise RunError(f"the endpoint gave no answer for {PATIENCE_S:g} s: {refused}") from refused
                     after_s = refused.after_s
                 except StepError:
                     failures += 1
@@ -101,21 +104,22 @@ class EndpointRows:
             await asyncio.sleep(after_s)
 
 
-async def _connected(config: EndpointProcessorConfig) -> Complete:
-    """Return what answers a body. Raises `RunError` when nobody is there."""
-    return _by_handle(config) if config.url is None else await _by_http(config)
+async def _connect(config: EndpointProcessorConfig) -> Complete:
+    """Return a function that sends a request body. Raises `RunError` when no endpoint answers."""
+    return _connect_app(config) if config.url is None else await _connect_url(config)
 
 
-async def _by_http(config: EndpointProcessorConfig) -> Complete:
+async def _connect_url(config: EndpointProcessorConfig) -> Complete:
     client = openai.AsyncOpenAI(base_url=config.url, api_key=config.api_key, max_retries=0)
     try:
-        models = await client.with_options(max_retries=FIRST_RETRIES, timeout=10).models.list()
+        models = await client.with_options(max_retries=CONNECT_RETRIES, timeout=10).models.list()
         model = config.model or models.data[0].id
     except (openai.OpenAIError, IndexError) as error:
         raise RunError(f"no endpoint answers at {config.url}: {error}") from error
 
     async def complete(body: dict[str, Any]) -> ChatCompletion:
-        messages, fields = body["messages"], {name: body[name] for name in body if name != "messages"}
+        fields = dict(body)
+        messages = fields.pop("messages")
         try:
             return await client.chat.completions.create(model=model, messages=messages, extra_body=fields)
         except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
@@ -123,38 +127,39 @@ async def _by_http(config: EndpointProcessorConfig) -> Complete:
         except openai.APIConnectionError as error:
             raise _RefusedForNow(str(error)) from error
         except openai.APIStatusError as error:
-            if error.status_code in FOR_NOW:
+            if error.status_code in RETRIED_STATUSES:
                 raise _RefusedForNow(error.message, _seconds(error.response.headers.get("retry-after"))) from error
             if error.status_code >= 500:
                 raise StepError(f"the endpoint failed: {error.message}") from error
-            raise RunError(f"the endpoint at {config.url} does not serve this: {error.message}") from error
+            raise RunError(f"the endpoint at {config.url} refused the request: {error.message}") from error
 
     return complete
 
 
 def _seconds(retry_after: str | None) -> float:
-    """Return how long a refusal asks to wait. A date, which HTTP allows too, no server of models sends."""
+    """Return the seconds of a Retry-After header. The date form of HTTP is not supported."""
     try:
         return min(60.0, float(retry_after or PAUSE_S))
     except ValueError:
         return PAUSE_S
 
 
-def _by_handle(config: EndpointProcessorConfig) -> Complete:
+def _connect_app(config: EndpointProcessorConfig) -> Complete:
     try:
         handle = serve.get_app_handle(config.app)
     except RayServeException as error:
         raise RunError(f"there is no application {config.app!r} on this cluster: {error}") from error
 
     async def complete(body: dict[str, Any]) -> ChatCompletion:
-        messages, fields = body["messages"], {name: body[name] for name in body if name != "messages"}
+        fields = dict(body)
+        messages = fields.pop("messages")
         try:
             answer: ChatCompletion = await handle.complete.remote(messages, **fields)
             return answer
         except (RayTaskError, MarsRayError) as raised:
-            # Ray's error is of our class too, but its message is a stack.
+            # Ray's error also has our class, but its message is a stack trace.
             error = raised.cause if isinstance(raised, RayTaskError) else raised
-            if isinstance(error, ERRORS_FOR_NOW):
+            if isinstance(error, RETRIED_ERRORS):
                 raise _RefusedForNow(str(error)) from error
             raise error from None
 

@@ -1,4 +1,4 @@
-"""Answer files of rows with Ray Data: read, decode in a pool of actors, write on the driver (shell)."""
+"""Run a job: read rows with Ray Data, decode them in a pool of actors, write results on the driver (shell)."""
 
 import hashlib
 import pickle
@@ -20,15 +20,15 @@ from mars_ray.batch.output.report import JobReport, Status
 from mars_ray.batch.ray.control_loop import STARTING, ControlLoop
 from mars_ray.batch.ray.decoder_pool import (
     AnsweredBlocks,
-    calls_of,
     choose_places,
     pool_settings,
+    single_actor,
     start_decoders,
 )
 from mars_ray.batch.ray.source import InputRows, read_undone_rows
 from mars_ray.batch.rows.openai_format import openai_id
 from mars_ray.batch.rows.plain_format import plain_id
-from mars_ray.batch.rows.row_result import failure_in
+from mars_ray.batch.rows.row_tables import failure_in
 from mars_ray.batch.run.block_size import calls_per_decoder, rows_per_block
 from mars_ray.batch.run.job import Job
 from mars_ray.batch.run.job_plan import JobPlan, plan_job, survey_input
@@ -42,16 +42,16 @@ from mars_ray.ray_cluster import connect
 from mars_ray.ray_private import pass_arguments_by_value
 
 READ_BYTES = 4 << 20
-"""Rows are handed on in pieces of at most so much. By Ray's 128 MiB workers would wait for most of an input."""
+"""Largest block that is read. With Ray's 128 MiB, workers would wait until most of the input is read."""
 NO_PROGRESS_S = 24 * 3600
-"""Ray gives up when no block is finished for so long. Its half an hour is too short for rows of a 7B on CPUs."""
+"""Seconds without a finished block after which Ray stops. Its 30 minutes are too short for a 7B model on CPUs."""
 
 
 def generate_files(options: GenerateOptions) -> JobReport:
-    """Answer every row of the input; what cannot be answered goes to an errors file, and the others go on.
+    """Answer every row of the input. Rows that cannot be answered are written to an errors file.
 
-    The same call goes on with a job that was stopped. Raises an `InputError` before any work when something given is
-    unusable, `InterruptedRunError` on Ctrl-C, and `RunError` when the work cannot go on; rows answered so far are kept.
+    The same call resumes a stopped job. Raises an `InputError` before any work for unusable options or input,
+    `InterruptedRunError` on Ctrl-C, and `RunError` when the work cannot go on. Rows answered so far are kept.
     """
     plan = plan_job(options)
     with open_output(options.output, new=options.new) as output:
@@ -69,21 +69,21 @@ def generate_files(options: GenerateOptions) -> JobReport:
             clock=time.monotonic,
         )
         app = f"{BATCH}{hashlib.sha256(str(output.folder.absolute()).encode()).hexdigest()[:12]}"
-        watched = _WatchedJob(job)
+        shown = _ShownJob(job)
         control_loop = ControlLoop(
-            app, plan.engines.control, job.estimate_tokens_left, options.deadline_s, watched.refresh
+            app, plan.engines.control, job.estimate_tokens_left, options.deadline_s, shown.refresh
         )
         status: Status = "stopped"
         try:
-            with watched.by(control_loop):
+            with shown.with_control(control_loop):
                 try:
                     with _decoders(plan, places, app) as decoders:
                         for table in _tables(_dataset(plan, output.ledger.path, survey.rows, decoders)):
-                            watched.add(table)
+                            shown.add(table)
                     status = "complete with errors" if job.errors else "complete"
                 except KeyboardInterrupt:
                     pass
-                finally:  # before anything is asked of Ray: who stops this process may have stopped Ray, too
+                finally:  # before any call of Ray, which may have been stopped together with this process
                     output.flush()
         finally:
             report = job.report(
@@ -100,15 +100,17 @@ def generate_files(options: GenerateOptions) -> JobReport:
     return report
 
 
-class _WatchedJob:
-    """A job and its progress: rows come from one thread, what workers report from another."""
+class _ShownJob:
+    """A job and its progress display. Results come from one thread, reports of workers from another."""
 
     def __init__(self, job: Job) -> None:
-        self._job, self._progress, self._lock = job, JobProgress(), threading.Lock()
+        self._job = job
+        self._progress = JobProgress()
+        self._lock = threading.Lock()
 
     @contextmanager
-    def by(self, control_loop: ControlLoop) -> Iterator[None]:
-        """Show the job within the block."""
+    def with_control(self, control_loop: ControlLoop) -> Iterator[None]:
+        """Run the control loop and show the job within the block."""
         self._control_loop = control_loop
         with self._progress:
             self._progress.starting(STARTING)
@@ -116,13 +118,13 @@ class _WatchedJob:
                 yield
 
     def add(self, table: pa.Table) -> None:
-        """Take finished rows."""
+        """Add a table of results."""
         with self._lock:
             self._job.add(table)
             self._show()
 
     def refresh(self, startup_status: str | None) -> None:
-        """Show what workers do while they start, or with None the metrics of the job."""
+        """Show the startup status of the workers, or the metrics of the job if it is None."""
         with self._lock:
             if startup_status is None:
                 self._show()
@@ -134,7 +136,7 @@ class _WatchedJob:
 
 
 def _connect(plan: JobPlan, rows: int) -> tuple[Place, ...]:
-    """Join the cluster; return where workers run. Raises `ClusterError` for one smaller than what the job asks for."""
+    """Join the cluster and return the places of the workers. Raises `ClusterError` if they do not fit."""
     if not ray.is_initialized():
         dtype = plan.engines.model.dtype
         print(f"{NAME}: starting Ray; {dtype.name}: {dtype.reason}", file=sys.stderr)
@@ -145,18 +147,19 @@ def _connect(plan: JobPlan, rows: int) -> tuple[Place, ...]:
 
 @contextmanager
 def _decoders(plan: JobPlan, places: tuple[Place, ...], app: str) -> Iterator[Sequence[str]]:
-    """Start the decoders, hand out their names, and end them with the block."""
+    """Start the decoders, yield their names, and end them after the block."""
     decoders = start_decoders(pool_settings(plan.engines, places), app)
     try:
         yield list(decoders)
     finally:
-        for each in decoders.values():
-            ray.kill(each)
+        for decoder in decoders.values():
+            ray.kill(decoder)
 
 
 def _dataset(plan: JobPlan, ledger: Path, total: int, decoders: Sequence[str]) -> ray.data.Dataset:
-    """Return the dataset whose blocks are results; nothing runs yet."""
-    options, count = plan.options, len(decoders)
+    """Return the dataset of the results. It runs when it is iterated."""
+    options = plan.options
+    count = len(decoders)
     rows = InputRows(
         paths=plan.paths,
         ledger=ledger.absolute(),
@@ -167,15 +170,15 @@ def _dataset(plan: JobPlan, ledger: Path, total: int, decoders: Sequence[str]) -
     results = read_undone_rows(rows, block_rows).map_batches(
         AnsweredBlocks,
         fn_constructor_args=(decoders, pickle.dumps(plan.row_format)),
-        compute=calls_of(calls_per_decoder(block_rows) * count),
+        compute=single_actor(calls_per_decoder(block_rows) * count),
         num_cpus=0,
         batch_size=None,
         batch_format="pyarrow",
     )
     results.context.target_max_block_size = READ_BYTES
-    results.context.enable_progress_bars = False  # ours shows rows and tokens instead of blocks
+    results.context.enable_progress_bars = False  # `JobProgress` shows rows and tokens
     results.context.execution_no_progress_timeout_s = NO_PROGRESS_S
-    results.context.memory_usage_poll_interval_s = None  # in a thread for each call, and nobody reads it
+    results.context.memory_usage_poll_interval_s = None  # it costs a thread for each call
     return results
 
 
@@ -187,9 +190,9 @@ def _tables(results: ray.data.Dataset) -> Iterator[pa.Table]:
                 raise _failed(reason)
             yield table
     except (RayError, ExecutionTimeoutError) as error:
-        # The stack of the process that failed, and its error in the last line.
+        # The message is the stack trace of the failed process, with its error in the last line.
         raise _failed(str(error).strip().splitlines()[-1]) from error
 
 
 def _failed(reason: str) -> RunError:
-    return RunError(f"The run failed: {reason.removesuffix('.')}. What was done is kept; the same command goes on.")
+    return RunError(f"The run failed: {reason.removesuffix('.')}. Finished rows are kept; the same command goes on.")

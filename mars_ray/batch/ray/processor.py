@@ -1,4 +1,4 @@
-"""Our stage in somebody's own Ray Data pipeline, in the shape of `ray.data.llm` (shell)."""
+"""Build a stage for a user's Ray Data pipeline, with the interface of `ray.data.llm` (shell)."""
 
 import pickle
 from collections.abc import Callable
@@ -7,10 +7,9 @@ from typing import Any, Protocol
 
 import ray.data
 
-from mars_ray.batch.ray.answered_rows import AnsweredRows
-from mars_ray.batch.ray.decoder_pool import calls_of, choose_places, pool_settings
+from mars_ray.batch.ray.decoder_pool import choose_places, pool_settings, single_actor
 from mars_ray.batch.ray.endpoint_rows import EndpointRows
-from mars_ray.batch.ray.shared_pool import SharedPoolSettings
+from mars_ray.batch.ray.shared_pool import AnsweredRows, SharedPoolSettings
 from mars_ray.batch.rows.open_format import open_row_format
 from mars_ray.batch.rows.stage_rows import Preprocess, with_requests
 from mars_ray.batch.run.block_size import CALLS
@@ -18,33 +17,35 @@ from mars_ray.batch.run.endpoint_config import EndpointProcessorConfig
 from mars_ray.batch.run.processor_config import ProcessorConfig, plan_stage
 
 POOLS_OF_A_CLUSTER = 4
-"""Pools that have room on a cluster together with the tasks that read, map and write, unless they ask for more."""
+"""Parts that a cluster is divided into. A pool of engines takes one, which leaves room to the rest of the pipeline."""
 
 Postprocess = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class _Stage(Protocol):
-    """What answers blocks of requests."""
+    """Answers blocks of requests."""
 
-    def answered(self, blocks: ray.data.Dataset) -> ray.data.Dataset:
+    def answer(self, blocks: ray.data.Dataset) -> ray.data.Dataset:
         """Return the blocks with the columns of the answers."""
 
 
 class Processor:
-    """Turns a dataset into one whose rows are answered; nothing runs until that is consumed."""
+    """Adds answers to the rows of a dataset, lazily like any operation of Ray Data."""
 
     def __init__(
         self, stage: _Stage, batch_size: int, preprocess: Preprocess | None, postprocess: Postprocess | None
     ) -> None:
-        self._stage, self._batch_size = stage, batch_size
-        self._preprocess, self._postprocess = preprocess, postprocess
+        self._stage = stage
+        self._batch_size = batch_size
+        self._preprocess = preprocess
+        self._postprocess = postprocess
 
     def __call__(self, dataset: ray.data.Dataset) -> ray.data.Dataset:
-        """Return the dataset with the columns of the answers. Raises `ClusterError` for too small a cluster."""
+        """Return the dataset with the columns of the answers. Raises `ClusterError` if the cluster is too small."""
         requests = dataset.map_batches(
             partial(with_requests, preprocess=self._preprocess), batch_format="pyarrow", batch_size=None
         )
-        answered = self._stage.answered(requests.repartition(target_num_rows_per_block=self._batch_size))
+        answered = self._stage.answer(requests.repartition(target_num_rows_per_block=self._batch_size))
         if self._postprocess is None:
             return answered
         return answered.map(partial(_postprocessed, postprocess=self._postprocess))
@@ -55,33 +56,33 @@ def build_processor(
     preprocess: Preprocess | None = None,
     postprocess: Postprocess | None = None,
 ) -> Processor:
-    """Return the stage. Raises an `InputError` for a model or a value that cannot be used.
+    """Return a stage for a Ray Data pipeline. Raises an `InputError` for an unusable model or value.
 
-    `preprocess` returns what a row asks for: `messages` or `prompt`, and perhaps `sampling` (an object with
-    `max_tokens`, `temperature`, `seed`, `schema` …), `threshold` and `mode`. Without it the row's own columns of these
-    names ask. `postprocess` gets the row with the columns of the answer, and returns the row that leaves.
+    `preprocess` maps a row to its request: `messages` or `prompt`, and optionally `sampling` (an object with
+    `max_tokens`, `temperature`, `seed`, `schema` …), `threshold` and `mode`. Without `preprocess`, the columns of these
+    names are used. `postprocess` maps a row with the columns of the answer to the output row.
     """
     stage = _EngineStage(config) if isinstance(config, ProcessorConfig) else _EndpointStage(config)
     return Processor(stage, config.batch_size, preprocess, postprocess)
 
 
 class _EngineStage:
-    """Answers with engines that the stages of a job share."""
+    """A stage that answers with engines, which the stages of a pipeline share."""
 
     def __init__(self, config: ProcessorConfig) -> None:
         self._config = config
         self._engines, row_format = plan_stage(config)
-        open_row_format(row_format, self._engines.model)  # a model that cannot be used is one line now
+        open_row_format(row_format, self._engines.model)  # refuse an unusable model now
         self._row_format = pickle.dumps(row_format)
 
-    def answered(self, blocks: ray.data.Dataset) -> ray.data.Dataset:
+    def answer(self, blocks: ray.data.Dataset) -> ray.data.Dataset:
         config = self._config
         pool = pool_settings(self._engines, choose_places(self._engines, part=POOLS_OF_A_CLUSTER))
         return blocks.map_batches(
             AnsweredRows,
             fn_constructor_args=(SharedPoolSettings(pool=pool, deadline_s=config.deadline_s), self._row_format),
             fn_constructor_kwargs={"rows": config.rows, "raise_errors": not config.should_continue_on_error},
-            compute=calls_of(CALLS * config.concurrency),
+            compute=single_actor(CALLS * config.concurrency),
             num_cpus=0,
             batch_format="pyarrow",
             batch_size=None,
@@ -89,19 +90,19 @@ class _EngineStage:
 
 
 class _EndpointStage:
-    """Answers with an endpoint that runs."""
+    """A stage that answers with a running endpoint."""
 
     def __init__(self, config: EndpointProcessorConfig) -> None:
         config.check()
         self._config = config
 
-    def answered(self, blocks: ray.data.Dataset) -> ray.data.Dataset:
-        # The next block is there before the last row of the one before is.
+    def answer(self, blocks: ray.data.Dataset) -> ray.data.Dataset:
+        # The next block starts before the last row of a block is answered.
         calls = 2 + self._config.concurrency // self._config.batch_size
         return blocks.map_batches(
             EndpointRows,
             fn_constructor_args=(self._config,),
-            compute=calls_of(calls),
+            compute=single_actor(calls),
             num_cpus=0,
             batch_format="pyarrow",
             batch_size=None,

@@ -1,7 +1,7 @@
-"""The decoders that all stages of a job share which ask for the same ones (shell).
+"""The stage that answers rows with decoders, which all stages of a pipeline with the same settings share (shell).
 
-They belong to a named actor, which starts them for the first stage that runs and ends them with itself, some seconds
-after the last one was heard of. So they outlive neither their job nor, for long, their use.
+A named actor owns the decoders. The first stage that runs starts the actor, and the actor ends itself and its decoders
+some seconds after the last stage has stopped sending heartbeats.
 """
 
 import asyncio
@@ -19,6 +19,8 @@ from ray.exceptions import ActorDiedError, RayError
 
 from mars_ray.batch.ray.control_loop import ControlLoop
 from mars_ray.batch.ray.decoder_pool import DecoderPool, PoolSettings, start_decoders
+from mars_ray.batch.rows.row_tables import failure_in, from_table
+from mars_ray.batch.rows.stage_rows import rows_to_answer, with_answers
 from mars_ray.batch.run.stage_backlog import StageBacklog
 from mars_ray.control.core.ray_controller import BATCH
 from mars_ray.errors import RunError
@@ -26,21 +28,21 @@ from mars_ray.ray_private import NAMESPACE
 
 BEAT_S = 2.0
 IDLE_S = 15
-"""Seconds after which decoders end that no stage asks for."""
+"""Seconds without a heartbeat of any stage after which the decoders end."""
 POOLS = 3
-"""So many pools may die one after the other with a block in them."""
+"""Pools that may die one after another with the same block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPoolSettings:
-    """The decoders that stages share, and what their controller goes by."""
+    """Settings of a shared pool; stages with equal settings share one."""
 
     pool: PoolSettings
     deadline_s: float | None
 
 
 class SharedPool:
-    """What runs in the actor: the decoders, and the loop that tells their controller what is left."""
+    """The actor that owns the decoders and reports the backlog of all stages to their controller."""
 
     def __init__(self, app: str, settings: SharedPoolSettings) -> None:
         self._decoders = list(start_decoders(settings.pool, app).values())
@@ -53,16 +55,16 @@ class SharedPool:
         self._watching = asyncio.get_event_loop().create_task(self._end_when_idle())
 
     async def beat(self, stage: str, backlog: StageBacklog) -> list[Any]:
-        """Hear that a stage is there, and what is left for it; return the decoders."""
+        """Take the heartbeat and the backlog of a stage, and return the decoders."""
         self._silent_s = 0
         self._backlogs[stage] = backlog
         return self._decoders
 
     def _tokens_left(self) -> float:
-        return sum(each.tokens_left for each in list(self._backlogs.values()))
+        return sum(backlog.tokens_left for backlog in list(self._backlogs.values()))
 
     async def _end_when_idle(self) -> None:
-        # Seconds are counted, not read off a clock: on a machine that was suspended everybody has been silent for long.
+        # Seconds are counted, because a clock would run on while the machine is suspended.
         while self._silent_s < IDLE_S:
             await asyncio.sleep(1)
             self._silent_s += 1
@@ -71,27 +73,29 @@ class SharedPool:
 
 
 class SharedDecoders:
-    """The decoders as one stage sees them; while it lives, they do."""
+    """A stage's handle on the shared decoders. Its thread sends heartbeats, which keep the decoders alive."""
 
     def __init__(self, settings: SharedPoolSettings, backlog: StageBacklog) -> None:
-        self._settings, self.backlog = settings, backlog
+        self._settings = settings
+        self.backlog = backlog
         job = ray.get_runtime_context().get_job_id()
         digest = hashlib.sha256(repr(settings).encode()).hexdigest()[:12]
-        self._app, self._stage = f"{BATCH}stage-{job}-{digest}", f"{os.getpid()}-{uuid4().hex}"
+        self._app = f"{BATCH}stage-{job}-{digest}"
+        self._stage = f"{os.getpid()}-{uuid4().hex}"
         self._decoders: DecoderPool | None = None
         self._pool: Any = None
-        threading.Thread(target=self._stay, name="stage-beat", daemon=True).start()
+        threading.Thread(target=self._keep_beating, name="stage-beat", daemon=True).start()
 
     async def answer(self, rows: pa.Table, row_format: bytes) -> pa.Table:
-        """Return what `Decoder.answer` does. Raises `RunError` when pools keep dying."""
+        """Return the result of `Decoder.answer`. Raises `RunError` when `POOLS` pools die one after another."""
         for _ in range(POOLS):
             try:
                 if self._decoders is None:
                     self._decoders = DecoderPool(await self._beat())
                 return await self._decoders.answer(rows, row_format)
-            except ActorDiedError:  # the pool ended just now, or somebody ended it
+            except ActorDiedError:  # the pool just ended, or was killed
                 self._decoders = self._pool = None
-        raise RunError(f"the decoders died {POOLS} times while a block was in them.")
+        raise RunError(f"the decoders died {POOLS} times with the same block.")
 
     def _beat(self) -> Any:
         if self._pool is None:
@@ -101,10 +105,37 @@ class SharedDecoders:
             self._pool = actor.remote(self._app, self._settings)
         return self._pool.beat.remote(self._stage, self.backlog)
 
-    def _stay(self) -> None:
+    def _keep_beating(self) -> None:
         while True:
             try:
                 ray.get(self._beat())
             except RayError:
                 self._decoders = self._pool = None
             time.sleep(BEAT_S)
+
+
+class AnsweredRows:
+    """The actor of one stage, which loads no torch and passes blocks on to the shared decoders.
+
+    `rows` is the number of rows that will come, if known.
+    """
+
+    def __init__(self, pool: SharedPoolSettings, row_format: bytes, *, rows: int | None, raise_errors: bool) -> None:
+        self._row_format = row_format
+        self._raise_errors = raise_errors
+        self._backlog = StageBacklog(rows=rows)
+        self._decoders = SharedDecoders(pool, self._backlog)
+
+    async def __call__(self, block: pa.Table) -> pa.Table:
+        """Return the rows of a block with their answers.
+
+        Raises `RequestError` for a row without an answer if `raise_errors`, and `RunError` if no engine starts.
+        """
+        self._backlog.arrived += block.num_rows
+        answered = await self._decoders.answer(rows_to_answer(block), self._row_format)
+        if reason := failure_in(answered):
+            raise RunError(reason)
+        results = from_table(answered)
+        self._backlog.done += len(results)
+        self._backlog.tokens += sum(sum(result.tokens) for result in results)
+        return with_answers(block, results, raise_errors=self._raise_errors)

@@ -10,8 +10,7 @@ import ray.data
 
 from mars_ray.batch.output.ledger import undone
 from mars_ray.batch.rows.row_ids import RowId, RowIdAssigner
-from mars_ray.batch.rows.row_result import FAILURE
-from mars_ray.batch.rows.row_table import READ_RECORDS, ROW_SCHEMA, to_row_table
+from mars_ray.batch.rows.row_tables import FAILURE, READ_RECORDS, ROW_SCHEMA, to_row_table
 from mars_ray.data.ray_read import read_stream
 from mars_ray.data.record_file import read_records
 from mars_ray.errors import MarsRayError

@@ -1,7 +1,7 @@
-"""The columns of the output: ours, and those the input has.
+"""The columns of the output: those of the answers, and those of the input.
 
-All rows of the input are looked at before any work, so that all shards have one schema. A column whose values are of
-one kind keeps it; anything else, such as lists, becomes JSON text.
+All rows of the input are surveyed before any work, so that all shards have one schema. A column whose values have one
+kind keeps its type; any other column, such as one of lists, becomes JSON text.
 """
 
 import json
@@ -16,7 +16,7 @@ from mars_ray.data.records import parse_object
 from mars_ray.errors import BadRecordError, DataError
 
 Kind = Literal["bool", "int", "long", "float", "text", "json"]
-"""Kinds of values; `long` is an integer that no float64 may hold."""
+"""Kinds of values; `long` is an integer that float64 cannot hold exactly."""
 TYPES: dict[Kind, pa.DataType] = {
     "bool": pa.bool_(),
     "int": pa.int64(),
@@ -28,7 +28,7 @@ TYPES: dict[Kind, pa.DataType] = {
 LOGPROBS = pa.list_(
     pa.struct([("token", pa.int64()), ("logprob", pa.float64()), ("top", pa.list_(pa.list_(pa.float64())))])
 )
-OURS: dict[str, pa.DataType] = {
+ANSWER_COLUMNS: dict[str, pa.DataType] = {
     "id": pa.string(),
     "sample": pa.int64(),
     "prompt": pa.string(),
@@ -43,7 +43,7 @@ OURS: dict[str, pa.DataType] = {
     "accepted": pa.list_(pa.int64()),
 }
 COLUMNS_MAX = 1000
-"""Different columns that the rows of an input may have together: each costs memory in every row of the output."""
+"""Most columns of an input, because each costs memory in every row of the output."""
 
 INT64 = range(-(2**63), 2**63)
 FLOAT64 = range(-(2**53), 2**53 + 1)
@@ -52,14 +52,14 @@ FLOAT64 = range(-(2**53), 2**53 + 1)
 
 @dataclass(slots=True)
 class Survey:
-    """What the input holds: how many rows, and the kinds of their columns."""
+    """The number of rows of the input, and the kinds of their columns."""
 
     rows: int = 0
     kinds: dict[str, Kind | None] = field(default_factory=dict)
-    """The kind of each column; None where no value was seen."""
+    """The kind of each column; None for a column without values."""
 
-    def look(self, raws: Iterable[bytes]) -> None:
-        """Take more rows into account. What is no JSON object is a row too. Raises `DataError` for too many columns."""
+    def add(self, raws: Iterable[bytes]) -> None:
+        """Count rows, which may be invalid, and their columns. Raises `DataError` for too many columns."""
         for raw in raws:
             self.rows += 1
             try:
@@ -67,26 +67,29 @@ class Survey:
             except (BadRecordError, RecursionError):
                 continue
             for name, value in fields.items():
-                self.kinds[name] = _both(self.kinds.get(name), _kind(value))
+                self.kinds[name] = _common_kind(self.kinds.get(name), _kind(value))
             if len(self.kinds) > COLUMNS_MAX:
                 raise DataError(
-                    f"the first {self.rows} rows have more than {COLUMNS_MAX} different columns, and each becomes "
-                    "one of the output. Put values whose names differ from row to row into one object column."
+                    f"the first {self.rows} rows have more than {COLUMNS_MAX} different columns, and the output would "
+                    "have all of them. Put values whose names differ from row to row into one object column."
                 )
 
 
 def table_of(texts: Sequence[str], kinds: dict[str, Kind | None]) -> pa.Table:
-    """Return records (JSON, of `PlainFormat`) as a table; `kinds` are those of the input's columns."""
-    theirs = {name: kind or "json" for name, kind in kinds.items()}
-    columns = [name if name not in OURS else f"input_{name}" for name in theirs if name != "id"]
-    kind_of = {name: theirs[name.removeprefix("input_") if name not in theirs else name] for name in columns}
-    schema = pa.schema([*OURS.items(), *((name, TYPES[kind]) for name, kind in kind_of.items())])
-    records: list[JsonRecord] = json.loads(f"[{','.join(texts)}]")  # one call takes less time than one for each
-    for name in [name for name, kind in kind_of.items() if kind == "json"]:
+    """Return the table of `PlainFormat`'s records, which are JSON texts; `kinds` are the kinds of the input columns."""
+    input_kinds = {kept_name(name): kind or "json" for name, kind in kinds.items() if name != "id"}
+    schema = pa.schema([*ANSWER_COLUMNS.items(), *((name, TYPES[kind]) for name, kind in input_kinds.items())])
+    records: list[JsonRecord] = json.loads(f"[{','.join(texts)}]")  # one call is faster than one for each record
+    for name in [name for name, kind in input_kinds.items() if kind == "json"]:
         for record in records:
             if record.get(name) is not None:
                 record[name] = json.dumps(record[name], ensure_ascii=False)
     return pa.Table.from_pylist(records, schema=schema)
+
+
+def kept_name(column: str) -> str:
+    """Return the name in the output of a column of the input."""
+    return f"input_{column}" if column in ANSWER_COLUMNS else column
 
 
 def _kind(value: Any) -> Kind | None:
@@ -105,7 +108,7 @@ def _kind(value: Any) -> Kind | None:
             return "json"
 
 
-def _both(one: Kind | None, other: Kind | None) -> Kind | None:
+def _common_kind(one: Kind | None, other: Kind | None) -> Kind | None:
     if one is None or other is None or one == other:
         return one or other
     if {one, other} == {"int", "long"}:

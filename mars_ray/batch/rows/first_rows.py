@@ -45,13 +45,13 @@ def check_first_rows(row_format: RowFormat, raws: Iterable[bytes], positions: in
 
 def _refusal(reasons: Counter[str], columns: list[str], missing: list[str]) -> str:
     count = reasons.total()
-    what = "the only row cannot" if count == 1 else f"none of the first {count} rows can"
-    parts = [f"{what} be answered."]
+    rows = "the only row cannot" if count == 1 else f"none of the first {count} rows can"
+    parts = [f"{rows} be answered."]
     parts += [f"{number} x {reason}." for reason, number in reasons.most_common(REASONS)]
     if columns:
         more = f" and {len(columns) - COLUMNS} more" if len(columns) > COLUMNS else ""
         parts.append(f"The columns are {', '.join(columns[:COLUMNS])}{more}.")
-    parts.append(_hint(missing, columns) or "Mend the input, or name its column by --prompt-column.")
+    parts.append(_hint(missing, columns) or "Correct the input, or name its column with --prompt-column.")
     return " ".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""Make a row format from its settings, with the tokenizer of a model; the weights are not loaded."""
+"""Open a row format with the tokenizer of a model. No weights are loaded."""
 
 from mars_ray.batch.rows.openai_format import OpenAIBatchFormat, OpenAIFormatSettings
 from mars_ray.batch.rows.plain_format import PlainFormat, PlainFormatSettings

@@ -1,8 +1,8 @@
-"""Lines of OpenAI batch files, answered as OpenAI answers them and as our endpoint would.
+"""The row format of OpenAI batch files, with the answers that our endpoint would give.
 
 A line is {"custom_id", "method", "url", "body"}, its answer {"id", "custom_id", "response", "error"}. A body that
-cannot be served has a response with the status and the error of the endpoint; what failed otherwise has no response,
-but an error. Bodies are read by the rules of the endpoint, except that they may name any model.
+cannot be served gets a response with the status and the error of the endpoint. Any other failure gets an error and no
+response. Bodies follow the rules of the endpoint, except that they may name any model.
 
 Format: OpenAI API reference, "The request input object" and "The request output object" of batches.
 """
@@ -19,8 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 from transformers import PreTrainedTokenizerBase
 
-from mars_ray.batch.rows.json_rows import parse_row
-from mars_ray.batch.rows.row_format import JsonRecord, ParsedRow
+from mars_ray.batch.rows.row_format import JsonRecord, ParsedRow, parse_row
 from mars_ray.batch.rows.row_ids import id_in, own_id
 from mars_ray.batch.rows.row_options import decode_of
 from mars_ray.data.chat import ChatEncoder
@@ -53,11 +52,11 @@ BODIES: dict[str, type[ChatCompletionRequest | CompletionRequest]] = {
 FIELDS = frozenset(("custom_id", "method", "url", "body"))
 
 openai_id = partial(own_id, column="custom_id")
-"""Return the id that a line has, if any."""
+"""Return the `custom_id` of a line, if any."""
 
 
 def is_openai_batch(first_raw: bytes) -> bool:
-    """Return whether a file that begins with this line is an OpenAI batch file, if perhaps a faulty one."""
+    """Return whether a file that begins with this line is an OpenAI batch file, possibly with errors."""
     try:
         return len(FIELDS & parse_object(first_raw).keys()) >= len(FIELDS) - 1
     except BadRecordError:
@@ -66,18 +65,18 @@ def is_openai_batch(first_raw: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAIFormatSettings:
-    """How lines become requests, where their bodies say nothing themselves."""
+    """Defaults for bodies without options of their own."""
 
     model: str
-    """The name that the answers give the model."""
+    """The name of the model in the answers."""
     decode: DecodeParams
 
 
 class OpenAIBatchFormat:
     """The format of OpenAI batch files, see `RowFormat`.
 
-    `positions` is the length that a sequence of the model may have, prompt and answer together; `default_sampling` is
-    how the model is sampled where a body does not say.
+    `positions` is the context length of the model, and `default_sampling` its sampling parameters for bodies that name
+    none.
     """
 
     def __init__(
@@ -88,11 +87,13 @@ class OpenAIBatchFormat:
         default_sampling: Mapping[str, Any] = MappingProxyType({}),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._decode, self._tokenizer, self._clock = settings.decode, tokenizer, clock
+        self._decode = settings.decode
+        self._tokenizer = tokenizer
+        self._clock = clock
         self._encoder = ChatEncoder(tokenizer)
         self._default_sampling = default_sampling
         self._limits = RequestLimits(output_tokens=positions, default_output_tokens=positions, n=N_MAX, prompts=1)
-        # What is asked for is checked against the positions, and answers are spelt with the bytes; nothing else counts.
+        # Only the context length and the token bytes are used; the rest are fillers.
         engine = EngineFacts(
             max_model_len=positions, vocab_size=len(tokenizer), block=1, token_bytes=token_bytes(tokenizer)
         )
@@ -105,13 +106,13 @@ class OpenAIBatchFormat:
         if id_in(line, "custom_id") is None:
             raise BadRecordError(f"it has no 'custom_id': {raw[:60]!r}", missing=("custom_id",))
         if line.get("method") != "POST":
-            raise BadRecordError(f"its 'method' is {shortened(line.get('method'))}; it must be 'POST'")
+            raise BadRecordError(f"its 'method' is {shortened(line.get('method'))}, must be 'POST'")
         if url not in list(BODIES):
-            raise BadRecordError(f"its 'url' is {shortened(url)}; known are {', '.join(BODIES)}")
+            raise BadRecordError(f"its 'url' is {shortened(url)}, must be {' or '.join(BODIES)}")
         try:
             body = BODIES[url].model_validate(line.get("body"))
             if body.stream:
-                raise ApiError.bad_request("a batch has no streams; leave stream out.", "stream")
+                raise ApiError.bad_request("a batch file cannot stream; leave stream out.", "stream")
             check_limits(body, self._limits)
             prompt, prompt_text = self._prompt(body)
             return ParsedRow(
@@ -125,7 +126,8 @@ class OpenAIBatchFormat:
 
     def output_records(self, row: ParsedRow, answers: Sequence[Chunk]) -> list[JsonRecord]:
         """Return the line of the output file."""
-        chat, usage = row.columns["url"] == CHAT, ResponseUsage(prompt_tokens=len(row.request.prompt))
+        chat = row.columns["url"] == CHAT
+        usage = ResponseUsage(prompt_tokens=len(row.request.prompt))
         metadata = ResponseMetadata(
             id=f"{'chatcmpl' if chat else 'cmpl'}-{_digest(row.id)}",
             created=int(self._clock()),
@@ -149,10 +151,10 @@ class OpenAIBatchFormat:
         return _line(id, openai_id(raw), None, {"code": code, "message": str(error)})
 
     def _prompt(self, body: ChatCompletionRequest | CompletionRequest) -> tuple[list[int], str]:
-        """Return the prompt as tokens, and as it is shown."""
+        """Return the token ids and the shown text of the prompt."""
         if isinstance(body, ChatCompletionRequest):
-            asked = [text_of(message) for message in body.messages if message.role == "user"]
-            return self._encoder.prompt(template_messages(body.messages)), (asked or [text_of(body.messages[-1])])[-1]
+            texts = [text_of(message) for message in body.messages if message.role == "user"]
+            return self._encoder.prompt(template_messages(body.messages)), (texts or [text_of(body.messages[-1])])[-1]
         if body.texts:
             [text] = body.texts
             ids: list[int] = self._tokenizer(text)["input_ids"]

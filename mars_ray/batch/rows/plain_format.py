@@ -1,6 +1,6 @@
-"""Rows as people have them: a prompt or a conversation, perhaps an id, options, and columns of their own.
+"""The plain row format: a prompt or a conversation, and optionally an id, options and other columns.
 
-The output has a record for each sequence: the answer, and the row's own columns. A prompt is never truncated.
+The output has one record for each answer, with the row's other columns. A prompt is never truncated.
 """
 
 from collections.abc import Sequence
@@ -9,9 +9,8 @@ from functools import partial
 from reprlib import repr as shortened
 from typing import Any
 
-from mars_ray.batch.rows.columns import OURS
-from mars_ray.batch.rows.json_rows import parse_row
-from mars_ray.batch.rows.row_format import JsonRecord, ParsedRow
+from mars_ray.batch.rows.columns import kept_name
+from mars_ray.batch.rows.row_format import JsonRecord, ParsedRow, parse_row
 from mars_ray.batch.rows.row_ids import id_in, own_id
 from mars_ray.batch.rows.row_options import decode_of, sampling_of
 from mars_ray.batch.rows.template import PromptTemplate
@@ -22,31 +21,32 @@ from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import BadRecordError
 
 plain_id = partial(own_id, column="id")
-"""Return the id that a row has, if any."""
+"""Return the row's own id, if any."""
 
 LEAST_LOGPROB = -9999.0
-"""The least logprob that is written: JSON has no infinity."""
+"""Lower bound of written logprobs, because JSON has no infinity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainFormatSettings:
-    """How rows become requests, where they say nothing themselves."""
+    """Defaults for rows without options of their own."""
 
     sampling: SamplingParams
     decode: DecodeParams
     template: str | None = None
-    """Jinja, over the columns of a row; what it writes is the message of the user."""
+    """Jinja template of the user's message, over the columns of a row."""
     prompt_column: str | None = None
-    """Holds text or a conversation; None looks for `messages`, then `prompt`."""
+    """Column with text or a conversation; None takes `messages`, then `prompt`."""
     trace: bool = False
-    """Keep the ids of the tokens, and how many of them each forward gave."""
+    """Write the token ids, and the number of tokens from each forward."""
 
 
 class PlainFormat:
-    """The format of plain rows, see `RowFormat`. Raises `ConfigError` for a template that is none."""
+    """The plain row format, see `RowFormat`. Raises `ConfigError` for an invalid template."""
 
     def __init__(self, settings: PlainFormatSettings, encoder: ChatEncoder) -> None:
-        self._settings, self._encoder = settings, encoder
+        self._settings = settings
+        self._encoder = encoder
         self._template = None if settings.template is None else PromptTemplate(settings.template)
 
     def parse(self, id: str, raw: bytes) -> ParsedRow:
@@ -54,8 +54,8 @@ class PlainFormat:
         columns = parse_row(raw)
         id_in(columns, "id")
         for name in columns:
-            if name not in ("id", _kept(name)) and _kept(name) in columns:
-                raise BadRecordError(f"it has both {name!r} and {_kept(name)!r}; rename one, the output needs the name")
+            if name not in ("id", kept_name(name)) and kept_name(name) in columns:
+                raise BadRecordError(f"it has both {name!r} and {kept_name(name)!r}, which the output needs; rename it")
         messages = self._messages(columns)
         prompt = tuple(self._encoder.prompt(messages))
         if not prompt:
@@ -66,11 +66,11 @@ class PlainFormat:
             sampling=sampling_of(id, columns, self._settings.sampling),
             decode=decode_of(columns, self._settings.decode),
         )
-        return ParsedRow(id=id, request=request, prompt_text=_last_question(messages), columns=columns)
+        return ParsedRow(id=id, request=request, prompt_text=_last_user_text(messages), columns=columns)
 
     def output_records(self, row: ParsedRow, answers: Sequence[Chunk]) -> list[JsonRecord]:
-        """Return a record for each sequence."""
-        own = {_kept(name): value for name, value in row.columns.items() if name != "id"}
+        """Return one record for each answer."""
+        own = {kept_name(name): value for name, value in row.columns.items() if name != "id"}
         if own.get("input_prompt") in (None, row.prompt_text):
             own.pop("input_prompt", None)
         logprobs = row.request.sampling.logprobs is not None
@@ -88,16 +88,16 @@ class PlainFormat:
         ]
 
     def error_record(self, id: str, raw: bytes, error: Exception) -> JsonRecord:
-        """Return id, reason and the row as it came, what is not UTF-8 in it replaced."""
+        """Return id, reason and the text of the row, with invalid UTF-8 replaced."""
         return {"id": id, "reason": str(error), "row": raw.decode(errors="replace")}
 
     def _messages(self, columns: JsonRecord) -> tuple[Message, ...]:
         if self._template is not None:
-            messages = _question(self._template.fill(columns))
+            messages = _user_message(self._template.fill(columns))
         else:
             messages = _conversation(columns, self._settings.prompt_column)
         if messages[-1]["role"] == "assistant":
-            raise BadRecordError("its last message is the assistant's: there is nothing left to answer")
+            raise BadRecordError("its last message is the assistant's, so there is nothing to answer")
         if not messages[-1]["content"].strip():
             raise BadRecordError("its prompt is empty")
         return messages
@@ -114,21 +114,16 @@ def _conversation(columns: JsonRecord, column: str | None) -> tuple[Message, ...
         return parse_messages(value)
     if not isinstance(value, str):
         raise BadRecordError(f"{name!r} must be text, not {type(value).__name__} {shortened(value)}")
-    return _question(value)
+    return _user_message(value)
 
 
-def _question(text: str) -> tuple[Message, ...]:
+def _user_message(text: str) -> tuple[Message, ...]:
     return ({"role": "user", "content": text},)
 
 
-def _last_question(messages: tuple[Message, ...]) -> str:
-    asked = [message["content"] for message in messages if message["role"] == "user"]
-    return asked[-1] if asked else messages[-1]["content"]
-
-
-def _kept(name: str) -> str:
-    """Return the name that a column of a row has in the output."""
-    return f"input_{name}" if name in OURS else name
+def _last_user_text(messages: tuple[Message, ...]) -> str:
+    texts = [message["content"] for message in messages if message["role"] == "user"]
+    return texts[-1] if texts else messages[-1]["content"]
 
 
 def _outcome(answer: Chunk) -> JsonRecord:

@@ -1,10 +1,8 @@
-"""Give each row of an input an id to show, and a key that no other row of the input has.
+"""Give each row of an input an id for the output and a unique key for the ledger.
 
-The same input gives the same ids and keys in every run and in every job, whatever the model and the settings, so the
-outputs of jobs over one input can be joined by id. That a job goes on with the settings it began with is the ledger's
-concern. No row is refused or kept, so memory does not grow with the input.
-
-How often each id came is counted in a temporary file of SQLite, which is gone with the process, however it ends.
+Ids and keys depend on the input alone, so the outputs of several jobs over one input can be joined by id.
+Occurrences of each id are counted in a temporary SQLite file, so memory does not grow with the input. The system
+removes the file when the process ends.
 """
 
 import hashlib
@@ -19,7 +17,7 @@ from mars_ray.data.records import parse_object
 from mars_ray.errors import BadRecordError, RunError
 
 CACHE_KIB = 16 * 1024
-"""Part of the file that is kept in memory."""
+"""Size of the file's cache in memory."""
 ID_DIGITS = 16
 
 
@@ -28,22 +26,22 @@ class RowId:
     """The id and the key of one row."""
 
     key: bytes
-    """16 bytes that no other row of the input has."""
+    """16 bytes, unique in the input."""
     id: str
-    """The row's own id, or a hash of its content; the k-th row of the same content has "-k" behind it."""
+    """The row's own id, or a hash of its content, which the k-th row with that content ends with "-k"."""
     repeated: bool
-    """An earlier row came with the same id of its own."""
+    """Whether an earlier row has the same id of its own."""
 
 
 class RowIdAssigner:
-    """Gives ids to the rows of one input; use as a context manager and within one thread.
+    """Assigns ids to the rows of one input. Use it as a context manager and in one thread.
 
-    `own_id` returns the id a row has, if any.
+    `own_id` returns the row's own id, if any.
     """
 
     def __init__(self, own_id: Callable[[bytes], str | None]) -> None:
         self._own_id = own_id
-        # A file without a name is one that the system removes when it is closed.
+        # SQLite removes a file without a name when it is closed.
         self._seen = sqlite3.connect("", isolation_level=None)
         self._seen.executescript(
             f"PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -{CACHE_KIB};"
@@ -64,18 +62,18 @@ class RowIdAssigner:
             raise RunError(f"Cannot count ids in a temporary file: {error}. Make room, or set TMPDIR.") from error
 
     def _row_id(self, raw: bytes) -> RowId:
-        given = self._own_id(raw)
-        id = _content_hash(raw) if given is None else given
-        kind = "made" if given is None else "given"
-        times = self._times(_key(kind, 1, id))
+        own_id = self._own_id(raw)
+        id = _content_hash(raw) if own_id is None else own_id
+        kind = "made" if own_id is None else "given"
+        times = self._count(_key(kind, 1, id))
         return RowId(
             key=_key(kind, times, id),
-            id=id if times == 1 or given else f"{id}-{times}",
-            repeated=times > 1 and given is not None,
+            id=id if times == 1 or own_id else f"{id}-{times}",
+            repeated=times > 1 and own_id is not None,
         )
 
-    def _times(self, key: bytes) -> int:
-        """Count one more row with this key and return how many there are."""
+    def _count(self, key: bytes) -> int:
+        """Count one more row with this key, and return the number of its rows."""
         [(times,)] = self._seen.execute(
             "INSERT INTO seen VALUES (?, 1) ON CONFLICT DO UPDATE SET times = times + 1 RETURNING times", (key,)
         )
@@ -83,7 +81,7 @@ class RowIdAssigner:
 
 
 def own_id(raw: bytes, column: str) -> str | None:
-    """Return the id in a column of a row, however bad the rest of it; None when there is none to be used."""
+    """Return the id in a column of a row, or None if it is missing or unusable. The rest may be invalid."""
     try:
         return id_in(parse_object(raw), column)
     except BadRecordError:
@@ -91,7 +89,7 @@ def own_id(raw: bytes, column: str) -> str | None:
 
 
 def id_in(fields: dict[str, Any], column: str) -> str | None:
-    """Return the id in a column, None when there is none. Raises `BadRecordError` for one that is not usable."""
+    """Return the id in a column, or None if it is missing. Raises `BadRecordError` for an unusable id."""
     value = fields.get(column)
     if value in (None, ""):
         return None
@@ -99,13 +97,13 @@ def id_in(fields: dict[str, Any], column: str) -> str | None:
         raise BadRecordError(f"{column!r} must be text or an integer, not {type(value).__name__} {shortened(value)}")
     try:
         str(value).encode()
-    except UnicodeEncodeError as error:  # JSON may escape half of a surrogate pair, which is no character
+    except UnicodeEncodeError as error:  # a JSON escape of half a surrogate pair
         raise BadRecordError(f"{column!r} is not Unicode ({error.reason})") from None
     return str(value)
 
 
 def _content_hash(raw: bytes) -> str:
-    """Return a hash of what the row says, whatever the order of its columns; one that is null is not there."""
+    """Return a hash of the columns in any order, without those that are null."""
     try:
         fields = {name: value for name, value in parse_object(raw).items() if value is not None}
         content = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()

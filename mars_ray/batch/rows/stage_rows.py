@@ -1,6 +1,6 @@
-"""The rows of somebody's own pipeline: what is asked travels in a column beside theirs, and answers become columns.
+"""Add requests and answers to the rows of a user's pipeline, as columns.
 
-Requests travel as JSON text: as columns of Arrow, what some rows ask and others do not would be of one type for all.
+Requests are JSON text in one column, because the options of rows differ and a column of Arrow has one type.
 """
 
 import hashlib
@@ -11,39 +11,37 @@ from typing import Any
 
 import pyarrow as pa
 
-from mars_ray.batch.rows.columns import OURS
+from mars_ray.batch.rows.columns import ANSWER_COLUMNS
 from mars_ray.batch.rows.row_format import JsonRecord
 from mars_ray.batch.rows.row_ids import ID_DIGITS, RowId
-from mars_ray.batch.rows.row_result import RowResult
-from mars_ray.batch.rows.row_table import to_row_table
+from mars_ray.batch.rows.row_tables import RowResult, to_row_table
 from mars_ray.errors import ConfigError, RequestError
 
 REQUEST = "__mars_ray_request"
-"""The column that holds requests on their way to a stage."""
-ASKED = ("messages", "prompt", "sampling", "threshold", "mode")
-"""What a request may hold."""
-ANSWERED = {
-    name: OURS[name]
+"""Column with the request of a row."""
+REQUEST_FIELDS = ("messages", "prompt", "sampling", "threshold", "mode")
+STAGE_COLUMNS = {
+    name: ANSWER_COLUMNS[name]
     for name in (
         *("sample", "text", "finish_reason", "tokens", "forwards", "tokens_per_forward", "threshold", "logprobs"),
     )
 } | {"error": pa.string()}
-"""The columns that a stage adds; each takes the place of one of the same name."""
+"""Columns that a stage adds, or replaces."""
 
 Preprocess = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def with_requests(table: pa.Table, preprocess: Preprocess | None) -> pa.Table:
-    """Return the rows with what `preprocess` asks for each; without it, what their own columns ask.
+    """Return the rows with the requests that `preprocess` makes of them, or without it, their own columns.
 
-    Raises `ConfigError` when it asks for what nobody knows.
+    Raises `ConfigError` for an unknown field of a request.
     """
     requests = [_request(row, preprocess) for row in table.to_pylist()]
     return _replaced(table, REQUEST, pa.array(requests, pa.binary()))
 
 
 def rows_to_answer(table: pa.Table) -> pa.Table:
-    """Return the requests as rows that a decoder takes. Equal requests have one id, from which seeds are made."""
+    """Return the requests as rows for a decoder. Equal requests get one id, and so one seed."""
     raws = table[REQUEST].to_pylist()
     row_ids = [
         RowId(key=number.to_bytes(8, "big"), id=hashlib.sha256(raw).hexdigest()[:ID_DIGITS], repeated=False)
@@ -53,7 +51,7 @@ def rows_to_answer(table: pa.Table) -> pa.Table:
 
 
 def with_answers(table: pa.Table, results: Sequence[RowResult], *, raise_errors: bool) -> pa.Table:
-    """Return the rows with the columns of `ANSWERED`; a row with n answers is there n times.
+    """Return the rows with `STAGE_COLUMNS`, a row with n answers n times.
 
     `results` are in the order of the rows. Raises `RequestError` for the first row with an error if `raise_errors`.
     """
@@ -61,27 +59,30 @@ def with_answers(table: pa.Table, results: Sequence[RowResult], *, raise_errors:
         for result in results:
             if result.error is not None:
                 raise RequestError(f"a row has no answer: {result.reason}")
-    records = [_records(each) for each in results]
-    answers = pa.Table.from_pylist(list(chain.from_iterable(records)), schema=pa.schema(ANSWERED))
-    if any(len(each) > 1 for each in records):
-        table = table.take([number for number, each in enumerate(records) for _ in each])
-    for name in answers.column_names:
-        table = _replaced(table, name, answers[name])
+    records = [_records(result) for result in results]
+    answer_table = pa.Table.from_pylist(list(chain.from_iterable(records)), schema=pa.schema(STAGE_COLUMNS))
+    if any(len(answers) > 1 for answers in records):
+        table = table.take([number for number, answers in enumerate(records) for _ in answers])
+    for name in answer_table.column_names:
+        table = _replaced(table, name, answer_table[name])
     return table.drop_columns(REQUEST)
 
 
 def _request(row: dict[str, Any], preprocess: Preprocess | None) -> bytes:
-    asked = {name: row[name] for name in ASKED if row.get(name) is not None} if preprocess is None else preprocess(row)
-    if unknown := sorted(set(asked) - set(ASKED)):
-        raise ConfigError(f"preprocess gives {unknown[0]!r}; a request is made of {', '.join(ASKED)}.")
-    return json.dumps(asked, ensure_ascii=False, default=_plain).encode(errors="surrogatepass")
+    if preprocess is None:
+        request = {name: row[name] for name in REQUEST_FIELDS if row.get(name) is not None}
+    else:
+        request = preprocess(row)
+    if unknown := sorted(set(request) - set(REQUEST_FIELDS)):
+        raise ConfigError(f"preprocess returned {unknown[0]!r}; a request has {', '.join(REQUEST_FIELDS)}.")
+    return json.dumps(request, ensure_ascii=False, default=_plain).encode(errors="surrogatepass")
 
 
 def _plain(value: Any) -> Any:
-    """Return numbers and arrays of numpy as Python's own."""
+    """Return a number or an array of numpy as a Python value."""
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise ConfigError(f"a request holds {type(value).__name__} {str(value)[:60]!r}; it must be JSON.")
+    raise ConfigError(f"a request has {type(value).__name__} {str(value)[:60]!r}, must be JSON.")
 
 
 def _records(result: RowResult) -> list[JsonRecord]:

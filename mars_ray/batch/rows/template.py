@@ -1,7 +1,7 @@
-"""A Jinja template of the job, filled with the columns of a row.
+"""Fill a Jinja template with the columns of a row.
 
-Columns are there under their own names, and as `row["any name"]`. One that is null can be asked about, not written: a
-prompt with "None" or nothing in the place of a value would be answered. A template sees nothing but the columns.
+Columns are variables, also reachable as `row["any name"]`. A template can test a null column but not print it, because
+a prompt with "None" or a gap in place of a value would be answered. Templates see only the columns.
 """
 
 from functools import partial
@@ -16,7 +16,7 @@ from mars_ray.batch.rows.row_format import JsonRecord
 from mars_ray.errors import BadRecordError, ConfigError
 
 CHARACTERS_MAX = 1 << 20
-"""Characters of a prompt at most, more than any model reads: a template may write without end."""
+"""Most characters of a prompt, more than any model reads. A template may print without end."""
 
 
 class _MissingColumnError(UndefinedError):
@@ -30,8 +30,9 @@ class _MissingColumnError(UndefinedError):
 class _MissingColumn(StrictUndefined):
     """The value of a column that the row lacks; using it raises `_MissingColumnError`."""
 
-    def __init__(self, hint: str | None = None, obj: Any = missing, name: str | None = None, *_: Any) -> None:
-        super().__init__(hint, obj, name, partial(_MissingColumnError, column=str(name)))  # type: ignore[arg-type]
+    def __init__(self, hint: str | None = None, obj: Any = missing, name: str | None = None, exc: Any = None) -> None:
+        error: Any = exc or partial(_MissingColumnError, column=str(name))
+        super().__init__(hint, obj, name, error)
 
 
 class PromptTemplate:
@@ -52,10 +53,10 @@ class PromptTemplate:
                 prompt += piece
                 if len(prompt) > CHARACTERS_MAX:
                     raise BadRecordError(f"the template makes more than {CHARACTERS_MAX} characters of it")
-            prompt.encode()  # half of a surrogate pair may be spelt in the template
+            prompt.encode()  # fails for half a surrogate pair, which a template can spell
         except BadRecordError:
             raise
-        except Exception as error:  # a template is a program: anything may come out of it
+        except Exception as error:  # a template is a program and may raise anything
             raise BadRecordError(
                 f"the template cannot be filled: {error}. Its columns are {shortened(sorted(columns))}",
                 missing=(error.column,) if isinstance(error, _MissingColumnError) else (),

@@ -1,7 +1,7 @@
-"""How many requests a stage has on their way to an endpoint whose room it does not know, plain Python.
+"""Limit the requests in flight to an endpoint of unknown capacity, by additive increase and multiplicative decrease.
 
-By TCP's rule: one more for each round of answers, half as many after a refusal. So what has no room goes to the
-endpoint's other callers, and nothing waits where there is some.
+Each round of answers raises the limit by one, and a refusal halves it, as in TCP. So the stage leaves room to the other
+callers of a busy endpoint and uses all of an idle one.
 """
 
 import asyncio
@@ -10,25 +10,29 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 FIRST = 8
-"""Requests that begin before anything is known."""
+"""The limit at the start."""
 
 
 class AdaptiveLimit:
-    """Gives out places, `most` at a time at most; use it within one event loop."""
+    """Hands out turns, up to `most` at a time. Not thread-safe."""
 
     def __init__(self, most: int) -> None:
-        self._most, self._limit = most, float(min(most, FIRST))
-        self._held, self._begun, self._lowered_at = 0, 0, 0
+        self._most = most
+        self._limit = float(min(most, FIRST))
+        self._held = 0
+        self._begun = 0
+        self._lowered_at = 0
+        """The number of the last turn that had begun when the limit was lowered."""
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     @property
     def limit(self) -> int:
-        """Places that may be held now."""
+        """Turns that may be held now."""
         return int(self._limit)
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[int]:
-        """Hold a place within the block, in the order in which they were asked for; the value tells it from others."""
+    async def turn(self) -> AsyncIterator[int]:
+        """Wait for a turn, first come first served, and hold it within the block; yields the number of the turn."""
         if self._held >= self.limit or self._waiting:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
@@ -36,7 +40,7 @@ class AdaptiveLimit:
             try:
                 await turn
             except asyncio.CancelledError:
-                if not turn.cancelled():  # its turn had come
+                if not turn.cancelled():  # the turn was granted meanwhile
                     self._held -= 1
                     self._admit()
                 raise
@@ -50,14 +54,15 @@ class AdaptiveLimit:
             self._admit()
 
     def answered(self) -> None:
-        """Note that what held a place was answered."""
+        """Raise the limit after an answer."""
         self._limit = min(self._most, self._limit + 1 / self._limit)
         self._admit()
 
-    def refused(self, place: int) -> None:
-        """Note that it was refused for now; what began before the limit was lowered says nothing new."""
-        if place > self._lowered_at:
-            self._limit, self._lowered_at = max(1.0, self._limit / 2), self._begun
+    def refused(self, turn: int) -> None:
+        """Halve the limit after a refusal, unless the turn began before the limit was last lowered."""
+        if turn > self._lowered_at:
+            self._limit = max(1.0, self._limit / 2)
+            self._lowered_at = self._begun
 
     def _admit(self) -> None:
         while self._waiting and self._held < self.limit:

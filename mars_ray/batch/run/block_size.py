@@ -1,32 +1,32 @@
-"""How many rows a block of a job has, and how many blocks a decoder works on at a time.
+"""Choose the number of rows in a block, and of blocks that a decoder works on at a time.
 
-A block leaves its decoder when its last row is done, and what has not left is lost when the job is stopped. So blocks
-are small where there are few rows; where there are many, each block costs some time and memory of Ray.
+A block leaves its decoder when its last row is done, and a stopped job loses the blocks that have not left. So blocks
+are small in small jobs. Large jobs have larger blocks, because each costs some time and memory of Ray.
 """
 
 import math
 
 SMALL_BLOCKS = 1024
-"""Blocks that a job is cut into while they have fewer than `BLOCK_ROWS`."""
+"""Blocks of a job whose blocks have fewer than `BLOCK_ROWS` rows."""
 BLOCK_ROWS = 64
-"""Rows of a block as a rule."""
+"""Usual number of rows in a block."""
 BLOCKS = 4096
-"""Blocks of a job at most, for Ray keeps some kilobytes of each: a job has larger ones rather than more."""
+"""Most blocks of a job, because Ray keeps some kilobytes for each. Larger jobs have larger blocks."""
 BLOCKS_PER_WORKER = 4
-"""Blocks for each worker at least."""
+"""Fewest blocks for each worker."""
 CALLS = 8
-"""Blocks that a decoder works on at a time, at least."""
+"""Fewest blocks that a decoder works on at a time."""
 ROWS_AT_ONCE = 320
-"""Rows that a decoder works on at a time, at least: more than an engine decodes together (32 on a CPU, 256 on a GPU)
-and than wait in it, so that it never runs empty, however long single rows take."""
+"""Fewest rows that a decoder works on at a time. An engine decodes up to 32 together on a CPU and 256 on a GPU, so it
+never runs empty, even if single rows take long."""
 
 
 def rows_per_block(total: int, workers: int) -> int:
-    """Return the rows of a block for a job of `total` rows."""
+    """Return the number of rows in a block for a job of `total` rows."""
     small = min(BLOCK_ROWS, math.ceil(total / SMALL_BLOCKS))
     return max(1, min(max(small, math.ceil(total / BLOCKS)), math.ceil(total / (BLOCKS_PER_WORKER * workers))))
 
 
 def calls_per_decoder(block_rows: int) -> int:
-    """Return the blocks of so many rows that a decoder works on at a time."""
+    """Return the number of blocks that a decoder works on at a time."""
     return max(CALLS, math.ceil(ROWS_AT_ONCE / block_rows))

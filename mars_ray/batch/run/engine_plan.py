@@ -1,43 +1,46 @@
-"""The model that rows are decoded with, and how: decided before any work, for files and for a stage of a pipeline."""
+"""Plan the engines of a job or of a stage, before any work: model, adapter, dtype and controller."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mars_ray.adapter.card import AdapterCard, check_base, read_adapter_card, resolve_adapter, unnamed
-from mars_ray.batch.run.control_plan import batch_plan
 from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.control.policies.bounds import bounds_of
-from mars_ray.control.settings import ControlPlan
+from mars_ray.control.settings import ControlPlan, ControlSettings
 from mars_ray.engine.mode import DEFAULT_THRESHOLD, Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.process.messages import EngineSpec
 from mars_ray.engine.request import DecodeParams
+from mars_ray.engine.service_class import ServiceClass
+from mars_ray.errors import ConfigError
 from mars_ray.model.card import Card
 from mars_ray.model.folder import ResolvedModel, open_model
 from mars_ray.model.threads import suitable_threads
 
 QUEUE = 1 << 16
-"""Sequences that may wait in an engine: more than a worker ever adds."""
+"""Sequences that may wait in an engine, more than a worker ever adds."""
 REQUEST_TOKENS = 1 << 40
-"""Tokens that a request may ask for: who asks for many pays for them."""
+"""Tokens that a request may generate, in effect without limit."""
+RECOVER = 0.02
+"""Share of the time until the deadline in which lowered thresholds recover."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan:
-    """The engines of a job."""
+    """The engines of a job or a stage."""
 
     workers: WorkerOptions
     model: ResolvedModel
-    """The model; its folder is absolute, because workers have another working folder."""
+    """The model. Its folder is absolute, because workers have another working folder."""
     adapter: Path | None
-    """The folder of the adapter, absolute."""
+    """The adapter's folder, absolute."""
     threads: int
     """Threads that suit the model on a CPU."""
     control: ControlPlan
-    """What the controller goes by."""
+    """Settings of the controller."""
 
     def spec(self, threads: int) -> EngineSpec:
-        """Return the engine of a worker."""
+        """Return the engine settings of a worker."""
         return EngineSpec(
             folder=self.model.folder,
             dtype=self.model.dtype.name,
@@ -62,9 +65,9 @@ def plan_engines(
     deadline_s: float | None,
     max_quality_loss: float | None,
 ) -> tuple[EnginePlan, DecodeParams]:
-    """Return the engines, and how rows are decoded that say nothing themselves.
+    """Return the engines, and the decoding of rows without options of their own.
 
-    Raises an `InputError` for whatever is not usable.
+    Raises an `InputError` for an unusable option, model or adapter.
     """
     workers.check()
     resolved = open_model(model, workers.dtype, workers.device)
@@ -81,17 +84,50 @@ def plan_engines(
 def _control(
     decode: DecodeParams, card: Card | AdapterCard | None, deadline_s: float | None, max_quality_loss: float | None
 ) -> tuple[ControlPlan, DecodeParams]:
-    """Return what the controller goes by, and how rows are decoded that say nothing themselves.
+    """Return the settings of the controller, and the decoding of rows without options of their own.
 
-    Only a job with a deadline leaves the threshold to the controller.
+    Only with a deadline does the controller set the threshold.
     """
     ceiling = DEFAULT_THRESHOLD if decode.threshold is None else decode.threshold
     plan = batch_plan(card, threshold=ceiling, deadline_s=deadline_s, max_quality_loss=max_quality_loss)
     if decode.mode is not Mode.THRESHOLD:
-        return plan, decode  # no threshold changes what it answers
+        return plan, decode  # the threshold does not matter
     if deadline_s is not None:
         return plan, replace(decode, threshold=None)
     if max_quality_loss is not None:
         [bounds] = bounds_of(plan, []).values()
         return plan, replace(decode, threshold=bounds.floor)
     return plan, replace(decode, threshold=ceiling)
+
+
+def batch_plan(
+    card: Card | AdapterCard | None, *, threshold: float, deadline_s: float | None, max_quality_loss: float | None
+) -> ControlPlan:
+    """Return the settings of a job's controller, which keeps `threshold` unless there is a deadline.
+
+    Without `max_quality_loss`, the calibrated bounds hold, or the default floor for a model that was never calibrated.
+    Raises `ConfigError` for a value out of range.
+    """
+    if deadline_s is not None and not 0 < deadline_s < float("inf"):
+        raise ConfigError(f"deadline is {deadline_s} s, must be more than 0.")
+    if max_quality_loss is not None and not 0 <= max_quality_loss <= 1:
+        raise ConfigError(f"max_quality_loss is {max_quality_loss}, must be 0 to 1.")
+    points = card.calibration if card else ()
+    accuracy = tuple((point.threshold, point.accuracy) for point in points if point.accuracy is not None)
+    settings: dict[str, object] = {"policy": "fixed"}
+    if deadline_s is not None:
+        recover_s = min(ControlSettings().recover_s, RECOVER * deadline_s)
+        settings = {"policy": "deadline", "recover_s": recover_s}
+    floor = None
+    if max_quality_loss is not None:
+        settings["max_accuracy_loss"] = max_quality_loss
+        if not accuracy:  # then every token that differs from autoregressive decoding counts as lost
+            settings["min_agreement"] = 1 - max_quality_loss
+        floor = min([threshold, *(point.threshold for point in points)]) if points else None
+    return ControlPlan(
+        settings=ControlSettings.model_validate(settings),
+        ceiling=threshold,
+        classes=(ServiceClass(floor=floor),),
+        agreement=tuple((point.threshold, point.agreement) for point in points),
+        accuracy=accuracy,
+    )

@@ -1,4 +1,4 @@
-"""What a job will do, decided before any work: rows, model, how to decode, and the settings that the ledger keeps."""
+"""Plan a job before any work: input files, row format, engines, and the settings that the ledger keeps."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from mars_ray.batch.rows.first_rows import check_first_rows
 from mars_ray.batch.rows.open_format import RowFormatSettings, open_row_format
 from mars_ray.batch.rows.openai_format import OpenAIFormatSettings, is_openai_batch
 from mars_ray.batch.rows.plain_format import PlainFormatSettings
-from mars_ray.batch.rows.row_table import READ_RECORDS
+from mars_ray.batch.rows.row_tables import READ_RECORDS
 from mars_ray.batch.run.engine_plan import EnginePlan, plan_engines
 from mars_ray.batch.run.options import GenerateOptions
 from mars_ray.data.record_file import check_source, read_records
@@ -30,7 +30,7 @@ from mars_ray.storage.location import AnyPath
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlan:
-    """What a job will do."""
+    """A job to run, checked."""
 
     options: GenerateOptions
     paths: tuple[AnyPath, ...]
@@ -38,7 +38,7 @@ class JobPlan:
     engines: EnginePlan
     row_format: RowFormatSettings
     settings: dict[str, Any]
-    """What the answers depend on, by dotted names: a job that goes on must have the same."""
+    """The settings that the answers depend on, by dotted names. A resumed job must have the same."""
 
     @property
     def openai(self) -> bool:
@@ -52,32 +52,32 @@ class JobPlan:
 
     @property
     def reported_settings(self) -> dict[str, Any]:
-        """The settings as the report tells them: model and adapter by name, with digests, and why the dtype is so."""
+        """The settings for the report: names and digests of model and adapter, and the reason for the dtype."""
         names = {"model": self.options.model, "adapter": self.options.adapter}
         digests = {f"{name}_digest": self.settings[name] for name in names}
         return self.settings | names | digests | {"dtype_reason": self.engines.model.dtype.reason}
 
     def output_columns(self, kinds: dict[str, Kind | None]) -> dict[str, Kind | None]:
-        """Return the input's columns that stand beside ours: `prompt` is one of ours where it was the question."""
+        """Return the input's columns that the output keeps, without `prompt` if it was the prompt."""
         default = self.options.template is None and self.options.prompt_column is None and "messages" not in kinds
         return {name: kind for name, kind in kinds.items() if not (default and name == "prompt")}
 
     def agree_with(self, output: OutputFolder) -> "JobPlan":
-        """Return the plan with the dtype that the job in `output` began with, and keep the settings there.
+        """Return the plan with the dtype of the job in `output`, and store the settings there.
 
-        Raises `ConfigError` naming a setting that differs from those the job began with.
+        Raises `ConfigError` naming a setting that differs from those of the job.
         """
         plan = self
-        if self.options.workers.dtype == "auto" and (began := output.ledger.setting("dtype")) is not None:
-            dtype = ResolvedDtype(began, "that the job began with")
+        if self.options.workers.dtype == "auto" and (name := output.ledger.setting("dtype")) is not None:
+            dtype = ResolvedDtype(name, "the job began with it")
             engines = replace(self.engines, model=replace(self.engines.model, dtype=dtype))
-            plan = replace(self, engines=engines, settings=self.settings | {"dtype": began})
+            plan = replace(self, engines=engines, settings=self.settings | {"dtype": name})
         output.ledger.check_settings(plan.settings)
         return plan
 
 
 def plan_job(options: GenerateOptions) -> JobPlan:
-    """Decide what to do. Raises an `InputError` for whatever is not usable, before any work."""
+    """Return the plan of a job. Raises an `InputError` for unusable options, model or input."""
     options.check()
     if options.sampling.grammar is not None:
         check_grammar(options.sampling.grammar)
@@ -90,7 +90,7 @@ def plan_job(options: GenerateOptions) -> JobPlan:
         max_quality_loss=options.max_quality_loss,
     )
     model = engines.model
-    paths = tuple(path.absolute() for given in options.input for path in find_sources(given))
+    paths = tuple(path.absolute() for source in options.input for path in find_sources(source))
     openai = is_openai_batch(_first_row(paths))
     row_format: RowFormatSettings
     if openai:
@@ -105,7 +105,6 @@ def plan_job(options: GenerateOptions) -> JobPlan:
             prompt_column=options.prompt_column,
             trace=options.trace,
         )
-    # What is wrong with model, template or columns is said before any work.
     first_rows = islice(_rows(paths), options.limit)
     check_first_rows(open_row_format(row_format, model), first_rows, model.max_positions)
     settings = {
@@ -121,19 +120,19 @@ def plan_job(options: GenerateOptions) -> JobPlan:
 
 
 def survey_input(paths: Sequence[AnyPath], limit: int | None) -> Survey:
-    """Read all of the input once: a damaged file is found now, and how much there is to do is known from the start."""
+    """Read all of the input once, to find damaged files before any work and to count rows and columns."""
     survey = Survey()
-    with ProgressLine("look at the input", total=None) as progress:
+    with ProgressLine("read the input", total=None) as progress:
         for path in paths:
             check_source(path)
             for chunk in read_records(path, READ_RECORDS):
-                survey.look(chunk if limit is None else chunk[: limit - survey.rows])
+                survey.add(chunk if limit is None else chunk[: limit - survey.rows])
                 progress.update(survey.rows, {})
     return survey
 
 
 def _rows(paths: Sequence[AnyPath]) -> Iterator[bytes]:
-    """Yield the rows one by one, for who needs few of them."""
+    """Yield the rows one by one, without reading ahead."""
     return (raw for path in paths for [raw] in read_records(path, 1))
 
 
@@ -145,8 +144,8 @@ def _first_row(paths: Sequence[AnyPath]) -> bytes:
 
 
 def _flat(row_format: RowFormatSettings) -> dict[str, Any]:
-    """Return settings by dotted names, as JSON."""
-    found: dict[str, Any] = {}
+    """Return the settings of a row format by dotted names, as JSON values."""
+    flat: dict[str, Any] = {}
     nested = [("", TypeAdapter[Any](type(row_format)).dump_python(row_format, mode="json"))]
     while nested:
         prefix, fields = nested.pop()
@@ -154,5 +153,5 @@ def _flat(row_format: RowFormatSettings) -> dict[str, Any]:
             if isinstance(value, dict) and value:
                 nested.append((f"{prefix}{name}.", value))
             else:
-                found[f"{prefix}{name}"] = value
-    return found
+                flat[f"{prefix}{name}"] = value
+    return flat

@@ -1,7 +1,7 @@
-"""A generate job while it runs, as a person sees it.
+"""Show the progress of a generate job on standard error.
 
-A terminal gets a bar, numbers and a line for each worker; elsewhere plain lines come now and then, without the
-workers. All of it goes to standard error.
+A terminal shows a bar, metrics and a line for each worker. Other outputs get a plain line every ten seconds, without
+the workers.
 """
 
 import time
@@ -21,7 +21,7 @@ BAR_WIDTH = 40
 
 
 class JobProgress(Display):
-    """Shows how far a job is; use as a context manager."""
+    """The progress display of a job; use it as a context manager."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._metrics: JobMetrics | None = None
@@ -29,7 +29,7 @@ class JobProgress(Display):
         super().__init__(clock)
 
     def starting(self, status: str) -> None:
-        """Say what goes on before there are metrics; what is new is shown at once."""
+        """Show the startup status until there are metrics; a new status is shown at once."""
         if status != self._startup:
             self._startup = status
             if self._metrics is None:
@@ -37,17 +37,18 @@ class JobProgress(Display):
         self.refresh()
 
     def update(self, metrics: JobMetrics) -> None:
-        """Say how the job stands; a new note is shown at once."""
-        said, first = "" if self._metrics is None else self._metrics.note, self._metrics is None
+        """Show metrics; the first and a new note are shown at once."""
+        first = self._metrics is None
+        last_note = "" if self._metrics is None else self._metrics.note
         self._metrics = metrics
-        if metrics.note and metrics.note != said:
+        if metrics.note and metrics.note != last_note:
             self.say(f"{NAME}: {metrics.note}")
         if first:
             self.show_now()
         self.refresh()
 
     def picture(self) -> RenderableType:
-        """Draw bar, metrics, note and workers."""
+        """Return bar, metrics, note and workers, for a terminal."""
         metrics = self._metrics
         if metrics is None:
             return Text(f"{NAME}: {self._startup}")
@@ -58,7 +59,7 @@ class JobProgress(Display):
             Text(_rows(metrics), style="progress.percentage"),
             Text(_left(metrics), style="progress.remaining"),
         )
-        parts: list[RenderableType] = [bar, Text("  ".join(_said(metrics)))]
+        parts: list[RenderableType] = [bar, Text("  ".join(_figures(metrics)))]
         if metrics.note:
             parts.append(Text(metrics.note, style="yellow"))
         if metrics.workers:
@@ -66,10 +67,10 @@ class JobProgress(Display):
         return Group(*parts)
 
     def line(self) -> str:
-        """Say rows, metrics and the time left in one line."""
+        """Return rows, metrics and the time left in one line."""
         if self._metrics is None:
             return f"{NAME}: {self._startup}"
-        return f"{NAME}: " + "  ".join([_rows(self._metrics), *_said(self._metrics), _left(self._metrics)])
+        return f"{NAME}: " + "  ".join([_rows(self._metrics), *_figures(self._metrics), _left(self._metrics)])
 
 
 def _rows(metrics: JobMetrics) -> str:
@@ -80,21 +81,21 @@ def _left(metrics: JobMetrics) -> str:
     return f"ETA {'-' if metrics.eta_s is None else timedelta(seconds=round(metrics.eta_s))}"
 
 
-def _said(metrics: JobMetrics) -> list[str]:
-    said = [f"{metrics.running:,} under way", f"{metrics.tokens:,} tokens"]
+def _figures(metrics: JobMetrics) -> list[str]:
+    figures = [f"{metrics.running:,} running", f"{metrics.tokens:,} tokens"]
     if metrics.tokens_per_s is not None:
-        said.append(f"{metrics.tokens_per_s:,.0f} tokens/s")
+        figures.append(f"{metrics.tokens_per_s:,.0f} tokens/s")
     if metrics.tokens_per_forward is not None:
-        said.append(f"{metrics.tokens_per_forward:.2f} tokens/forward")
+        figures.append(f"{metrics.tokens_per_forward:.2f} tokens/forward")
     if metrics.threshold is not None:
-        said.append(f"threshold {metrics.threshold:.3g}")
-    return [*said, f"errors {metrics.errors:,}"]
+        figures.append(f"threshold {metrics.threshold:.3g}")
+    return [*figures, f"errors {metrics.errors:,}"]
 
 
 def _table(workers: tuple[WorkerMetrics, ...]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("worker")
-    for heading in ("rows", "under way", "tokens/s", "tokens/forward"):
+    for heading in ("rows", "running", "tokens/s", "tokens/forward"):
         table.add_column(heading, justify="right")
     for worker in workers:
         table.add_row(

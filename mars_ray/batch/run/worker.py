@@ -16,7 +16,7 @@ from typing import Any
 
 from mars_ray.batch.rows.row_format import ParsedRow, RowFormat
 from mars_ray.batch.rows.row_ids import RowId
-from mars_ray.batch.rows.row_result import RowResult, as_json
+from mars_ray.batch.rows.row_tables import RowResult, as_json
 from mars_ray.batch.run.interrupt_after import InterruptAfter
 from mars_ray.batch.run.isolation import Isolation
 from mars_ray.engine.chunk import Chunk

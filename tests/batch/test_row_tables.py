@@ -6,7 +6,7 @@ from pathlib import Path
 from mars_ray.batch.output.ledger import Ledger
 from mars_ray.batch.ray.source import InputRows
 from mars_ray.batch.rows.plain_format import plain_id
-from mars_ray.batch.rows.row_result import RowResult, failure_in, failure_table, from_table, to_table
+from mars_ray.batch.rows.row_tables import RowResult, failure_in, failure_table, from_table, to_table
 
 RESULTS = [
     RowResult(key=b"a", records=('{"id": "a"}',), tokens=(3,), forwards=(2,), threshold=0.9, worker="one", age_s=1.5),
