@@ -59,7 +59,7 @@ BAD = {
     b'{"id": "none"}': "neither",
     b'{"id": 12, "prompt": 3}': "must be text, not int",
     b'{"id": "long", "prompt": "' + b"x" * 130 + b'"}': "the prompt has 133 tokens",
-    b'{"id": "row-0", "prompt": "again"}': "its id 'row-0' is that of an earlier row",
+    b'{"id": "row-0", "prompt": "again"}': "an earlier row has the same id 'row-0'",
 }
 
 

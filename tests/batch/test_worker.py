@@ -101,7 +101,7 @@ def test_a_row_that_kills_the_engine_is_given_up_and_its_neighbours_are_not(mode
     found = answered(model_folder, raws)
     failed = [number for number, each in enumerate(found) if each.error is not None]
     assert failed == [7]
-    assert "the engine died 3 times while this row was in it" in str(found[7].error)
+    assert "the engine died 3 times with this row" in str(found[7].error)
     assert Mortal.deaths == 3
     assert all(each.tokens == (8,) for number, each in enumerate(found) if number != 7)
 
@@ -110,8 +110,8 @@ def test_a_row_that_cannot_be_read_and_an_id_that_came_before_are_refused(model_
     found = answered(model_folder, [b"good", b"bad", b"again"], repeated=[2])
     assert found[0].error is None
     assert found[1].error == '{"id": "row-1", "reason": "it is bad"}'
-    assert "its id 'row-2' is that of an earlier row" in str(found[2].error)
-    assert found[2].reason == "its id 'row-2' is that of an earlier row; give each row one of its own"
+    assert "an earlier row has the same id 'row-2'" in str(found[2].error)
+    assert found[2].reason == "an earlier row has the same id 'row-2'; give each row its own"
 
 
 def test_a_row_whose_template_never_ends_is_given_up_and_the_others_are_answered(

@@ -1,4 +1,4 @@
-"""What a stage of somebody's own pipeline decodes with, plain Python."""
+"""Settings of a stage with engines in a user's Ray Data pipeline."""
 
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -15,54 +15,51 @@ from mars_ray.model.dtype import DtypeOrAuto
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorConfig(EngineTuning):
-    """A stage with engines of its own, which it shares with the stages of the job that ask for the same engines."""
+    """Settings of a stage with engines. Stages of a pipeline with equal engines share them."""
 
     model: str = "bundled"
-    """What `resolve_model` takes: `bundled`, `smollm2`, a folder, a .gguf file or a name on a hub."""
+    """`bundled`, `smollm2`, a folder, a .gguf file or a name on a hub; see `resolve_model`."""
     adapter: str | None = None
-    """'smollm2', which comes with the package, a folder, or a name on a hub: one that was trained for the model."""
+    """An adapter that was trained for the model: 'smollm2', a folder, or a name on a hub."""
     threshold: float = DEFAULT_THRESHOLD
-    """Confidence that a token ahead needs, for rows that name none; at 1 each is verified."""
+    """Threshold of rows without one; 1 verifies every token."""
     mode: Literal["ar", "threshold", "exact"] = "threshold"
-    """The mode of rows that name none."""
+    """Mode of rows without one."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    """How rows are sampled that say nothing themselves."""
+    """Sampling of rows without their own."""
     concurrency: int = 1
     """Number of engines."""
     cpus: float | None = None
-    """CPUs that each engine asks Ray for, and threads of its steps; None asks for a share of the whole CPUs in a
-    quarter of the cluster, for the pipeline needs some, too."""
+    """CPUs and threads of each engine. None shares a quarter of the cluster, because the pipeline needs CPUs, too."""
     gpus: float = 0.0
     """GPUs of each engine."""
     dtype: DtypeOrAuto = "auto"
     """Number format of the weights."""
     batch_size: int = 64
-    """Rows of a block. It leaves the stage when its last row is done."""
+    """Rows of a block. A block leaves the stage when its last row is done."""
     should_continue_on_error: bool = False
-    """A row without an answer says why in the column `error`, and passes `postprocess` by; else it ends the job."""
+    """Put the error of a row into the column `error` and skip `postprocess` for it, instead of ending the job."""
     deadline_s: float | None = None
-    """Seconds from the first block until the last row should be done: the stage takes the highest threshold, up to its
-    own, that does it. Needs `rows`."""
+    """Time limit from the first block to the last row. It lowers the threshold just enough, and needs `rows`."""
     rows: int | None = None
-    """Rows that the pipeline sends through the stage: with a deadline, what is left has to be known."""
+    """Number of rows that the pipeline will send to the stage."""
     max_quality_loss: float | None = None
-    """Largest share of right answers that may be lost, by calibration. Without a deadline the lowest such threshold is
-    taken."""
+    """Largest accepted loss of accuracy, by calibration. Without a deadline, the lowest threshold within it is used."""
 
     @property
     def workers(self) -> WorkerOptions:
-        """The engines."""
+        """The options of the engines."""
         return WorkerOptions(count=self.concurrency, cpus=self.cpus, gpus=self.gpus, dtype=self.dtype, **self.tuning)
 
 
 def plan_stage(config: ProcessorConfig) -> tuple[EnginePlan, PlainFormatSettings]:
-    """Return the engines of the stage, and what its rows are answered by. Raises an `InputError`."""
+    """Return the engines and the row format of a stage. Raises an `InputError`."""
     if config.batch_size < 1:
-        raise ConfigError(f"batch_size is {config.batch_size}; it must be at least 1.")
+        raise ConfigError(f"batch_size is {config.batch_size}, must be at least 1.")
     if config.deadline_s is not None and config.rows is None:
-        raise ConfigError("deadline_s needs rows: how many the pipeline sends through the stage.")
+        raise ConfigError("deadline_s needs rows, the number of rows that the pipeline will send to the stage.")
     if config.mode not in list(Mode):
-        raise ConfigError(f"mode is {config.mode!r}; choose one of {', '.join(Mode)}.")
+        raise ConfigError(f"mode is {config.mode!r}, must be one of {', '.join(Mode)}.")
     engines, decode = plan_engines(
         model=config.model,
         adapter=config.adapter,
@@ -72,7 +69,7 @@ def plan_stage(config: ProcessorConfig) -> tuple[EnginePlan, PlainFormatSettings
         max_quality_loss=config.max_quality_loss,
     )
     if config.deadline_s is None:
-        # Every row names its threshold, so engines with other defaults are the same engines.
+        # Every request names its threshold, so stages with different thresholds can share engines.
         control = engines.control.model_copy(update={"ceiling": DEFAULT_THRESHOLD})
         engines = replace(engines, control=control)
     return engines, PlainFormatSettings(sampling=config.sampling, decode=decode)

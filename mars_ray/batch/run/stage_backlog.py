@@ -1,29 +1,29 @@
-"""What is left for a job or a stage: tokens, as far as rows that are done tell."""
+"""Estimate the tokens that a job or a stage has still to generate."""
 
 from dataclasses import dataclass
 
 FIRST_TOKENS = 64
-"""Tokens of an answer, as long as no row is done."""
+"""Tokens per row, assumed until the first row is done."""
 
 
 def estimate_tokens_left(*, left: int, done: int, tokens: int) -> float:
-    """Return the tokens that so many rows will take, if they are like the `done` ones, which took `tokens`."""
+    """Return the tokens of the `left` rows, at the mean of the `done` rows, which took `tokens`."""
     return left * (tokens / done if done else FIRST_TOKENS)
 
 
 @dataclass(slots=True, kw_only=True)
 class StageBacklog:
-    """The rows of one stage; it counts them."""
+    """Counts of the rows of one stage."""
 
     rows: int | None
-    """Rows that are to come in all, where that is known."""
+    """Rows that will come in total, if known."""
     arrived: int = 0
     done: int = 0
     tokens: int = 0
-    """Tokens of the rows that are done."""
+    """Tokens of the finished rows."""
 
     @property
     def tokens_left(self) -> float:
-        """The tokens still to be generated."""
+        """Estimate of the tokens still to be generated."""
         left = max(self.rows or 0, self.arrived) - self.done
         return estimate_tokens_left(left=left, done=self.done, tokens=self.tokens)

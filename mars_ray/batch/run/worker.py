@@ -1,7 +1,8 @@
-"""Turn rows into results with one engine, which is started anew when it dies.
+"""Answer rows with one engine, and restart the engine when it dies.
 
-Several batches of rows may be here at a time, so that the engine never runs empty between them. A worker never fails
-because of a row, and never gives up one that did nothing but stand beside the row that killed the engine.
+In:    tables of rows, several at a time, so that the engine never runs empty between them.
+Out:   a result for each row.
+Never: fails because of a row, or gives up a row because another one killed the engine.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from operator import attrgetter
 from typing import Any
 
 from mars_ray.batch.rows.row_format import ParsedRow, RowFormat
@@ -34,18 +36,17 @@ from mars_ray.errors import (
 log = logging.getLogger(__name__)
 
 LOOK_AHEAD = 16
-"""Rows that wait in the engine, so that a row of its batch that becomes free is taken at once."""
+"""Rows that wait in the engine, so that a free slot is taken at once."""
 PARSE_SECONDS = 10.0
-"""Time to check a row and to render its prompt; a thousand messages take milliseconds."""
+"""Time limit for parsing a row and rendering its prompt; a thousand messages take milliseconds."""
 DEATHS = 3
-"""So many engines may die one after the other while they start, or with a row in them: first with one row of many, then
-with that row alone."""
+"""Engines that may die one after another at the start, or with one row: the first with others, then with it alone."""
 
 
 class Worker:
-    """Answers rows with the engine that `start_engine` starts; while `feeding` is cleared, no row begins.
+    """Answers rows with the engine that `start_engine` starts. While `feeding` is cleared, no row begins.
 
-    Call `start` first; use it within one event loop.
+    Call `start` first. Not thread-safe.
     """
 
     def __init__(
@@ -54,27 +55,29 @@ class Worker:
         start_engine: Callable[[], Awaitable[AsyncEngine]],
         feeding: asyncio.Event,
     ) -> None:
-        self._name, self._start_engine = name, start_engine
-        self._places, self._ready_s = asyncio.Semaphore(0), 0.0
-        self._isolation, self._numbers, self._feeding = Isolation(), count(), feeding
+        self._name = name
+        self._start_engine = start_engine
+        self._feeding = feeding
+        self._room = asyncio.Semaphore(0)
+        self._ready_s = 0.0
+        self._isolation = Isolation()
+        self._numbers = count()
         self._parsing = InterruptAfter(PARSE_SECONDS)
         self._engine: asyncio.Future[AsyncEngine] | None = None
 
     async def start(self) -> None:
-        """Start the engine. Raises what starting it raises."""
-        engine = await self._engine_now()
-        self._places = asyncio.Semaphore((await engine.state()).max_num_seqs + LOOK_AHEAD)
+        """Start the engine. Raises the error of `start_engine`."""
+        engine = await self._live_engine()
+        self._room = asyncio.Semaphore((await engine.state()).max_num_seqs + LOOK_AHEAD)
         self._ready_s = time.monotonic()
 
     async def answer(self, row_format: RowFormat, row_ids: Sequence[RowId], raws: Sequence[bytes]) -> list[RowResult]:
-        """Return the results in the order of the rows. Raises `RunError` when no engine starts."""
+        """Return the results in the order of the rows. Raises `RunError` if no engine starts."""
         return list(await asyncio.gather(*map(partial(self._result, row_format), row_ids, raws)))
 
     def give_up(self, row_format: RowFormat, row_ids: Sequence[RowId], raws: Sequence[bytes]) -> list[RowResult]:
-        """Return results that say that workers die of these rows, of which nothing is looked at."""
-        error = RunError(
-            f"{DEATHS} workers died one after the other while this row was in them, the last with it alone"
-        )
+        """Return the error results of rows that killed workers, without parsing the rows."""
+        error = RunError(f"{DEATHS} workers died one after another with this row, the last with it alone")
         return [self._failed(row_format, row_id, raw, error) for row_id, raw in zip(row_ids, raws, strict=True)]
 
     async def close(self) -> None:
@@ -82,13 +85,13 @@ class Worker:
         if self._engine is not None and self._engine.done() and self._engine.exception() is None:
             await self._engine.result().close()
 
-    async def _engine_now(self) -> AsyncEngine:
-        """Return the engine, started when there is none that lives."""
+    async def _live_engine(self) -> AsyncEngine:
+        """Return the engine, restarted if it is dead."""
         if self._engine is None or (self._engine.done() and self._dead(self._engine)):
-            self._engine = asyncio.ensure_future(self._after(self._engine))
+            self._engine = asyncio.ensure_future(self._restart(self._engine))
         return await asyncio.shield(self._engine)
 
-    async def _after(self, dead: asyncio.Future[AsyncEngine] | None) -> AsyncEngine:
+    async def _restart(self, dead: asyncio.Future[AsyncEngine] | None) -> AsyncEngine:
         if dead is not None and not dead.exception():
             await dead.result().close()
         for _ in range(DEATHS - 1):
@@ -103,19 +106,19 @@ class Worker:
     async def _result(self, row_format: RowFormat, row_id: RowId, raw: bytes) -> RowResult:
         try:
             if row_id.repeated:
-                raise BadRecordError(f"its id {row_id.id!r} is that of an earlier row; give each row one of its own")
-            async with self._places:
-                row = await self._parsed(row_format, row_id.id, raw)
-                return self._answered(row_format, row_id.key, row, await self._decoded(row))
+                raise BadRecordError(f"an earlier row has the same id {row_id.id!r}; give each row its own")
+            async with self._room:
+                row = await self._parse(row_format, row_id.id, raw)
+                return self._answered(row_format, row_id.key, row, await self._decode(row))
         except (BadRecordError, RequestError, StepError, EngineHungError, ReplicaLostError) as error:
             return self._failed(row_format, row_id, raw, error)
 
-    async def _parsed(self, row_format: RowFormat, id: str, raw: bytes) -> ParsedRow:
+    async def _parse(self, row_format: RowFormat, id: str, raw: bytes) -> ParsedRow:
         try:
             return await self._parsing.run(partial(row_format.parse, id, raw))
         except TimeoutError:
             raise BadRecordError(
-                f"the chat template did not render it in {PARSE_SECONDS:g} s; shorten it, or mend the template"
+                f"the chat template did not render it in {PARSE_SECONDS:g} s; shorten it, or correct the template"
             ) from None
 
     def _failed(self, row_format: RowFormat, row_id: RowId, raw: bytes, error: MarsRayError) -> RowResult:
@@ -144,24 +147,20 @@ class Worker:
             **self._origin(),
         )
 
-    async def _decoded(self, row: ParsedRow) -> list[Chunk]:
-        """Return the sequences of a row."""
+    async def _decode(self, row: ParsedRow) -> list[Chunk]:
+        """Return the sequences of a row, each as one chunk."""
         for deaths in range(DEATHS):
             async with self._isolation.turn(alone=deaths > 0):
                 await self._feeding.wait()
                 try:
-                    engine = await self._engine_now()
+                    engine = await self._live_engine()
                 except MarsRayError as error:
                     raise RunError(f"no engine starts: {error}") from error
                 try:
-                    # A batch that Ray hands out twice may be here twice.
+                    # Ray may send a block twice, so requests need fresh ids.
                     request = replace(row.request, id=str(next(self._numbers)))
                     async with aclosing(engine.generate(request, stream=False)) as sequences:
-                        return sorted([each async for each in sequences], key=_index)
+                        return sorted([chunk async for chunk in sequences], key=attrgetter("index"))
                 except ReplicaLostError:
-                    log.warning("the engine died while row %s was in it", row.id)
-        raise ReplicaLostError(f"the engine died {DEATHS} times while this row was in it, the last ones with it alone")
-
-
-def _index(sequence: Chunk) -> int:
-    return sequence.index
+                    log.warning("the engine died with row %s", row.id)
+        raise ReplicaLostError(f"the engine died {DEATHS} times with this row, the last times with it alone")
