@@ -85,6 +85,6 @@ def _too_many(nodes: Mapping[str, NodeResources], workers: WorkerOptions, count:
     available = "; ".join(f"{node.cpus:g} CPU and {node.gpus:g} GPU" for node in nodes.values())
     subject = f"A worker with {size} does" if count == 1 else f"{count} workers with {size} each do"
     return (
-        f"{subject} not fit into the cluster, whose nodes have {available}. Lower workers, cpus or gpus, or join a larger "
-        "cluster with RAY_ADDRESS."
+        f"{subject} not fit into the cluster, whose nodes have {available}. Lower workers, cpus or gpus, or join a "
+        "larger cluster with RAY_ADDRESS."
     )
