@@ -1,4 +1,4 @@
-# What Ray and Ray Serve of a cluster of yours read from the environment (docs/deploy.md says why). On every node, in the
+# Set the environment of Ray and Ray Serve on your own cluster (docs/deploy.md explains it). Run on every node, in the
 # environment that mars-ray is installed in, before `ray start`:
 #   . serve_configs/cluster.sh
 export RAY_AUTH_MODE=token
@@ -9,7 +9,7 @@ export RAY_SERVE_THROUGHPUT_OPTIMIZED=1
 export RAY_SERVE_HAPROXY_BINARY_PATH="$(command -v mars-ray-haproxy)"
 export RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S=0.25
 export RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S=30
-# HAProxy's configuration and admin socket, for this user alone; a longer path would not do for a socket.
+# HAProxy's configuration and admin socket, for this user alone; sockets need a short path.
 _folder="/tmp/mars-ray-$(id -u)"
 mkdir -p -m 700 "$_folder"
 export RAY_SERVE_HAPROXY_CONFIG_FILE_LOC="$_folder/haproxy.cfg"
