@@ -13,11 +13,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from mars_ray.demo.race import PROMPTS, Race
+from mars_ray.demo.show import EXPLANATION, picture
+from mars_ray.demo.track import Track
 from mars_ray.program import run_program
-from mars_ray.race.lanes import Race
-from mars_ray.race.picture import HOW, picture
-from mars_ray.race.prompts import PROMPTS
-from mars_ray.race.track import Track
 from pipelines.pipeline_files import write
 
 WIDTH = 120
@@ -43,7 +42,7 @@ def drawn(races: list[Race], label: str) -> str:
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     for race in races:
         console.print(picture(race, race.first_s, console))
-    console.print(HOW, style="dim")
+    console.print(EXPLANATION, style="dim")
     return FONTS.sub("", console.export_svg(title=f"mars-ray demo: {label}", unique_id="race"))
 
 

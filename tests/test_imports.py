@@ -42,7 +42,7 @@ BELOW = {
     "evaluation": SHARED | {"method", "model", "adapter", "data", "engine", "batch", "measure"},
     "llm": SHARED | {"data", "engine", "model", "adapter"},
     "harness": SHARED | {"method", "model", "engine", "evaluation"},
-    "race": SHARED | {"data", "model", "adapter", "engine", "measure", "evaluation"},
+    "demo": SHARED | {"data", "model", "adapter", "engine", "measure", "batch", "evaluation"},
 }
 """Parts, and what the files of each may import besides their own."""
 ROOMS = {

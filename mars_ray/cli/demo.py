@@ -1,29 +1,49 @@
-"""The command `mars-ray demo`: the first look."""
+"""The command `mars-ray demo`."""
 
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from mars_ray.cli.options import MODEL_HELP, AdapterOption, AsJson
 
 
 def demo(
-    output: Annotated[Path, typer.Option(help="Folder for the rows; made anew.")] = Path("out/demo"),
-    model: Annotated[str | None, typer.Option(help=f"Race this one instead: {MODEL_HELP}")] = None,
+    output: Annotated[Path, typer.Option(help="Folder of the job's rows; it is replaced.")] = Path("out/demo"),
+    model: Annotated[str | None, typer.Option(help=f"Only race this model: {MODEL_HELP}")] = None,
     adapter: AdapterOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare one token at a time, exact and a threshold: the bundled model over rows, or --model in a race."""
-    if model is not None:
-        from mars_ray.cli.race import race
+    """Compare one token at a time, exact and a threshold on this machine, and race them on a few prompts.
 
-        race(model, adapter, as_json)
-        return
-    from mars_ray.cli.ray_demo import demo as run
-    from mars_ray.cli.ray_demo import demo_json, show_demo
+    Without --model the bundled model answers 240 prompts at each setting, which takes a minute.
+    """
+    from mars_ray.adapter.card import shipped_adapters
+    from mars_ray.demo.race import PROMPTS, RacePrompt
+    from mars_ray.demo.show import show_races
+    from mars_ray.demo.track import Track
 
-    done = run(output)
-    show_demo(done, output)
+    console = Console()
+    results: dict[str, Any] = {}
+    prompts: list[RacePrompt] = list(PROMPTS)
+    threshold = 0.9
+    if model is None:
+        from mars_ray.demo import ray_job
+
+        report, settings = ray_job.compare_settings(output)
+        ray_job.show_comparison(report, settings, console)
+        console.print(f"All rows: {output / 'answers'}\n", highlight=False)
+        results["report"] = asdict(replace(report, pace=(), samples=()))
+        results["rows"] = [asdict(setting) for setting in settings]
+        model = "bundled"
+        prompts = ray_job.raced_prompts()
+        threshold = ray_job.THRESHOLD
+    elif adapter is None and model in shipped_adapters():
+        adapter = model
+    with Track(model, adapter, threshold=threshold) as track:
+        races = show_races(map(track.race, prompts), track.label, console)
     if as_json:
-        print(demo_json(done))
+        print(json.dumps(results | {"track": track.label, "races": [asdict(race) for race in races]}))

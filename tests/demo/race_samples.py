@@ -1,7 +1,6 @@
 """A race that nobody ran, with times that are easy to reckon with."""
 
-from mars_ray.race.lanes import Lane, Race, TimedChunk
-from mars_ray.race.prompts import RacePrompt
+from mars_ray.demo.race import Lane, Race, RacePrompt, TimedChunk
 
 
 def lane(setting: str, *chunks: TimedChunk) -> Lane:

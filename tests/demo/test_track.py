@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from mars_ray.demo.race import RacePrompt
+from mars_ray.demo.track import Track
 from mars_ray.errors import ModelError
-from mars_ray.race.prompts import RacePrompt
-from mars_ray.race.track import Track
 from tests.samples import Cli
 
 ASSETS = Path(str(files("mars_ray"))) / "assets"

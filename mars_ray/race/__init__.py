@@ -1,1 +1,0 @@
-"""A race: one prompt at three settings, each decoded alone, and shown side by side."""
