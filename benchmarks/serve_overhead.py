@@ -25,10 +25,9 @@ from mars_ray.engine.core.offline import run_steps
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import Request, SamplingParams
 from mars_ray.errors import ConfigError, RunError
-from mars_ray.load.client import Target
+from mars_ray.load.client import Target, find_model, parse_url
 from mars_ray.load.generator import run_load
 from mars_ray.load.plan import closed_loop
-from mars_ray.load.probe import find_model, parse_url
 from mars_ray.load.prompts import bundled_prompts
 from mars_ray.load.record import PlannedRequest, RequestOutcome
 from mars_ray.measure import Sample, Spread, interleaved, machine, speedup, throughput

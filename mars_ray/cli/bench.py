@@ -64,10 +64,10 @@ def bench_serve(
     json_file: JsonFile = None,
 ) -> None:
     """Put load on a running OpenAI-compatible endpoint, and measure latency, throughput and goodput."""
+    from mars_ray.load.bench_serve import LoadOptions
     from mars_ray.load.bench_serve import bench_serve as run
-    from mars_ray.load.options import ServeOptions
 
-    options = ServeOptions(
+    options = LoadOptions(
         url=url,
         model=model,
         api_key=api_key,

@@ -1,6 +1,6 @@
-"""When requests arrive, and how large they are: at a Poisson rate, or as in an Azure trace.
+"""Arrival times and sizes of requests: at a Poisson rate, or from an Azure trace.
 
-A trace is a csv.gz with TIMESTAMP,ContextTokens,GeneratedTokens; one with a fault is refused, not mended.
+A trace is a csv.gz with the columns TIMESTAMP,ContextTokens,GeneratedTokens. A trace with a fault is refused.
 """
 
 import csv
@@ -20,17 +20,17 @@ RATE_MAX = 1e6
 TRACE_SUFFIX = ".csv.gz"
 COLUMNS = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
 TOKENS_MAX = 10_000_000
-"""No request is larger; a larger number is no count of tokens."""
+"""Largest token count that is accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Poisson:
-    """Arrivals at a rate, independent of each other."""
+    """Independent arrivals at a mean rate."""
 
     rate_per_s: float
 
     def arrivals_s(self, random_source: random.Random) -> Iterator[float]:
-        """Yield arrivals without end."""
+        """Yield arrival times in seconds, without end."""
         now_s = 0.0
         while True:
             now_s += random_source.expovariate(self.rate_per_s)
@@ -48,7 +48,7 @@ class TraceRow:
 
 
 def parse_trace(text: str) -> Poisson | AnyPath:
-    """Tell a rate from a file. Raises `ConfigError` for what is neither."""
+    """Return a Poisson rate or the location of a trace file. Raises `ConfigError` for anything else."""
     if not text.startswith(POISSON):
         if text.endswith(TRACE_SUFFIX):
             return locate(text)
@@ -59,7 +59,7 @@ def parse_trace(text: str) -> Poisson | AnyPath:
         rate_per_s = math.nan
     if not 1 / RATE_MAX <= rate_per_s <= RATE_MAX:
         raise ConfigError(
-            f"trace is {text!r}; behind the colon give requests per second in {1 / RATE_MAX:g}..{RATE_MAX:g}."
+            f"trace is {text!r}; after the colon give requests per second in {1 / RATE_MAX:g}..{RATE_MAX:g}."
         )
     return Poisson(rate_per_s)
 
@@ -67,7 +67,7 @@ def parse_trace(text: str) -> Poisson | AnyPath:
 def read_trace(path: AnyPath) -> list[TraceRow]:
     """Read a trace. Raises `DataError` naming the path, the line and the value that is wrong."""
     rows: list[TraceRow] = []
-    began: datetime | None = None
+    start: datetime | None = None
     check_reachable(path)
     try:
         with path.open("rb") as stored, gzip.open(stored, "rt", encoding="utf-8-sig", newline="") as file:
@@ -79,8 +79,8 @@ def read_trace(path: AnyPath) -> list[TraceRow]:
                 if len(fields) != len(COLUMNS):
                     raise DataError(f"{where}, has {len(fields)} fields; there must be {len(COLUMNS)}.")
                 at = _timestamp(where, fields[0])
-                began = began or at
-                row = TraceRow((at - began).total_seconds(), _tokens(where, fields[1]), _tokens(where, fields[2]))
+                start = start or at
+                row = TraceRow((at - start).total_seconds(), _tokens(where, fields[1]), _tokens(where, fields[2]))
                 if row.arrival_s < (rows[-1].arrival_s if rows else 0.0):
                     raise DataError(f"{where}, goes back in time to {fields[0]!r}; sort the trace by its timestamps.")
                 rows.append(row)
@@ -95,13 +95,13 @@ def read_trace(path: AnyPath) -> list[TraceRow]:
 
 def _timestamp(where: str, text: str) -> datetime:
     try:
-        # Seven digits of a second, as in these traces, are cut to microseconds. A zone would not compare with none.
+        # Python cuts the seven digits to microseconds. Times with and without a zone do not compare.
         return datetime.fromisoformat(text).replace(tzinfo=None)
     except ValueError:
-        raise DataError(f"{where}: {text!r} is no time such as 2023-11-16 18:17:03.9799600.") from None
+        raise DataError(f"{where}: {text!r} is not a time such as 2023-11-16 18:17:03.9799600.") from None
 
 
 def _tokens(where: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) <= TOKENS_MAX):
-        raise DataError(f"{where}: {text!r} is no number of tokens; give 0..{TOKENS_MAX}.")
+        raise DataError(f"{where}: {text!r} is not a token count; give 0..{TOKENS_MAX}.")
     return int(text)

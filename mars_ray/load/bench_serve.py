@@ -1,35 +1,149 @@
-"""`mars-ray bench serve`: load on a running OpenAI-compatible endpoint, and what it made of it.
+"""`mars-ray bench serve`: put load on a running OpenAI-compatible endpoint and report what was measured.
 
-It speaks HTTP to whatever is there, and reports every sample, failed ones too. Ctrl-C ends the load, and what was
-measured by then is shown and returned.
+The report has every sample, failed requests included. Ctrl-C ends the load and reports the measurements so far.
 """
 
 import asyncio
+import json
+import shlex
 import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
-from mars_ray.load.client import Target
+from mars_ray.data.prompt_file import read_prompts
+from mars_ray.errors import ConfigError
+from mars_ray.load.arrivals import Poisson, parse_trace, read_trace
+from mars_ray.load.client import RESERVED, TIMEOUT_S, Target, find_model, parse_url
 from mars_ray.load.generator import run_load
-from mars_ray.load.options import ServeOptions
-from mars_ray.load.plan import LoadPlan
-from mars_ray.load.probe import find_model, parse_url
+from mars_ray.load.plan import LoadPlan, Scales, closed_loop, poisson, replay
+from mars_ray.load.prompts import bundled_prompts
 from mars_ray.load.record import RequestOutcome, RequestRecord
-from mars_ray.load.report import samples, show, summary_json
+from mars_ray.load.report import samples, show_summary
+from mars_ray.load.slo import RequestSlo, parse_slo
 from mars_ray.load.summary import summarize
 from mars_ray.measure import machine
 from mars_ray.progress import ProgressLine
+from mars_ray.storage.location import AnyPath
+
+REQUESTS = 100
+"""Default number of requests without a trace file or a duration."""
+MAX_TOKENS = 128
+NUMBER_MAX = 1e9
+"""Largest value of a setting, and inverse of the smallest, so that results stay finite."""
 
 
-def bench_serve(options: ServeOptions) -> dict[str, Any]:
-    """Measure and print; returns the report. Raises an `InputError`, or a `RunError` when nobody answers."""
-    url, slo, extra_body, plan = parse_url(options.url), options.limits(), options.body(), options.plan()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """Options of the command line."""
+
+    url: str
+    model: str | None = None
+    """Model name; None is the first that the endpoint lists."""
+    api_key: str | None = field(default=None, repr=False)
+    trace: str | None = None
+    """"poisson:RATE", a trace file, or None for a closed loop."""
+    clients: int | None = None
+    """Most requests in flight. None is 1 in a closed loop and no bound in an open loop."""
+    requests: int | None = None
+    duration: float | None = None
+    """Seconds in which requests are sent."""
+    stream: bool = True
+    prompts: Path | None = None
+    """Prompt file; None is the one in the package."""
+    max_tokens: int | None = None
+    """Most tokens of an answer; None is 128, or the lengths of the trace file."""
+    extra_body: str = "{}"
+    """JSON object with more fields of every request."""
+    speed: float = 1.0
+    prompt_scale: float = 1.0
+    output_scale: float = 1.0
+    slo: tuple[str, ...] = ()
+    seed: int = 0
+    timeout: float = TIMEOUT_S
+    """Seconds for one request."""
+
+    def __post_init__(self) -> None:
+        for name in ("clients", "requests", "max_tokens"):
+            if (count := getattr(self, name)) is not None and count < 1:
+                raise ConfigError(f"{name} is {count}; it must be at least 1.")
+        for name in ("duration", "timeout", "speed", "prompt_scale", "output_scale"):
+            if (value := getattr(self, name)) is not None and not 1 / NUMBER_MAX <= value <= NUMBER_MAX:
+                raise ConfigError(f"{name} is {value}; it must be in {1 / NUMBER_MAX:g}..{NUMBER_MAX:g}.")
+        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
+            raise ConfigError("api_key holds a character that HTTP headers do not allow; give it without line ends.")
+
+    def command(self) -> str:
+        """Return the same command line without the key."""
+        words = ["mars-ray", "bench", "serve"]
+        for option in fields(self):
+            value = getattr(self, option.name)
+            flag = f"--{option.name.replace('_', '-')}"
+            if option.name == "api_key" or value == option.default:
+                continue
+            if option.name == "stream":
+                words.append("--no-stream")
+            elif option.name == "slo":
+                words += [flag, ",".join(value)]
+            else:
+                words += [flag, str(value)]
+        return shlex.join(words)
+
+    def limits(self) -> RequestSlo | None:
+        """Return the SLO of a request. Raises `ConfigError`."""
+        slo = parse_slo(self.slo)
+        if slo is not None and not self.stream and (slo.ttft_ms or slo.tpot_ms):
+            raise ConfigError("slo has a limit for ttft or tpot, which only a stream shows; drop it, or --no-stream.")
+        return slo
+
+    def body(self) -> dict[str, Any]:
+        """Return the additional fields of every request. Raises `ConfigError`."""
+        try:
+            extra = json.loads(self.extra_body)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"extra_body is not JSON ({error}): {self.extra_body[:60]!r}.") from None
+        if not isinstance(extra, dict):
+            raise ConfigError(
+                f"extra_body is {self.extra_body[:60]!r}; give an object, such as '{{\"threshold\": 0.9}}'."
+            )
+        if taken := sorted(extra.keys() & set(RESERVED)):
+            raise ConfigError(f"extra_body holds {', '.join(taken)}, which the load generator sets; remove it.")
+        return extra
+
+    def plan(self) -> LoadPlan:
+        """Read prompts and trace, and plan the requests."""
+        trace = None if self.trace is None else parse_trace(self.trace)
+        if not isinstance(trace, AnyPath):
+            for name in ("speed", "prompt_scale", "output_scale"):
+                if getattr(self, name) != 1.0:
+                    raise ConfigError(
+                        f"{name} is {getattr(self, name)}; it applies to a trace file. Give one, or drop it."
+                    )
+        prompts = read_prompts(self.prompts or bundled_prompts())
+        if isinstance(trace, AnyPath):
+            scales = Scales(speed=self.speed, prompt=self.prompt_scale, output=self.output_scale)
+            rows = read_trace(trace)
+            return replay(rows, scales, prompts, self.seed, self.requests, self.duration, self.max_tokens)
+        requests = REQUESTS if self.requests is None and self.duration is None else self.requests
+        max_tokens = self.max_tokens or MAX_TOKENS
+        if isinstance(trace, Poisson):
+            return poisson(trace, prompts, self.seed, requests, self.duration, max_tokens)
+        return closed_loop(prompts, self.seed, requests, max_tokens)
+
+
+def bench_serve(options: LoadOptions) -> dict[str, Any]:
+    """Measure, print, and return the report. Raises an `InputError`, or a `RunError` for an unreachable endpoint."""
+    url = parse_url(options.url)
+    slo = options.limits()
+    extra_body = options.body()
+    plan = options.plan()
     records, model, stopped = asyncio.run(_measure(options, url, extra_body, plan))
     summary = summarize(records, slo)
     loop = f"closed loop, {options.clients or 1} clients" if options.trace is None else options.trace
-    show(f"{model} at {url}: {loop}", summary)
+    show_summary(f"{model} at {url}: {loop}", summary)
     return {
         "command": options.command(),
         "machine": machine(),
@@ -37,15 +151,15 @@ def bench_serve(options: ServeOptions) -> dict[str, Any]:
         "model": model,
         "planned": plan.total,
         "interrupted": stopped,
-        "summary": summary_json(summary),
+        "summary": asdict(summary),
         "samples": samples(records),
     }
 
 
 async def _measure(
-    options: ServeOptions, url: str, extra_body: dict[str, Any], plan: LoadPlan
+    options: LoadOptions, url: str, extra_body: dict[str, Any], plan: LoadPlan
 ) -> tuple[list[RequestRecord], str, bool]:
-    """Return the records, the model they are of, and whether Ctrl-C ended them."""
+    """Return the records, the model name, and True if Ctrl-C ended the load."""
     model = await find_model(url, options.api_key, options.model)
     target = Target(
         url=url,
@@ -56,34 +170,36 @@ async def _measure(
         extra_body=extra_body,
     )
     with ProgressLine("requests", total=plan.total) as progress, _ctrl_c() as stop:
-        shown = _Shown(progress)
+        outcomes = _OutcomeProgress(progress)
         records = await run_load(
             target,
             plan.requests,
             clients=options.clients or (1 if options.trace is None else None),
             duration_s=options.duration,
             stop=stop,
-            on_record=shown.update,
+            on_record=outcomes.update,
         )
     return records, model, stop.is_set()
 
 
-class _Shown:
-    """Says how many requests ended, and how."""
+class _OutcomeProgress:
+    """Shows the number of requests by outcome."""
 
     def __init__(self, progress: ProgressLine) -> None:
-        self._progress, self._counts = progress, Counter[RequestOutcome]()
+        self._progress = progress
+        self._counts = Counter[RequestOutcome]()
 
     def update(self, record: RequestRecord) -> None:
-        """Count one more."""
+        """Count a request."""
         self._counts[record.outcome] += 1
-        self._progress.update(self._counts.total(), {each.value: count for each, count in self._counts.items()})
+        self._progress.update(self._counts.total(), {outcome.value: count for outcome, count in self._counts.items()})
 
 
 @contextmanager
 def _ctrl_c() -> Iterator[asyncio.Event]:
-    """Yield an event that the first Ctrl-C sets; the second is an ordinary one."""
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    """Yield an event that the first Ctrl-C sets; the second Ctrl-C interrupts as usual."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
 
     def first() -> None:
         stop.set()

@@ -1,6 +1,6 @@
-"""Send one request to an OpenAI-compatible endpoint and read its answer; whatever happens on the way is an outcome.
+"""HTTP client of a load: find the model of an OpenAI-compatible endpoint, send a request, record the reply.
 
-Nothing is tried again, and nothing is decoded that need not be: the client shares its machine with the server.
+Requests are never retried. The client parses as little as it can because it often shares a machine with the server.
 """
 
 import asyncio
@@ -9,26 +9,30 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
+from mars_ray.errors import ConfigError, RunError
 from mars_ray.load.record import PlannedRequest, RequestOutcome
 from mars_ray.load.reply import ReplyRecorder
 from mars_ray.load.sse import SseParser
 
 TIMEOUT_S = 300.0
+PROBE_TIMEOUT_S = 10.0
 KEEP_ALIVE_S = 4.0
-"""Less than the 5 s of uvicorn and others, so that no request is sent on a connection that is just being closed."""
+"""Less than the 5 s of uvicorn, so that no request is sent on a connection that the server is closing."""
 DRAIN_S_MAX = 1.0
-"""How long to wait for the end of a body behind the end of its answer; a connection read to its end is used again."""
-BODY_BYTES_MAX, ERROR_BYTES_MAX = 64 << 20, 64 << 10
+"""Longest wait for the end of a body after the last event; a connection that is read to its end is reused."""
+BODY_BYTES_MAX = 64 << 20
+ERROR_BYTES_MAX = 64 << 10
 RESERVED = ("model", "messages", "max_tokens", "stream", "stream_options")
-"""Fields of a request that the load sets itself."""
+"""Request fields that the load generator sets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where requests go, and what all of them have in common."""
+    """The endpoint, and the settings that all requests share."""
 
     url: str
     """The URL without /v1."""
@@ -36,18 +40,18 @@ class Target:
     api_key: str | None = field(default=None, repr=False)
     stream: bool = True
     timeout_s: float = TIMEOUT_S
-    """Seconds for a whole request, from when it is sent."""
+    """Seconds from sending a request to the end of its reply."""
     extra_body: Mapping[str, Any] = field(default_factory=dict)
 
     def payload(self, request: PlannedRequest) -> bytes:
-        """Return the JSON of a request."""
+        """Return the body of a request as JSON."""
         body = {"model": self.model, "messages": request.messages, "max_tokens": request.max_tokens}
         streaming = {"stream": True, "stream_options": {"include_usage": True}} if self.stream else {"stream": False}
         return json.dumps({**self.extra_body, **body, **streaming}).encode()
 
 
 def open_session(api_key: str | None) -> aiohttp.ClientSession:
-    """Return a session to send requests in; whoever opens it closes it. Callers bound how many they send at once."""
+    """Return a session without a connection limit. The caller closes it."""
     headers = {"Accept-Encoding": "identity"}  # compression would hold chunks back
     if api_key is not None:
         headers["Authorization"] = f"Bearer {api_key}"
@@ -59,49 +63,90 @@ def open_session(api_key: str | None) -> aiohttp.ClientSession:
     )
 
 
+def parse_url(text: str) -> str:
+    """Return the URL without /v1 and without a slash at its end. Raises `ConfigError`."""
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        raise ConfigError(f"url is {text!r}; give one such as http://127.0.0.1:8000.") from None
+    if parts.username or parts.password:
+        raise ConfigError("url holds a user or a password, which reports would show; give a key with --api-key.")
+    if not usable or parts.query or parts.fragment:
+        raise ConfigError(f"url is {text!r}; give one such as http://127.0.0.1:8000.")
+    return text.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+async def find_model(url: str, api_key: str | None, model: str | None) -> str:
+    """Return `model`, or the first that the endpoint lists. Raises `RunError` if it is unreachable or lists none."""
+    try:
+        async with (
+            open_session(api_key) as session,
+            asyncio.timeout(PROBE_TIMEOUT_S),
+            session.get(f"{url}/v1/models") as got,
+        ):
+            listed = await read_text(got, BODY_BYTES_MAX)
+    except TimeoutError:
+        raise RunError(
+            f"{url} did not answer within {PROBE_TIMEOUT_S:g} s. Wait until the server is up, or check --url."
+        ) from None
+    except (aiohttp.ClientError, OSError) as error:
+        raise RunError(f"{url} cannot be reached ({error}). Start the server, or check --url.") from None
+    if model is not None:
+        return model
+    try:
+        name = json.loads(listed)["data"][0]["id"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        name = None
+    if not isinstance(name, str):
+        raise RunError(f"{url}/v1/models answered HTTP {got.status} and lists no model. Give --model or --api-key.")
+    return name
+
+
 async def ask(
-    session: aiohttp.ClientSession, target: Target, payload: bytes, seen: ReplyRecorder, now: Callable[[], float]
+    session: aiohttp.ClientSession, target: Target, payload: bytes, reply: ReplyRecorder, now: Callable[[], float]
 ) -> None:
-    """Send the JSON of a request and note in `seen` what came of it."""
-    url, headers = f"{target.url}/v1/chat/completions", {"Content-Type": "application/json"}
+    """Send a request and record its reply, or the error, in `reply`."""
+    url = f"{target.url}/v1/chat/completions"
+    headers = {"Content-Type": "application/json"}
     try:
         async with asyncio.timeout(target.timeout_s), session.post(url, data=payload, headers=headers) as response:
-            seen.http_status = response.status
+            reply.http_status = response.status
             if not 200 <= response.status < 300:
-                seen.refused(response.headers, await read_text(response, ERROR_BYTES_MAX), now())
+                reply.refused(response.headers, await read_text(response, ERROR_BYTES_MAX), now())
             elif target.stream and response.content_type != "application/json":
-                await _read_events(response, seen, now)
+                await _read_events(response, reply, now)
             else:
-                seen.body(await read_text(response, BODY_BYTES_MAX), now())
+                reply.body(await read_text(response, BODY_BYTES_MAX), now())
     except TimeoutError:
-        seen.end(RequestOutcome.TIMEOUT, now(), f"it had not ended {target.timeout_s:g} s after it was sent")
+        reply.end(RequestOutcome.TIMEOUT, now(), f"no end of the reply within {target.timeout_s:g} s")
     except (aiohttp.ClientError, OSError) as error:
-        begun = seen.http_status is not None
-        seen.end(
+        begun = reply.http_status is not None
+        reply.end(
             RequestOutcome.BROKEN if begun else RequestOutcome.CONNECTION, now(), f"{type(error).__name__}: {error}"
         )
     except ValueError as error:
-        seen.end(RequestOutcome.BROKEN, now(), f"the answer is no chat completion: {error}")
+        reply.end(RequestOutcome.BROKEN, now(), f"the answer is not a chat completion: {error}")
 
 
 async def read_text(response: aiohttp.ClientResponse, bytes_max: int) -> str:
-    """Return the body, or what of it is within the limit."""
+    """Return the body, cut after `bytes_max` bytes."""
     received = b""
     while len(received) < bytes_max and (part := await response.content.read(bytes_max - len(received))):
         received += part
     return received.decode(errors="replace")
 
 
-async def _read_events(response: aiohttp.ClientResponse, seen: ReplyRecorder, now: Callable[[], float]) -> None:
+async def _read_events(response: aiohttp.ClientResponse, reply: ReplyRecorder, now: Callable[[], float]) -> None:
     parser = SseParser()
     async for received in response.content.iter_any():
         now_s = now()
         for data in parser.feed(received):
-            seen.event(data, now_s)
-        if seen.ended:
+            reply.event(data, now_s)
+        if reply.ended:
             break
     else:
-        seen.stream_ended(now())
+        reply.stream_ended(now())
     with suppress(TimeoutError):
         async with asyncio.timeout(DRAIN_S_MAX):
             while await response.content.readany():

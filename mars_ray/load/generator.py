@@ -1,8 +1,8 @@
-"""Send the requests of a plan to an endpoint: the load generator, for the benchmark and for tests of a server.
+"""Send the requests of a plan to an endpoint.
 
-Closed loop: requests without an arrival; each client sends the next one when its last has ended. Open loop: requests
-with an arrival, in order of it; `clients` bounds how many are under way, None is no bound. In an open loop a slow
-server delays no request unless all clients are busy, and then its latency counts from its arrival all the same.
+In a closed loop requests have no arrival time: each client sends the next request when its last one has ended. In an
+open loop requests are sent in order of arrival, up to `clients` at a time. A request that waits for a client still has
+its latency counted from its arrival.
 """
 
 import asyncio
@@ -12,13 +12,39 @@ from typing import Any
 import aiohttp
 
 from mars_ray.load.client import Target, ask, open_session
-from mars_ray.load.clients import Clients
 from mars_ray.load.record import PlannedRequest, RequestOutcome, RequestRecord
 from mars_ray.load.reply import ReplyRecorder
 
 PAUSE_WITHOUT_CONNECTION_S = 0.1
-"""A client of a closed loop that finds nobody waits before it tries again: a server that is down is refused thousands
-of times a second otherwise."""
+"""Pause of a closed-loop client after a failed connection, so that it does not retry thousands of times a second."""
+
+
+class Clients:
+    """A bound on the requests in flight, granted in order of arrival; `count` None is no bound."""
+
+    def __init__(self, count: int | None, now: Callable[[], float]) -> None:
+        self._free = None if count is None else asyncio.Semaphore(count)
+        self._now = now
+        self._busy_until_s = 0.0
+        """The time at which the last request that had to wait was granted a client."""
+
+    async def take(self, scheduled_s: float | None) -> bool:
+        """Wait for a client. Return True if none was free for a request when it was due, at `scheduled_s`."""
+        if self._free is None:
+            assert scheduled_s is not None, "a closed loop needs a number of clients"
+            return False
+        blocked = self._free.locked()
+        # A request due while an earlier one waited found no free client when it was due, although it may find one now.
+        waited = blocked or (scheduled_s is not None and scheduled_s < self._busy_until_s)
+        await self._free.acquire()
+        if blocked:
+            self._busy_until_s = self._now()
+        return waited and scheduled_s is not None
+
+    def give_back(self) -> None:
+        """Free a client."""
+        if self._free is not None:
+            self._free.release()
 
 
 async def run_load(
@@ -30,10 +56,10 @@ async def run_load(
     stop: asyncio.Event | None = None,
     on_record: Callable[[RequestRecord], None] | None = None,
 ) -> list[RequestRecord]:
-    """Send all requests and wait for their answers.
+    """Send all requests, wait for the replies, and return a record of each.
 
-    No request is sent that arrives, or in a closed loop would be sent, after `duration_s`; those under way then end.
-    Once `stop` is set those under way end at once, as interrupted.
+    After `duration_s` no request is sent, and requests in flight complete. When `stop` is set, requests in flight end
+    at once as interrupted.
     """
     async with open_session(target.api_key) as session:
         load = _Load(session, target, clients, duration_s, on_record)
@@ -50,18 +76,20 @@ class _Load:
         duration_s: float | None,
         on_record: Callable[[RequestRecord], None] | None,
     ) -> None:
-        self._session, self._target, self._on_record = session, target, on_record
+        self._session = session
+        self._target = target
+        self._on_record = on_record
         self._clients = Clients(clients, self._now)
         self._duration_s = float("inf") if duration_s is None else duration_s
-        self._began_s = asyncio.get_running_loop().time()
+        self._start_s = asyncio.get_running_loop().time()
         self.records: list[RequestRecord] = []
 
     def _now(self) -> float:
-        return asyncio.get_running_loop().time() - self._began_s
+        return asyncio.get_running_loop().time() - self._start_s
 
     async def run(self, requests: Iterable[PlannedRequest]) -> None:
-        """Begin one request after another; end with the last of them."""
-        async with asyncio.TaskGroup() as under_way:
+        """Send the requests one after another and wait for the last reply."""
+        async with asyncio.TaskGroup() as in_flight:
             for number, request in enumerate(requests):
                 if request.scheduled_s is not None:
                     if request.scheduled_s >= self._duration_s:
@@ -70,15 +98,15 @@ class _Load:
                 waited = await self._clients.take(request.scheduled_s)
                 if request.scheduled_s is None and self._now() >= self._duration_s:
                     return
-                under_way.create_task(self._one(number, request, waited))
+                in_flight.create_task(self._one(number, request, waited))
 
     async def _one(self, number: int, request: PlannedRequest, waited: bool) -> None:
         payload = self._target.payload(request)
-        seen = ReplyRecorder(number, request.scheduled_s, waited, self._now())
+        reply = ReplyRecorder(number, request.scheduled_s, waited, self._now())
         try:
-            await ask(self._session, self._target, payload, seen, self._now)
+            await ask(self._session, self._target, payload, reply, self._now)
         finally:
-            record = seen.record(self._now())
+            record = reply.record(self._now())
             self.records.append(record)
             if self._on_record is not None:
                 self._on_record(record)
@@ -88,13 +116,14 @@ class _Load:
 
 
 async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` to its end, or cancel it when `stop` is set; leave nothing running either way."""
-    running, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    """Run `work` to its end, or cancel it when `stop` is set; leave no task running."""
+    running = asyncio.ensure_future(work)
+    stopped = asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         stopped.cancel()
-        running.cancel()  # nothing, when it is done
+        running.cancel()  # does nothing if the work is done
         await asyncio.gather(running, stopped, return_exceptions=True)
     if not running.cancelled():
         running.result()

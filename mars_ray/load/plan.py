@@ -1,4 +1,4 @@
-"""The requests of a load in order of arrival, the same ones for the same seed, made as they are needed."""
+"""Plan the requests of a load in order of arrival, lazily and reproducibly by seed."""
 
 import math
 import random
@@ -17,26 +17,26 @@ PROMPT_WORDS_MAX = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scales:
-    """How a trace is made to fit the machine."""
+    """Factors that fit a trace to the machine."""
 
     speed: float = 1.0
-    """How many times as fast as recorded the requests come."""
+    """Speedup of the arrivals."""
     prompt: float = 1.0
     output: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """Requests, and how many there are when that can be told before."""
+    """The requests, and their number if it is known before the load."""
 
     requests: Iterator[PlannedRequest]
     total: int | None
 
 
 def closed_loop(prompts: Sequence[Conversation], seed: int, requests: int | None, max_tokens: int) -> LoadPlan:
-    """Plan prompts in random order, without end when `requests` is None."""
+    """Plan prompts in random order; `requests` None is without end."""
     drawn = conversations(prompts, _random(seed, "prompts"))
-    planned = (PlannedRequest(messages=each, max_tokens=max_tokens) for each in drawn)
+    planned = (PlannedRequest(messages=messages, max_tokens=max_tokens) for messages in drawn)
     return LoadPlan(islice(planned, requests), requests)
 
 
@@ -48,7 +48,7 @@ def poisson(
     duration_s: float | None,
     max_tokens: int,
 ) -> LoadPlan:
-    """Plan arrivals at a rate; they end with `requests` or `duration_s`, whichever is first."""
+    """Plan arrivals at a rate until `requests` or `duration_s`, whichever comes first."""
 
     def planned() -> Iterator[PlannedRequest]:
         drawn = conversations(prompts, _random(seed, "prompts"))
@@ -69,22 +69,23 @@ def replay(
     duration_s: float | None,
     max_tokens: int | None,
 ) -> LoadPlan:
-    """Plan a trace, its first `requests` or those of its first `duration_s` after it was sped up.
+    """Plan a trace: its first `requests`, or those of its first `duration_s` once it is sped up.
 
-    A word counts as a token: what that was in truth is in the usage of the answer, and `scales.prompt` corrects it.
+    Prompts get one word for each token of the trace. The usage of the replies has the true counts; correct the ratio
+    with `scales.prompt`.
     """
     chosen = [row for row in rows[:requests] if duration_s is None or row.arrival_s / scales.speed < duration_s]
     widest = max(_scaled(row.context_tokens, scales.prompt) for row in chosen)
     if widest > PROMPT_WORDS_MAX:
         raise ConfigError(
-            f"prompt_scale is {scales.prompt}; it makes a prompt of {widest:,} words, and {PROMPT_WORDS_MAX:,} are the"
-            " most. Give a smaller one."
+            f"prompt_scale is {scales.prompt}; it makes a prompt of {widest:,} words; the limit is"
+            f" {PROMPT_WORDS_MAX:,}. Give a smaller one."
         )
 
     def planned() -> Iterator[PlannedRequest]:
-        made = Texts(prompts, _random(seed, "prompts"))
+        texts = Texts(prompts, _random(seed, "prompts"))
         for row in chosen:
-            text = made.of(_scaled(row.context_tokens, scales.prompt))
+            text = texts.of(_scaled(row.context_tokens, scales.prompt))
             tokens = _scaled(row.generated_tokens, scales.output)
             yield PlannedRequest(
                 messages=({"role": "user", "content": text},),
@@ -100,5 +101,5 @@ def _scaled(tokens: int, scale: float) -> int:
 
 
 def _random(seed: int, what: str) -> random.Random:
-    """Give prompts and arrivals a source each: a change of one does not change the other."""
+    """Return a random source of its own for `what`, so that prompts do not change when arrivals do."""
     return random.Random(f"{seed} {what}")

@@ -1,7 +1,7 @@
-"""One request of a load: what was planned, and what its client saw, in seconds since the load began.
+"""A request of a load as planned, and as its client measured it, in seconds since the load began.
 
-A chunk is an event with text, a tool call or a reasoning step in it. It may hold several tokens, and nobody says how
-many: there are gaps between chunks here, and no latency "between tokens" but the mean that TPOT is.
+A chunk is an event with text, a tool call or a reasoning step. Events do not tell how many tokens they hold, so gaps
+are measured between chunks, and TPOT is a mean over the answer.
 """
 
 from dataclasses import dataclass
@@ -17,17 +17,17 @@ class RequestOutcome(StrEnum):
     OK = "ok"
     LIMITED = "429"
     CLIENT_ERROR = "4xx"
-    """Any other refusal below 500."""
+    """Any other status from 300 to 499."""
     SERVER_ERROR = "5xx"
     TIMEOUT = "timeout"
     CONNECTION = "connection"
-    """No connection, or one that ended before an answer began."""
+    """No connection, or one that closed before a reply began."""
     BROKEN = "broken stream"
-    """The answer began and did not come to its end, or is not what the protocol says."""
+    """The reply began but was cut off, or violates the protocol."""
     ERROR_EVENT = "error event"
-    """An error sent inside an answer that had begun with 200."""
+    """An error event in a reply with status 200."""
     INTERRUPTED = "interrupted"
-    """The request was under way when the load was stopped."""
+    """The request was in flight when the load was stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class PlannedRequest:
     messages: tuple[Message, ...]
     max_tokens: int
     scheduled_s: float | None = None
-    """When it arrives in an open loop; None in a closed one, where it is sent when a client is free."""
+    """Arrival time in an open loop; None in a closed loop, which sends a request when a client is free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,26 +45,26 @@ class RequestRecord:
     """A request that was sent."""
 
     number: int
-    """Its place in the plan, from 0."""
+    """Index in the plan, from 0."""
     outcome: RequestOutcome
     scheduled_s: float | None = None
     waited: bool = False
-    """Whether all clients were busy when it was to be sent."""
+    """True if all clients were busy when the request was due."""
     sent_s: float
     chunk_s: tuple[float, ...] = ()
-    """Moments at which chunks came; none without streaming."""
+    """Arrival times of the chunks; empty without streaming."""
     end_s: float
     http_status: int | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     tokens_per_forward: float | None = None
     retry_after_s: float | None = None
-    """What a 429 asked for, when it asked in seconds."""
+    """The `Retry-After` of a 429, if it was in seconds."""
     error: str | None = None
 
     @property
-    def asked_s(self) -> float:
-        """When its user would have asked: latencies of an open loop hold the wait for a free client."""
+    def due_s(self) -> float:
+        """Arrival time in an open loop, so latencies include the wait for a free client; else the time of sending."""
         return self.sent_s if self.scheduled_s is None else self.scheduled_s
 
     @property
@@ -73,14 +73,14 @@ class RequestRecord:
         return self.chunk_s[0] - self.sent_s if self.chunk_s else None
 
     @property
-    def ttft_asked_s(self) -> float | None:
-        """First chunk - asked."""
-        return self.chunk_s[0] - self.asked_s if self.chunk_s else None
+    def ttft_due_s(self) -> float | None:
+        """First chunk - due."""
+        return self.chunk_s[0] - self.due_s if self.chunk_s else None
 
     @property
     def e2e_s(self) -> float:
-        """End - asked."""
-        return self.end_s - self.asked_s
+        """End - due."""
+        return self.end_s - self.due_s
 
     @property
     def tpot_s(self) -> float | None:
@@ -96,5 +96,5 @@ class RequestRecord:
 
     @property
     def delay_s(self) -> float:
-        """Sent - asked: the wait for a free client, and how late the load generator itself was."""
-        return self.sent_s - self.asked_s
+        """Sent - due: the wait for a free client plus the lateness of the load generator."""
+        return self.sent_s - self.due_s

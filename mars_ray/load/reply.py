@@ -1,4 +1,4 @@
-"""What an answer says, read as it comes, after OpenAI's chat completions; no field is needed that only we send."""
+"""Read a reply of OpenAI's chat completions while it arrives; only standard fields are required."""
 
 import json
 from collections.abc import Mapping
@@ -9,14 +9,17 @@ from mars_ray.load.record import RequestOutcome, RequestRecord
 DONE = "[DONE]"
 ERROR_CHARACTERS_MAX = 200
 TOKENS_MAX = 10**9
-"""A usage beyond this is no measurement, and is left out."""
+"""Larger token counts in a usage are ignored."""
 
 
 class ReplyRecorder:
-    """Notes one request and its reply as it arrives; until it ends it counts as interrupted."""
+    """Records one request and its reply. A reply that has not ended counts as interrupted."""
 
     def __init__(self, number: int, scheduled_s: float | None, waited: bool, sent_s: float) -> None:
-        self._number, self._scheduled_s, self._waited, self._sent_s = number, scheduled_s, waited, sent_s
+        self._number = number
+        self._scheduled_s = scheduled_s
+        self._waited = waited
+        self._sent_s = sent_s
         self._outcome = RequestOutcome.INTERRUPTED
         self._end_s: float | None = None
         self._error: str | None = None
@@ -25,55 +28,57 @@ class ReplyRecorder:
         self._finished = False
         self._retry_after_s: float | None = None
         self.http_status: int | None = None
-        """The HTTP status; None until an answer begins."""
+        """HTTP status; None until the reply begins."""
 
     @property
     def ended(self) -> bool:
-        """Whether the outcome is known."""
+        """True once the outcome is known."""
         return self._end_s is not None
 
     def end(self, outcome: RequestOutcome, now_s: float, error: str | None = None) -> None:
-        """Note how it ended; the first end counts."""
+        """Record the outcome; only the first call counts."""
         if not self.ended:
-            self._outcome, self._end_s, self._error = outcome, now_s, _shortened(error)
+            self._outcome = outcome
+            self._end_s = now_s
+            self._error = _one_line(error)
 
     def refused(self, headers: Mapping[str, str], body: str, now_s: float) -> None:
-        """Note an answer whose status is not one of success."""
-        assert self.http_status is not None, "an answer begins before it is read"
+        """Record a reply whose status is an error."""
+        assert self.http_status is not None, "the status is known before the body is read"
         if self.http_status == 429:
             self._retry_after_s = _seconds(headers.get("Retry-After"))
-        outcome = RequestOutcome.LIMITED if self.http_status == 429 else RequestOutcome.CLIENT_ERROR
-        self.end(
-            RequestOutcome.SERVER_ERROR if self.http_status >= 500 else outcome, now_s, _reason(self.http_status, body)
-        )
+            outcome = RequestOutcome.LIMITED
+        else:
+            outcome = RequestOutcome.SERVER_ERROR if self.http_status >= 500 else RequestOutcome.CLIENT_ERROR
+        self.end(outcome, now_s, _reason(self.http_status, body))
 
     def event(self, data: str, now_s: float) -> None:
-        """Read one event of a stream. Raises `ValueError` when it is none of a chat completion."""
+        """Read one event of a stream. Raises `ValueError` if it is not part of a chat completion."""
         if data.strip() == DONE:
             self.end(RequestOutcome.OK, now_s)
             return
         for choice in self._completion(data, now_s):
             delta = choice.get("delta")
-            # Text, a tool call, a step of reasoning: whatever it is, something came. A role alone is nothing yet.
+            # Text, a tool call or reasoning counts as a chunk; a role alone does not.
             if isinstance(delta, dict) and any(value for name, value in delta.items() if name != "role"):
                 self._chunk_s.append(now_s)
             self._finished = self._finished or bool(choice.get("finish_reason"))
 
     def body(self, text: str, now_s: float) -> None:
-        """Read an answer that is no stream. Raises `ValueError` when it is no chat completion."""
+        """Read a reply without streaming. Raises `ValueError` if it is not a chat completion."""
         if not self._completion(text, now_s) and not self.ended:
             raise ValueError("the answer has no choices")
         self.end(RequestOutcome.OK, now_s)
 
     def stream_ended(self, now_s: float) -> None:
-        """Note that no more events come. Some servers leave the last one out; the answer is whole all the same."""
+        """Record the end of the stream. Some servers omit the final event after a finish reason."""
         if self._finished:
             self.end(RequestOutcome.OK, now_s)
         else:
-            self.end(RequestOutcome.BROKEN, now_s, "the stream ended before the answer did")
+            self.end(RequestOutcome.BROKEN, now_s, "the stream ended before the answer")
 
     def record(self, now_s: float) -> RequestRecord:
-        """Return what is known by now."""
+        """Return the record as it is at `now_s`."""
         return RequestRecord(
             number=self._number,
             outcome=self._outcome,
@@ -91,43 +96,43 @@ class ReplyRecorder:
         )
 
     def _completion(self, text: str, now_s: float) -> list[dict[str, Any]]:
-        """Return the choices; keep usage and an error on the way."""
+        """Return the choices, and keep the usage and an error."""
         try:
-            found = json.loads(text)
+            completion = json.loads(text)
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
-        if not isinstance(found, dict):
+        if not isinstance(completion, dict):
             raise ValueError(f"it is not a JSON object: {text[:60]!r}")
-        if found.get("error"):
-            self.end(RequestOutcome.ERROR_EVENT, now_s, _message(found))
-        if isinstance(found.get("usage"), dict):
-            self._usage = found["usage"]
-        choices = found.get("choices")
-        return [each for each in choices if isinstance(each, dict)] if isinstance(choices, list) else []
+        if completion.get("error"):
+            self.end(RequestOutcome.ERROR_EVENT, now_s, _message(completion))
+        if isinstance(completion.get("usage"), dict):
+            self._usage = completion["usage"]
+        choices = completion.get("choices")
+        return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
 
 
 def _reason(status: int, body: str) -> str:
     try:
-        found = json.loads(body)
+        answer = json.loads(body)
     except (ValueError, RecursionError):
-        found = body
-    return f"HTTP {status}: {_message(found) if isinstance(found, dict) else body.strip()}"
+        answer = body
+    return f"HTTP {status}: {_message(answer) if isinstance(answer, dict) else body.strip()}"
 
 
-def _message(found: dict[str, Any]) -> str:
-    """Return the message of an error as OpenAI spells it, or all there is."""
-    error = found.get("error", found)
+def _message(answer: dict[str, Any]) -> str:
+    """Return the message of an error in OpenAI's form, else the whole answer."""
+    error = answer.get("error", answer)
     return str(error.get("message", error)) if isinstance(error, dict) else str(error)
 
 
-def _shortened(text: str | None) -> str | None:
-    """Make text of a server fit for one line of a terminal."""
+def _one_line(text: str | None) -> str | None:
+    """Shorten text of a server to one printable line."""
     line = " ".join((text or "").split())[:ERROR_CHARACTERS_MAX]
     return "".join(character if character.isprintable() else "?" for character in line) or None
 
 
 def _seconds(header: str | None) -> float | None:
-    """Return a Retry-After in seconds; one that names a date is left out: its clock is not ours."""
+    """Return a Retry-After in seconds; None for a date, which is by the clock of the server."""
     return float(header) if header and header.isascii() and header.isdigit() else None
 
 

@@ -1,7 +1,6 @@
-"""A load as tables for people and as JSON for programs, every sample among them."""
+"""Print the summary of a load as tables, and return every sample for JSON."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -37,7 +36,7 @@ SAMPLE_COLUMNS = (
 )
 
 
-def show(title: str, summary: Summary) -> None:
+def show_summary(title: str, summary: Summary) -> None:
     """Print the summary."""
     console = Console()
     console.print(title, markup=False, highlight=False, soft_wrap=True)
@@ -49,9 +48,9 @@ def show(title: str, summary: Summary) -> None:
     for column in ("", "mean", "median", "p90", "p99", "std", "samples"):
         latencies.add_column(column, justify="right" if column else "left")
     for name, label in LATENCIES.items():
-        if (found := getattr(summary.latency_ms, name)) is not None:
-            figures = (found.mean, found.median, found.p90, found.p99, found.std)
-            latencies.add_row(label, *map(_shown, figures), f"{found.samples:,}")
+        if (latency := getattr(summary.latency_ms, name)) is not None:
+            figures = (latency.mean, latency.median, latency.p90, latency.p99, latency.std)
+            latencies.add_row(label, *map(_shown, figures), f"{latency.samples:,}")
     if latencies.row_count:
         console.print(latencies)
 
@@ -61,7 +60,7 @@ def _shown(figure: float) -> str:
 
 
 def _counts(summary: Summary) -> dict[str, str]:
-    """Return what is shown beside the latencies; what did not happen is left out."""
+    """Return the counts and rates by label, without those that do not apply."""
     rows = {f"requests: {outcome}": _request_row(summary, outcome) for outcome in summary.requests}
     if summary.waited:
         rows["waited for a client"] = f"{summary.waited:,}"
@@ -83,12 +82,12 @@ def _counts(summary: Summary) -> dict[str, str]:
 
 
 def _request_row(summary: Summary, outcome: str) -> str:
-    said = summary.errors.get(outcome)
-    return f"{summary.requests[outcome]:,}" + (f"  (first: {said})" if said else "")
+    error = summary.errors.get(outcome)
+    return f"{summary.requests[outcome]:,}" + (f"  (first: {error})" if error else "")
 
 
 def samples(records: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Return all records as a table of columns and rows, times in milliseconds since the load began."""
+    """Return all records as columns and rows, times in milliseconds since the load began."""
     return {"columns": list(SAMPLE_COLUMNS), "rows": [_sample(record) for record in records]}
 
 
@@ -113,8 +112,3 @@ def _sample(record: RequestRecord) -> list[Any]:
 
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(1000 * seconds, 3)
-
-
-def summary_json(summary: Summary) -> dict[str, Any]:
-    """Return the summary as plain values."""
-    return asdict(summary)

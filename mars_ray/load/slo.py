@@ -1,4 +1,4 @@
-"""The SLO of a request: limits of latencies that it must meet to count as good; one not measured meets no limit."""
+"""The SLO of a request: latency limits that it must meet to count as good. A latency not measured meets no limit."""
 
 import math
 from collections.abc import Iterable
@@ -12,30 +12,30 @@ FIGURES = ("ttft", "tpot", "e2e")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSlo:
-    """Limits in milliseconds; None where there is none. In an open loop ttft and e2e count from the arrival."""
+    """Limits in milliseconds; None is no limit. In an open loop ttft and e2e count from the arrival."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     e2e_ms: float | None = None
 
     def met_by(self, record: RequestRecord) -> bool:
-        """Tell whether a request was completed within all limits."""
+        """Return True if a request completed within all limits."""
         if record.outcome is not RequestOutcome.OK:
             return False
         tpot_s = record.tpot_s
         if record.completion_tokens in (0, 1):  # there is no next token to wait for
             tpot_s = 0.0
-        figures = ((record.ttft_asked_s, self.ttft_ms), (tpot_s, self.tpot_ms), (record.e2e_s, self.e2e_ms))
+        figures = ((record.ttft_due_s, self.ttft_ms), (tpot_s, self.tpot_ms), (record.e2e_s, self.e2e_ms))
         return all(limit is None or (value is not None and 1000 * value <= limit) for value, limit in figures)
 
 
 def parse_slo(texts: Iterable[str]) -> RequestSlo | None:
-    """Return the limits of all texts together, None when there are none. Raises `ConfigError`."""
+    """Return the limits in all texts, None without any. Raises `ConfigError`."""
     limits: dict[str, float] = {}
     for part in (part.strip() for text in texts for part in text.split(",")):
         name, _, value = part.partition(":")
         if name not in FIGURES:
-            raise ConfigError(f"slo {part!r} is not known; give {', '.join(f'{each}:MS' for each in FIGURES)}.")
+            raise ConfigError(f"slo {part!r} is not known; give {', '.join(f'{figure}:MS' for figure in FIGURES)}.")
         if f"{name}_ms" in limits:
             raise ConfigError(f"slo {name} is given twice; give it once.")
         limits[f"{name}_ms"] = _milliseconds(part, value)
@@ -48,5 +48,5 @@ def _milliseconds(part: str, text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise ConfigError(f"slo {part!r} is not usable; behind the colon give milliseconds above 0, such as ttft:200.")
+        raise ConfigError(f"slo {part!r} is not usable; after the colon give milliseconds above 0, such as ttft:200.")
     return value

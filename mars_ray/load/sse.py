@@ -1,23 +1,22 @@
-"""Bytes of a stream of server-sent events -> the data of each event, the same ones wherever the bytes were cut.
+"""Parse a stream of server-sent events: bytes in any cut -> the data of each event.
 
-After the WHATWG standard: lines end with CR, LF or both, a colon begins a comment, several data lines are one text,
-and an event that no blank line ends is none. Names and ids of events are left out, for OpenAI's protocol has none.
+Follows the WHATWG standard: lines end with CR, LF or both, a colon begins a comment, data lines are joined, and an
+event needs a blank line at its end. Names and ids of events are ignored because OpenAI's protocol has none.
 
-Written here because aiohttp, which the load is sent with, has no reader of events, and httpx-sse takes decoded lines of
-an httpx response and keeps an event of any length.
+aiohttp has no event parser, and httpx-sse takes lines of an httpx response without a limit on their length.
 """
 
 import re
 
 EVENT_BYTES_MAX = 4 << 20
-"""No chunk of an answer is as large; a longer event is a server gone wrong."""
+"""Longest event that is accepted, far above any chunk of an answer."""
 
 LINE_END = re.compile(rb"\r\n|\r|\n")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class SseParser:
-    """Reads one stream; feed it what comes."""
+    """Parser of one stream."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -27,11 +26,11 @@ class SseParser:
         self._after_cr = False
 
     def feed(self, received: bytes) -> list[str]:
-        """Return the data of the events that `received` completes. Raises `ValueError` for what is no such stream."""
+        """Return the data of the events that `received` completes. Raises `ValueError` if an event is too long."""
         if not received:
             return []
         if self._after_cr and received.startswith(b"\n"):
-            received = received[1:]  # the second half of a line end whose first half came before
+            received = received[1:]  # second half of a CR LF that was cut
             self._after_cr = False
             if not received:
                 return []

@@ -1,7 +1,7 @@
-"""What the records of a load say together: counts, rates, and how latencies are spread.
+"""Summarize the records of a load: counts, rates and distributions of latencies.
 
-A request that was not completed counts, and has no latency. Percentiles are interpolated between samples; the standard
-deviation is that of the samples themselves (ddof 0).
+Requests that did not complete are counted but have no latency. Percentiles are interpolated; the standard deviation has
+ddof 0.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from mars_ray.measure import Spread, spread
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """How the samples of one latency are spread."""
+    """Distribution of one latency."""
 
     samples: int
     mean: float
@@ -29,7 +29,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latencies:
-    """Latencies of completed requests in milliseconds; None where nothing was measured."""
+    """Latencies of completed requests in milliseconds; None without samples."""
 
     ttft: Distribution | None
     """Time to the first token: first chunk - sent."""
@@ -38,9 +38,9 @@ class Latencies:
     tpot: Distribution | None
     """Time per output token: (E2E - TTFT) / (tokens - 1)."""
     chunk_gap: Distribution | None
-    """Times from chunk to chunk, over all requests; a chunk may hold several tokens."""
+    """Time between chunks, over all requests; a chunk may hold several tokens."""
     e2e: Distribution | None
-    """End - sent, in an open loop end - scheduled arrival."""
+    """End - sent; in an open loop end - scheduled arrival."""
     delay: Distribution | None
     """Delay of sending: sent - scheduled arrival; None in a closed loop."""
 
@@ -51,19 +51,19 @@ class Goodput:
 
     requests_per_s: float
     fraction: float
-    """Share of all requests that were not interrupted."""
+    """Share of the requests that were not interrupted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """A load as a whole."""
+    """Summary of a load."""
 
     duration_s: float
-    """Seconds from the beginning of the load to its last end."""
+    """Seconds from the start of the load to the end of its last request."""
     requests: dict[str, int]
     """Requests by outcome."""
     errors: dict[str, str]
-    """What the first request of each other outcome than ok said."""
+    """First error message by outcome, without ok."""
     waited: int
     """Requests that found all clients busy at their arrival."""
     requests_per_s: float
@@ -72,17 +72,17 @@ class Summary:
     output_tokens: int
     output_tokens_per_s: float
     without_usage: int
-    """Completed requests whose tokens the server did not count."""
+    """Completed requests without a token count."""
     tokens_per_forward: float | None
-    """Tokens of all answers that say it, by all their forwards."""
+    """Tokens divided by forwards, over the replies that report it."""
     retry_after_s: Spread | None
     latency_ms: Latencies
     goodput: Goodput | None
-    """Requests that met the SLO; None when none was given."""
+    """Requests that met the SLO; None without an SLO."""
 
 
 def summarize(records: Sequence[RequestRecord], slo: RequestSlo | None) -> Summary:
-    """Return what `records` say, of which there may be none."""
+    """Return the summary of any number of records."""
     done = [record for record in records if record.outcome is RequestOutcome.OK]
     duration_s = max((record.end_s for record in records), default=0.0)
     output_tokens = sum(record.completion_tokens or 0 for record in done)
@@ -106,18 +106,18 @@ def summarize(records: Sequence[RequestRecord], slo: RequestSlo | None) -> Summa
 
 
 def goodput(records: Iterable[RequestRecord], slo: RequestSlo, duration_s: float) -> Goodput:
-    """Return how many requests kept all limits."""
+    """Return the requests that met all limits."""
     ended = [record for record in records if record.outcome is not RequestOutcome.INTERRUPTED]
     good = sum(slo.met_by(record) for record in ended)
     return Goodput(requests_per_s=_rate(good, duration_s), fraction=good / len(ended) if ended else 0.0)
 
 
 def latencies(done: Sequence[RequestRecord]) -> Latencies:
-    """Return how the latencies of completed requests are spread."""
+    """Return the latencies of completed requests."""
     arrived = [record for record in done if record.scheduled_s is not None]
     return Latencies(
         ttft=distribution_ms(record.ttft_s for record in done),
-        ttft_arrival=distribution_ms(record.ttft_asked_s for record in arrived),
+        ttft_arrival=distribution_ms(record.ttft_due_s for record in arrived),
         tpot=distribution_ms(record.tpot_s for record in done),
         chunk_gap=distribution_ms(gap for record in done for gap in record.chunk_gaps_s),
         e2e=distribution_ms(record.e2e_s for record in done),
@@ -126,18 +126,24 @@ def latencies(done: Sequence[RequestRecord]) -> Latencies:
 
 
 def distribution_ms(seconds: Iterable[float | None]) -> Distribution | None:
-    """Return the spread in milliseconds of those that were measured, None when there are none."""
+    """Return the distribution in milliseconds of the values that are not None; None if all are."""
     measured_ms = [1000 * value for value in seconds if value is not None]
     if not measured_ms:
         return None
     median, p90, p99 = np.percentile(measured_ms, [50, 90, 99]).tolist()
-    mean, std = float(np.mean(measured_ms)), float(np.std(measured_ms))
-    return Distribution(samples=len(measured_ms), mean=mean, median=median, p90=p90, p99=p99, std=std)
+    return Distribution(
+        samples=len(measured_ms),
+        mean=float(np.mean(measured_ms)),
+        median=median,
+        p90=p90,
+        p99=p99,
+        std=float(np.std(measured_ms)),
+    )
 
 
 def _tokens_per_forward(done: Iterable[RequestRecord]) -> float | None:
-    known = [(each.completion_tokens, each.tokens_per_forward) for each in done]
-    pairs = [(tokens, rate) for tokens, rate in known if tokens and rate]
+    counts = [(record.completion_tokens, record.tokens_per_forward) for record in done]
+    pairs = [(tokens, rate) for tokens, rate in counts if tokens and rate]
     return sum(tokens for tokens, _ in pairs) / sum(tokens / rate for tokens, rate in pairs) if pairs else None
 
 

@@ -73,12 +73,12 @@ def test_timestamps_of_seven_digits_and_blank_lines_are_read(tmp_path: Path) -> 
     ("rows", "said"),
     [
         (f"{FIRST},4808", "line 2, has 2 fields"),
-        (f"{FIRST},4808,10\n{FIRST},x,10", "line 3: 'x' is no number of tokens"),
-        (f"{FIRST},-4,10", "line 2: '-4' is no number of tokens"),
+        (f"{FIRST},4808,10\n{FIRST},x,10", "line 3: 'x' is not a token count"),
+        (f"{FIRST},-4,10", "line 2: '-4' is not a token count"),
         (f"{FIRST},4.5,10", "'4.5'"),
         (f"{FIRST},٣,10", "'٣'"),
         (f"{FIRST},4,99999999999", "'99999999999'"),
-        ("yesterday,4,10", "line 2: 'yesterday' is no time"),
+        ("yesterday,4,10", "line 2: 'yesterday' is not a time"),
         (f"{FIRST},4,10\n2023-11-16 18:17:02,4,10", "line 3, goes back in time to '2023-11-16 18:17:02'"),
     ],
 )

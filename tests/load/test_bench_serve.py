@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 
 from mars_ray.errors import ConfigError, DataError, RunError
-from mars_ray.load import probe as serve_probe
-from mars_ray.load.bench_serve import bench_serve
-from mars_ray.load.options import ServeOptions
+from mars_ray.load import client
+from mars_ray.load.bench_serve import LoadOptions, bench_serve
 from mars_ray.serve.deploy.environment import free_ports
 from tests.load.server_samples import SmallServer
 
 
-def options(url: str = "http://127.0.0.1:1", **changes: Any) -> ServeOptions:
-    return ServeOptions(**{"url": url, "timeout": 60.0, **changes})
+def options(url: str = "http://127.0.0.1:1", **changes: Any) -> LoadOptions:
+    return LoadOptions(**{"url": url, "timeout": 60.0, **changes})
 
 
 def prompts(folder: Path, *texts: str) -> Path:
@@ -87,7 +86,7 @@ def test_a_port_without_a_server_ends_in_one_line_that_says_what_to_do() -> None
 
 
 def test_a_server_that_does_not_answer_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_probe, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(client, "PROBE_TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listening:  # connections are made, and nobody reads
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         with pytest.raises(RunError, match=rf"{url} did not answer within 0.2 s"):
@@ -125,8 +124,8 @@ def test_the_command_is_reported_without_the_key() -> None:
         ({"duration": 0.0}, "duration is 0.0"),
         ({"timeout": float("nan")}, "timeout is nan"),
         ({"speed": float("inf")}, "speed is inf"),
-        ({"speed": 2.0}, "speed is 2.0; it is for a trace file"),
-        ({"trace": "poisson:3", "output_scale": 0.5}, "output_scale is 0.5; it is for a trace file"),
+        ({"speed": 2.0}, "speed is 2.0; it applies to a trace file"),
+        ({"trace": "poisson:3", "output_scale": 0.5}, "output_scale is 0.5; it applies to a trace file"),
         ({"trace": "burst:3"}, "trace is 'burst:3'"),
         ({"extra_body": "{"}, "extra_body is not JSON"),
         ({"extra_body": "[1]"}, r"extra_body is '\[1\]'; give an object"),

@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mars_ray.errors import ConfigError
 from mars_ray.load.record import RequestOutcome
-from mars_ray.load.report import SAMPLE_COLUMNS, samples, show, summary_json
+from mars_ray.load.report import SAMPLE_COLUMNS, samples, show_summary
 from mars_ray.load.slo import RequestSlo, parse_slo
 from mars_ray.load.summary import Goodput, distribution_ms, summarize
 from mars_ray.measure import Spread
@@ -24,13 +24,13 @@ FAILED = record(
 
 def test_latencies_of_a_closed_loop_count_from_sending() -> None:
     seen = record()
-    assert (seen.ttft_s, seen.ttft_asked_s, seen.tpot_s, seen.e2e_s) == (0.5, 0.5, 0.25, 1.5)
+    assert (seen.ttft_s, seen.ttft_due_s, seen.tpot_s, seen.e2e_s) == (0.5, 0.5, 0.25, 1.5)
     assert (seen.chunk_gaps_s, seen.delay_s) == ([0.25, 0.5], 0.0)
 
 
 def test_latencies_of_an_open_loop_count_from_the_arrival_but_ttft_is_there_from_sending_too() -> None:
     seen = record(scheduled_s=0.25, waited=True)
-    assert (seen.ttft_s, seen.ttft_asked_s, seen.tpot_s, seen.e2e_s, seen.delay_s) == (0.5, 1.25, 0.25, 2.25, 0.75)
+    assert (seen.ttft_s, seen.ttft_due_s, seen.tpot_s, seen.e2e_s, seen.delay_s) == (0.5, 1.25, 0.25, 2.25, 0.75)
 
 
 @pytest.mark.parametrize("changes", [{"completion_tokens": 1}, {"completion_tokens": None}, {"chunk_s": ()}])
@@ -140,19 +140,19 @@ def test_a_limit_that_cannot_be_used_is_said(text: str) -> None:
 def test_no_records_make_a_summary_and_a_table_too(capsys: pytest.CaptureFixture[str]) -> None:
     found = summarize([], RequestSlo(ttft_ms=1))
     assert (found.requests, found.requests_per_s, found.goodput) == ({}, 0.0, Goodput(requests_per_s=0.0, fraction=0.0))
-    show("nothing", found)
+    show_summary("nothing", found)
     assert "completed requests/s" in capsys.readouterr().out
 
 
 def test_every_sample_is_in_the_report_and_the_table_names_what_failed(capsys: pytest.CaptureFixture[str]) -> None:
     records = [record(scheduled_s=0.5), FAILED]
     found = summarize(records, None)
-    written = json.loads(json.dumps({"summary": summary_json(found), "samples": samples(records)}, allow_nan=False))
+    written = json.loads(json.dumps({"summary": asdict(found), "samples": samples(records)}, allow_nan=False))
     first, second = (dict(zip(SAMPLE_COLUMNS, row, strict=True)) for row in written["samples"]["rows"])
     assert (first["scheduled_ms"], first["first_chunk_ms"], first["end_ms"]) == (500.0, 1500.0, 2500.0)
     assert first["chunk_gaps_ms"] == [250.0, 500.0]
     assert (second["outcome"], second["first_chunk_ms"], second["chunk_gaps_ms"]) == ("429", None, [])
     assert written["summary"]["latency_ms"]["ttft"]["median"] == 500.0
-    show("a [load]", found)
+    show_summary("a [load]", found)
     shown = capsys.readouterr().out
     assert "a [load]" in shown and "HTTP 429: busy" in shown and "TTFT, arrival" in shown
