@@ -1,12 +1,12 @@
-# mars-ray with all it needs, on a processor or on CUDA (torch's wheels on PyPI are those for CUDA):
+# Build mars-ray with its dependencies, for CPUs or for CUDA (torch's wheels on PyPI are for CUDA):
 #   docker build --tag mars-ray:0.1.0 .
 #   docker build --tag mars-ray:0.1.0-cuda --build-arg TORCH_INDEX_URL=https://pypi.org/simple .
-# A name of an image can be given another content: for builds that are the same tomorrow, write its digest
-# behind the name (debian:bookworm-slim@sha256:..., see `docker buildx imagetools inspect debian:bookworm-slim`).
+# The content behind an image name may change. For repeatable builds append its digest to the name
+# (debian:bookworm-slim@sha256:..., see `docker buildx imagetools inspect debian:bookworm-slim`).
 FROM debian:bookworm-slim
 
-# The compiler makes the engine's kernels at its first start, for the processor it then finds.
-# tini is the first process, and reaps what others leave behind.
+# The engine compiles its kernels at its first start, for the processor of that machine.
+# tini is the first process, and reaps orphaned processes.
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends g++ python3-dev python3-venv tini \
  && rm -rf /var/lib/apt/lists/*
@@ -17,11 +17,11 @@ RUN useradd --uid 1000 --create-home --shell /bin/bash mars \
 RUN python3 -m venv /opt/mars-ray
 ENV PATH=/opt/mars-ray/bin:$PATH
 
-# Where the wheel of torch for a processor is. It is asked for torch alone: an index beside PyPI could answer for any package.
+# Index of torch's CPU wheel. It is used for torch alone, because a second index could answer for any package.
 ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
 WORKDIR /opt/mars-ray/source
 COPY constraints.txt ./
-# What is large and seldom changes comes first, in a layer of its own.
+# Large and rarely changing packages come first, in their own layer.
 RUN pip install --no-cache-dir --no-deps --constraint constraints.txt --index-url "$TORCH_INDEX_URL" torch
 RUN pip install --no-cache-dir --constraint constraints.txt torch 'ray[data,serve,train]'
 COPY pyproject.toml README.md LICENSE ./

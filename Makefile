@@ -1,4 +1,4 @@
-# Everything a clone needs: Python 3.11 or newer with pip, and make.
+# Commands for a clone. They need Python 3.11 or newer with pip, and make.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,7 +20,7 @@ check: $(VENV)/.ready
 	$(BIN)/ruff check
 	$(BIN)/mypy
 
-# Guides and reference in out/site; a broken link is an error.
+# Build guides and reference in out/site; a broken link is an error.
 docs: $(VENV)/.ready
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict
@@ -31,7 +31,7 @@ bench-decode: $(VENV)/.ready
 bench-serve: $(VENV)/.ready
 	$(BIN)/mars-ray bench serve --clients 16 --requests 2000 --no-stream --json benchmarks/results/$(shell date +%F)-serve.json
 
-# Of a running `mars-ray serve` that has nothing else to do.
+# Needs a running, idle `mars-ray serve`.
 bench-overhead: $(VENV)/.ready
 	$(BIN)/python -m benchmarks.serve_overhead --json benchmarks/results/$(shell date +%F)-serve-overhead.json
 
@@ -60,14 +60,14 @@ reproduction: $(VENV)/.ready
 clean:
 	rm -rf $(VENV) out
 
-# Made again when what it is made from changes; otherwise a second call takes no time.
+# Runs again only when pyproject.toml or constraints.txt change.
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --editable '.[dev]'
-	command -v bwrap > /dev/null || $(MAKE) $(BIN)/bwrap || echo "without bubblewrap, what it is for is not tested"
+	command -v bwrap > /dev/null || $(MAKE) $(BIN)/bwrap || echo "without bubblewrap the sandbox is not tested"
 	touch $@
 
-# The sandbox that evaluates code, for the tests, where the system has none and is a Debian.
+# Install bubblewrap, the tests' sandbox for code, on a Debian without it.
 $(BIN)/bwrap:
 	cd $(VENV) && apt-get download --quiet bubblewrap && dpkg -x bubblewrap_*.deb bubblewrap
 	cp $(VENV)/bubblewrap/usr/bin/bwrap $@ && rm -r $(VENV)/bubblewrap*
