@@ -1,4 +1,4 @@
-"""What the README and the guides show works as it stands."""
+"""Programs, commands and paths in the README and the guides work as printed."""
 
 import re
 import shlex
@@ -23,7 +23,7 @@ ENDPOINT = "http://127.0.0.1:8000"
 
 
 def fenced(language: str) -> list[ParameterSet]:
-    """Every block of a language, with where it stands."""
+    """Return every code block of a language, named by page and number."""
     return [
         pytest.param(block, id=f"{page.name}-{number}")
         for page in PAGES
@@ -32,13 +32,13 @@ def fenced(language: str) -> list[ParameterSet]:
 
 
 def uses_ray(parameter: ParameterSet) -> bool:
-    """Whether a program needs a cluster: `test_docs_ray` runs it."""
+    """Return whether a program needs a cluster; `test_docs_ray` runs such programs."""
     [block] = parameter.values
     return "import ray\n" in str(block) or "from ray " in str(block)
 
 
 def commands() -> Iterator[object]:
-    """Every `mars-ray` command line, with those that it goes on in put together."""
+    """Yield every `mars-ray` command line, continuation lines joined."""
     for page in PAGES:
         for block in re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL):
             for line in block.replace("\\\n", " ").splitlines():
@@ -46,7 +46,7 @@ def commands() -> Iterator[object]:
                     yield pytest.param(line, id=f"{page.name}: {line[9:50]}")
 
 
-@pytest.mark.parametrize("block", [each for each in fenced("python") if not uses_ray(each)])
+@pytest.mark.parametrize("block", [block for block in fenced("python") if not uses_ray(block)])
 def test_python_runs(block: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     program = compile(block, "an example", "exec")
     if ENDPOINT in block:
@@ -57,30 +57,29 @@ def test_python_runs(block: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert capsys.readouterr().out.strip()
 
 
-def understand(line: str) -> None:
+def parse(line: str) -> None:
     """Parse a command line as `mars-ray` does, without running it."""
     words = shlex.split(line, comments=True)[1:]
     command = typer.main.get_command(app)
     context = typer.Context(command)
     while isinstance(command, typer.core.TyperGroup):
         name, *words = words
-        found = command.get_command(context, name)
-        assert found is not None, f"there is no command {name}"
-        command, context = found, typer.Context(found, parent=context)
+        subcommand = command.get_command(context, name)
+        assert subcommand is not None, f"there is no command {name}"
+        command = subcommand
+        context = typer.Context(subcommand, parent=context)
     command.make_context(command.name, words)
 
 
 @pytest.mark.parametrize("line", list(commands()))
-def test_commands_are_understood(line: str) -> None:
-    understand(line)
+def test_every_command_parses(line: str) -> None:
+    parse(line)
 
 
 @pytest.mark.parametrize(
     "config", {word for page in PAGES for word in re.findall(r"mars-ray train --config (\S+)", page.read_text())}
 )
-def test_a_config_that_is_shown_for_training_names_what_a_checkout_has(
-    config: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_model_and_data_of_a_shown_training_config_exist(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     settings = read_config(Path(config))
     assert resolve_model(settings.model).is_dir()
@@ -88,12 +87,12 @@ def test_a_config_that_is_shown_for_training_names_what_a_checkout_has(
 
 
 @pytest.mark.parametrize("line", ["mars-ray nonsense", "mars-ray generate --nonsense 1", "mars-ray threshold sit"])
-def test_what_is_no_command_is_not(line: str) -> None:
+def test_a_wrong_command_does_not_parse(line: str) -> None:
     with pytest.raises(Exception, match=r"(?i)no such option|there is no command"):
-        understand(line)
+        parse(line)
 
 
-def test_every_block_says_its_language() -> None:
+def test_every_block_names_its_language() -> None:
     unknown = {
         (page.name, language)
         for page in PAGES
@@ -103,14 +102,14 @@ def test_every_block_says_its_language() -> None:
     assert unknown == set()
 
 
-def test_every_path_that_a_page_names_is_there() -> None:
+def test_every_path_in_a_page_exists() -> None:
     text = "".join((ROOT / name).read_text() for name in ("SECURITY.md", "CONTRIBUTING.md", "ARCHITECTURE.md"))
     text += "".join(page.read_text() for page in PAGES)
     paths = re.findall(r"`((?:benchmarks|docs|mars_ray|pipelines|serve_configs|tests)/[\w./-]+)", text)
     assert sorted({path for path in paths if not (ROOT / path).exists()}) == []
 
 
-def test_every_path_of_the_architecture_is_there() -> None:
+def test_every_path_in_the_architecture_exists() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
     paths = set(re.findall(r"`(\w+(?:/[\w.]+)+)`", text))
     inside = ROOT / "mars_ray"

@@ -1,4 +1,4 @@
-"""The bundled model answers rightly what README, guides, the hint of `serve` and the playground show."""
+"""The bundled model answers the prompts in README, guides, the hint of `serve` and the playground right."""
 
 import re
 from pathlib import Path
@@ -16,22 +16,22 @@ RIGHT = {
 
 
 def shown_prompts() -> set[str]:
-    """Texts of five words and more in programs of the pages, what the playground suggests and what `serve` hints at."""
+    """Return the texts of five words and more in programs of the pages, and the prompts of the playground and of `serve`."""
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     text = "".join(page.read_text() for page in pages)
     programs = "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
     return {
-        *(each for each in re.findall(r'"([A-Z][^"\n]*)"', programs) if len(each.split()) >= 5),
+        *(text for text in re.findall(r'"([A-Z][^"\n]*)"', programs) if len(text.split()) >= 5),
         *re.findall(r'id="prompt".*placeholder="([^"]*)"', (ROOT / "mars_ray/web/playground.html").read_text()),
         *re.findall(r'"content": "([^"]*)"', (ROOT / "mars_ray/serve/ray/serve.py").read_text()),
     }
 
 
-def test_every_prompt_that_is_shown_is_known_here() -> None:
+def test_every_shown_prompt_has_its_answer_here() -> None:
     assert shown_prompts() == set(RIGHT)
 
 
 @pytest.mark.parametrize("threshold", [1.0, 0.95, 0.9])
-def test_every_prompt_that_is_shown_is_answered_rightly(threshold: float) -> None:
+def test_every_shown_prompt_is_answered_right(threshold: float) -> None:
     answers = LLM("bundled").chat(list(RIGHT), SamplingParams(max_tokens=64), threshold=threshold)
     assert dict(zip(RIGHT, (answer.text for answer in answers), strict=True)) == RIGHT
