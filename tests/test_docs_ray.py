@@ -9,7 +9,7 @@ from tests.test_docs import fenced, uses_ray
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
 
-@pytest.mark.parametrize("block", [each for each in fenced("python") if uses_ray(each)])
+@pytest.mark.parametrize("block", [block for block in fenced("python") if uses_ray(block)])
 def test_python_on_ray_runs(
     block: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -16,12 +16,12 @@ RIGHT = {
 
 
 def shown_prompts() -> set[str]:
-    """Return the texts of five words and more in programs of the pages, and the prompts of the playground and of `serve`."""
+    """Return texts of five words and more in programs of the pages, and prompts of playground and `serve`."""
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     text = "".join(page.read_text() for page in pages)
     programs = "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
     return {
-        *(text for text in re.findall(r'"([A-Z][^"\n]*)"', programs) if len(text.split()) >= 5),
+        *(prompt for prompt in re.findall(r'"([A-Z][^"\n]*)"', programs) if len(prompt.split()) >= 5),
         *re.findall(r'id="prompt".*placeholder="([^"]*)"', (ROOT / "mars_ray/web/playground.html").read_text()),
         *re.findall(r'"content": "([^"]*)"', (ROOT / "mars_ray/serve/ray/serve.py").read_text()),
     }
