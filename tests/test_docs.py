@@ -109,16 +109,30 @@ def test_every_path_in_a_page_exists() -> None:
     assert sorted({path for path in paths if not (ROOT / path).exists()}) == []
 
 
+def file_of(path: str) -> Path | None:
+    """Return the file or folder that ARCHITECTURE.md names by a path in the repository or in the package."""
+    inside = ROOT / "mars_ray"
+    candidates = (ROOT / path, inside / path, inside / f"{path}.py")
+    return next((candidate for candidate in candidates if candidate.exists()), None)
+
+
 def test_every_path_in_the_architecture_exists() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
     paths = set(re.findall(r"`(\w+(?:/[\w.]+)+)`", text))
-    inside = ROOT / "mars_ray"
     assert len(paths) > 100
-    missing = {
-        path
-        for path in paths
-        if not ((ROOT / path).exists() or (inside / path).exists() or (inside / f"{path}.py").exists())
-    }
-    assert sorted(missing) == []
+    assert sorted(path for path in paths if file_of(path) is None) == []
     tests = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
     assert sorted(set(re.findall(r"`(test_\w+\.py)", text)) - tests) == []
+
+
+def test_every_name_that_the_architecture_gives_with_its_file_is_defined_there() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    pairs = re.findall(r"`(\w+)` (?:in|of)\s+`([a-z]\w*(?:/[\w.]+)+)`", text)
+    assert len(pairs) >= 10
+    texts = {path: file.read_text() for _, path in pairs if (file := file_of(path)) and file.is_file()}
+    undefined = {
+        (name, path)
+        for name, path in pairs
+        if not re.search(rf"^\s*(?:def |class )?{name}\b", texts.get(path, ""), re.MULTILINE)
+    }
+    assert undefined == set()
