@@ -47,7 +47,6 @@ from mars_ray.model.card import CalibrationPoint
 from mars_ray.model.resolve import resolve_model
 from mars_ray.simulate.arrivals import Arrival, Arrivals
 from mars_ray.simulate.machine import Machine, StepSeconds, ThresholdPoint, read_machine
-from mars_ray.simulate.metrics import SloSeconds
 from mars_ray.simulate.simulator import Simulation, SimulationOptions, simulate
 
 POLICIES: dict[str, dict[str, Any]] = {
@@ -252,7 +251,7 @@ def simulation(
             "settings": {"policy": policy["policy"], "slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms}},
         }
     )
-    options = SimulationOptions(replicas=REPLICAS, front_s=front_s, slo=SloSeconds.of(slo), seed=SEED)
+    options = SimulationOptions(replicas=REPLICAS, front_s=front_s, slo=slo, seed=SEED)
     return simulate(Arrivals(arrivals, mix=[1.0], seed=SEED), machine, plan, options)
 
 

@@ -19,13 +19,12 @@ from mars_ray.measure import machine as this_machine
 from mars_ray.progress import ProgressLine
 from mars_ray.simulate.arrivals import Arrival
 from mars_ray.simulate.machine import Machine, read_machine
-from mars_ray.simulate.metrics import SloSeconds
 from mars_ray.storage.location import AnyPath
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyOptions:
-    """What to compare on; the fields are the options of the command line."""
+    """Options of the command line."""
 
     traces: tuple[AnyPath, ...]
     machine: Path | None = None
@@ -38,15 +37,15 @@ class PolicyOptions:
 
 
 def compare_policies(options: PolicyOptions) -> dict[str, Any]:
-    """Compare and print; returns the report. Raises an `InputError`."""
+    """Compare, print, and return the report. Raises an `InputError`."""
     slo = parse_slo(options.slo)
     if slo is None:
         raise ConfigError("slo is empty; give the SLO, such as ttft:1000,tpot:30.")
     if not options.traces:
         raise ConfigError("there is no trace; give one or more Azure trace files.")
     machine = read_machine(options.machine).model_copy(update={"max_num_seqs": options.rows, "max_waiting_seqs": 256})
-    setup = ComparisonSetup(machine=machine, slo=SloSeconds.of(slo), replicas=options.replicas, seed=options.seed)
-    found: dict[str, Any] = {}
+    setup = ComparisonSetup(machine=machine, slo=slo, replicas=options.replicas, seed=options.seed)
+    reports: dict[str, Any] = {}
     with (
         ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool,
         ProgressLine("simulations", total=None) as progress,
@@ -54,9 +53,9 @@ def compare_policies(options: PolicyOptions) -> dict[str, Any]:
         simulations = SimulationPool(pool, setup, progress)
         for path in options.traces:
             arrivals = tuple(_arrivals(path, options, machine))
-            found[path.name] = compare_on_trace(simulations, arrivals)
+            reports[path.name] = compare_on_trace(simulations, arrivals)
         steady = compare_steadiness(simulations)
-    for name, report in found.items():
+    for name, report in reports.items():
         show_trace(name, report)
     show_steady(steady)
     return {
@@ -64,13 +63,13 @@ def compare_policies(options: PolicyOptions) -> dict[str, Any]:
         "options": {key: value for key, value in asdict(options).items() if key not in ("traces", "machine")},
         "machine": this_machine(),
         "simulated_machine": machine.model_dump(exclude={"profile"}),
-        "traces": found,
+        "traces": reports,
         "steady": steady,
     }
 
 
 def _arrivals(path: AnyPath, options: PolicyOptions, machine: Machine) -> Iterator[Arrival]:
-    """Yield the requests of a trace as this model takes them: what is longer than its context is cut."""
+    """Yield the requests of a trace, cut to the context of the model."""
     for row in read_trace(path):
         prompt = max(1, math.floor(row.context_tokens * options.prompt_scale + 0.5))
         output = max(1, math.floor(row.generated_tokens * options.output_scale + 0.5))

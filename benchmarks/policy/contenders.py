@@ -1,4 +1,4 @@
-"""Who is compared: fixed thresholds, policies that others use, and the policies of the controller."""
+"""The contenders: fixed thresholds, policies of other engines, and the policies of the controller."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,16 +11,16 @@ from mars_ray.engine.mode import DEFAULT_THRESHOLD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """Somebody who sets thresholds."""
+    """One way of setting thresholds."""
 
     ceiling: float = DEFAULT_THRESHOLD
     alternative: Policy[Any] | None = None
-    """Takes the place of the controller's own policy."""
+    """Replaces the policy of the controller."""
     recover_s: float | None = None
-    """Smoothing; None is the controller's own, for alternatives have one of their own, or none."""
+    """Smoothing of the controller; None is its default. Alternatives smooth by themselves, or not at all."""
     policy: str = "fixed"
     ahead: bool = True
-    """Whether it looks ahead; without it decodes one token at a time."""
+    """False decodes one token at a time."""
 
 
 CONTENDERS: dict[str, Contender] = {

@@ -1,4 +1,4 @@
-"""Find who is beaten in everything: at the same load another meets the SLO more often and answers better."""
+"""Find dominated contenders: at the same load another one meets the SLO more often and is more accurate."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 
 SIGMAS = 2.0
-"""Standard errors of the mean difference over the parts that a win must be larger than."""
+"""Smallest difference that counts, in standard errors of its mean over the parts."""
 LEAST = 0.0005
-"""No smaller difference counts, in requests that meet the SLO or in right answers."""
+"""Smallest difference that counts, in shares of requests or answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyScore:
-    """One contender in one part of a trace."""
+    """Scores of one contender in one part of a trace."""
 
     good: float
     """Share of the requests that met the SLO."""
@@ -22,7 +22,7 @@ class PolicyScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanScore:
-    """One contender over all parts."""
+    """Scores of one contender over all parts."""
 
     good: float
     good_std: float
@@ -32,18 +32,19 @@ class MeanScore:
 
 def mean_of(scores: Sequence[PolicyScore]) -> MeanScore:
     """Return means and standard deviations."""
-    good, accuracy = [each.good for each in scores], [each.accuracy for each in scores]
+    good = [score.good for score in scores]
+    accuracy = [score.accuracy for score in scores]
     return MeanScore(good=mean(good), good_std=_std(good), accuracy=mean(accuracy), accuracy_std=_std(accuracy))
 
 
-def dominated(found: Mapping[str, Sequence[PolicyScore]]) -> list[tuple[str, str]]:
-    """Return (beaten, winner) for each pair in which the winner is better in both figures, part by part."""
+def dominated(scores: Mapping[str, Sequence[PolicyScore]]) -> list[tuple[str, str]]:
+    """Return (loser, winner) for each pair in which the winner is better in both scores."""
     return [
-        (beaten, winner)
-        for beaten, mine in found.items()
-        for winner, theirs in found.items()
-        if _more([each.good for each in theirs], [each.good for each in mine])
-        and _more([each.accuracy for each in theirs], [each.accuracy for each in mine])
+        (loser, winner)
+        for loser, worse in scores.items()
+        for winner, better in scores.items()
+        if _more([score.good for score in better], [score.good for score in worse])
+        and _more([score.accuracy for score in better], [score.accuracy for score in worse])
     ]
 
 

@@ -1,4 +1,4 @@
-"""The oracle: what thresholds somebody would have set who knew everything beforehand."""
+"""The oracle: a schedule of thresholds found with knowledge of all arrivals."""
 
 from statistics import median_high
 
@@ -14,10 +14,10 @@ ORACLE_ROUNDS = 16
 def find_oracle(
     pool: SimulationPool, arrivals: tuple[Arrival, ...], speed: float, ours: Simulation, best: Simulation
 ) -> Simulation:
-    """Return what thresholds window by window would have done for somebody who knew everything beforehand.
+    """Search a schedule by window that meets the SLO as often as our policy, and return its simulation.
 
-    Beginning with full quality everywhere, thresholds fall by a step in the windows where the SLO was missed and in
-    those before them that left a queue, until as many requests meet it as with ours.
+    All windows begin at full quality. Thresholds fall by a step in the windows that miss the SLO and in the window
+    before each, until the share of requests that meet the SLO reaches ours.
     """
     grid = [threshold for threshold in GRID if threshold >= FLOOR]
     windows = int(len(best.seconds) / WINDOW_S) + 2
@@ -26,21 +26,22 @@ def find_oracle(
         if (best.metrics.good or 0.0) >= (ours.metrics.good or 0.0):
             break
         broken = _broken_windows(best, windows)
-        if not any(broken) or all(steps[each] == len(grid) - 1 for each in range(windows) if broken[each]):
+        if not any(broken) or all(steps[number] == len(grid) - 1 for number in range(windows) if broken[number]):
             break
-        # Half of the broken windows each round, the worst first: mending one often mends those behind it.
+        # Each round mends the worse half of the broken windows, because that often mends later windows too.
         worst = median_high(filter(None, broken))
-        for each in [number for number, misses in enumerate(broken) if misses >= worst]:
-            for place in range(max(0, each - 1), each + 1):
-                steps[place] = min(steps[place] + 1, len(grid) - 1)
+        for number in [number for number, misses in enumerate(broken) if misses >= worst]:
+            for window in range(max(0, number - 1), number + 1):
+                steps[window] = min(steps[window] + 1, len(grid) - 1)
         schedule = tuple(grid[step] for step in steps)
         [best] = pool.all([SimulationJob(contender=ORACLE, arrivals=arrivals, speed=speed, schedule=schedule)])
     return best
 
 
-def _broken_windows(found: Simulation, windows: int) -> list[float]:
+def _broken_windows(simulation: Simulation, windows: int) -> list[float]:
+    """Return the number of requests in each window that missed the SLO."""
     broken = [0.0] * windows
-    for second in found.seconds:
+    for second in simulation.seconds:
         if second.good is not None:
             done = second.ended + second.refused
             broken[min(int(second.second / WINDOW_S), windows - 1)] += (1 - second.good) * done

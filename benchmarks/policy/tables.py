@@ -6,14 +6,15 @@ from rich.console import Console
 from rich.table import Table
 
 LOADS = (0.6, 0.8, 1.0, 1.15, 1.3)
-"""Multiples of what threshold 1 meets the SLO at for 99 of 100 requests."""
-OURS, ORACLE = "capacity (ours)", "oracle"
+"""Multiples of the largest load at which threshold 1 meets the SLO for 99 of 100 requests."""
+OURS = "capacity (ours)"
+ORACLE = "oracle"
 ORACLE_LOAD = 1.15
-"""The one load at which the oracle is asked: it takes many simulations."""
+"""The only load of the oracle, which takes many simulations."""
 
 
 def show_trace(name: str, report: dict[str, Any]) -> None:
-    """Print who kept what at which load, who is beaten in everything, and what thresholds saved of replicas."""
+    """Print the scores by load, the dominated contenders, and the replicas used with autoscaling."""
     console = Console()
     title = f"{name}: threshold 1 meets the SLO up to {report['capacity_requests_per_s']:.1f} requests/s"
     table = Table(title=title, title_justify="left")
@@ -32,8 +33,8 @@ def show_trace(name: str, report: dict[str, Any]) -> None:
         table.add_row(contender, *cells, "" if largest is None else f"{largest:.2f} x")
     console.print(table)
     for load, pairs in report["dominated"].items():
-        said = ", ".join(f"{beaten} by {winner}" for beaten, winner in pairs) or "nobody"
-        console.print(f"at {load} x worse in both, beyond chance: {said}", soft_wrap=True)
+        beaten = ", ".join(f"{loser} by {winner}" for loser, winner in pairs) or "none"
+        console.print(f"at {load} x worse in both, beyond chance: {beaten}", soft_wrap=True)
     given_up = report["quality_given_up_against_oracle"]
     if given_up is not None:
         at_load = report["loads"][str(ORACLE_LOAD)]
@@ -52,16 +53,16 @@ def show_trace(name: str, report: dict[str, Any]) -> None:
 
 
 def show_steady(steady: dict[str, Any]) -> None:
-    """Print how steady thresholds are."""
+    """Print the changes of thresholds."""
     table = Table(title="Steady load, and a peak of two minutes", title_justify="left")
     for column in ("", "changes a minute at 0.6", "at 0.9", "back at full quality after", "SLO met"):
         table.add_column(column)
-    for name, found in steady.items():
-        changes = found["changes_per_minute"].values()
+    for name, figures in steady.items():
+        changes = figures["changes_per_minute"].values()
         table.add_row(
             name,
-            *(f"{each:.2f}" for each in changes),
-            f"{found['back_at_full_quality_s']:.0f} s",
-            f"{found['good_in_peak']:.4f}",
+            *(f"{rate:.2f}" for rate in changes),
+            f"{figures['back_at_full_quality_s']:.0f} s",
+            f"{figures['good_in_peak']:.4f}",
         )
     Console().print(table)

@@ -1,6 +1,6 @@
-"""Compare all contenders on one trace, at several loads.
+"""Compare all contenders on one trace at several loads.
 
-Loads are multiples of what threshold 1 meets the SLO at for 99 of 100 requests.
+Loads are multiples of the largest load at which threshold 1 meets the SLO for 99 of 100 requests.
 """
 
 import math
@@ -18,7 +18,7 @@ from mars_ray.simulate.arrivals import Arrival
 from mars_ray.simulate.simulator import Simulation
 
 PARTS = 5
-"""A trace is cut into so many parts; all figures are means over them."""
+"""Parts of a trace; all figures are means over them."""
 ATTAINED = 0.99
 """Share of the requests that must meet the SLO at the largest load."""
 SEARCHED = ("fixed 1.0", "fixed 0.95", OURS)
@@ -26,11 +26,11 @@ SEARCHED = ("fixed 1.0", "fixed 0.95", OURS)
 SEARCH_STEPS = 8
 AUTOSCALED_LOAD = 1.2
 BUSY_SHARE = 0.7
-"""What is estimated to be full is taken for less: the first guess of a search should not be too high."""
+"""Share of the estimated full speed at which a search begins."""
 
 
 def compare_on_trace(pool: SimulationPool, arrivals: tuple[Arrival, ...]) -> dict[str, Any]:
-    """Compare all contenders on a trace; returns the report."""
+    """Compare all contenders on a trace and return the report."""
     largest = _largest_speeds(pool, arrivals)
     capacity = largest["fixed 1.0"]
     parts = _parts(arrivals)
@@ -47,8 +47,8 @@ def compare_on_trace(pool: SimulationPool, arrivals: tuple[Arrival, ...]) -> dic
     oracle = _scores(results, ORACLE_LOAD, ORACLE)
     scaled = pool.all(
         [
-            SimulationJob(contender=each, arrivals=arrivals, speed=AUTOSCALED_LOAD * capacity, autoscale=True)
-            for each in SEARCHED
+            SimulationJob(contender=name, arrivals=arrivals, speed=AUTOSCALED_LOAD * capacity, autoscale=True)
+            for name in SEARCHED
         ]
     )
     return {
@@ -57,13 +57,13 @@ def compare_on_trace(pool: SimulationPool, arrivals: tuple[Arrival, ...]) -> dic
         "contenders": [*CONTENDERS, ORACLE],
         "largest_load": {name: speed / capacity for name, speed in largest.items()},
         "loads": {
-            str(load): {name: asdict(mean_of(each)) for name, each in found.items()}
+            str(load): {name: asdict(mean_of(parts_of)) for name, parts_of in scores.items()}
             | ({ORACLE: asdict(mean_of(oracle))} if load == ORACLE_LOAD else {})
-            for load, found in by_load.items()
+            for load, scores in by_load.items()
         },
-        "dominated": {str(load): dominated(found) for load, found in by_load.items()},
+        "dominated": {str(load): dominated(scores) for load, scores in by_load.items()},
         "quality_given_up_against_oracle": _given_up(by_load[ORACLE_LOAD], oracle),
-        "autoscaled": {name: asdict(each.metrics) for name, each in zip(SEARCHED, scaled, strict=True)},
+        "autoscaled": {name: asdict(simulation.metrics) for name, simulation in zip(SEARCHED, scaled, strict=True)},
     }
 
 
@@ -71,37 +71,40 @@ def _parts(arrivals: tuple[Arrival, ...]) -> list[tuple[Arrival, ...]]:
     """Cut a trace into parts of equal length in time."""
     length_s = arrivals[-1].arrival_s / PARTS
     parts: list[list[Arrival]] = [[] for _ in range(PARTS)]
-    for each in arrivals:
-        number = min(int(each.arrival_s / length_s), PARTS - 1)
-        parts[number].append(each._replace(arrival_s=each.arrival_s - number * length_s))
+    for arrival in arrivals:
+        number = min(int(arrival.arrival_s / length_s), PARTS - 1)
+        parts[number].append(arrival._replace(arrival_s=arrival.arrival_s - number * length_s))
     if not all(parts):
-        raise ConfigError(f"a fifth of the trace has no request; give one with some in each of its {PARTS} parts.")
+        raise ConfigError(
+            f"a fifth of the trace has no request; give one with requests in each of its {PARTS} parts."
+        )
     return [tuple(part) for part in parts]
 
 
 def _scores(results: Mapping[tuple[float, str, int], Simulation], load: float, name: str) -> list[PolicyScore]:
-    found = [results[load, name, number].metrics for number in range(PARTS)]
-    return [PolicyScore(each.good or 0.0, each.accuracy or 0.0) for each in found]
+    metrics = [results[load, name, number].metrics for number in range(PARTS)]
+    return [PolicyScore(part.good or 0.0, part.accuracy or 0.0) for part in metrics]
 
 
-def _given_up(found: Mapping[str, Sequence[PolicyScore]], oracle: Sequence[PolicyScore]) -> float | None:
-    """Return how many times as many right answers ours loses as the oracle, all parts together."""
-    full = [each.accuracy for each in found["fixed 1.0"]]
+def _given_up(scores: Mapping[str, Sequence[PolicyScore]], oracle: Sequence[PolicyScore]) -> float | None:
+    """Return the accuracy that our policy gives up as a multiple of what the oracle gives up."""
+    full = [score.accuracy for score in scores["fixed 1.0"]]
     ours, best = (
-        sum(top - each.accuracy for top, each in zip(full, scores, strict=True)) for scores in (found[OURS], oracle)
+        sum(top - score.accuracy for top, score in zip(full, of_contender, strict=True))
+        for of_contender in (scores[OURS], oracle)
     )
     return ours / best if best > 0 else None
 
 
 def _largest_speeds(pool: SimulationPool, arrivals: tuple[Arrival, ...]) -> dict[str, float]:
-    """Return for each the largest speed at which 99 of 100 requests meet the SLO, within 3 % or so."""
+    """Return for each contender the largest speed at which 99 of 100 requests meet the SLO, within about 3 %."""
     low = dict.fromkeys(SEARCHED, 0.0)
     high = dict.fromkeys(SEARCHED, math.inf)
     tried = dict.fromkeys(SEARCHED, estimate_full_speed(pool.setup, arrivals))
     for _ in range(SEARCH_STEPS):
         jobs = [SimulationJob(contender=name, arrivals=arrivals, speed=tried[name]) for name in SEARCHED]
-        for name, each in zip(SEARCHED, pool.all(jobs), strict=True):
-            if (each.metrics.good or 0.0) >= ATTAINED:
+        for name, simulation in zip(SEARCHED, pool.all(jobs), strict=True):
+            if (simulation.metrics.good or 0.0) >= ATTAINED:
                 low[name] = tried[name]
             else:
                 high[name] = tried[name]
@@ -115,10 +118,12 @@ def _largest_speeds(pool: SimulationPool, arrivals: tuple[Arrival, ...]) -> dict
 
 
 def estimate_full_speed(setup: ComparisonSetup, arrivals: tuple[Arrival, ...]) -> float:
-    """Return the speed at which all rows would be busy at threshold 1."""
-    times, rows = setup.machine.step_time, setup.machine.max_num_seqs
-    token_s = (times.fixed_s + rows * (times.seq_s + times.position_s)) / rows
-    each_s = [
-        times.prompt_s + each.prompt_tokens * times.prompt_token_s + each.output_tokens * token_s for each in arrivals
+    """Return the speed at which most slots would be busy at threshold 1."""
+    times = setup.machine.step_time
+    slots = setup.machine.max_num_seqs
+    token_s = (times.fixed_s + slots * (times.seq_s + times.position_s)) / slots
+    request_s = [
+        times.prompt_s + arrival.prompt_tokens * times.prompt_token_s + arrival.output_tokens * token_s
+        for arrival in arrivals
     ]
-    return BUSY_SHARE * arrivals[-1].arrival_s * setup.replicas / sum(each_s)
+    return BUSY_SHARE * arrivals[-1].arrival_s * setup.replicas / sum(request_s)

@@ -1,6 +1,6 @@
-"""The requests of a simulation, a few milliseconds of them at a time; the same for the same seed.
+"""Requests of a simulation in slices of time, reproducible by seed.
 
-Copies are made as they arrive: millions of requests come from the rows of one trace.
+Copies of a request are made when they arrive, so one trace can stand for millions of requests.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mars_ray.errors import ConfigError, EmptyDataError
 
 SPREAD_S = 60.0
-"""Copies of a request come within so long: the load keeps its shape, and loses its order."""
+"""Time over which the copies of a request are spread."""
 
 Array = NDArray[np.float64]
 
@@ -26,7 +26,7 @@ class Arrival(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     service_class: int = -1
-    """Number of its class of service; -1 draws one."""
+    """Index of its class of service; -1 draws one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Batch:
 
 
 class Arrivals:
-    """Every request `copies` times, the first of them when it says, all others spread over a minute."""
+    """Every request `copies` times: the first at its arrival time, the others spread over a minute."""
 
     def __init__(
         self, arrivals: Sequence[Arrival], *, mix: Sequence[float] = (1.0,), copies: int = 1, seed: int = 0
@@ -50,7 +50,9 @@ class Arrivals:
         if copies < 1:
             raise ConfigError(f"copies is {copies}; it must be at least 1.")
         table = np.fromiter(chain.from_iterable(arrivals), float).reshape(len(arrivals), -1)
-        self._at_s, self._prompt, self._output = table[:, 0], table[:, 1].clip(min=1), table[:, 2].clip(min=1)
+        self._at_s = table[:, 0]
+        self._prompt = table[:, 1].clip(min=1)
+        self._output = table[:, 2].clip(min=1)
         self._class = table[:, 3].astype(np.int64)
         if (np.diff(self._at_s) < 0).any():
             raise ConfigError("arrivals must be in order of time.")
@@ -63,10 +65,12 @@ class Arrivals:
         self.total = len(table) * copies
 
     def until(self, end_s: float) -> Batch:
-        """Return what arrives between the last call and `end_s`."""
-        begin, self._from_s = self._from_s, end_s
+        """Return the requests that arrive between the last call and `end_s`."""
+        begin = self._from_s
+        self._from_s = end_s
         last = int(np.searchsorted(self._at_s, end_s))
-        chosen, times = np.arange(self._next, last), self._at_s[self._next : last]
+        chosen = np.arange(self._next, last)
+        times = self._at_s[self._next : last]
         self._next = last
         while self._first < last and not self._left[self._first]:
             self._first += 1
@@ -75,20 +79,20 @@ class Arrivals:
             opens_s = np.maximum(self._at_s[spread], begin)
             closes_s = self._at_s[spread] + SPREAD_S
             part = ((np.minimum(end_s, closes_s) - opens_s) / np.maximum(closes_s - opens_s, 1e-9)).clip(0, 1)
-            # Exactly as many as there are in the end: what is left when the minute is over comes now.
+            # Copies left at the end of the minute arrive now, so that none is lost.
             part[closes_s <= end_s] = 1.0
-            came = self._random.binomial(self._left[spread], part)
-            self._left[spread] -= came
-            copies = np.repeat(spread, came)
-            moments = np.repeat(opens_s, came)
+            arriving = self._random.binomial(self._left[spread], part)
+            self._left[spread] -= arriving
+            copies = np.repeat(spread, arriving)
+            moments = np.repeat(opens_s, arriving)
             moments = moments + self._random.random(len(copies)) * (np.maximum(end_s - moments, 0.0))
-            chosen, times = np.concatenate([chosen, copies]), np.concatenate([times, moments])
+            chosen = np.concatenate([chosen, copies])
+            times = np.concatenate([times, moments])
             order = np.argsort(times)
-            chosen, times = chosen[order], times[order]
+            chosen = chosen[order]
+            times = times[order]
         drawn = self._class[chosen]
         if len(self._mix) > 1 and (drawn < 0).any():
-            guess = np.searchsorted(self._mix, self._random.random(len(drawn)), side="right").clip(
-                max=len(self._mix) - 1
-            )
-            drawn = np.where(drawn < 0, guess, drawn)
+            picked = np.searchsorted(self._mix, self._random.random(len(drawn)), side="right")
+            drawn = np.where(drawn < 0, picked.clip(max=len(self._mix) - 1), drawn)
         return Batch(times, self._prompt[chosen], self._output[chosen], np.maximum(drawn, 0))

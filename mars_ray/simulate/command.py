@@ -1,4 +1,4 @@
-"""`mars-ray simulate`: a trace on a cluster that is not there."""
+"""`mars-ray simulate`: run a trace on a simulated cluster, then print, plot and report."""
 
 import math
 import time
@@ -17,9 +17,8 @@ from mars_ray.load.arrivals import Poisson, parse_trace, read_trace
 from mars_ray.load.slo import RequestSlo, parse_slo
 from mars_ray.progress import ProgressLine
 from mars_ray.simulate.arrivals import Arrival, Arrivals
-from mars_ray.simulate.latency import LatencyPercentiles
 from mars_ray.simulate.machine import Machine, read_machine
-from mars_ray.simulate.metrics import SecondMetrics, SimulationMetrics, SloSeconds, columns
+from mars_ray.simulate.metrics import LatencyPercentiles, SecondMetrics, SimulationMetrics, columns
 from mars_ray.simulate.plot import check_plot, plot
 from mars_ray.simulate.scaling import Scaling
 from mars_ray.simulate.simulator import Simulation, SimulationOptions, simulate
@@ -30,19 +29,19 @@ NUMBER_MAX = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateOptions:
-    """What to simulate; the fields are the options of the command line."""
+    """Options of the command line."""
 
     trace: str
     replicas: int
     policy: str | None = None
-    """The policy; None is that of the control file, or its default."""
+    """Policy; None takes the one of the control file, or the default."""
     control: Path | None = None
     """YAML file of a `ControlPlan`."""
     machine: Path | None = None
     autoscale: bool = False
     min_replicas: int = 1
     max_replicas: int | None = None
-    """Replicas at most; None is four times as many as at the start."""
+    """Most replicas; None is four times the number at the start."""
     copies: int = 1
     speed: float = 1.0
     prompt_scale: float = 1.0
@@ -65,27 +64,27 @@ class SimulateOptions:
                 raise ConfigError(f"{name} is {value}; it must be in {1 / NUMBER_MAX:g}..{NUMBER_MAX:g}.")
 
     def plan(self, slo: RequestSlo | None, machine: Machine) -> ControlPlan:
-        """Return what the controller is set to, with the calibration of the machine. Raises `ConfigError`."""
-        given = _yaml(self.control)
-        settings = given.get("settings") or {}
+        """Return the plan of the controller, with the calibration of the machine. Raises `ConfigError`."""
+        control = _yaml(self.control)
+        settings = control.get("settings") or {}
         if not isinstance(settings, dict):
             raise ConfigError(f"{self.control}: settings must be a mapping.")
         if self.policy is not None:
-            if self.policy not in (known := get_args(PolicyName)):
-                raise ConfigError(f"policy is {self.policy!r}; choose one of {', '.join(known)}.")
+            if self.policy not in (policies := get_args(PolicyName)):
+                raise ConfigError(f"policy is {self.policy!r}; choose one of {', '.join(policies)}.")
             settings = settings | {"policy": self.policy}
         if slo is not None and "slo" not in settings:
             settings = settings | {"slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms}}
         try:
             calibration = {"accuracy": machine.accuracy, "agreement": machine.agreement}
-            return ControlPlan.model_validate(calibration | given | {"settings": settings})
+            return ControlPlan.model_validate(calibration | control | {"settings": settings})
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(map(str, first["loc"])) or "the plan"
-            raise ConfigError(f"{self.control}: {place}: {first['msg']}.") from None
+            field = ".".join(map(str, first["loc"])) or "the plan"
+            raise ConfigError(f"{self.control}: {field}: {first['msg']}.") from None
 
     def arrivals(self) -> list[Arrival]:
-        """Read the trace and scale it. Prompts beyond the model's positions stay: they are refused."""
+        """Read and scale the trace. Prompts longer than the model's context stay, and the cluster refuses them."""
         trace = parse_trace(self.trace)
         if isinstance(trace, Poisson):
             raise ConfigError(f"trace is {self.trace!r}; give a file that ends in .csv.gz.")
@@ -99,26 +98,26 @@ class SimulateOptions:
         ]
 
     def shares(self, plan: ControlPlan) -> list[float]:
-        """Return the share of each class. Raises `ConfigError`."""
-        names = [each.name for each in plan.classes]
+        """Return the share of each class in the requests. Raises `ConfigError`."""
+        names = [service_class.name for service_class in plan.classes]
         if self.mix is None:
             return [1.0] * len(names)
-        found = dict.fromkeys(names, 0.0)
+        shares = dict.fromkeys(names, 0.0)
         for part in self.mix.split(","):
             name, _, text = part.strip().partition(":")
             try:
                 value = float(text)
             except ValueError:
                 value = math.nan
-            if name not in found or not 0 <= value < math.inf:
-                raise ConfigError(f"mix {part!r} is not usable; give CLASS:SHARE of {', '.join(names)}.")
-            found[name] = value
-        if not sum(found.values()):
+            if name not in shares or not 0 <= value < math.inf:
+                raise ConfigError(f"mix {part!r} is not usable; give CLASS:SHARE, with a class of {', '.join(names)}.")
+            shares[name] = value
+        if not sum(shares.values()):
             raise ConfigError(f"mix is {self.mix!r}; give at least one class a share above 0.")
-        return list(found.values())
+        return list(shares.values())
 
     def scaling(self) -> Scaling | None:
-        """Return how the number of replicas follows, None where it stays."""
+        """Return the settings of autoscaling; None without it."""
         if not self.autoscale:
             return None
         return Scaling(min_replicas=self.min_replicas, max_replicas=self.max_replicas or 4 * self.replicas)
@@ -132,12 +131,12 @@ def run_simulation(options: SimulateOptions, plot_file: Path | None = None) -> d
     machine = read_machine(options.machine)
     plan = options.plan(slo, machine)
     shares = options.shares(plan)
-    asked = SimulationOptions(
+    settings = SimulationOptions(
         replicas=options.replicas,
         ticks_per_s=options.ticks,
         scaling=options.scaling(),
         front_s=options.front_ms / 1000,
-        slo=None if slo is None else SloSeconds.of(slo),
+        slo=slo,
         duration_s=options.duration,
         seed=options.seed,
     )
@@ -146,54 +145,55 @@ def run_simulation(options: SimulateOptions, plot_file: Path | None = None) -> d
     started_s = time.perf_counter()
     with ProgressLine("seconds", total=math.ceil(seconds)) as progress:
 
-        def tell(second: SecondMetrics) -> None:
+        def show_second(second: SecondMetrics) -> None:
             progress.update(second.second, {"in flight": second.running + second.waiting})
 
-        done = simulate(arrivals, machine, plan, asked, tell)
-    took_s = time.perf_counter() - started_s
+        done = simulate(arrivals, machine, plan, settings, show_second)
+    simulated_s = time.perf_counter() - started_s
     title = f"{Path(options.trace).name}, {options.replicas:,} replicas, policy {plan.settings.policy}"
-    _show(title, done, took_s)
+    _show(title, done, simulated_s)
     if plot_file is not None:
         plot(plot_file, title, done.seconds, None if slo is None else slo.e2e_ms)
-    return _report(options, plan, machine, done, took_s)
+    return _report(options, plan, machine, done, simulated_s)
 
 
 def _yaml(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        given = yaml.safe_load(path.read_text())
+        control = yaml.safe_load(path.read_text())
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not YAML: {str(error).splitlines()[0]}.") from None
-    if not isinstance(given, dict):
+    if not isinstance(control, dict):
         raise ConfigError(f"{path} must hold a mapping of settings, ceiling, classes.")
-    return given
+    return control
 
 
 def _report(
-    options: SimulateOptions, plan: ControlPlan, machine: Machine, done: Simulation, took_s: float
+    options: SimulateOptions, plan: ControlPlan, machine: Machine, done: Simulation, simulated_s: float
 ) -> dict[str, Any]:
     return {
         "options": {name: value for name, value in asdict(options).items() if not isinstance(value, Path)},
         "plan": plan.model_dump(),
         "machine": machine.model_dump(exclude={"profile"}),
-        "took_s": took_s,
+        "took_s": simulated_s,
         "reporting_replicas": done.reporting,
         "metrics": asdict(done.metrics),
         "seconds": columns(done.seconds),
     }
 
 
-def _show(title: str, done: Simulation, took_s: float) -> None:
-    console, table = Console(), Table(show_header=False)
+def _show(title: str, done: Simulation, simulated_s: float) -> None:
+    console = Console()
+    table = Table(show_header=False)
     console.print(title, markup=False, highlight=False, soft_wrap=True)
     for name, value in _rows(done.metrics).items():
         table.add_row(name, value)
-    table.add_row("simulated in", f"{took_s:.1f} s")
+    table.add_row("simulated in", f"{simulated_s:.1f} s")
     console.print(table)
-    latencies = Table(title="Milliseconds, of requests that ended")
+    latencies = Table(title="Milliseconds, of completed requests")
     for column in ("", "mean", "median", "p90", "p95", "p99"):
         latencies.add_column(column, justify="right" if column else "left")
     for label, spread in (
@@ -224,7 +224,7 @@ def _rows(metrics: SimulationMetrics) -> dict[str, str]:
     shares = {"met the SLO": metrics.good, "agreement": metrics.agreement, "accuracy": metrics.accuracy}
     rows |= {name: f"{share:.2%}" for name, share in shares.items() if share is not None}
     if metrics.threshold is not None:
-        rows["threshold, mean by token"] = f"{metrics.threshold:.4f}"
+        rows["threshold, mean over tokens"] = f"{metrics.threshold:.4f}"
     rows["threshold changes"] = f"{metrics.threshold_changes_per_minute:.2f} a minute"
     rows["replica-minutes"] = f"{metrics.replica_minutes:,.1f}"
     return rows

@@ -1,14 +1,13 @@
-"""The engines of a simulated cluster, all of them at once: rows, the reading of prompts, decoding.
+"""The engines of a simulated cluster, all stepped together: slots, prefill, decoding.
 
-A step of the engine is not simulated by itself: in a tick a replica does as many as its step time allows, and a row
-gains the expected tokens of each. Every row has a clock of its own, up to which it has been worked: who arrives, ends
-or has its prompt read in the middle of a tick loses nothing of it. The memory of the cache and shared prefixes are not
-modelled. Prompts are read by `prefill`; what thresholds give and cost is in `threshold_curves`.
+Steps are not simulated one by one. In a tick a replica makes the steps that its step time allows, and each sequence
+gains the expected tokens of these steps. Every sequence has its own clock, so one that arrives, ends or has its prompt
+read within a tick loses no time. Cache memory and shared prefixes are not modelled. `Prefill` reads prompts;
+`ThresholdCurves` has the tokens and costs of thresholds.
 
-What runs lies side by side in a few arrays, whatever its replica, so that a tick is some hundred calls of numpy however
-many there are; a replica has rows only for who waits for one.
+Running sequences of all replicas are in a few arrays, so the number of numpy calls of a tick does not grow with them.
 
-Letters: `N` replicas, `R` rows, `C` classes, `B` blocks, `S` sequences that run, `M` some replicas, one row of each.
+Letters: `N` replicas, `R` slots, `C` classes, `B` blocks, `S` running sequences, `M` some replicas, `K` masks.
 """
 
 from collections.abc import Sequence
@@ -18,47 +17,49 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mars_ray.engine.service_class import ServiceClass
+from mars_ray.engine.stats.lookahead import Lookahead
+from mars_ray.engine.stats.step_time import StepTime
 from mars_ray.simulate.machine import Machine
 from mars_ray.simulate.prefill import Prefill
 from mars_ray.simulate.queues import Floats, Ints, Queues
-from mars_ray.simulate.threshold_curves import ThresholdCurves
 
 
 class _Running(NamedTuple):
-    """Sequences that run."""
+    """Running sequences."""
 
-    places: Ints
-    """Class, counted through all replicas, and row, counted likewise, [2, S]."""
+    indices: Ints
+    """Queue (replica * classes + class) and slot (replica * slots + slot), [2, S]."""
     figures: Floats
     """Columns `CLOCK`, `LEFT`, `LENGTH`, `ARRIVAL`, `FIRST`, `TOKENS`, [6, S]."""
 
-    def some(self, which: Ints) -> "_Running":
-        """Return some of them."""
-        return _Running(self.places.take(which, axis=1), self.figures.take(which, axis=1))
+    def take(self, numbers: Ints) -> "_Running":
+        """Return the sequences with these numbers."""
+        return _Running(self.indices.take(numbers, axis=1), self.figures.take(numbers, axis=1))
 
 
 CLOCK, LEFT, LENGTH, ARRIVAL, FIRST, TOKENS = range(6)
-"""The moment up to which a sequence was worked; tokens it still has to write; tokens once it ends; when it came and had
-its first token; tokens it writes in all."""
+"""Columns of a sequence: the time up to which it has been stepped; tokens left to write; length once it ends; times of
+arrival and first token; tokens of its answer."""
 
 
 class Fleet:
-    """`replicas` engines. What is summed by replica and class is summed since the start, like in an `EngineState`."""
+    """The engines of all replicas. Sums by replica and class count since the start, as in an `EngineState`."""
 
     def __init__(
         self, machine: Machine, classes: Sequence[ServiceClass], replicas: int, threshold: float, watched: int = 0
     ) -> None:
-        self._machine, rows, by_class = machine, machine.max_num_seqs, (replicas, len(classes))
+        self._machine = machine
+        by_class = (replicas, len(classes))
         self._times = machine.times()
         self.queues = Queues(replicas, classes, machine.max_waiting_seqs)
         self.held_NC: Ints = np.zeros(by_class, np.int64)
-        """Rows in use."""
+        """Slots in use."""
         self._held_N: Ints = np.zeros(replicas, np.int64)
         self.in_flight_N: Ints = np.zeros(replicas, np.int64)
-        """Requests in flight, for the router, which counts before it queues."""
+        """Requests in flight; the router counts a request before it is queued."""
         self._running = _Running(np.zeros((2, 0), np.int64), np.zeros((6, 0)))
-        self._free_s_NR = np.zeros((replicas, rows))
-        """The moment from which on a row is free; infinite where it is in use."""
+        self._free_s_NR = np.zeros((replicas, machine.max_num_seqs))
+        """Time from which a slot is free; infinite while it is in use."""
         self._curves = ThresholdCurves(machine, replicas, len(classes), threshold)
         self._prefill = Prefill(machine, replicas)
         self._seconds_N = np.full(replicas, self._times.fixed_s)
@@ -70,13 +71,13 @@ class Fleet:
         self.ended_NC: Ints = np.zeros(by_class, np.int64)
         self.ended_tokens_NC = np.zeros(by_class)
         self.tokens_NC = np.zeros(by_class)
-        """Tokens written, by sequences that run too."""
+        """Tokens written, including those of running sequences."""
         self._watched = watched
-        """Replicas whose latencies are kept."""
+        """Number of replicas whose latencies are kept."""
         self.firsts: list[tuple[Ints, Floats]] = []
-        """Replicas and times to the first token, of watched replicas, since they were last taken."""
+        """Replicas and times to first token since they were last taken."""
         self.paces: list[tuple[Ints, Floats]] = []
-        """Likewise replicas and times per token after the first, of sequences that ended."""
+        """Replicas and times per later token of sequences that ended."""
 
     @property
     def thresholds_NC(self) -> Floats:
@@ -90,17 +91,17 @@ class Fleet:
 
     @property
     def kv_tokens_N(self) -> Floats:
-        """What is attended to on each replica."""
+        """Tokens attended to on each replica."""
         figures = self._running.figures
-        found: Floats = self._by_group(figures[LENGTH] - figures[LEFT]).sum(axis=1)
-        return found
+        tokens: Floats = self._by_group(figures[LENGTH] - figures[LEFT]).sum(axis=1)
+        return tokens
 
     def set_thresholds(self, thresholds_NC: Floats) -> None:
-        """Set what each class of each replica needs to accept a token ahead."""
+        """Set the threshold of each class on each replica."""
         self._curves.set(thresholds_NC)
 
     def add(self, replica: Ints, of_class: Ints, arrival: Floats, prompt: Floats, total: Floats) -> NDArray[np.bool_]:
-        """Queue requests, which are counted in `in_flight_N`; return which found a place."""
+        """Queue requests that are counted in `in_flight_N`; return a mask of those that were not refused."""
         group = replica * self.held_NC.shape[1] + of_class
         self.arrived_NC += self._by_class(group)
         self.prompt_tokens_NC += self._by_class(group, prompt)
@@ -110,7 +111,7 @@ class Fleet:
         return fits
 
     def advance(self, begin_s: float, end_s: float) -> Floats:
-        """Work for a tick; return of those who ended when they came, their first token, their end, and their tokens."""
+        """Run a tick; return arrival, first token, end and tokens of the sequences that ended, [4, S]."""
         before_NC = self.tokens_NC.copy()
         self._pace(begin_s, end_s)
         stay, ended = self._decode(end_s)
@@ -119,34 +120,36 @@ class Fleet:
             stay, ended = self._admit(open_M, end_s)
             running.append(stay)
             parts.append(ended)
-        self._running = _Running(*(np.concatenate(each, axis=1) for each in zip(*running, strict=True)))
+        self._running = _Running(*(np.concatenate(parts_of, axis=1) for parts_of in zip(*running, strict=True)))
         self.queues.served(self.tokens_NC - before_NC)
         return np.concatenate(parts, axis=1)
 
     def _by_class(self, group: Ints, weights: Floats | None = None) -> NDArray[Any]:
-        """Return how many there are of each class on each replica, or their sum."""
+        """Return the count, or the sum of the weights, for each class on each replica."""
         return np.bincount(group, weights, self.held_NC.size).reshape(self.held_NC.shape)
 
     def _by_group(self, weights_S: Floats) -> Floats:
-        """Return the sum over the sequences of each class on each replica."""
-        found: Floats = self._by_class(self._running.places[0], weights_S).astype(float, copy=False)
-        return found
+        """Return the sum over the running sequences of each class on each replica."""
+        sums: Floats = self._by_class(self._running.indices[0], weights_S).astype(float, copy=False)
+        return sums
 
     def _pace(self, begin_s: float, end_s: float) -> None:
-        """Find how many steps each replica does in this tick, and how many tokens a row gains per second."""
-        tick_s, times, curves = end_s - begin_s, self._times, self._curves
+        """Compute the step time of each replica in this tick, and the tokens a sequence gains per second."""
+        tick_s = end_s - begin_s
+        times = self._times
+        curves = self._curves
         self._worked = np.maximum(end_s - self._running.figures[CLOCK], 0.0)
-        rows_NC = self._by_group(self._worked) / tick_s
-        decoding_N = rows_NC.sum(axis=1)
-        # A row that is about to decode does so as one, even if it has only part of the tick.
+        seqs_NC = self._by_group(self._worked) / tick_s
+        decoding_N = seqs_NC.sum(axis=1)
+        # A sequence that will decode for part of the tick counts as one whole sequence.
         idle_N = decoding_N == 0
-        rows_NC += (idle_N / rows_NC.shape[1])[:, None]
-        rows_NC *= np.maximum(1.0, 1 / (decoding_N + idle_N))[:, None]
-        rows_N = np.maximum(decoding_N, 1.0)
+        seqs_NC += (idle_N / seqs_NC.shape[1])[:, None]
+        seqs_NC *= np.maximum(1.0, 1 / (decoding_N + idle_N))[:, None]
+        seqs_N = np.maximum(decoding_N, 1.0)
         other_s_N = times.fixed_s + times.kv_token_s * self.kv_tokens_N
-        rows_NC = rows_NC.astype(np.float32)
-        tokens_NB = np.einsum("nc,ncb->nb", rows_NC, curves.tokens_NCB)
-        seconds_NB = np.einsum("nc,ncb->nb", rows_NC, curves.feeding_s_NCB)
+        seqs_NC = seqs_NC.astype(np.float32)
+        tokens_NB = np.einsum("nc,ncb->nb", seqs_NC, curves.tokens_NCB)
+        seconds_NB = np.einsum("nc,ncb->nb", seqs_NC, curves.feeding_s_NCB)
         seconds_NB += other_s_N.astype(np.float32)[:, None]
         seconds_NB[:, 1:] += times.masks_s
         tokens_NB /= seconds_NB
@@ -154,82 +157,135 @@ class Fleet:
         self.block_N = best_N + 1
         at_N = np.arange(len(best_N))
         seconds_N = seconds_NB[at_N, best_N]
-        self._reading_s_N = other_s_N + (seconds_N - other_s_N) * np.minimum(decoding_N / rows_N, 1.0)
+        self._reading_s_N = other_s_N + (seconds_N - other_s_N) * np.minimum(decoding_N / seqs_N, 1.0)
         part_N = self._prefill.share_of_tick(begin_s, end_s)
-        plain_N, read_N = (1 - part_N) / seconds_N, part_N / (seconds_N + self._prefill.extra_N)
+        plain_N = (1 - part_N) / seconds_N
+        read_N = part_N / (seconds_N + self._prefill.extra_N)
         self._rate_NC = curves.tokens_NCB[at_N, :, best_N] * (plain_N + read_N)[:, None]
         self._seconds_N = 1 / (plain_N + read_N)
 
     def _decode(self, end_s: float) -> tuple[_Running, Floats]:
-        """Let all sequences gain what their clocks allow; return those that stay, and who ended."""
-        running, rate = self._running, self._rate_NC.ravel()[self._running.places[0]]
-        clock, left = running.figures[CLOCK], running.figures[LEFT]
-        wanted = self._worked * rate
-        self.tokens_NC += self._by_group(np.minimum(left, wanted))
-        over = (wanted >= left) & (self._worked > 0)
-        went = np.flatnonzero(over)
-        ends_s = clock[went] + left[went] / rate[went]
-        left -= wanted
+        """Let all sequences gain the tokens of this tick; return those still running, and those that ended."""
+        running = self._running
+        rate = self._rate_NC.ravel()[running.indices[0]]
+        clock = running.figures[CLOCK]
+        left = running.figures[LEFT]
+        gained = self._worked * rate
+        self.tokens_NC += self._by_group(np.minimum(left, gained))
+        over = (gained >= left) & (self._worked > 0)
+        ending = np.flatnonzero(over)
+        ends_s = clock[ending] + left[ending] / rate[ending]
+        left -= gained
         np.maximum(left, 0.0, out=left)
         np.maximum(clock, end_s, out=clock)
-        ended = self._end(running.some(went), ends_s)
-        return running.some(np.flatnonzero(~over)), ended
+        ended = self._end(running.take(ending), ends_s)
+        return running.take(np.flatnonzero(~over)), ended
 
-    def _end(self, gone: _Running, ends_s: Floats) -> Floats:
-        """Free the rows of sequences that end; return the rows of `advance`."""
-        group, row = gone.places
+    def _end(self, ending: _Running, ends_s: Floats) -> Floats:
+        """Free the slots of sequences that end; return their columns as in `advance`."""
+        group, slot = ending.indices
         ended_NC = self._by_class(group)
         self.held_NC -= ended_NC
         self.ended_NC += ended_NC
         ended_N = ended_NC.sum(axis=1)
         self._held_N -= ended_N
         self.in_flight_N -= ended_N
-        self.ended_tokens_NC += self._by_class(group, gone.figures[TOKENS])
-        self._free_s_NR.ravel()[row] = ends_s
-        replica, tokens = group // self.held_NC.shape[1], gone.figures[TOKENS]
-        seen = (replica < self._watched) & (tokens > 1)
-        if seen.any():
-            self.paces.append((replica[seen], ((ends_s - gone.figures[FIRST])[seen] / (tokens[seen] - 1))))
-        return np.array([gone.figures[ARRIVAL], gone.figures[FIRST], ends_s, gone.figures[TOKENS]])
+        self.ended_tokens_NC += self._by_class(group, ending.figures[TOKENS])
+        self._free_s_NR.ravel()[slot] = ends_s
+        replica = group // self.held_NC.shape[1]
+        tokens = ending.figures[TOKENS]
+        watched = (replica < self._watched) & (tokens > 1)
+        if watched.any():
+            self.paces.append((replica[watched], (ends_s - ending.figures[FIRST])[watched] / (tokens[watched] - 1)))
+        return np.array([ending.figures[ARRIVAL], ending.figures[FIRST], ends_s, ending.figures[TOKENS]])
 
     def _open(self, end_s: float) -> Ints:
-        """Return the replicas where somebody waits, a row is free, and a prompt can be read."""
+        """Return the replicas with a waiting request, a free slot, and time to read a prompt."""
         free_N = self._held_N < self._machine.max_num_seqs
         return np.flatnonzero((self.in_flight_N > self._held_N) & free_N & (self._prefill.until_N < end_s))
 
     def _admit(self, open_M: Ints, end_s: float) -> tuple[_Running, Floats]:
-        """Give a free row to the next on each of these replicas; return those that stay, and who ended at once."""
+        """Give a free slot to the next request of each replica; return those still running, and those that ended."""
         group = self.queues.next(open_M)
         arrival, prompt, total = self.queues.pop(group).T
-        free_s_MR, row = self._free_s_NR[open_M], open_M * self._machine.max_num_seqs
-        row += free_s_MR.argmin(axis=1)
+        slot = open_M * self._machine.max_num_seqs + self._free_s_NR[open_M].argmin(axis=1)
         masks = self.block_N[open_M] - 1
         read_s = self._prefill.read(
             open_M,
             arrival,
             prompt,
             masks * (self.thresholds_NC.ravel()[group] < 1),
-            self._free_s_NR.ravel()[row],
+            self._free_s_NR.ravel()[slot],
             self._held_N[open_M] > 0,
             self._seconds_N[open_M],
             self._reading_s_N[open_M],
             end_s,
         )
         first = np.minimum(total, self._curves.credit_NCB.reshape(-1, self._machine.masks + 1)[group, masks])
-        rate, left, worked = self._rate_NC.ravel()[group], total - first, np.maximum(end_s - read_s, 0.0)
+        rate = self._rate_NC.ravel()[group]
+        left = total - first
+        worked = np.maximum(end_s - read_s, 0.0)
         gained = np.minimum(left, worked * rate)
         self.tokens_NC.ravel()[group] += first + gained
         self.held_NC.ravel()[group] += 1
         self._held_N[open_M] += 1
-        self._free_s_NR.ravel()[row] = np.inf
+        self._free_s_NR.ravel()[slot] = np.inf
         self.queues.served_prompts(group, prompt)
-        seen = open_M < self._watched
-        if seen.any():
-            self.firsts.append((open_M[seen], (read_s - arrival)[seen]))
+        watched = open_M < self._watched
+        if watched.any():
+            self.firsts.append((open_M[watched], (read_s - arrival)[watched]))
         figures = np.array([np.maximum(read_s, end_s), left - gained, prompt + total, arrival, read_s, total])
-        admitted, over = _Running(np.array([group, row]), figures), (gained >= left) & (worked > 0)
-        went = np.flatnonzero(over)
-        if not len(went):
+        admitted = _Running(np.array([group, slot]), figures)
+        over = (gained >= left) & (worked > 0)
+        ending = np.flatnonzero(over)
+        if not len(ending):
             return admitted, np.zeros((4, 0))
-        ended = self._end(admitted.some(went), read_s[went] + left[went] / rate[went])
-        return admitted.some(np.flatnonzero(~over)), ended
+        ended = self._end(admitted.take(ending), read_s[ending] + left[ending] / rate[ending])
+        return admitted.take(np.flatnonzero(~over)), ended
+
+
+class ThresholdCurves:
+    """The thresholds of each class on each replica, with their tokens and costs by block."""
+
+    def __init__(self, machine: Machine, replicas: int, classes: int, threshold: float) -> None:
+        self._machine = machine
+        blocks = machine.masks + 1
+        self.thresholds_NC = np.full((replicas, classes), np.nan)
+        # Each tick reads these two arrays whole; float32 makes that faster and is exact enough.
+        self.tokens_NCB = np.ones((replicas, classes, blocks), np.float32)
+        """Expected tokens of a sequence in a step."""
+        self.feeding_s_NCB = np.ones((replicas, classes, blocks), np.float32)
+        """Seconds that a sequence adds to a step by the positions it feeds, without its attention."""
+        self.credit_NCB = np.ones((replicas, classes, blocks))
+        """Tokens credited to the first step of a sequence, because its last step gives more than it needs."""
+        self.changes_N: Ints = np.zeros(replicas, np.int64)
+        """Changes of thresholds on each replica since the start."""
+        self._by_threshold: dict[float, tuple[Floats, Floats, Floats]] = {}
+        self.set(np.full((replicas, classes), threshold))
+        self.changes_N[:] = 0
+
+    def set(self, thresholds_NC: Floats) -> None:
+        """Set the threshold of each class on each replica."""
+        changed = thresholds_NC != self.thresholds_NC
+        if not changed.any():
+            return
+        for value in np.unique(thresholds_NC[changed]).tolist():
+            if value not in self._by_threshold:
+                self._by_threshold[value] = _curves(self._machine.lookahead(value), self._machine.times())
+            where = changed & (thresholds_NC == value)
+            self.tokens_NCB[where], self.feeding_s_NCB[where], self.credit_NCB[where] = self._by_threshold[value]
+        self.changes_N += changed.sum(axis=1)
+        self.thresholds_NC = thresholds_NC.copy()
+
+
+def _curves(lookahead: Lookahead, times: StepTime) -> tuple[Floats, Floats, Floats]:
+    """Return by block the expected tokens, the seconds of a sequence, and the tokens credited to its first step.
+
+    A sequence of n tokens takes (n + o) / m steps on average, where a step gives m tokens and the last step is expected
+    to give o = E[X (X - 1)] / 2m tokens beyond n. So n - (m - o) tokens are left for the steps after the first.
+    """
+    tokens_B = lookahead.tokens_B
+    survival_K = np.diff(tokens_B).clip(0.0)
+    beyond_B = np.concatenate([[0.0], (np.arange(1, len(survival_K) + 1) * survival_K).cumsum()]) / tokens_B
+    feeding_s_B = times.seq_s + times.position_s * lookahead.positions_B
+    return tokens_B, feeding_s_B, np.maximum(1.0, tokens_B - beyond_B)

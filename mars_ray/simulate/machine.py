@@ -1,6 +1,6 @@
-"""What a simulated replica can do: sizes, step times, and how much each threshold accepts, as measured on a machine.
+"""Measured figures of a replica for simulations: sizes, step times, and the tokens that each threshold accepts.
 
-The figures come from a JSON file that `simulate/measure` writes, or from the one that comes with mars-ray.
+They come from a JSON file of `python -m benchmarks.simulated_machine`, or from the one in the package.
 """
 
 from functools import cached_property
@@ -25,7 +25,7 @@ class _Frozen(BaseModel):
 
 
 class StepSeconds(_Frozen):
-    """The fields of a `StepTime`."""
+    """The fields of a `StepTime`, validated."""
 
     fixed_s: float = Field(gt=0)
     seq_s: Seconds = 0.0
@@ -37,7 +37,7 @@ class StepSeconds(_Frozen):
 
 
 class ThresholdPoint(_Frozen):
-    """The fields of a `ProfilePoint`."""
+    """The fields of a `ProfilePoint`, validated."""
 
     threshold: Share
     tokens: tuple[float, ...] = Field(min_length=1)
@@ -47,40 +47,40 @@ class ThresholdPoint(_Frozen):
 
 
 class Machine(_Frozen):
-    """One replica."""
+    """Figures of one replica."""
 
     max_num_seqs: int = Field(ge=1, le=4096)
     max_waiting_seqs: int = Field(ge=1, le=65536)
     max_prefill_tokens: int = Field(512, ge=1)
     max_model_len: int = Field(ge=2)
-    """Tokens of one sequence, prompt and output; longer ones are cut."""
+    """Most tokens of one sequence, prompt and output together."""
     step_time: StepSeconds
     profile: tuple[ThresholdPoint, ...] = Field(min_length=2)
-    """What each threshold gives, from 1 downwards."""
+    """Tokens and positions of each threshold, from 1 downwards."""
     accuracy: tuple[tuple[Share, Share], ...] = Field(min_length=1)
-    """Calibrated pairs of threshold and share of right answers, from the highest threshold downwards."""
+    """Calibrated pairs of threshold and accuracy, from the highest threshold downwards."""
     measured_on: dict[str, Any] = {}
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
-        for name, found in (
+        for name, thresholds in (
             ("profile", [point.threshold for point in self.profile]),
             ("accuracy", [threshold for threshold, _ in self.accuracy]),
         ):
-            if found != sorted(set(found), reverse=True):
+            if thresholds != sorted(set(thresholds), reverse=True):
                 raise ValueError(f"thresholds of {name} must fall")
         if (
             self.profile[0].threshold != 1
-            or len({len(each) for point in self.profile for each in (point.tokens, point.positions)}) != 1
+            or len({len(values) for point in self.profile for values in (point.tokens, point.positions)}) != 1
         ):
-            raise ValueError("profile must begin at threshold 1 and have as many blocks at each")
+            raise ValueError("profile must begin at threshold 1 and have the same number of blocks at each threshold")
         if any(value < 1 for point in self.profile for value in (*point.tokens, *point.positions)):
             raise ValueError("tokens and positions of profile must be at least 1")
         return self
 
     @property
     def masks(self) -> int:
-        """Masks behind a token at the full block."""
+        """Masks after a token at the full block."""
         return len(self.profile[0].tokens) - 1
 
     def times(self) -> StepTime:
@@ -93,26 +93,26 @@ class Machine(_Frozen):
         return tuple(ProfilePoint(**point.model_dump()) for point in self.profile)
 
     def lookahead(self, threshold: float) -> Lookahead:
-        """Return what a threshold gives by block, read as the engine does."""
-        known = [each.threshold for each in self.points]
-        return between(known, lambda number: self.points[number].lookahead, threshold)
+        """Return tokens and positions of a threshold by block, interpolated as in the engine."""
+        thresholds = [point.threshold for point in self.points]
+        return between(thresholds, lambda number: self.points[number].lookahead, threshold)
 
     @property
     def agreement(self) -> tuple[tuple[float, float], ...]:
-        """Calibrated pairs of threshold and share of tokens that are those of autoregressive decoding."""
-        return tuple((each.threshold, each.agreement) for each in self.profile if each.agreement is not None)
+        """Calibrated pairs of threshold and agreement."""
+        return tuple((point.threshold, point.agreement) for point in self.profile if point.agreement is not None)
 
     def agreement_at(self, threshold: float) -> float:
-        """Return the share of tokens that are those of autoregressive decoding."""
+        """Return the share of tokens that autoregressive decoding would choose too."""
         return interpolate_quality(self.agreement, threshold) if self.agreement else 1.0
 
     def accuracy_at(self, threshold: float) -> float:
-        """Return the share of right answers."""
+        """Return the share of correct answers."""
         return interpolate_quality(self.accuracy, threshold)
 
 
 def read_machine(path: Path | None) -> Machine:
-    """Read a file, or the figures that come with mars-ray. Raises `ConfigError` naming what is wrong."""
+    """Read a file, or the figures in the package. Raises `ConfigError`."""
     path = path or Path(str(files("mars_ray") / "assets" / "machine.json"))
     try:
         return Machine.model_validate_json(path.read_bytes())
@@ -120,5 +120,5 @@ def read_machine(path: Path | None) -> Machine:
         raise ConfigError(f"{path} cannot be read: {error.strerror}. Give a machine file.") from error
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
-        raise ConfigError(f"{path} is no machine file: {place}: {first['msg']}.") from error
+        field = ".".join(map(str, first["loc"])) or "the file"
+        raise ConfigError(f"{path} is not a machine file: {field}: {first['msg']}.") from error

@@ -1,30 +1,76 @@
-"""What a simulation gave: records of numbers, for each second and for the whole."""
+"""Figures of a simulation: latency histograms, one record for each second, one for the whole."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mars_ray.load.slo import RequestSlo
-from mars_ray.simulate.latency import LatencyPercentiles
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+LEAST_S = 1e-4
+MOST_S = 1e5
+"""Range of the bins."""
+PER_FACTOR = 50.0
+"""Bins for each factor of e: a bin is 2 % wide."""
+BINS = int(np.log(MOST_S / LEAST_S) * PER_FACTOR) + 2
+
+
+class LatencyHistogram:
+    """Latencies counted in logarithmic bins, because a simulation has millions of requests."""
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(BINS)
+        self._sum_s = 0.0
+
+    def add(self, seconds: Array) -> None:
+        """Count values."""
+        number = (np.log(seconds.clip(LEAST_S, MOST_S) / LEAST_S) * PER_FACTOR).astype(np.int64)
+        self.counts += np.bincount(number, minlength=BINS)
+        self._sum_s += float(seconds.sum())
+
+    def merge(self, other: "LatencyHistogram") -> None:
+        """Add the counts of another histogram."""
+        self.counts += other.counts
+        self._sum_s += other._sum_s
+
+    @property
+    def mean_s(self) -> float | None:
+        """Exact mean; None without values."""
+        return self._sum_s / float(self.counts.sum()) if self.counts.any() else None
+
+    def quantile_s(self, share: float) -> float | None:
+        """Return the quantile, interpolated within its bin; None without values."""
+        total = self.counts.sum()
+        if not total:
+            return None
+        below = self.counts.cumsum()
+        number = int(np.searchsorted(below, share * total))
+        inside = (share * total - below[number] + self.counts[number]) / max(self.counts[number], 1)
+        return LEAST_S * float(np.exp((number + inside) / PER_FACTOR))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SloSeconds:
-    """What a request must keep to count as good, in seconds; None where there is no limit."""
+class LatencyPercentiles:
+    """Latencies in milliseconds."""
 
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    e2e_s: float | None = None
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
 
-    @classmethod
-    def of(cls, slo: RequestSlo) -> "SloSeconds":
-        """Return the limits of a load test."""
-        limits = {"ttft_s": slo.ttft_ms, "tpot_s": slo.tpot_ms, "e2e_s": slo.e2e_ms}
-        return cls(**{name: None if limit is None else limit / 1000 for name, limit in limits.items()})
+
+def percentiles(latencies: LatencyHistogram) -> LatencyPercentiles | None:
+    """Return mean and percentiles; None without values."""
+    if latencies.mean_s is None:
+        return None
+    p50, p90, p95, p99 = (1000 * (latencies.quantile_s(share) or 0.0) for share in (0.5, 0.9, 0.95, 0.99))
+    return LatencyPercentiles(mean=1000 * latencies.mean_s, p50=p50, p90=p90, p95=p95, p99=p99)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecondMetrics:
-    """One second of the cluster."""
+    """Figures of one second of the cluster."""
 
     second: int
     arrived: int
@@ -37,21 +83,21 @@ class SecondMetrics:
     """Replicas that take requests."""
     desired_replicas: int
     threshold: float | None
-    """Mean threshold over the tokens written; agreement and accuracy are such means too."""
+    """Mean over the tokens written; `agreement` and `accuracy` likewise."""
     agreement: float | None
     accuracy: float | None
     ttft_p95_ms: float | None
     e2e_p95_ms: float | None
     good: float | None
-    """Share of what ended or was refused that met the SLO."""
+    """Share of the requests that ended or were refused that met the SLO."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationMetrics:
-    """A simulation as a whole."""
+    """Figures of a whole simulation."""
 
     duration_s: float
-    """Seconds from the beginning to the last end."""
+    """Seconds from the start to the end of the last request."""
     requests: int
     ended: int
     refused: int
@@ -68,14 +114,14 @@ class SimulationMetrics:
     good: float | None
     """Share of all requests that met the SLO."""
     threshold: float | None
-    """Mean threshold over the tokens; agreement and accuracy are such means too."""
+    """Mean over the tokens; `agreement` and `accuracy` likewise."""
     agreement: float | None
     accuracy: float | None
     threshold_changes_per_minute: float
-    """Changes of the mean class on the mean replica."""
+    """Mean over classes and replicas."""
     replica_minutes: float
 
 
 def columns(seconds: Sequence[SecondMetrics]) -> dict[str, list[float | None]]:
-    """Return the series by name."""
+    """Return the seconds as one series for each field."""
     return {name: [getattr(second, name) for second in seconds] for name in SecondMetrics.__dataclass_fields__}

@@ -1,6 +1,6 @@
-"""Draw a simulation: load, threshold, replicas, latency and quality over time.
+"""Plot a simulation: load, threshold, replicas, latency and quality over time.
 
-No peak is smoothed away: of seconds that share a point, latencies show the worst.
+Where several seconds share a point, latencies show the worst of them.
 """
 
 import math
@@ -18,32 +18,32 @@ SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def check_plot(path: Path) -> None:
-    """Raise a `ConfigError` for a file that cannot be drawn, before any work."""
+    """Raise a `ConfigError` for a file format that is not supported."""
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"plot is {path}; give a file that ends in {', '.join(SUFFIXES)}.")
 
 
 def plot(path: Path, title: str, seconds: Sequence[SecondMetrics], e2e_ms: float | None) -> None:
-    """Draw. Raises `OutputError` where the file cannot be written."""
+    """Write the plot to a file. Raises `OutputError`."""
     group = max(1, math.ceil(len(seconds) / POINTS))
     at = np.arange(0, len(seconds), group) / 60
 
-    def series(name: str, of: Callable[..., float] = np.nanmean) -> list[float]:
+    def series(name: str, reduce: Callable[..., float] = np.nanmean) -> list[float]:
         values = np.array([_number(getattr(second, name)) for second in seconds])
         parts = (values[start : start + group] for start in range(0, len(values), group))
-        return [of(part) if np.isfinite(part).any() else math.nan for part in parts]
+        return [reduce(part) if np.isfinite(part).any() else math.nan for part in parts]
 
     figure = Figure(figsize=(9, 11), layout="constrained")
     axes = figure.subplots(5, 1, sharex=True)
     load, threshold, replicas, latency, quality = axes
-    load.plot(at, series("arrived"), label="arrive", linewidth=1)
-    load.plot(at, series("ended"), label="end", linewidth=1)
+    load.plot(at, series("arrived"), label="arrived", linewidth=1)
+    load.plot(at, series("ended"), label="ended", linewidth=1)
     load.plot(at, series("refused"), label="refused", linewidth=1, color="tab:red")
     load.set_ylabel("requests a second")
     threshold.plot(at, series("threshold"), color="tab:purple", linewidth=1)
-    threshold.set_ylabel("threshold,\nmean by token")
-    replicas.step(at, series("replicas"), where="post", label="take requests", linewidth=1)
-    replicas.step(at, series("desired_replicas"), where="post", label="asked for", linewidth=1, linestyle=":")
+    threshold.set_ylabel("threshold,\nmean over tokens")
+    replicas.step(at, series("replicas"), where="post", label="running", linewidth=1)
+    replicas.step(at, series("desired_replicas"), where="post", label="desired", linewidth=1, linestyle=":")
     replicas.set_ylabel("replicas")
     replicas.set_ylim(bottom=0)
     latency.plot(at, series("e2e_p95_ms", np.nanmax), label="E2E", linewidth=1)
@@ -54,12 +54,12 @@ def plot(path: Path, title: str, seconds: Sequence[SecondMetrics], e2e_ms: float
     latency.set_ylabel("95th percentile, ms")
     quality.plot(at, series("agreement"), label="agreement with one token at a time", linewidth=1)
     quality.plot(at, series("accuracy"), label="accuracy", linewidth=1)
-    quality.set_ylabel("share, by token")
+    quality.set_ylabel("share of tokens")
     quality.set_xlabel("minutes")
-    for each in (load, replicas, latency, quality):
-        each.legend(loc="best", fontsize="small")
-    for each in axes:
-        each.grid(alpha=0.3)
+    for axis in (load, replicas, latency, quality):
+        axis.legend(loc="best", fontsize="small")
+    for axis in axes:
+        axis.grid(alpha=0.3)
     axes[0].set_title(title)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

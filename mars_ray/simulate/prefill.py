@@ -1,6 +1,6 @@
-"""The reading of prompts on simulated replicas: in whole steps of `prefill_tokens`, one after another.
+"""Prefill on simulated replicas: prompts are read one after another in whole steps of `max_prefill_tokens`.
 
-Letters: `N` replicas, `M` some replicas, one prompt on each of them.
+Letters: `N` replicas, `M` a selection of replicas with one prompt each.
 """
 
 import numpy as np
@@ -12,23 +12,24 @@ from mars_ray.simulate.queues import Floats, Ints
 
 
 class Prefill:
-    """Until when each replica reads prompts, and by how much that slows down those that decode beside them."""
+    """The prompts that each replica reads, and the time this adds to its steps."""
 
     def __init__(self, machine: Machine, replicas: int) -> None:
-        self._budget, self._times = float(machine.max_prefill_tokens), machine.times()
+        self._budget = float(machine.max_prefill_tokens)
+        self._times = machine.times()
         self.until_N = np.zeros(replicas)
-        """The moment at which each replica will have read all prompts."""
+        """Time at which each replica will have read all its prompts."""
         self.extra_N = np.zeros(replicas)
-        """Seconds by which a step is longer in which prompts are read."""
+        """Seconds that reading adds to a step."""
         self._step_N = np.zeros(replicas)
-        """The moment at which the last step began in which prompts are read."""
+        """Start of the last step that reads prompts."""
         self._room_N = np.zeros(replicas)
-        """Prompt tokens that step has room for."""
+        """Prompt tokens that still fit into this step."""
         self._unpaid_N = np.zeros(replicas)
-        """Reading that began within a tick, after its steps were counted."""
+        """Seconds of reading that began in a tick after its steps were counted."""
 
     def share_of_tick(self, begin_s: float, end_s: float) -> Floats:
-        """Return for each replica which part of a tick its steps read prompts."""
+        """Return the share of a tick in which the steps of each replica read prompts."""
         tick_s = end_s - begin_s
         reading_N = (self.until_N - begin_s).clip(0.0, tick_s) + self._unpaid_N
         share_N: Floats = np.minimum(reading_N / tick_s, 1.0)
@@ -47,16 +48,20 @@ class Prefill:
         reading_step_s: Floats,
         end_s: float,
     ) -> Floats:
-        """Read a prompt on each of these replicas, behind those being read; return when each has its first tokens.
+        """Read one more prompt on each of these replicas; return the times of their first tokens.
 
-        A row is free from `free_s` on; a step takes `step_s`, or `reading_step_s` beside prompts.
+        A slot is free from `free_s` on. A step takes `step_s`, or `reading_step_s` when it reads prompts.
         """
-        # Who finds a step under way waits for its end, half a step on average; who waited for a row got it at one.
+        # A request that arrives during a step waits for its end, half a step on average. A request that waited for a
+        # slot got it at the end of a step.
         ready_s = np.where(arrival > free_s, arrival + busy * step_s / 2, free_s)
-        until_s, last_s, room = self.until_N[replica], self._step_N[replica], self._room_N[replica]
+        until_s = self.until_N[replica]
+        last_s = self._step_N[replica]
+        room = self._room_N[replica]
         rest = tokens - np.where(ready_s <= last_s, np.minimum(room, tokens), 0.0)
         steps = np.ceil(rest / self._budget)
-        own, at_least_one = steps > 0, np.maximum(steps, 1)
+        own = steps > 0
+        at_least_one = np.maximum(steps, 1)
         start_s = np.where(own, np.maximum(until_s, ready_s), until_s)
         long = tokens > DECODE_TOKENS
         extra_s = (self._times.prompt_s * steps + self._times.prompt_token_s * (tokens + masks)) * long

@@ -1,4 +1,4 @@
-"""The queues of all simulated replicas, and who is next, by the rules of `engine/scheduling/waiting_queue`."""
+"""Queues of all simulated replicas, served by the rules of `engine/scheduling/waiting_queue`."""
 
 from collections.abc import Sequence
 
@@ -11,60 +11,64 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 FIELDS = ARRIVAL, PROMPT, TOTAL = range(3)
-"""Columns of a request: when it came, tokens to read, tokens to write."""
+"""Columns of a request: arrival time, prompt tokens, tokens of the answer."""
 
 
 class Queues:
-    """The queues of all replicas, one for each class."""
+    """One queue for each replica and class. A queue index is replica * classes + class."""
 
     def __init__(self, replicas: int, classes: Sequence[ServiceClass], queue_max: int) -> None:
-        shares = [each.share for each in classes]
+        shares = [service_class.share for service_class in classes]
         self._share = np.array(shares)
-        self._priority = np.array([float(each.priority) for each in classes])
-        self._places = np.array([max(1, int(queue_max * share / sum(shares))) for share in shares])
-        self._size = int(self._places.max())
+        self._priority = np.array([float(service_class.priority) for service_class in classes])
+        self._capacity = np.array([max(1, int(queue_max * share / sum(shares))) for share in shares])
+        self._size = int(self._capacity.max())
         self._requests = np.zeros((self._size, replicas * len(classes), len(FIELDS)))
-        """Rings, side by side: what lies in them is a small part of them, and close together."""
+        """Ring buffers next to each other, so that the few requests in them are close in memory."""
         self._head: Ints = np.zeros((replicas, len(classes)), np.int64)
         self.waiting: Ints = np.zeros((replicas, len(classes)), np.int64)
         self._served = np.zeros((replicas, len(classes)))
-        """Tokens of each class for its share."""
+        """Tokens served to each class, divided by its share."""
         self._level = np.zeros(replicas)
-        """What the class that was next last had been served then."""
+        """The served tokens of the last class whose turn it was."""
 
     def add(self, queue: Ints, requests: Floats) -> NDArray[np.bool_]:
-        """Queue requests in order of arrival, queues counted through all replicas; return which found a place."""
+        """Queue requests in order of arrival; return a mask of the requests that were not refused."""
         order = np.argsort(queue, kind="stable")
         ordered = queue[order]
         rank = np.empty(len(queue), np.int64)
         rank[order] = np.arange(len(queue)) - np.searchsorted(ordered, ordered)
-        waiting, classes = self.waiting.ravel(), self.waiting.shape[1]
-        place = waiting[queue] + rank
-        fits: NDArray[np.bool_] = place < self._places[queue % classes]
+        waiting = self.waiting.ravel()
+        classes = self.waiting.shape[1]
+        position = waiting[queue] + rank
+        fits: NDArray[np.bool_] = position < self._capacity[queue % classes]
         if not fits.all():
-            queue, place, requests = queue[fits], place[fits], requests[fits]
+            queue, position, requests = queue[fits], position[fits], requests[fits]
         if classes > 1:
             joins = queue[waiting[queue] == 0]
-            here = joins // classes, joins % classes
-            self._served[here] = np.maximum(self._served[here], self._level[here[0]])
-        at = (self._head.ravel()[queue] + place) % self._size
+            replica = joins // classes
+            joining = replica, joins % classes
+            self._served[joining] = np.maximum(self._served[joining], self._level[replica])
+        at = (self._head.ravel()[queue] + position) % self._size
         self._requests.reshape(-1, len(FIELDS))[at * self.waiting.size + queue] = requests
         self.waiting += np.bincount(queue, minlength=self.waiting.size).reshape(self.waiting.shape)
         return fits
 
     def pop(self, queue: Ints) -> Floats:
-        """Take the heads of these queues, one of each replica."""
-        classes, head, waiting = self.waiting.shape[1], self._head.ravel()[queue], self.waiting.ravel()[queue] - 1
+        """Remove and return the heads of these queues, at most one queue of each replica."""
+        classes = self.waiting.shape[1]
+        head = self._head.ravel()[queue]
+        waiting = self.waiting.ravel()[queue] - 1
         if classes > 1:
             self._level[queue // classes] = self._served.ravel()[queue]
-        # A ring that is empty begins anew, so that most use nothing but their beginning.
+        # An empty ring starts again at 0, so most rings use only their first entries.
         self._head.ravel()[queue] = np.where(waiting > 0, (head + 1) % self._size, 0)
         self.waiting.ravel()[queue] = waiting
-        found: Floats = self._requests.reshape(-1, len(FIELDS)).take(head * self.waiting.size + queue, axis=0)
-        return found
+        requests: Floats = self._requests.reshape(-1, len(FIELDS)).take(head * self.waiting.size + queue, axis=0)
+        return requests
 
     def next(self, replica: Ints) -> Ints:
-        """Return the queue whose turn it is on each of these replicas, on all of which somebody waits."""
+        """Return the queue whose turn it is on each of these replicas, all of which have waiting requests."""
         classes = self.waiting.shape[1]
         if classes == 1:
             return replica
@@ -77,16 +81,16 @@ class Queues:
         return turn
 
     def served(self, tokens_NC: Floats) -> None:
-        """Note how many tokens of answers each class was served on each replica."""
+        """Count the tokens of answers served to each class on each replica."""
         if len(self._share) > 1:
             self._served += tokens_NC / self._share
 
     def served_prompts(self, queue: Ints, tokens: Floats) -> None:
-        """Note how many tokens of a prompt were read for each of these queues."""
+        """Count the prompt tokens read for each of these queues."""
         if len(self._share) > 1:
             self._served.ravel()[queue] += tokens / self._share[queue % len(self._share)]
 
 
 def _least(values: Floats) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = values == values.min(axis=1, keepdims=True)
-    return found & np.isfinite(values)
+    least: NDArray[np.bool_] = values == values.min(axis=1, keepdims=True)
+    return least & np.isfinite(values)

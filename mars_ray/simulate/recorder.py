@@ -1,24 +1,26 @@
-"""Count what happens in a simulation: requests, latencies, tokens and their quality, second by second."""
+"""Count requests, latencies, tokens and their quality in a simulation, second by second."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mars_ray.simulate.latency import LatencyHistogram, percentiles
+from mars_ray.load.slo import RequestSlo
 from mars_ray.simulate.machine import Machine
-from mars_ray.simulate.metrics import SecondMetrics, SimulationMetrics, SloSeconds
+from mars_ray.simulate.metrics import LatencyHistogram, SecondMetrics, SimulationMetrics, percentiles
 
 Array = NDArray[np.float64]
 
 
 class SimulationRecorder:
-    """Counts what happens in one simulation."""
+    """The counts of one simulation."""
 
-    def __init__(self, machine: Machine, slo: SloSeconds | None, front_s: float) -> None:
-        self._machine, self._slo, self._front_s = machine, slo, front_s
+    def __init__(self, machine: Machine, slo: RequestSlo | None, front_s: float) -> None:
+        self._machine = machine
+        self._slo = slo
+        self._front_s = front_s
         self._whole = {name: LatencyHistogram() for name in ("ttft", "tpot", "e2e")}
         self._now = {name: LatencyHistogram() for name in ("ttft", "tpot", "e2e")}
         self._sums = np.zeros(4)
-        """Tokens, and tokens by threshold, agreement, accuracy."""
+        """Tokens, and tokens times threshold, agreement, accuracy."""
         self._ended: list[Array] = []
         self._curve: dict[float, tuple[float, float, float]] = {}
         self._tokens_before: Array = np.zeros(0)
@@ -27,14 +29,14 @@ class SimulationRecorder:
         self.last_end_s = 0.0
         self.seconds: list[SecondMetrics] = []
 
-    def came(self, arrived: int, refused: int, too_long: int) -> None:
-        """Count requests."""
+    def arrived(self, arrived: int, refused: int, too_long: int) -> None:
+        """Count requests that arrived."""
         self._counts["arrived"] += arrived
         self._counts["refused"] += refused + too_long
         self._totals["too_long"] += too_long
 
     def ended(self, requests: Array) -> None:
-        """Count requests that ended, as `Fleet.advance` gives them, by the times of the engine."""
+        """Count requests that ended, given as by `Fleet.advance`."""
         self._ended.append(requests)
 
     def _count_ended(self) -> None:
@@ -42,7 +44,8 @@ class SimulationRecorder:
         self._ended = []
         if not len(end):
             return
-        ttft, e2e = first - arrival + 2 * self._front_s, end - arrival + 2 * self._front_s
+        ttft = first - arrival + 2 * self._front_s
+        e2e = end - arrival + 2 * self._front_s
         several = tokens > 1
         tpot = np.where(several, (end - first) / np.maximum(tokens - 1, 1), 0.0)
         for name, seconds in (("ttft", ttft), ("tpot", tpot[several]), ("e2e", e2e)):
@@ -51,11 +54,11 @@ class SimulationRecorder:
         self._counts["ended"] += len(end)
         self.last_end_s = max(self.last_end_s, float(end.max()) + self._front_s)
         if (slo := self._slo) is not None:
-            kept = np.ones(len(end), bool)
-            for seconds, limit_s in ((ttft, slo.ttft_s), (tpot, slo.tpot_s), (e2e, slo.e2e_s)):
-                if limit_s is not None:
-                    kept &= seconds <= limit_s
-            self._counts["good"] += int(kept.sum())
+            good = np.ones(len(end), bool)
+            for seconds, limit_ms in ((ttft, slo.ttft_ms), (tpot, slo.tpot_ms), (e2e, slo.e2e_ms)):
+                if limit_ms is not None:
+                    good &= seconds <= limit_ms / 1000
+            self._counts["good"] += int(good.sum())
 
     def second(
         self,
@@ -68,10 +71,11 @@ class SimulationRecorder:
         replicas: int,
         desired: int,
     ) -> None:
-        """End a second, in which `thresholds_NC` were in force; `tokens_NC` are counted since the start."""
+        """Close a second with `thresholds_NC` in force; `tokens_NC` are counted since the start."""
         self._count_ended()
         before = self._tokens_before if self._tokens_before.size else np.zeros_like(tokens_NC)
-        sums, counts = self._quality(tokens_NC - before, thresholds_NC), self._counts
+        sums = self._quality(tokens_NC - before, thresholds_NC)
+        counts = self._counts
         self._tokens_before = tokens_NC.copy()
         self._sums += sums
         means = (sums[1:] / sums[0]).tolist() if sums[0] > 0 else [None] * 3
@@ -101,10 +105,12 @@ class SimulationRecorder:
         self._now = {name: LatencyHistogram() for name in self._now}
 
     def metrics(self, *, in_flight: int, changes_per_minute: float, replica_minutes: float) -> SimulationMetrics:
-        """Return what all seconds say together."""
-        totals, tokens = self._totals, float(self._sums[0])
+        """Return the figures of the whole simulation."""
+        totals = self._totals
+        tokens = float(self._sums[0])
         duration_s = self.last_end_s if not in_flight else float(len(self.seconds))
         means = (self._sums[1:] / tokens).tolist() if tokens else [None] * 3
+        done = totals["ended"] + totals["refused"]
         return SimulationMetrics(
             duration_s=duration_s,
             requests=totals["arrived"],
@@ -117,9 +123,7 @@ class SimulationRecorder:
             ttft_ms=percentiles(self._whole["ttft"]),
             tpot_ms=percentiles(self._whole["tpot"]),
             e2e_ms=percentiles(self._whole["e2e"]),
-            good=totals["good"] / (totals["ended"] + totals["refused"])
-            if self._slo and totals["ended"] + totals["refused"]
-            else None,
+            good=totals["good"] / done if done and self._slo else None,
             threshold=means[0],
             agreement=means[1],
             accuracy=means[2],

@@ -1,4 +1,4 @@
-"""What simulated replicas tell the controller, once a second: the very reports that real ones send."""
+"""Reports of simulated replicas to the controller, once a second, in the type that real replicas send."""
 
 import math
 from collections import deque
@@ -19,26 +19,30 @@ class Reports:
     """The reports of the first `watched` replicas."""
 
     def __init__(self, fleet: Fleet, machine: Machine, classes: Sequence[ServiceClass], watched: int) -> None:
-        self._fleet, self._machine, self._classes = fleet, machine, classes
-        self._points, self._times = machine.points, machine.times()
+        self._fleet = fleet
+        self._machine = machine
+        self._classes = classes
+        self._points = machine.points
+        self._times = machine.times()
         self._firsts, self._paces = ([deque[Floats](maxlen=int(WINDOW_S)) for _ in range(watched)] for _ in range(2))
         """Times to the first token and times per token of each second of the window, by replica."""
         self._kv_tokens_N = fleet.kv_tokens_N
 
     def second(self) -> None:
-        """End a second."""
+        """Close a second."""
         _keep(self._firsts, self._fleet.firsts)
         _keep(self._paces, self._fleet.paces)
         self._kv_tokens_N = self._fleet.kv_tokens_N
 
     def of(self, replica: int, number: int) -> ReplicaReport:
         """Return the report of one replica at the end of second `number`."""
-        fleet, machine = self._fleet, self._machine
+        fleet = self._fleet
+        machine = self._machine
         kv_tokens = max(0, round(float(self._kv_tokens_N[replica])))
         state = EngineState(
             max_num_seqs=machine.max_num_seqs,
-            classes=tuple(self._class(replica, place, each) for place, each in enumerate(self._classes)),
-            tokens_running=0,  # for people who watch; nobody decides by it
+            classes=tuple(self._class(replica, index) for index in range(len(self._classes))),
+            tokens_running=0,  # shown to people; the controller does not use it
             kv_cache_usage=min(1.0, kv_tokens / (machine.max_num_seqs * machine.max_model_len)),
             kv_tokens=kv_tokens,
             steps=number,
@@ -52,36 +56,36 @@ class Reports:
         )
         return ReplicaReport(replica=f"replica-{replica}", number=number, seconds=float(number), state=state)
 
-    def _class(self, replica: int, place: int, each: ServiceClass) -> ClassState:
+    def _class(self, replica: int, index: int) -> ClassState:
         fleet = self._fleet
         return ClassState(
-            name=each.name,
-            threshold=float(fleet.thresholds_NC[replica, place]),
-            running=int(fleet.held_NC[replica, place]),
-            waiting=int(fleet.queues.waiting[replica, place]),
-            arrived=int(fleet.arrived_NC[replica, place]),
-            prompt_tokens=round(float(fleet.prompt_tokens_NC[replica, place])),
-            ended=int(fleet.ended_NC[replica, place]),
-            tokens=round(float(fleet.ended_tokens_NC[replica, place])),
+            name=self._classes[index].name,
+            threshold=float(fleet.thresholds_NC[replica, index]),
+            running=int(fleet.held_NC[replica, index]),
+            waiting=int(fleet.queues.waiting[replica, index]),
+            arrived=int(fleet.arrived_NC[replica, index]),
+            prompt_tokens=round(float(fleet.prompt_tokens_NC[replica, index])),
+            ended=int(fleet.ended_NC[replica, index]),
+            tokens=round(float(fleet.ended_tokens_NC[replica, index])),
         )
 
 
-def _keep(kept: Sequence[deque[Floats]], found: list[tuple[Ints, Floats]]) -> None:
-    """Hand what the fleet found in a second to the window of each replica."""
-    replicas, times = zip(*found, strict=True) if found else ([], [])
-    found.clear()
+def _keep(windows: Sequence[deque[Floats]], measured: list[tuple[Ints, Floats]]) -> None:
+    """Move the measurements of a second to the window of each replica."""
+    replicas, times = zip(*measured, strict=True) if measured else ([], [])
+    measured.clear()
     replica = np.concatenate(replicas) if replicas else np.zeros(0, int)
     seconds = np.concatenate(times) if times else np.zeros(0)
-    for number, window in enumerate(kept):
+    for number, window in enumerate(windows):
         window.append(seconds[replica == number])
 
 
 def _p95(window: deque[Floats]) -> float | None:
-    """Return the 95th percentile of what an engine's `LatencyWindow` would hold."""
+    """Return the 95th percentile as the `LatencyWindow` of an engine computes it."""
     values = np.concatenate(window)[-MAX_VALUES:] if window else np.zeros(0)
     if not len(values):
         return None
-    place = 0.95 * (len(values) - 1)
+    rank = 0.95 * (len(values) - 1)
     values.sort()
-    low, high = values[[int(place), math.ceil(place)]].tolist()
-    return float(low + (place - int(place)) * (high - low))
+    low, high = values[[int(rank), math.ceil(rank)]].tolist()
+    return float(low + (rank - int(rank)) * (high - low))

@@ -1,4 +1,4 @@
-"""How many replicas there are: Serve's autoscaling, with its delays. No replica ends that still has a request."""
+"""Serve's autoscaling with its delays. A replica with requests left drains before it ends."""
 
 from dataclasses import dataclass
 
@@ -28,25 +28,27 @@ class Scaling:
 
 
 class Replicas:
-    """The replicas there are of `max_replicas`: the first `replicas` at the start. Without `scaling` they stay."""
+    """The replicas that exist, out of `max_replicas`. Without `scaling` their number is fixed."""
 
     def __init__(self, replicas: int, scaling: Scaling | None) -> None:
         self._scaling = scaling
         most = scaling.max_replicas if scaling else replicas
         self._ready_s: NDArray[np.float64] = np.full(most, np.inf)
         self._ready_s[:replicas] = 0.0
-        self._target, self._since_s, self._direction = replicas, 0.0, 0
+        self._target = replicas
+        self._since_s = 0.0
+        self._direction = 0
         self.up = np.arange(replicas)
         """Replicas that take requests."""
         self.draining: NDArray[np.int64] = np.zeros(0, np.int64)
 
     @property
     def count(self) -> int:
-        """Replicas that exist: starting, up, or with requests left."""
+        """Replicas that are starting, up or draining."""
         return int(np.isfinite(self._ready_s).sum()) + len(self.draining)
 
     def follow(self, desired: int, in_flight: NDArray[np.int64], now_s: float) -> None:
-        """Take what the controller wants now; called once a second."""
+        """Follow the number of replicas that the controller wants; called once a second."""
         self.draining = self.draining[in_flight[self.draining] > 0]
         if self._scaling is not None:
             self._decide(self._scaling, desired, now_s)
@@ -56,16 +58,18 @@ class Replicas:
         desired = min(max(desired, scaling.min_replicas), scaling.max_replicas)
         direction = (desired > self._target) - (desired < self._target)
         if direction != self._direction:
-            self._direction, self._since_s = direction, now_s
+            self._direction = direction
+            self._since_s = now_s
         delay_s = scaling.upscale_delay_s if direction > 0 else scaling.downscale_delay_s
         if not direction or now_s - self._since_s < delay_s:
             return
-        self._target, self._direction = desired, 0
-        there = np.flatnonzero(np.isfinite(self._ready_s))
+        self._target = desired
+        self._direction = 0
+        existing = np.flatnonzero(np.isfinite(self._ready_s))
         if direction > 0:
             absent = np.setdiff1d(np.flatnonzero(np.isinf(self._ready_s)), self.draining)
-            self._ready_s[absent[: desired - len(there)]] = now_s + scaling.startup_s
+            self._ready_s[absent[: desired - len(existing)]] = now_s + scaling.startup_s
         else:
-            leaving = there[desired:]
+            leaving = existing[desired:]
             self.draining = np.concatenate([self.draining, leaving[self._ready_s[leaving] <= now_s]])
             self._ready_s[leaving] = np.inf

@@ -1,9 +1,7 @@
-"""A cluster that is not there: arrivals through router, queues and engines, with the controller that a real one has.
+"""Simulate a cluster: arrivals pass a router, queues and engines; the real `Controller` sets thresholds and replicas.
 
-Nothing is decided here: thresholds and replicas come from `Controller`. The same seed gives the same result.
-
-Open in this order: `arrivals` → `router` → `queues` → `fleet` (with `prefill` and `threshold_curves`) →
-`reports` → the controller → `scaling`; `recorder` sums up.
+The same seed gives the same result. Open in this order: `arrivals` → `queues` → `fleet` (with `prefill`) → `reports` →
+the controller → `scaling`; `recorder` counts.
 """
 
 from collections.abc import Callable
@@ -17,21 +15,25 @@ from mars_ray.control.core.controller import Controller
 from mars_ray.control.policies.policy import Policy
 from mars_ray.control.settings import ControlPlan
 from mars_ray.errors import ConfigError
+from mars_ray.load.slo import RequestSlo
 from mars_ray.simulate.arrivals import Arrivals
 from mars_ray.simulate.fleet import Fleet
 from mars_ray.simulate.machine import Machine
-from mars_ray.simulate.metrics import SecondMetrics, SimulationMetrics, SloSeconds
+from mars_ray.simulate.metrics import SecondMetrics, SimulationMetrics
 from mars_ray.simulate.queues import Floats, Ints
 from mars_ray.simulate.recorder import SimulationRecorder
 from mars_ray.simulate.reports import Reports
-from mars_ray.simulate.router import route
 from mars_ray.simulate.scaling import Replicas, Scaling
 
 REPORTING = 16
-"""Replicas that report. In a larger cluster the controller sees so many of them, and the rest follow the cluster's
-thresholds: a thousand reports a second take longer to make and to read than a second."""
+"""Most replicas that report. In a larger cluster the rest follow the thresholds of the cluster, because a thousand
+reports take longer than a second to make and read."""
+SLACK = 4
+"""Load above the least loaded replica at which a request leaves its preferred one, as in `prefix_routing`."""
+AT_ONCE = 0.5
+"""Requests routed by the same counts, for each replica."""
 DRAIN_S = 600.0
-"""Seconds after the last arrival in which what runs may end."""
+"""Longest time after the last arrival in which running requests may end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +44,12 @@ class SimulationOptions:
     ticks_per_s: int | None = None
     """None: 200 for up to 16 replicas, 50 for up to 100, else 10."""
     scaling: Scaling | None = None
-    """How the number of replicas follows demand; None keeps it."""
+    """Autoscaling; None keeps the number of replicas."""
     front_s: float = 0.0
-    """Seconds that lie before the engine, and once more behind it."""
-    slo: SloSeconds | None = None
+    """Latency before the engine, and again after it."""
+    slo: RequestSlo | None = None
     duration_s: float | None = None
-    """Seconds after which nothing arrives any more; None takes all arrivals."""
+    """Time after which arrivals are ignored; None takes all."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -61,7 +63,7 @@ class SimulationOptions:
             raise ConfigError(f"duration is {self.duration_s}; it must be above 0.")
         if self.scaling and not self.scaling.min_replicas <= self.replicas <= self.scaling.max_replicas:
             raise ConfigError(
-                f"replicas is {self.replicas}; to begin with it must be in "
+                f"replicas is {self.replicas}; at the start it must be in "
                 f"{self.scaling.min_replicas}..{self.scaling.max_replicas}."
             )
 
@@ -73,7 +75,7 @@ class SimulationOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """What one simulation gave."""
+    """Result of a simulation."""
 
     metrics: SimulationMetrics
     seconds: tuple[SecondMetrics, ...]
@@ -86,12 +88,12 @@ def simulate(
     machine: Machine,
     plan: ControlPlan,
     options: SimulationOptions,
-    each_second: Callable[[SecondMetrics], None] = lambda _: None,
+    on_second: Callable[[SecondMetrics], None] = lambda _: None,
     *,
     policy: Policy[Any] | None = None,
 ) -> Simulation:
-    """Run until all requests ended. `policy` takes the place of the policy of `plan`."""
-    return _Cluster(arrivals, machine, plan, options, policy).run(each_second)
+    """Run until all requests have ended. `policy` replaces the policy of `plan`."""
+    return _Cluster(arrivals, machine, plan, options, policy).run(on_second)
 
 
 class _Cluster:
@@ -103,7 +105,10 @@ class _Cluster:
         options: SimulationOptions,
         policy: Policy[Any] | None,
     ) -> None:
-        self._arrivals, self._machine, self._options, self._plan = arrivals, machine, options, plan
+        self._arrivals = arrivals
+        self._machine = machine
+        self._options = options
+        self._plan = plan
         most = options.scaling.max_replicas if options.scaling else options.replicas
         self._reporting = min(most, REPORTING)
         self._fleet = Fleet(machine, plan.classes, most, plan.ceiling, self._reporting)
@@ -116,8 +121,8 @@ class _Cluster:
         self._desired = options.replicas
         self._changes = self._replica_s = 0.0
 
-    def run(self, each_second: Callable[[SecondMetrics], None]) -> Simulation:
-        """Run until all ended, or until it is clear that they will not."""
+    def run(self, on_second: Callable[[SecondMetrics], None]) -> Simulation:
+        """Run until all requests have ended, at most `DRAIN_S` after the last arrival."""
         last_s = self._arrivals.last_s
         if self._options.duration_s is not None:
             last_s = min(last_s, self._options.duration_s)
@@ -125,7 +130,7 @@ class _Cluster:
         while number <= last_s or (self._fleet.in_flight_N.any() and number < last_s + DRAIN_S):
             number += 1
             self._second(number, last_s)
-            each_second(self._recorder.seconds[-1])
+            on_second(self._recorder.seconds[-1])
         minutes = max(self._replica_s, 1e-9) / 60
         metrics = self._recorder.metrics(
             in_flight=int(self._fleet.in_flight_N.sum()),
@@ -135,16 +140,19 @@ class _Cluster:
         return Simulation(metrics=metrics, seconds=tuple(self._recorder.seconds), reporting=self._reporting)
 
     def _second(self, number: int, last_s: float) -> None:
-        fleet, ticks = self._fleet, self._options.ticks
+        fleet = self._fleet
+        ticks = self._options.ticks
         front_s = self._options.front_s
-        came = self._arrivals.until(min(max(number - front_s, 0.0), np.nextafter(last_s, np.inf)))
-        at_s, begin = came.arrival_s + front_s, 0
+        batch = self._arrivals.until(min(max(number - front_s, 0.0), np.nextafter(last_s, np.inf)))
+        at_s = batch.arrival_s + front_s
+        begin = 0
         for tick in range(ticks):
-            begin_s, end_s = number - 1 + tick / ticks, number - 1 + (tick + 1) / ticks
+            begin_s = number - 1 + tick / ticks
+            end_s = number - 1 + (tick + 1) / ticks
             until = int(np.searchsorted(at_s, end_s)) if tick < ticks - 1 else len(at_s)
             if until > begin:
                 part = slice(begin, until)
-                self._arrive(at_s[part], came.prompt[part], came.output[part], came.service_class[part])
+                self._arrive(at_s[part], batch.prompt[part], batch.output[part], batch.service_class[part])
             begin = until
             if fleet.in_flight_N.any():
                 self._recorder.ended(fleet.advance(begin_s, end_s))
@@ -164,18 +172,19 @@ class _Cluster:
         self._replicas.follow(self._desired, fleet.in_flight_N, self._now_s)
 
     def _arrive(self, at_s: Floats, prompt: Floats, output: Floats, of_class: Ints) -> None:
-        """Route what reaches the engines in a tick."""
+        """Route the requests that reach the engines in a tick."""
         fits: NDArray[np.bool_] = prompt + output <= self._machine.max_model_len
         too_long = len(fits) - int(fits.sum())
         if too_long:
             at_s, prompt, output, of_class = at_s[fits], prompt[fits], output[fits], of_class[fits]
         replica = route(self._fleet.in_flight_N, self._replicas.up, len(at_s), self._random)
-        placed = self._fleet.add(replica, of_class, at_s, prompt, output)
-        self._recorder.came(len(fits), len(placed) - int(placed.sum()), too_long)
+        queued = self._fleet.add(replica, of_class, at_s, prompt, output)
+        self._recorder.arrived(len(fits), len(queued) - int(queued.sum()), too_long)
 
     def _control(self, number: int) -> None:
-        """Let replicas report, and follow the answers."""
-        fleet, names = self._fleet, [each.name for each in self._plan.classes]
+        """Send the reports of the replicas to the controller and follow its directives."""
+        fleet = self._fleet
+        names = [service_class.name for service_class in self._plan.classes]
         thresholds_NC = fleet.thresholds_NC.copy()
         reporting = [replica for replica in self._replicas.up.tolist() if replica < self._reporting]
         for replica in reporting:
@@ -184,9 +193,31 @@ class _Cluster:
             self._desired = directive.desired_replicas
         if reporting:
             if self._replicas.up[-1] >= self._reporting:
-                said = self._controller.thresholds()
-                thresholds_NC[self._reporting :] = [said[name] for name in names]
+                thresholds = self._controller.thresholds()
+                thresholds_NC[self._reporting :] = [thresholds[name] for name in names]
             self._desired = -(-self._desired * len(self._replicas.up) // len(reporting))
-        there = self._replicas.up
-        self._changes += float((thresholds_NC[there] != fleet.thresholds_NC[there]).mean(axis=1).sum())
+        up = self._replicas.up
+        self._changes += float((thresholds_NC[up] != fleet.thresholds_NC[up]).mean(axis=1).sum())
         fleet.set_thresholds(thresholds_NC)
+
+
+def route(in_flight: Ints, up: Ints, requests: int, random: np.random.Generator) -> Ints:
+    """Return a replica of `up` for each request and count the requests in `in_flight`.
+
+    Follows `serve/replicas/prefix_routing`: a request prefers the replica with its prefix, here a random one, and goes
+    to the least loaded replica if its preferred one has `SLACK` requests more.
+    """
+    preferred = up[random.integers(len(up), size=requests)]
+    chosen = preferred.copy()
+    size = max(1, int(AT_ONCE * len(up)))
+    for start in range(0, requests, size):
+        part = slice(start, start + size)
+        loads = in_flight[up]
+        busy = np.flatnonzero(in_flight[preferred[part]] > loads.min() + SLACK)
+        if len(busy):
+            # Each takes one of the least loaded replicas. Ties are broken at random, as the real router does by a hash.
+            drawn = loads + random.random(len(up))
+            least = np.argpartition(drawn, min(len(busy), len(up)) - 1)[: len(busy)]
+            chosen[start + busy] = up[least[np.arange(len(busy)) % len(least)]]
+        np.add.at(in_flight, chosen[part], 1)
+    return chosen

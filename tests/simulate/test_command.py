@@ -105,7 +105,7 @@ def test_a_machine_file_that_cannot_be_is_named(tmp_path: Path, change: dict[str
 def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bad.json"
     path.write_text("max_num_seqs: 4")
-    with pytest.raises(ConfigError, match="no machine file"):
+    with pytest.raises(ConfigError, match="not a machine file"):
         read_machine(path)
 
 

@@ -16,7 +16,7 @@ from mars_ray.serve.replicas import prefix_routing as routing
 from mars_ray.simulate.arrivals import Arrival
 from mars_ray.simulate.fleet import Fleet
 from mars_ray.simulate.queues import FIELDS, Queues
-from mars_ray.simulate.router import SLACK, route
+from mars_ray.simulate.simulator import SLACK, route
 from tests.simulate.simulation_samples import machine, run
 
 GOLD, SILVER, BATCH = (
