@@ -21,13 +21,13 @@ CPUINFO = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """The work done once."""
+    """One timed run."""
 
     tokens: int
     seconds: float
     forwards: int
     decoding: "Sample | None" = None
-    """The part behind the first chunk of each answer, where it can be told: without reading prompts."""
+    """The run without the first step of each answer, which reads the prompt; None if not measured."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -40,7 +40,7 @@ SampleT = TypeVar("SampleT", bound=Sample)
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Repeated measurements of one figure."""
+    """Median and range of repeated measurements."""
 
     median: float
     min: float
@@ -50,16 +50,16 @@ class Spread:
 def interleaved(
     candidates: Mapping[str, Callable[[], SampleT]], repeats: int, progress: ProgressLine
 ) -> dict[str, list[SampleT]]:
-    """Run every candidate once per round and return `repeats` samples of each; a round before them warms up.
+    """Run every candidate once per round and return `repeats` samples of each, after one round that warms up.
 
-    Round r begins with candidate r mod n, so none always runs on the heels of the same other.
+    Round r begins with candidate r mod n, so the order changes between rounds.
     """
     names = list(candidates)
     samples: dict[str, list[SampleT]] = {name: [] for name in names}
     total = (repeats + 1) * len(names)
     for turn in range(total):
-        number, place = divmod(turn, len(names))
-        name = names[(number + place) % len(names)]
+        number, position = divmod(turn, len(names))
+        name = names[(number + position) % len(names)]
         sample = candidates[name]()
         if number > 0:
             samples[name].append(sample)
@@ -78,12 +78,12 @@ def throughput(samples: Sequence[Sample]) -> Spread:
 
 
 def speedup(samples: Sequence[Sample], baseline: Sequence[Sample]) -> Spread:
-    """Return the spread of the ratios of tokens per second, each of one round."""
-    return spread([one.tokens_per_s / other.tokens_per_s for one, other in zip(samples, baseline, strict=True)])
+    """Return the spread of the speedup over the baseline, computed round by round."""
+    return spread([run.tokens_per_s / base.tokens_per_s for run, base in zip(samples, baseline, strict=True)])
 
 
 def machine() -> dict[str, str | int | float | bool | None]:
-    """Describe processor, memory, accelerator, library versions, threads and the commit of this code."""
+    """Return processor, memory, accelerator, library versions, threads and commit, without names of hosts or users."""
     cuda = torch.cuda.is_available()
     commit = _git("rev-parse", "HEAD")
     return {
@@ -106,7 +106,7 @@ def _cpu_model(cpuinfo: str) -> str:
 
 
 def _git(*arguments: str) -> str | None:
-    """Return what git says about the folder of this package; None where that is no checkout."""
+    """Return the output of git in the folder of this package; None outside a checkout."""
     git = shutil.which("git")
     if git is None:
         return None

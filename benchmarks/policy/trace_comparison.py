@@ -75,9 +75,7 @@ def _parts(arrivals: tuple[Arrival, ...]) -> list[tuple[Arrival, ...]]:
         number = min(int(arrival.arrival_s / length_s), PARTS - 1)
         parts[number].append(arrival._replace(arrival_s=arrival.arrival_s - number * length_s))
     if not all(parts):
-        raise ConfigError(
-            f"a fifth of the trace has no request; give one with requests in each of its {PARTS} parts."
-        )
+        raise ConfigError(f"a fifth of the trace has no request; give one with requests in each of its {PARTS} parts.")
     return [tuple(part) for part in parts]
 
 

@@ -16,42 +16,41 @@ ApiKey = Annotated[
     str | None,
     typer.Option(
         envvar="OPENAI_API_KEY",
-        help="Sent as a bearer token. Other users of this machine see it in ps: better set the variable.",
+        help="Bearer token. Prefer the variable, because other users of this machine can see options in ps.",
     ),
 ]
 LoadTrace = Annotated[
     str | None,
-    typer.Option(help="'poisson:RATE' per second or an Azure trace .csv.gz; without one, clients take turns."),
+    typer.Option(help="'poisson:RATE' per second, or an Azure trace .csv.gz. Default: a closed loop of --clients."),
 ]
-Clients = Annotated[
-    int | None, typer.Option(help="Requests under way at most; 1 by default, with --trace without bound.")
-]
+Clients = Annotated[int | None, typer.Option(help="Most requests in flight. Default: 1, or no limit with --trace.")]
 Requests = Annotated[
-    int | None, typer.Option(help="Requests sent; by default the trace, or 100 where no --duration is given.")
+    int | None, typer.Option(help="Number of requests. Default: the whole trace, else 100 without --duration.")
 ]
-Duration = Annotated[float | None, typer.Option(help="Seconds in which requests are sent.")]
+Duration = Annotated[float | None, typer.Option(help="Seconds during which requests are sent.")]
 Prompts = Annotated[
-    Path | None, typer.Option(help="JSONL or parquet with 'prompt' or 'messages'; bundled ones by default.")
+    Path | None, typer.Option(help="JSONL or parquet with 'prompt' or 'messages'. Default: bundled prompts.")
 ]
 MaxTokens = Annotated[
-    int | None, typer.Option(help="Tokens per answer at most; 128 by default, in a trace file what it says.")
+    int | None, typer.Option(help="Most tokens per answer. Default: 128, or the lengths of the trace file.")
 ]
-ExtraBody = Annotated[str, typer.Option(help="""Further fields of each request: '{"threshold": 0.9}'.""")]
+ExtraBody = Annotated[str, typer.Option(help="""More fields of each request, such as '{"threshold": 0.9}'.""")]
 PromptScale = Annotated[
-    float, typer.Option(help="Times the trace's prompts; a word counts as a token, usage says the truth.")
+    float,
+    typer.Option(help="Factor on the lengths of the trace's prompts, in words. Replies tell the true token counts."),
 ]
 
 
 @bench_app.command("serve")
 def bench_serve(
-    url: Annotated[str, typer.Option(help="An OpenAI-compatible endpoint that runs.")] = URL,
-    model: Annotated[str | None, typer.Option(help="By default the first that the endpoint lists.")] = None,
+    url: Annotated[str, typer.Option(help="OpenAI-compatible endpoint.")] = URL,
+    model: Annotated[str | None, typer.Option(help="Model name. Default: the first that the endpoint lists.")] = None,
     api_key: ApiKey = None,
     trace: LoadTrace = None,
     clients: Clients = None,
     requests: Requests = None,
     duration: Duration = None,
-    stream: Annotated[bool, typer.Option(help="Ask for chunks; without them there is no TTFT.")] = True,
+    stream: Annotated[bool, typer.Option(help="Stream answers; TTFT is only measured then.")] = True,
     prompts: Prompts = None,
     max_tokens: MaxTokens = None,
     extra_body: ExtraBody = "{}",
@@ -59,8 +58,8 @@ def bench_serve(
     prompt_scale: PromptScale = 1.0,
     output_scale: OutputScale = 1.0,
     slo: Slo = None,
-    seed: Annotated[int, typer.Option(help="Of arrivals and of the order of prompts.")] = 0,
-    timeout: Annotated[float, typer.Option(help="Seconds for one request.")] = 300.0,
+    seed: Annotated[int, typer.Option(help="Seed of arrivals and prompts.")] = 0,
+    timeout: Annotated[float, typer.Option(help="Seconds until a request fails.")] = 300.0,
     json_file: JsonFile = None,
 ) -> None:
     """Put load on a running OpenAI-compatible endpoint, and measure latency, throughput and goodput."""
@@ -89,4 +88,4 @@ def bench_serve(
     report = run(options)
     write_json(json_file, report)
     if report["interrupted"]:
-        raise InterruptedRunError("Stopped; the figures are those of the requests sent by then.")
+        raise InterruptedRunError("Stopped; the figures cover the requests sent so far.")

@@ -1,4 +1,4 @@
-"""The command `mars-ray simulate`: a trace on a cluster that is not there."""
+"""The command `mars-ray simulate`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,40 +8,40 @@ import typer
 from mars_ray.cli.options import OutputScale, Slo, TraceSpeed
 from mars_ray.cli.results import write_json
 
-Policy = Annotated[str | None, typer.Option(help="'fixed', 'load', 'slo' or 'capacity', which is the default.")]
-Control = Annotated[Path | None, typer.Option(help="YAML with settings, ceiling and classes.")]
-Machine = Annotated[Path | None, typer.Option(help="What one engine can do; by default as measured here.")]
-Autoscale = Annotated[bool, typer.Option("--autoscale", help="Let replicas follow demand.")]
-MaxReplicas = Annotated[int | None, typer.Option(help="With --autoscale; 4 x --replicas by default.")]
-Mix = Annotated[str | None, typer.Option(help="Requests by class: 'gold:1,batch:3'; equal by default.")]
-FrontMs = Annotated[float, typer.Option(help="What lies before the engine, and once more behind it.")]
-Plot = Annotated[Path | None, typer.Option(help="Draw it here: .png, .svg or .pdf.")]
-SecondsFile = Annotated[Path | None, typer.Option("--json", help="Write metrics and every second here.")]
+Policy = Annotated[str | None, typer.Option(help="'fixed', 'load', 'slo' or 'capacity' (default).")]
+Control = Annotated[Path | None, typer.Option(help="YAML file with settings, ceiling and classes.")]
+Machine = Annotated[Path | None, typer.Option(help="JSON file with figures of one engine. Default: the bundled model.")]
+Autoscale = Annotated[bool, typer.Option("--autoscale", help="Scale replicas with demand.")]
+MaxReplicas = Annotated[int | None, typer.Option(help="Upper limit with --autoscale. Default: 4 x --replicas.")]
+Mix = Annotated[str | None, typer.Option(help="Shares of requests by class: 'gold:1,batch:3'. Default: equal shares.")]
+FrontMs = Annotated[float, typer.Option(help="Latency before the engine, and again after it, in ms.")]
+Plot = Annotated[Path | None, typer.Option(help="File for a plot: .png, .svg or .pdf.")]
+SecondsFile = Annotated[Path | None, typer.Option("--json", help="File for all metrics, as JSON.")]
 
 
 def simulate(
-    trace: Annotated[str, typer.Option(help="An Azure trace .csv.gz.")],
-    replicas: Annotated[int, typer.Option(help="Engines, at the start.")],
+    trace: Annotated[str, typer.Option(help="Azure trace .csv.gz.")],
+    replicas: Annotated[int, typer.Option(help="Number of engines at the start.")],
     policy: Policy = None,
     control: Control = None,
     machine: Machine = None,
     autoscale: Autoscale = False,
-    min_replicas: Annotated[int, typer.Option(help="With --autoscale.")] = 1,
+    min_replicas: Annotated[int, typer.Option(help="Lower limit with --autoscale.")] = 1,
     max_replicas: MaxReplicas = None,
-    copies: Annotated[int, typer.Option(help="How often each request comes, within a minute.")] = 1,
+    copies: Annotated[int, typer.Option(help="Copies of each request, spread over a minute.")] = 1,
     speed: TraceSpeed = 1.0,
-    prompt_scale: Annotated[float, typer.Option(help="Times the trace's prompts.")] = 1.0,
+    prompt_scale: Annotated[float, typer.Option(help="Factor on the lengths of the trace's prompts.")] = 1.0,
     output_scale: OutputScale = 1.0,
-    duration: Annotated[float | None, typer.Option(help="Seconds in which requests come.")] = None,
+    duration: Annotated[float | None, typer.Option(help="Seconds of arrivals.")] = None,
     mix: Mix = None,
     slo: Slo = None,
     front_ms: FrontMs = 0.0,
-    ticks: Annotated[int | None, typer.Option(help="Per second; more are slower and more exact.")] = None,
-    seed: Annotated[int, typer.Option(help="Of routing, classes and copies.")] = 0,
+    ticks: Annotated[int | None, typer.Option(help="Ticks per second; more are slower and more exact.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of routing, classes and copies.")] = 0,
     plot: Plot = None,
     json_file: SecondsFile = None,
 ) -> None:
-    """Run a trace through a simulated cluster that has the engine's rules and the real controller."""
+    """Simulate a cluster on a trace, with the engine's rules and the real controller."""
     from mars_ray.simulate.command import SimulateOptions, run_simulation
 
     options = SimulateOptions(

@@ -1,1 +1,1 @@
-"""Pages for people: those an endpoint shows, and reports, with one look and one way to draw charts."""
+"""Pages of an endpoint and of reports, with one style sheet and one module of charts."""

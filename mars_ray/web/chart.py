@@ -1,4 +1,4 @@
-"""A chart of a report as data: `static/chart.js` draws it, there as in the live view of a cluster."""
+"""Charts of a report as data, drawn by `static/chart.js`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """How values stand along one side."""
+    """One axis."""
 
     ends: tuple[float, float] | None = None
-    """Where it begins and ends; None for what the values ask for."""
+    """First and last value; None fits the data."""
     unit: str = ""
-    """Written behind values: " %"."""
+    """Suffix of values, such as " %"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """Values joined by a line."""
+    """A line chart series."""
 
     name: str = ""
     at: Sequence[tuple[float, float]]
@@ -25,26 +25,26 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One value with a name."""
+    """A labelled point."""
 
     name: str
     kind: str = ""
-    """How it is drawn: "special", "hollow", both, or neither."""
+    """Style: "special", "hollow", both, or neither."""
     x: float
     y: float
     x_within: tuple[float, float]
     y_within: tuple[float, float]
-    """Where the value may lie; drawn as whiskers."""
+    """Interval of the value, drawn as whiskers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A chart with whatever it shows."""
+    """A chart of lines, bars and points."""
 
     title: str
     lines: Sequence[Line] = ()
     bars: Sequence[tuple[float, float, float]] = ()
-    """From where to where on the horizontal axis, and the value."""
+    """Left edge, right edge and value of each bar."""
     points: Sequence[Point] = ()
     x: Axis = Axis()
     y: Axis = Axis()

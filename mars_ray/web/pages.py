@@ -1,8 +1,8 @@
-"""The pages an endpoint shows, and the files they load: read once, and the same for everybody.
+"""Pages of an endpoint and the files they load, read once.
 
-In:    nothing but the prefix an endpoint is reached under.
-Out:   the bytes of each page and file, with what each may do in a browser.
-Never: holds anything of a model, a key or a caller: those a page asks the API for, as any client.
+In:    the prefix of the endpoint.
+Out:   the bytes of each page and file, and the Content-Security-Policy of pages.
+Never: contain data of a model, a key or a caller; pages ask the API for these, like any client.
 """
 
 from collections.abc import Mapping
@@ -19,13 +19,12 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""Content-Security-Policy of every page: code and style from this endpoint's files only, requests to it alone, and no
-text can become markup."""
+"""Content-Security-Policy of every page: scripts, styles and requests only of this endpoint, and no text as markup."""
 
 
 @dataclass(frozen=True, slots=True)
 class WebFile:
-    """One file as it is sent."""
+    """Content and media type of one file."""
 
     content: bytes
     media_type: str
@@ -33,7 +32,7 @@ class WebFile:
 
 @cache
 def static_files() -> Mapping[str, WebFile]:
-    """Return what pages load, by path below the endpoint: "/web/style.css"."""
+    """Return the files that pages load, by path below the endpoint, such as "/web/style.css"."""
     return {
         f"/web/{file.name}": WebFile(file.read_bytes(), TYPES[file.suffix])
         for file in sorted(STATIC.iterdir())
@@ -43,12 +42,12 @@ def static_files() -> Mapping[str, WebFile]:
 
 @cache
 def page(path: str, prefix: str) -> WebFile:
-    """Return the page at `path` of an endpoint reached under `prefix`: "" or "/llm"."""
+    """Return the page at `path` of an endpoint with the prefix `prefix`, such as "" or "/llm"."""
     environment = Environment(loader=PackageLoader("mars_ray", "web"), autoescape=True, undefined=StrictUndefined)
     html = environment.get_template(PAGES[path]).render(prefix=prefix)
     return WebFile(html.encode(), "text/html; charset=utf-8")
 
 
 def open_paths() -> frozenset[str]:
-    """Return the paths that need no key: a browser sends none with a page."""
+    """Return the paths that need no key, because browsers send none with a page."""
     return frozenset(PAGES) | frozenset(static_files())

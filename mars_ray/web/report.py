@@ -1,7 +1,7 @@
-"""Render the pages of all reports: the look (`report.html`), some parts (`report_parts.html`), and that all is escaped.
+"""Render the pages of all reports from `report.html` and `report_parts.html`, with everything escaped.
 
-A page is one HTML file that fetches nothing and runs nothing but `static/chart.js`, which it holds; readable on a
-phone, in the dark and without a network. Where scripts are off, tables have what charts would show.
+A page is one HTML file that loads nothing and only runs `static/chart.js`, which it contains. It is readable on a
+phone, in dark mode and without a network. Without scripts, tables show the data of the charts.
 """
 
 import json
@@ -17,11 +17,11 @@ from mars_ray.web.chart import Chart
 from mars_ray.web.pages import STATIC
 
 FOLD_FROM = 400
-"""Characters of a text that is folded behind its beginning."""
+"""Length from which a text is folded."""
 
 
 def render(template: str, **shown: Any) -> str:
-    """Fill a template, named by its path below the package: "batch/output/report_page.html"."""
+    """Render a template, named by its path below the package, such as "batch/output/report_page.html"."""
     environment = Environment(
         loader=PackageLoader("mars_ray", ""),
         autoescape=True,
@@ -29,7 +29,7 @@ def render(template: str, **shown: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"told": _told, "data": _data}
+    environment.filters |= {"shown": _shown, "data": _data}
     style, script = ((STATIC / name).read_text() for name in ("style.css", "chart.js"))
     environment.globals |= {
         "fold_from": FOLD_FROM,
@@ -38,16 +38,16 @@ def render(template: str, **shown: Any) -> str:
         "sources": f"style-src '{_digest(style)}'; script-src '{_digest(script)}'",
     }
     html = environment.get_template(template).render(shown)
-    # Half of a surrogate pair, as JSON may hold it, could not be written to a file.
+    # JSON may hold half of a surrogate pair, which cannot be written to a file.
     return html.encode("utf-8", "replace").decode()
 
 
 def _digest(text: str) -> str:
-    """Name a text in a Content-Security-Policy."""
+    """Return the source expression of a text for a Content-Security-Policy."""
     return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"
 
 
-def _told(value: Any) -> str:
+def _shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 

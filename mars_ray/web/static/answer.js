@@ -1,5 +1,5 @@
-// One answer as it comes: tokens tinted by the forward that gave them, figures beside, and a word on each token.
-// What a model says becomes text nodes and nothing else.
+// Show one answer while it streams: tokens tinted by forward, figures, and details of each token.
+// Text of the model only ever becomes text nodes.
 
 import { make } from "./api.js";
 
@@ -35,7 +35,7 @@ export class Answer {
     this.body.addEventListener("focus", () => this.chosen < 0 && this.choose(0));
   }
 
-  // Counts the times from here.
+  // Start the clock of this answer.
   begin() {
     this.began = performance.now();
   }
@@ -44,7 +44,7 @@ export class Answer {
     return this.body.textContent;
   }
 
-  // Takes one event of the stream.
+  // Add one event of the stream.
   take(chunk, mode) {
     if (chunk.usage) this.usage = chunk.usage;
     const choice = chunk.choices[0];
@@ -61,7 +61,7 @@ export class Answer {
     this.lastAt = performance.now();
     this.firstAt ??= this.lastAt;
     if (!entries.length && this.tokens.length) {
-      this.tokens.at(-1).span.append(text); // what a token before had left open
+      this.tokens.at(-1).span.append(text); // the rest of an unfinished character
       return;
     }
     const entry = entries[0] ?? { forward: 0, logprob: NaN };
@@ -79,7 +79,7 @@ export class Answer {
     const token = this.byIndex.get(audit.index);
     if (!token) return;
     token.audit = audit;
-    // Tokens are one where their bytes are: a text may be a half of a character.
+    // Join tokens that share a character: the text of a token may be part of one.
     token.same = audit.token === token.text;
     token.span.classList.toggle("other", !token.same);
   }

@@ -1,4 +1,4 @@
-// The endpoint as a page calls it: with the key of this tab, errors in its own words, streams as events.
+// Call the endpoint from a page: the key of this tab, errors as the endpoint writes them, streams as events.
 
 const BASE = new URL("../", import.meta.url);
 const KEY = "mars-ray-key";
@@ -15,7 +15,7 @@ export class Refused extends Error {
 
 export const endpoint = (path) => new URL(path, BASE);
 
-// Calls the endpoint, and asks for a key where it wants one. Throws `Refused` in the endpoint's words.
+// Call the endpoint and ask the user for a key if it needs one. Throws `Refused` with the endpoint's message.
 export async function call(path, { method = "GET", body, signal } = {}) {
   for (;;) {
     const key = sessionStorage.getItem(KEY);
@@ -37,11 +37,11 @@ async function refusal(response) {
   let message = `HTTP ${response.status}`;
   try {
     message = (await response.json()).error.message;
-  } catch { /* not in our form: a proxy's own page */ }
+  } catch { /* not JSON, such as the error page of a proxy */ }
   return new Refused(response.status, message);
 }
 
-// Several calls may want a key at once; the person is asked once.
+// Ask the user once, even if several calls need a key.
 function askForKey(says, refused) {
   asking ??= new Promise((resolve, reject) => {
     document.getElementById("key-says").textContent = says;
@@ -67,7 +67,7 @@ forget.addEventListener("click", () => {
   location.reload();
 });
 
-// Yields the data of each server-sent event of a response.
+// Yield the data of each server-sent event of a response.
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

@@ -1,11 +1,11 @@
 // Small charts: lines with bands, bars and points, in SVG with the classes of the style sheet.
 //
-// A chart is { title, lines, bars, points, x, y }, each list as short as it likes:
+// A chart is { title, lines, bars, points, x, y }, with optional lists:
 //   lines: { name, at: [[x, y], …], band: [[x, low, high], …] }, the first to the last in a ramp of two colours
 //   bars: [low, high, value], from `low` to `high` of the horizontal axis
 //   points: { name, kind, x, y, x_within: [low, high], y_within: [low, high] }, with whiskers where there is a within
-//   x, y: { ends: [low, high], unit }; without ends `x` spans what there is, and `y` goes from 0 to somewhat above it
-// This file imports nothing: a report holds it whole, with its charts as data.
+//   x, y: { ends: [low, high], unit }; without ends `x` spans the data, and `y` goes from 0 to a little above it
+// This file has no imports, because reports contain it.
 
 const SVG = "http://www.w3.org/2000/svg";
 const TICKS = 4;
@@ -24,7 +24,7 @@ function drawn(tag, attributes) {
   return made;
 }
 
-// Writes a number in few characters: 950, 0.85, 12.5k, 3M.
+// Write a number in few characters: 950, 0.85, 12.5k, 3M.
 export function short(value) {
   if (!Number.isFinite(value)) return "–";
   for (const [size, suffix] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
@@ -33,7 +33,7 @@ export function short(value) {
   return String(Number(value.toPrecision(3)));
 }
 
-// Returns a figure; pointing at it shows the nearest value.
+// Return a figure that shows the value nearest to the pointer.
 export function chart({ title, lines = [], bars = [], points = [], x = {}, y = {} }) {
   const bands = lines.flatMap(({ band = [] }) => band);
   const across = axis(x, () => [
@@ -88,7 +88,7 @@ export function chart({ title, lines = [], bars = [], points = [], x = {}, y = {
   return figure;
 }
 
-// Returns an axis: where a value stands, in percent, what it is called, and its ticks.
+// Return an axis: position of a value in percent, its label, and the ticks.
 function axis({ ends, unit = "" }, values) {
   let [low, high] = [Infinity, -Infinity];
   for (const value of ends ?? values()) {
@@ -123,7 +123,7 @@ function legend(lines) {
   return made;
 }
 
-// Puts each name of a point where it covers neither a point nor another name.
+// Place the names of points so that they cover no point and no other name.
 function spread(figure) {
   const { clientWidth: width, clientHeight: height } = figure;
   const centre = (each) => [(parseFloat(each.style.left) * width) / 100, (parseFloat(each.style.top) * height) / 100];
@@ -143,7 +143,7 @@ function spread(figure) {
   }
 }
 
-// Shows the value nearest to the pointer.
+// Show the value nearest to the pointer.
 function tell(figure, marks) {
   const [dot, says] = [element("span", "here"), element("span", "hint")];
   figure.append(dot, says);

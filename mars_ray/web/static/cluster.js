@@ -1,4 +1,4 @@
-// The live view: what the controller sees and decided, as it comes.
+// The live view of a cluster: reports and decisions of the controller.
 
 import { call, events, make } from "./api.js";
 import { chart, short } from "./chart.js";
@@ -7,7 +7,7 @@ import { HeatMap } from "./heat_map.js";
 const $ = (id) => document.getElementById(id);
 const KEPT_S = 15 * 60;
 const ROWS_LISTED = 100;
-// What is shown of a replica: its title, a value in words, and the ends of its axis, which go further where values do.
+// Figures of a replica: title, formatted value, and the ends of the axis, which grow with the data.
 const FIGURES = {
   load: ["rows in use", (value) => `${(100 * value).toFixed(0)} %`, [0, 1]],
   threshold: ["threshold", short, [0.9, 1]],
@@ -24,7 +24,7 @@ let controller = null;
 let waiting = false;
 let changed = false;
 
-// Takes one event of the stream.
+// Handle one event of the stream.
 export function take(event) {
   if (event.silent) return say(`${event.silent} What is shown is from before.`, true);
   const life = event.controller;
@@ -34,7 +34,7 @@ export function take(event) {
     changed = true;
     frames = frames.filter((each) => each.unix_s !== event.frame.unix_s && each.unix_s > event.frame.unix_s - KEPT_S);
     frames.push(event.frame);
-    // Another controller's past may come behind what is known.
+    // A new controller may send an older history.
     if (frames.length > 1 && frames.at(-2).unix_s > event.frame.unix_s) frames.sort((one, other) => one.unix_s - other.unix_s);
   }
   if (event.now) {
@@ -42,7 +42,7 @@ export function take(event) {
     say(`Seen at ${clock(now.unix_s)}.`);
   }
   if (waiting) return undefined;
-  waiting = true; // many events of a moment are drawn once
+  waiting = true; // events that arrive together are drawn once
   return requestAnimationFrame(() => {
     waiting = false;
     draw();
@@ -75,7 +75,7 @@ export function draw() {
   classes();
   curve();
   jobs();
-  if (!changed) return; // frames come every five seconds, and are most of the work
+  if (!changed) return; // frames come every five seconds and take most of the time
   changed = false;
   series();
   heat();
@@ -92,7 +92,7 @@ function tiles(pairs) {
   }));
 }
 
-// Fills a table, and leaves alone what did not change: a button a person is about to press stays the same button.
+// Fill a table and keep unchanged cells, so that a button does not vanish under the pointer.
 function fill(body, rows) {
   rows.forEach((cells, number) => {
     const row = body.rows[number] ?? body.insertRow();
@@ -239,7 +239,7 @@ function jobs() {
   }));
 }
 
-// A stream ends soon by itself, for a gateway that stops waits for it; the next one goes on from there.
+// Streams are short, because a gateway that stops waits for them; the next stream continues from there.
 async function follow() {
   for (;;) {
     try {

@@ -1,18 +1,18 @@
-// One figure of all replicas over time: a row for each replica, a column for each frame, on a canvas.
+// A heat map of one figure: a line for each replica, a column for each frame, on a canvas.
 
 const ROW_PX = 10;
 const LEAST_PX = 24;
 const MOST_PX = 640;
 
 export class HeatMap {
-  // `says` is called with a replica, a time and its value in words when somebody points there.
+  // `says` is called with the replica, the time and the formatted value under the pointer.
   constructor(canvas, says) {
     this.canvas = canvas;
     this.says = says;
     canvas.addEventListener("pointermove", (event) => this.point(event));
   }
 
-  // Draws `name` of the frames, from pale to full between `ends`, further where values go further.
+  // Draw `name` of the frames, from pale to full between `ends`, which grow with the data.
   draw(frames, { name, title, shown, ends }) {
     const replicas = [...new Set(frames.flatMap((frame) => frame.replicas))];
     const place = new Map(replicas.map((each, row) => [each, row]));
@@ -32,7 +32,7 @@ export class HeatMap {
     this.canvas.setAttribute("aria-label", `${title} of ${replicas.length} replicas over the last 15 minutes`);
   }
 
-  // Paints one pixel each; the style sheet stretches the canvas.
+  // Paint one pixel for each value; the style sheet stretches the canvas.
   paint(share) {
     const { canvas, rows } = this;
     canvas.width = this.frames.length || 1;

@@ -1,4 +1,4 @@
-// The playground: a chat at one setting, or at two that race.
+// The playground: a chat at one setting, or at two settings in a race.
 
 import { Answer } from "./answer.js";
 import { call, endpoint, events, make } from "./api.js";
@@ -10,7 +10,7 @@ let running = null;
 const setting = (which) => ({ mode: $(`mode-${which}`).value, threshold: Number($(`threshold-${which}`).value) });
 const named = ({ mode, threshold }) => (mode === "threshold" ? `threshold ${threshold}` : mode);
 
-// Returns the body of a request at a setting. Throws for a schema that is no JSON.
+// Return the body of a request at a setting. Throws for a schema that is not JSON.
 function bodyOf({ mode, threshold }) {
   const body = { model: $("model").value, messages: [...messages], temperature: 0, mode };
   if (mode === "threshold") body.threshold = threshold;
@@ -60,7 +60,7 @@ async function send() {
   $("prompt").value = "";
   running = new AbortController();
   switchTo(true);
-  for (const [number, each] of answers.entries()) { // in turns: side by side they would share the engine
+  for (const [number, each] of answers.entries()) { // in turns, because in parallel they would share the engine
     each.begin();
     await answer(each, settings[number], running.signal);
   }
@@ -111,7 +111,7 @@ function showCode(title, write) {
   }
 }
 
-// What is asked next, or was asked last, or the example: code has to end with a user's turn, or nothing is answered.
+// The next question, else the last one, else the example, because the code must end with a turn of the user.
 function asked(text) {
   if (text) return [...messages, { role: "user", content: text }];
   const turns = messages.slice(0, messages.findLastIndex((each) => each.role === "user") + 1);
@@ -122,7 +122,7 @@ async function copy() {
   try {
     await navigator.clipboard.writeText($("code").textContent);
     $("copy").textContent = "Copied";
-  } catch { // not allowed beyond https: then it is selected for the person to copy
+  } catch { // only allowed with https; otherwise select the text for the user to copy
     getSelection().selectAllChildren($("code"));
   }
 }
