@@ -7,8 +7,8 @@ from typing import Any
 
 from pyarrow.dataset import dataset
 
-from mars_ray.batch.output.shards import write_lines
 from mars_ray.errors import ConfigError
+from mars_ray.storage.whole_file import write_lines
 
 Json = dict[str, Any]
 

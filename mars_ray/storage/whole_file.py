@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, on a disk and in a store."""
+"""Write files and folders that appear whole or not at all, on a disk and in a store."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -12,41 +12,42 @@ from mars_ray.storage.location import AnyPath, store_errors
 
 
 def write_file(path: AnyPath, parts: Iterable[bytes | memoryview]) -> None:
-    """Write what `parts` are together, over what was there; it is on the disk or in the store when this returns.
-
-    Raises `RunError` when it cannot be written.
-    """
-    advice = "Make room or mend the cause, then give the same command again."
-    with store_errors(path.parent, RunError, "Cannot write any more to", advice):
+    """Replace a file by the concatenated `parts`, durably. Raises `RunError` when it cannot be written."""
+    advice = "Make room or remove the cause, then give the same command again."
+    with store_errors(path.parent, RunError, "Cannot write to", advice):
         if isinstance(path, Path):
             _to_disk(path, parts)
-        else:  # an object is there when all of it has arrived
+        else:  # an object appears once all of it has arrived
             path.fs.pipe_file(path.path, b"".join(parts))
 
 
-def write_folder(place: AnyPath, write: Callable[[Path], object], *, last: str) -> None:
-    """Make the folder `place` by `write`, which is called with the path to make it at, on this machine.
+def write_lines(path: AnyPath, lines: Iterable[str]) -> None:
+    """Write lines of text. Raises `RunError` when they cannot be written."""
+    write_file(path, (line.encode() + b"\n" for line in lines))
 
-    In a store the file called `last` comes last: a folder that has it is whole. Raises what `write` raises, and
-    `RunError` when a store does not take it.
+
+def write_folder(place: AnyPath, write: Callable[[Path], object], *, last: str) -> None:
+    """Write the folder `place` by calling `write` with a local path, and upload it if `place` is in a store.
+
+    The file called `last` is uploaded last, so a folder that has it is complete. Raises the errors of `write`, and
+    `RunError` when the upload fails.
     """
     if isinstance(place, Path):
         write(place)
         return
-    with TemporaryDirectory() as here:
-        folder = Path(here) / place.name
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary) / place.name
         write(folder)
         files = [path for path in folder.rglob("*") if path.is_file()]
-        with store_errors(place, RunError, "Cannot write", "Mend the cause, then give the same command again."):
+        with store_errors(place, RunError, "Cannot write", "Remove the cause, then give the same command again."):
             for path in sorted(files, key=lambda path: path.name == last):
                 place.fs.put_file(str(path), (place / path.relative_to(folder).as_posix()).path)
 
 
 def create_object(path: UPath, content: bytes) -> bool:
-    """Write `content` unless there is an object already; return whether it was written.
+    """Create an object unless it exists, and return whether it was created. Raises the errors of the store's client.
 
-    Of several who do this at once one succeeds, where the store has conditional writes: S3, Google Cloud Storage and
-    Azure have. Elsewhere it is looked first and written then. Raises what the client of the store raises.
+    Atomic in stores with conditional writes: S3, Google Cloud Storage and Azure. Other stores check and then write.
     """
     try:
         path.fs.pipe_file(path.path, content, mode="create")
@@ -64,6 +65,6 @@ def _to_disk(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     partial.replace(path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the name is on the disk too
+        os.fsync(folder)  # makes the new name durable
     finally:
         os.close(folder)

@@ -141,7 +141,7 @@ def test_nobody_else_may_work_in_the_folder(tmp_path: Path) -> None:
 
 def test_a_folder_with_other_things_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("x")
-    with pytest.raises(OutputError, match="holds something that is no job"), open_output(tmp_path, new=True):
+    with pytest.raises(OutputError, match="has files of something else"), open_output(tmp_path, new=True):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
@@ -232,7 +232,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
 def test_a_shard_that_cannot_be_written_stays_in_the_ledger(tmp_path: Path) -> None:
     with shards_of(1), open_output(tmp_path / "out", new=False) as output:
         output._rows.rmdir()
-        with pytest.raises(RunError, match=r"Cannot write any more to .*rows"):
+        with pytest.raises(RunError, match=r"Cannot write to .*rows"):
             output.take([answered(1)], 1.0)
         output._rows.mkdir()
         output.flush()

@@ -11,8 +11,7 @@ from upath import UPath
 
 from mars_ray.batch.output import folder, job_log
 from mars_ray.batch.output.folder import OutputFolder
-from mars_ray.batch.output.open_output import open_output
-from mars_ray.batch.output.stored_output import LOG
+from mars_ray.batch.output.open_output import LOG, open_output
 from mars_ray.batch.rows.row_tables import RowResult
 from mars_ray.errors import ConfigError, OutputError, RunError
 from mars_ray.storage import driver_lease
@@ -147,7 +146,7 @@ def test_a_driver_that_was_given_up_before_it_wrote_its_errors_does_not_hide_new
 ) -> None:
     def overtaken() -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(OutputFolder, "_write_errors_behind", write)
+            patch.setattr(OutputFolder, "_write_numbered_errors", write)
             with begun(bucket / "out") as second:
                 second.forget_errors()
                 second.take([answered(0), answered(1, error=True)], run_s=0.0)
@@ -157,10 +156,10 @@ def test_a_driver_that_was_given_up_before_it_wrote_its_errors_does_not_hide_new
         overtaken()
         write(output, number)
 
-    write = OutputFolder._write_errors_behind
+    write = OutputFolder._write_numbered_errors
     with begun(bucket / "out") as first:
         first.take([answered(0, error=True)], run_s=0.0)
-        monkeypatch.setattr(OutputFolder, "_write_errors_behind", write_late)
+        monkeypatch.setattr(OutputFolder, "_write_numbered_errors", write_late)
         first.flush()
     assert json.loads(errors_of(bucket / "out")) == {"id": "1"}
 
@@ -181,7 +180,7 @@ def test_a_driver_that_was_given_up_writes_nothing_any_more(bucket: UPath) -> No
         first._log.commit()  # type: ignore[union-attr]
         with begun(bucket / "out") as second:
             assert second.ledger.done == 1
-            with pytest.raises(RunError, match="Another driver has gone on with the job in s3://"):
+            with pytest.raises(RunError, match="Another driver has resumed the job in s3://"):
                 first.flush()
             with pytest.raises(RunError, match="Another driver"):
                 first.take([answered(1)], run_s=0.0)
@@ -224,7 +223,7 @@ def test_other_settings_and_foreign_folders_are_refused_and_nothing_is_left_of_a
     with open_output(bucket / "out", new=False) as output, refused:
         output.ledger.check_settings({"model": "two"})
     (bucket / "other" / "file").write_text("mine")
-    with pytest.raises(OutputError, match="holds something that is no job"), open_output(bucket / "other", new=False):
+    with pytest.raises(OutputError, match="has files of something else"), open_output(bucket / "other", new=False):
         pass
     with begun(bucket / "empty"):
         pass

@@ -61,7 +61,7 @@ def test_of_many_who_create_an_object_at_once_one_succeeds(bucket: UPath) -> Non
 
 
 def test_what_cannot_be_written_is_an_error_with_the_place(bucket: UPath) -> None:
-    with pytest.raises(RunError, match=r"Cannot write any more to s3://no-such-bucket/a: .*does not exist"):
+    with pytest.raises(RunError, match=r"Cannot write to s3://no-such-bucket/a: .*does not exist"):
         write_file(locate_url("s3://no-such-bucket/a/b"), [b"x"])
 
 

@@ -3,12 +3,12 @@
 In:    results, in any order, some of them twice.
 Out:   `rows/part-*` with each answered row once, `errors.jsonl` (in a store `errors-NUMBER.jsonl`), `report.json`,
        `report.html`.
-Never: loses what it took, whatever happens next; lets two jobs write.
+Never: loses a result after `take` returned, or lets two jobs write.
 
-A row is done once it stands in the ledger, or where the folder is in a store, in the log of the job. Records go from
-there into shards of `ROWS_PER_SHARD`: written whole, and only then taken off the ledger. Killed in between, the same
-records are written to the same name again. The errors file of a store bears the number of the event in the log that it
-was written behind: it is never written over, for a driver that was given up might do that late.
+A row is done once it is in the ledger, or in a store, in the log of the job. Records move from there to shards of
+`ROWS_PER_SHARD` records, which are removed from the ledger once they are written. After a kill in between, the same
+records are written to the same shard again. In a store the errors file has the number of the last event in the log. It
+is never overwritten, because a driver that lost its job could overwrite it late.
 """
 
 import json
@@ -16,37 +16,42 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Literal
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from mars_ray.batch.output.history import History
 from mars_ray.batch.output.job_log import Event, JobLog
 from mars_ray.batch.output.ledger import Ledger
 from mars_ray.batch.output.report import JobReport
 from mars_ray.batch.output.report_page import job_page
-from mars_ray.batch.output.shards import write_lines, write_parquet
 from mars_ray.batch.rows.columns import Kind, table_of
 from mars_ray.batch.rows.row_tables import RowResult
 from mars_ray.storage.location import AnyPath
-from mars_ray.storage.whole_file import write_file
+from mars_ray.storage.whole_file import write_file, write_lines
 
 ROWS_PER_SHARD = 10_000
 FileFormat = Literal["parquet", "jsonl"]
 
 
 class OutputFolder:
-    """A folder that was opened with `open_output`; one in a store has a log."""
+    """An output opened with `open_output`; one in a store has a log."""
 
     def __init__(self, folder: AnyPath, ledger: Ledger, history: History, log: JobLog | None = None) -> None:
-        self.folder, self.ledger, self.history, self._log = folder, ledger, history, log
+        self.folder = folder
+        self.ledger = ledger
+        self.history = history
+        self._log = log
         self._rows = folder / "rows"
         self._had_errors = False
         self._kinds: dict[str, Kind | None] = {}
         self._format: FileFormat = "parquet"
         self._in_step = True
-        """Whether ledger and log hold the same: a Ctrl-C may come between them. The log is right, then."""
-        self._shards_there: set[str] = set()
-        """Shards that need not be written again while the log is read."""
+        """Whether ledger and log agree. A Ctrl-C can come between the two writes; then the log is right."""
+        self._existing_shards: set[str] = set()
+        """Shards that `replay` need not write again."""
 
     def begin(self, format: FileFormat, kinds: dict[str, Kind | None]) -> None:
-        """Count a run, whose shards have this format and, beside ours, columns of these kinds.
+        """Begin a run with the format of its shards and the kinds of the input's columns.
 
         Raises `RunError` when another driver begins at the same time.
         """
@@ -56,9 +61,9 @@ class OutputFolder:
         self.history.begin()
 
     def take(self, results: Sequence[RowResult], run_s: float) -> list[RowResult]:
-        """Write results down, `run_s` seconds after the run began; return those that were new.
+        """Store results, `run_s` seconds after the run began, and return the new ones.
 
-        Raises `RunError` when that is not possible; nothing of them counts then.
+        Raises `RunError`, without storing any, when that is not possible.
         """
         self._in_step = False
         fresh = self._note(results, run_s)
@@ -66,18 +71,18 @@ class OutputFolder:
             self._log.add(fresh, run_s)
         self._in_step = True
         if self._log is not None and self.ledger.waiting >= ROWS_PER_SHARD:
-            self._log.commit()  # what stands in a shard stands in the log
+            self._log.commit()  # a shard has only records that are in the log
         self._shelve_full()
         return fresh
 
     def forget_errors(self) -> None:
-        """Let the rows with errors be done again."""
+        """Remove the rows with errors from the ledger, so that they are answered again."""
         if self._log is not None:
             self._log.append("forget errors")
         self.ledger.forget_errors()
 
     def flush(self) -> None:
-        """Put all records into files, so that what is done can be read."""
+        """Write all records to files."""
         number = None if self._log is None else self._log.append("flush" if self._in_step else "results")
         if not self._in_step:
             return
@@ -85,16 +90,16 @@ class OutputFolder:
         if number is None:
             self._write_errors()
         elif self._had_errors:
-            self._write_errors_behind(number)
+            self._write_numbered_errors(number)
 
     @property
     def errors_file(self) -> AnyPath | None:
-        """The file of the rows with errors; None where there is none."""
+        """The file of the rows with errors, or None."""
         return max(self.folder.glob("errors*.jsonl"), key=str, default=None)
 
     def replay(self, events: Iterable[Event]) -> None:
-        """Let the events of the log happen here, too. A shard that was not written before a kill is written."""
-        self._shards_there = {path.name for path in self._rows.glob("part-*")}
+        """Restore the ledger from the events of the log, and write the shards that are missing after a kill."""
+        self._existing_shards = {path.name for path in self._rows.glob("part-*")}
         for event in events:
             for run_s, results in event.results:
                 self._note(results, run_s)
@@ -108,10 +113,10 @@ class OutputFolder:
                     self._shelve_all()
                 case "forget errors":
                     self.ledger.forget_errors()
-        self._shards_there = set()
+        self._existing_shards = set()
 
     def report(self, report: JobReport) -> None:
-        """Write what the job did, for programs and for people; a driver whose job another has taken over is still."""
+        """Write the report as JSON and HTML, unless another driver has taken over the job."""
         if self._log is not None and self._log.failed:
             return
         write_file(self.folder / "report.json", [json.dumps(asdict(report), indent=2).encode() + b"\n"])
@@ -121,7 +126,7 @@ class OutputFolder:
         with self.ledger.transaction():
             fresh = self.ledger.add(results)
             self.history.add(fresh, run_s)
-        self._had_errors = self._had_errors or any(each.error is not None for each in fresh)
+        self._had_errors = self._had_errors or any(result.error is not None for result in fresh)
         return fresh
 
     def _write_errors(self) -> None:
@@ -130,8 +135,8 @@ class OutputFolder:
         else:
             (self.folder / "errors.jsonl").unlink(missing_ok=True)
 
-    def _write_errors_behind(self, number: int) -> None:
-        """Write what the log says up to its event `number`, if only that no error is left."""
+    def _write_numbered_errors(self, number: int) -> None:
+        """Write the errors up to event `number` of the log, even if there are none any more."""
         path = self.folder / f"errors-{number:010}.jsonl"
         write_lines(path, self.ledger.errors())
         for older in self.folder.glob("errors-*.jsonl"):
@@ -149,9 +154,11 @@ class OutputFolder:
     def _shelve(self) -> None:
         texts = self.ledger.records(ROWS_PER_SHARD)
         name = f"part-{self.ledger.shards:05d}.{self._format}"
-        if name not in self._shards_there:
+        if name not in self._existing_shards:
             if self._format == "parquet":
-                write_parquet(self._rows / name, table_of(texts, self._kinds))
+                buffer = pa.BufferOutputStream()
+                pq.write_table(table_of(texts, self._kinds), buffer)
+                write_file(self._rows / name, [buffer.getvalue()])
             else:
                 write_lines(self._rows / name, texts)
         self.ledger.shelve(name, len(texts))

@@ -1,13 +1,12 @@
-"""The log of a job in a store: numbered objects, each created only where there is none.
+"""The log of a job in a store: numbered objects, appended by compare-and-swap.
 
-In:    what happens to a job: a driver begins, results, records go into files, errors are forgotten.
-Out:   the same events in the same order, for whoever goes on with the job, on whatever machine.
-Never: takes an event of a driver once another one has begun.
+In:    events of a job: a driver begins, results arrive, records are written to files, errors are forgotten.
+Out:   the same events in the same order, for the next driver of the job, on any machine.
+Never: appends an event of a driver after another driver has begun.
 
-An event counts once its object is there. Objects are created, never written over, so of two drivers that write the
-next one a single one succeeds, and the other knows. Where a store has no conditional writes (HDFS, and what takes S3's
-requests without heeding `If-None-Match`), two drivers that write within the same milliseconds may both believe to have
-written; there only the lease of `driver_lease` keeps them apart.
+An object is created only if it does not exist, so of two drivers that append the next event one fails. Some stores have
+no conditional writes: HDFS, and S3 servers that ignore `If-None-Match`. There, two drivers that write within the same
+milliseconds may both succeed, and only the lease of `driver_lease` keeps them apart.
 """
 
 import json
@@ -30,9 +29,9 @@ from mars_ray.storage.location import store_errors
 from mars_ray.storage.whole_file import create_object
 
 COMMIT_S = 1.0
-"""Results wait at most so long; a driver that is gone for good takes no more than these with it."""
+"""Seconds between writes of results. A driver that dies loses the results of this time."""
 READ_AT_ONCE = 256
-"""Objects that are read together when a job goes on."""
+"""Objects to read in one request."""
 EventKind = Literal["begin", "results", "flush", "forget errors"]
 NEW_RESULTS = ("run_s", pa.float64())
 DETAILS = b"mars_ray"
@@ -44,20 +43,20 @@ class Event:
 
     kind: EventKind
     driver: str
-    """Who wrote it: a name no other start of a driver has."""
+    """The driver that wrote the event, named uniquely for each run."""
     details: dict[str, Any] = field(default_factory=dict)
-    """What the job began with, of `begin`."""
+    """Format, columns and settings of the job, for `begin`."""
     results: Sequence[tuple[float, list[RowResult]]] = ()
-    """Results and how many seconds after the start of the run they came; they precede what `kind` says."""
+    """Results that precede the event, each with the seconds since the start of the run."""
 
     def to_bytes(self) -> pa.Buffer:
-        """Return it as the content of an object, which `from_bytes` reads."""
+        """Return the contents of the object."""
         table = pa.concat_tables([RESULT_SCHEMA.empty_table(), *(to_table(results) for _, results in self.results)])
         seconds = [run_s for run_s, results in self.results for _ in results]
         table = table.append_column(NEW_RESULTS[0], pa.array(seconds, NEW_RESULTS[1]))
-        said = {"kind": self.kind, "driver": self.driver, "details": self.details}
+        fields = {"kind": self.kind, "driver": self.driver, "details": self.details}
         buffer = pa.BufferOutputStream()
-        pq.write_table(table.replace_schema_metadata({DETAILS: json.dumps(said)}), buffer, compression="zstd")
+        pq.write_table(table.replace_schema_metadata({DETAILS: json.dumps(fields)}), buffer, compression="zstd")
         return buffer.getvalue()
 
     @staticmethod
@@ -65,43 +64,47 @@ class Event:
         """Undo `to_bytes`."""
         table = pq.read_table(pa.BufferReader(content))
         pairs = zip(table[NEW_RESULTS[0]].to_pylist(), from_table(table), strict=True)
-        results = [(run_s, [each for _, each in group]) for run_s, group in groupby(pairs, key=lambda pair: pair[0])]
+        results = [
+            (run_s, [result for _, result in group]) for run_s, group in groupby(pairs, key=lambda pair: pair[0])
+        ]
         return Event(**json.loads(table.schema.metadata[DETAILS]), results=results)
 
 
 class JobLog:
-    """The log in `folder`, read with `read` and then written by this driver within `kept`."""
+    """The log in `folder`. Call `read` first, and then write within `kept`."""
 
     def __init__(self, folder: UPath) -> None:
-        self._folder, self.driver = folder, uuid.uuid4().hex
+        self._folder = folder
+        self.driver = uuid.uuid4().hex
         self._next = 1
         self._waiting: list[tuple[float, list[RowResult]]] = []
         self._failure: BaseException | None = None
-        # One writes, in turn: a Ctrl-C that ends a wait for it leaves nothing half done.
+        # A thread writes one event at a time, so a Ctrl-C in the main thread leaves none half written.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="job-log")
-        self._lock, self._closing = threading.Lock(), threading.Event()
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
 
     def read(self) -> Iterator[Event]:
-        """Yield the events so far. Raises `OutputError` when they cannot be read, or some are missing."""
+        """Yield all events. Raises `OutputError` when they cannot be read, or some are missing."""
         with store_errors(self._folder, OutputError, "Cannot read the job in", "Give another output."):
             fs = self._folder.fs
             names = sorted(fs.find(self._folder.path))
             if names != [self._name(number).path for number in range(1, len(names) + 1)]:
                 raise OutputError(f"{self._folder} lacks some of its objects. Give another output.")
             for start in range(0, len(names), READ_AT_ONCE):
-                found = fs.cat(names[start : start + READ_AT_ONCE])
+                contents = fs.cat(names[start : start + READ_AT_ONCE])
                 for name in names[start : start + READ_AT_ONCE]:
-                    yield Event.from_bytes(found[name])
+                    yield Event.from_bytes(contents[name])
                     self._next += 1
 
     @property
     def failed(self) -> bool:
-        """Whether nothing can be written any more, such as because another driver has begun."""
+        """Whether an earlier write failed, such as because another driver has begun."""
         return self._failure is not None
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Within the block, write what was added every `COMMIT_S`."""
+        """Write added results every `COMMIT_S` within the block."""
         keeper = threading.Thread(target=self._keep, name="job-log-keeper", daemon=True)
         keeper.start()
         try:
@@ -112,13 +115,13 @@ class JobLog:
             self._writer.shutdown()
 
     def add(self, results: list[RowResult], run_s: float) -> None:
-        """Take results, to be written within `COMMIT_S`. Raises `RunError` once nothing can be written any more."""
+        """Add results, which are written within `COMMIT_S`. Raises `RunError` after a failed write."""
         self._raise_failure()
         with self._lock:
             self._waiting.append((run_s, results))
 
     def commit(self) -> None:
-        """Write what was added. Raises `RunError` when that is not possible, or another driver has begun."""
+        """Write the added results. Raises `RunError` when that is not possible, or another driver has begun."""
         with self._lock:
             idle = not self._waiting
         if not idle:
@@ -126,12 +129,12 @@ class JobLog:
         self._raise_failure()
 
     def append(self, kind: EventKind, details: dict[str, Any] | None = None) -> int:
-        """Write an event, behind what was added before, and return how many the log has then; see `commit`."""
+        """Write the added results and an event, and return its number. Raises as `commit` does."""
         written: Future[int] = self._writer.submit(self._append, kind, details or {})
         return written.result()
 
     def remove(self) -> None:
-        """Remove the log, with which the job is gone."""
+        """Remove the log, and with it the job."""
         self._folder.fs.rm(self._folder.path, recursive=True)
 
     def _append(self, kind: EventKind, details: dict[str, Any]) -> int:
@@ -141,24 +144,24 @@ class JobLog:
         if kind == "results" and not results:
             return self._next - 1
         event = Event(kind=kind, driver=self.driver, details=details, results=results)
-        place = self._name(self._next)
+        path = self._name(self._next)
         try:
-            advice = "What was done is kept; give the same command again."
-            with store_errors(self._folder, RunError, "Cannot write any more to", advice):
-                if not create_object(place, event.to_bytes().to_pybytes()):
-                    self._check_own(place)
+            advice = "Finished rows are kept; give the same command again."
+            with store_errors(self._folder, RunError, "Cannot write to", advice):
+                if not create_object(path, event.to_bytes().to_pybytes()):
+                    self._check_own(path)
         except BaseException as error:
             self._failure = error
             raise
         self._next += 1
         return self._next - 1
 
-    def _check_own(self, place: UPath) -> None:
-        """Pass where the object is this driver's own: its client asked again after an answer that was lost."""
-        if Event.from_bytes(place.read_bytes()).driver != self.driver:
+    def _check_own(self, path: UPath) -> None:
+        """Raise unless this driver wrote the object: a client repeats a request whose response was lost."""
+        if Event.from_bytes(path.read_bytes()).driver != self.driver:
             raise RunError(
-                f"Another driver has gone on with the job in {self._folder.parent.parent}. "
-                "This one stops; what it had done is kept."
+                f"Another driver has resumed the job in {self._folder.parent.parent}. "
+                "This driver stops; its finished rows are kept."
             )
 
     def _keep(self) -> None:

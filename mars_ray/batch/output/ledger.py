@@ -1,11 +1,11 @@
-"""The ledger of a job: which rows are done, and what of them does not lie in an output file yet.
+"""The ledger of a job, an SQLite database of the rows that are done and of the records that no shard has yet.
 
-In:    settings, results, names of output files.
-Out:   what is left to do; the same after any kill, for everything that belongs together is one transaction.
-Never: counts a row twice, forgets one, goes on with other settings.
+In:    settings, results, names of shards.
+Out:   the rows that are not done, the same after any kill.
+Never: counts a row twice, loses one, or accepts other settings.
 
-One process writes: the driver. Workers that outlive a killed driver have nobody to hand their results to, so nothing
-of theirs can arrive late. Others may read (`undone`).
+Only the driver writes. Results of workers that outlive a killed driver reach no other driver. Other processes may read
+(`undone`).
 """
 
 import json
@@ -29,31 +29,29 @@ CREATE TABLE IF NOT EXISTS error (key BLOB PRIMARY KEY, kind TEXT, text TEXT) WI
 CREATE TABLE IF NOT EXISTS example (kind TEXT PRIMARY KEY, reason TEXT) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS shard (name TEXT PRIMARY KEY, records INTEGER) WITHOUT ROWID;
 """
-"""Tables of the database; `record` holds what is not in a shard yet, `example` one reason of each kind of error.
+"""Tables of the database. `record` has the records that no shard has yet, `example` one reason of each kind of error.
 
-A row is done once its key stands in `done` or, end to end with those that came with it, in `lately`. Keys are hashes,
-so each belongs to another page of `done`: they go there many at a time, and in order.
+A row is done once its key is in `done`, or in the concatenated keys of `lately`. Keys are hashes, so each belongs to
+another page of `done`. They move from `lately` to `done` many at a time and sorted, which writes each page once.
 """
 KEY_BYTES = 16
 LATELY = 10_000
-"""Keys in `lately` before they go to `done`."""
+"""Keys in `lately` before they move to `done`."""
 
 KIND_CHARS = 200
 """Characters in which reasons of different kinds differ."""
 
 LEDGER = Path(".job") / "ledger.sqlite"
-"""Where the ledger of a job lies in its folder."""
+"""Path of the ledger in the folder of a job."""
 
 
 class Ledger:
-    """The ledger at `path`, made where there is none, of the job in the folder `of`."""
+    """The ledger at `path`, created if missing, of the job in the folder `of`."""
 
     def __init__(self, path: Path, *, of: AnyPath, durable: bool) -> None:
-        """Open it. Raises `OutputError` when that is not possible.
-
-        With `durable`, what was written survives a power cut.
-        """
-        self.path, self._job = path, of
+        """Open the ledger. With `durable`, it survives a power cut. Raises `OutputError` for an unusable file."""
+        self.path = path
+        self._job = of
         try:
             self.connection = sqlite3.connect(path, isolation_level=None)
             self.connection.execute("PRAGMA journal_mode = WAL")
@@ -61,17 +59,17 @@ class Ledger:
             self.connection.executescript(TABLES)
             self._lately = _lately(self.connection)
         except sqlite3.Error as error:
-            raise OutputError(f"{path} is no ledger that can be used: {error}. Give another output folder.") from error
+            raise OutputError(f"{path} is no usable ledger: {error}. Give another output folder.") from error
 
     def check_settings(self, settings: dict[str, Any]) -> None:
-        """Keep the settings of a new job; raises `ConfigError` naming what differs from those the job began with."""
+        """Store the settings of a new job. Raises `ConfigError` naming a setting that differs from the stored one."""
         kept = self.settings()
         for name, value in settings.items():
             if kept and kept.get(name) != value:
                 raise ConfigError(
                     f"the job in {self._job} began with other settings: {name} was "
                     f"{json.dumps(kept.get(name))}, now it is {json.dumps(value)}. Use the old one, give another "
-                    "output, or --new to begin again."
+                    "output, or --new to start a new job."
                 )
         with self.transaction():
             self.connection.executemany(
@@ -80,16 +78,16 @@ class Ledger:
             )
 
     def settings(self) -> dict[str, Any]:
-        """Return what the job began with; nothing where it begins now."""
+        """Return the stored settings, none for a new job."""
         return {name: json.loads(value) for name, value in self.connection.execute("SELECT * FROM setting")}
 
     def setting(self, name: str) -> Any:
-        """Return what the job began with; None where it begins now."""
+        """Return a stored setting, None for a new job."""
         return self.settings().get(name)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Make what is written meanwhile one transaction. Raises `RunError` when it cannot be written."""
+        """Write everything within the block in one transaction. Raises `RunError` when it cannot be written."""
         try:
             self.connection.execute("BEGIN IMMEDIATE")
             try:
@@ -101,23 +99,24 @@ class Ledger:
             self.connection.execute("COMMIT")
         except sqlite3.Error as error:
             raise RunError(
-                f"Cannot write to {self.path} any more: {error}. Make room, then give the same command again."
+                f"Cannot write to {self.path}: {error}. Make room, then give the same command again."
             ) from error
 
     def add(self, results: Sequence[RowResult]) -> list[RowResult]:
-        """Write results down, within `transaction`; return those that were not there yet."""
-        new, fresh = _not_in(self.connection, {each.key for each in results} - self._lately), list[RowResult]()
-        for each in results:
-            if each.key in new:
-                new.remove(each.key)
-                fresh.append(each)
-        keys = [each.key for each in fresh]
+        """Store results, within `transaction`, and return the new ones."""
+        new = _not_in(self.connection, {result.key for result in results} - self._lately)
+        fresh: list[RowResult] = []
+        for result in results:
+            if result.key in new:
+                new.remove(result.key)
+                fresh.append(result)
+        keys = [result.key for result in fresh]
         self.connection.execute("INSERT INTO lately VALUES (?)", (b"".join(keys),))
         self._lately.update(keys)
         if len(self._lately) >= LATELY:
             self._sort_in()
         self.connection.executemany(
-            "INSERT INTO record (text) VALUES (?)", [(text,) for each in fresh for text in each.records]
+            "INSERT INTO record (text) VALUES (?)", [(text,) for result in fresh for text in result.records]
         )
         errors = [(_kind(result.reason), result) for result in fresh if result.error is not None]
         self.connection.executemany(
@@ -129,14 +128,14 @@ class Ledger:
         return fresh
 
     def records(self, most: int) -> list[str]:
-        """Return the oldest records that are not in a shard yet."""
-        found = self.connection.execute("SELECT text FROM record ORDER BY number LIMIT ?", (most,))
-        return [text for (text,) in found]
+        """Return the oldest records that no shard has yet, up to `most`."""
+        records = self.connection.execute("SELECT text FROM record ORDER BY number LIMIT ?", (most,))
+        return [text for (text,) in records]
 
     @property
     def waiting(self) -> int:
-        """Number of records that are not in a shard yet."""
-        # The oldest go first, so the numbers have no gaps. An end is found at once; one SELECT of both reads the table.
+        """Number of records that no shard has yet."""
+        # Records leave in order, so their numbers have no gaps. Two SELECTs use the index; one would scan the table.
         ends = "(SELECT max(number) FROM record) - (SELECT min(number) FROM record)"
         return self._number(f"SELECT coalesce({ends} + 1, 0)")
 
@@ -147,11 +146,11 @@ class Ledger:
 
     @property
     def done(self) -> int:
-        """Number of rows that are done, those with errors included."""
+        """Number of rows that are done, with those that have errors."""
         return self._number("SELECT count(*) FROM done") + len(self._lately)
 
     def shelve(self, name: str, count: int) -> None:
-        """Note that the oldest `count` records lie in the shard `name`, which is on the disk."""
+        """Remove the oldest `count` records, which the shard `name` has now."""
         with self.transaction():
             self.connection.execute("INSERT INTO shard VALUES (?, ?)", (name, count))
             self.connection.execute("DELETE FROM record WHERE number < (SELECT min(number) FROM record) + ?", (count,))
@@ -167,7 +166,7 @@ class Ledger:
         return dict(self.connection.execute(query))
 
     def forget_errors(self) -> int:
-        """Let the rows with errors be done again; return how many."""
+        """Remove the rows with errors, and return their number."""
         with self.transaction():
             self._sort_in()
             self.connection.execute("DELETE FROM done WHERE key IN (SELECT key FROM error)")
@@ -175,11 +174,11 @@ class Ledger:
             return self.connection.execute("DELETE FROM error").rowcount
 
     def close(self) -> None:
-        """Close it; it can be opened again."""
+        """Close the database."""
         self.connection.close()
 
     def _sort_in(self) -> None:
-        """Take all keys to `done`, within `transaction`."""
+        """Move all keys from `lately` to `done`, within `transaction`."""
         self.connection.executemany("INSERT INTO done VALUES (?)", [(key,) for key in sorted(self._lately)])
         self.connection.execute("DELETE FROM lately")
         self._lately = set()
@@ -190,10 +189,10 @@ class Ledger:
 
 
 def rows_done(path: Path) -> int:
-    """Return how many rows the ledger at `path` has, 0 while there is none; for others than the one who writes."""
+    """Return the number of rows done in the ledger at `path`, 0 without one. Any process may call it."""
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
-            # In one statement, for keys go from one table to the other.
+            # In one statement, because keys move between the tables.
             lately = f"SELECT coalesce(sum(length(keys)), 0) / {KEY_BYTES} FROM lately"
             [(count,)] = connection.execute(f"SELECT (SELECT count(*) FROM done) + ({lately})")
             return int(count)
@@ -202,9 +201,9 @@ def rows_done(path: Path) -> int:
 
 
 def undone(path: Path, keys: Sequence[bytes]) -> set[bytes]:
-    """Return which of the keys are not done by the ledger at `path`; for others than the one who writes it."""
+    """Return the keys that are not done in the ledger at `path`. Any process may call it."""
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
-        # Keys go from one table to the other, so this order misses none.
+        # Keys move from `lately` to `done`, so reading in this order misses none.
         lately = _lately(connection)
         return _not_in(connection, set(keys) - lately)
 
@@ -215,15 +214,16 @@ def _kind(reason: str) -> str:
 
 
 def _lately(connection: sqlite3.Connection) -> set[bytes]:
-    found = b"".join(keys for (keys,) in connection.execute("SELECT keys FROM lately"))
-    return {found[begin : begin + KEY_BYTES] for begin in range(0, len(found), KEY_BYTES)}
+    joined = b"".join(keys for (keys,) in connection.execute("SELECT keys FROM lately"))
+    return {joined[begin : begin + KEY_BYTES] for begin in range(0, len(joined), KEY_BYTES)}
 
 
 def _not_in(connection: sqlite3.Connection, keys: set[bytes]) -> set[bytes]:
-    """Return which of the keys are not in `done`."""
-    ordered, there = sorted(keys), set[bytes]()
+    """Return the keys that are not in `done`."""
+    ordered = sorted(keys)
+    done: set[bytes] = set()
     for begin in range(0, len(ordered), LATELY):
-        some = ordered[begin : begin + LATELY]
-        marks = ",".join("?" * len(some))
-        there.update(key for (key,) in connection.execute(f"SELECT key FROM done WHERE key IN ({marks})", some))
-    return keys - there
+        part = ordered[begin : begin + LATELY]
+        marks = ",".join("?" * len(part))
+        done.update(key for (key,) in connection.execute(f"SELECT key FROM done WHERE key IN ({marks})", part))
+    return keys - done

@@ -1,21 +1,125 @@
-"""Open the output of a job, wherever it is."""
+"""Open the output of a job, in a local folder or in a store such as `s3://bucket/answers`.
 
-from contextlib import AbstractContextManager
+A local folder contains the ledger, and a lock keeps other drivers out. A store contains the log of the job, from which
+each driver restores the ledger in a temporary folder. So a job in a store can be resumed from any machine.
+"""
+
+import fcntl
+import shutil
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeVar
+
+from upath import UPath
 
 from mars_ray.batch.output.folder import OutputFolder
-from mars_ray.batch.output.local_output import open_local_output
-from mars_ray.batch.output.stored_output import open_stored_output
-from mars_ray.storage.location import AnyPath
+from mars_ray.batch.output.history import History
+from mars_ray.batch.output.job_log import JobLog
+from mars_ray.batch.output.ledger import LEDGER, Ledger
+from mars_ray.errors import OutputError
+from mars_ray.storage.driver_lease import DriverLease
+from mars_ray.storage.location import AnyPath, check_reachable, store_errors
+
+LOG = "log"
+P = TypeVar("P", Path, UPath)
 
 
 def open_output(folder: AnyPath, *, new: bool) -> AbstractContextManager[OutputFolder]:
-    """Make or go on with an output folder on this machine or in a store; `new` puts an earlier one aside.
+    """Create or resume the output in a folder; `new` renames an earlier one.
 
-    Entering raises `OutputError` for a folder that holds something else, that another process works in, or that cannot
-    be written to, and `ConfigError` for a store that is out of reach. What was made here and stays without a row is
-    removed.
+    Entering raises `OutputError` for a folder that has other files, is used by another process or cannot be written,
+    and `ConfigError` for a store that cannot be reached. A new output without any row is removed at the end.
     """
     if isinstance(folder, Path):
-        return open_local_output(folder, new=new)
-    return open_stored_output(folder, new=new)
+        return _open_local_output(folder, new=new)
+    return _open_stored_output(folder, new=new)
+
+
+@contextmanager
+def _open_local_output(folder: Path, *, new: bool) -> Iterator[OutputFolder]:
+    hidden = folder / LEDGER.parent
+    if new and hidden.exists():
+        with _locked(hidden):
+            folder.rename(_name_aside(folder))
+    if folder.exists() and not hidden.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise OutputError(f"{folder} has files of something else. Give a new folder or empty this one.")
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        hidden.mkdir(parents=True, exist_ok=True)
+        (folder / "rows").mkdir(exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"Cannot write to {folder}: {error.strerror}. Give another output folder.") from error
+    with _locked(hidden):
+        ledger = Ledger(folder / LEDGER, of=folder, durable=True)
+        try:
+            yield OutputFolder(folder, ledger, History(ledger))
+        finally:
+            empty = not ledger.done
+            ledger.close()
+            if empty and made:
+                shutil.rmtree(made[-1])
+
+
+@contextmanager
+def _locked(hidden: Path) -> Iterator[None]:
+    try:
+        lock = (hidden / "lock").open("w")
+    except OSError as error:
+        raise OutputError(f"Cannot write to {hidden}: {error.strerror}. Give another output folder.") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OutputError(
+                f"Another process is working in {hidden.parent}. Wait for it, or give another output folder."
+            ) from None
+        yield
+
+
+def _name_aside(folder: P) -> P:
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.before-{number}")).exists():
+        number += 1
+    return aside
+
+
+@contextmanager
+def _open_stored_output(folder: UPath, *, new: bool) -> Iterator[OutputFolder]:
+    check_reachable(folder)
+    hidden = folder / LEDGER.parent
+    with (
+        DriverLease(hidden / "driver.json", of=folder).held(),
+        TemporaryDirectory() as temporary,
+        closing(Ledger(Path(temporary) / LEDGER.name, of=folder, durable=False)) as ledger,
+    ):
+        with store_errors(folder, OutputError, "Cannot use", "Give another output."):
+            if new:
+                _put_aside(folder)
+            elif not (hidden / LOG).exists() and _names(folder):
+                raise OutputError(f"{folder} has files of something else. Give a new folder or empty this one.")
+        log = JobLog(hidden / LOG)
+        output = OutputFolder(folder, ledger, History(ledger), log)
+        output.replay(log.read())
+        with log.kept():
+            yield output
+        if not ledger.done:
+            with suppress(FileNotFoundError):
+                log.remove()
+
+
+def _names(folder: UPath) -> list[str]:
+    """Return the objects of a folder, without the lease of its driver."""
+    return [name for name in folder.fs.find(folder.path) if not name.endswith("/driver.json")]
+
+
+def _put_aside(folder: UPath) -> None:
+    """Copy the objects to another folder, then remove them, the log last, so that a killed copy can be repeated."""
+    aside = _name_aside(folder)
+    fs = folder.fs
+    names = _names(folder)
+    for name in names:
+        fs.copy(name, aside.path + name.removeprefix(folder.path))
+    for name in sorted(names, key=lambda name: f"/{LEDGER.parent}/" in name):
+        fs.rm(name)

@@ -1,4 +1,4 @@
-"""What a job did, in numbers: written to `report.json`, drawn in `report.html` and shown while it runs."""
+"""The metrics of a job while it runs, and its report."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -8,21 +8,21 @@ Status = Literal["complete", "complete with errors", "stopped"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PacePoint:
-    """What was committed in some seconds of the run."""
+    """Metrics of one span of a job."""
 
     second: float
-    """The end of the span in seconds since the job began, pauses between runs left out."""
+    """End of the span in seconds since the start of the job, without pauses between runs."""
     rows: int
     errors: int
     tokens: int
     forwards: int
     threshold: float
-    """Mean threshold in force in the span."""
+    """Mean threshold in the span."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One bar of a histogram: from `low` up to `high`, which is left out."""
+    """A bar of a histogram, for values from `low` up to but excluding `high`."""
 
     low: float
     high: float
@@ -31,78 +31,78 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReport:
-    """A job up to now, runs before a resume included."""
+    """Metrics of a job so far, over all of its runs."""
 
     status: Status
     rows: int
-    """Rows of the input that are done: answered, or in the errors file."""
+    """Rows that are done: answered, or in the errors file."""
     total: int
     """Rows of the input."""
     errors: int
     errors_by_reason: dict[str, int]
     """Errors of each kind, most first, under the reason of one of them; others differ in names and numbers."""
     errors_file: str
-    """Where the rows with errors are; empty where there are none."""
+    """Path of the errors file; empty without errors."""
     cut: int
     """Sequences that ended at the length limit."""
     tokens: int
     forwards: int
-    """Forwards, summed over the sequences: one run of the network over a batch counts once for each sequence in it."""
+    """Forwards, summed over the sequences. A forward of a batch counts once for each of its sequences."""
     tokens_per_s: float
-    """Tokens per second of all workers together, over the seconds the job ran."""
+    """Tokens per second of all workers, over `seconds`."""
     tokens_per_forward: float
     seconds: float
-    """Seconds the job ran, pauses between runs left out."""
+    """Seconds that the job ran, without pauses between runs."""
     runs: int
-    """How often the same command was started."""
+    """Number of times that the job was started."""
     workers: int
     model: str
     settings: dict[str, Any]
     output: str
     pace: tuple[PacePoint, ...]
     lengths: tuple[Bar, ...]
-    """Sequences by generated tokens."""
+    """Histogram of tokens per sequence."""
     ahead: tuple[Bar, ...]
-    """Sequences by tokens per forward."""
+    """Histogram of tokens per forward."""
     samples: tuple[dict[str, Any], ...]
     """Some records of the output."""
     deadline: str
-    """How the end of the job stood to its deadline; empty without one."""
+    """Time by which the job met or missed its deadline; empty without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerMetrics:
-    """One worker, over the last seconds."""
+    """Metrics of one worker over the last seconds."""
 
     name: str
     rows: int
     """Rows done since this run began."""
     running: int
-    """Sequences under way."""
+    """Running sequences."""
     tokens_per_s: float
     tokens_per_forward: float | None
-    """Tokens per forward of rows that are done; None before any is."""
+    """Tokens per forward of finished rows; None before the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobMetrics:
-    """A job while it runs."""
+    """Metrics of a running job."""
 
     done: int
     total: int
     errors: int
     running: int
-    """Sequences under way."""
+    """Running sequences."""
     tokens: int
-    """Tokens generated so far, those of sequences under way included."""
+    """Tokens generated so far, with those of running sequences."""
     tokens_per_s: float | None
-    """Tokens per second over the last seconds, all workers together; None before it is known."""
+    """Tokens per second of all workers over the last seconds; None before the first measurement."""
     tokens_per_forward: float | None
-    """Tokens per forward of rows that are done; None before any is."""
+    """Tokens per forward of finished rows; None before the first."""
     threshold: float | None
-    """The threshold of the last row that is done; None where nothing was generated."""
+    """Threshold of the last finished row; None if nothing was generated."""
     eta_s: float | None
-    """Seconds until the job is done; None before that can be told."""
+    """Estimated seconds until the end of the job; None before the first row is done."""
     note: str
-    """What a person should know now, such as a deadline that cannot be met; mostly empty."""
+    """A message for the user, such as a deadline that cannot be met; often empty."""
     workers: tuple[WorkerMetrics, ...]

@@ -1,7 +1,6 @@
-"""The report of a generate job as one HTML file that needs nothing else.
+"""Render the report of a generate job as one self-contained HTML file.
 
-It is readable on a phone, in the dark and without a network. Rows, reasons and settings are escaped, and the page
-forbids requests and foreign scripts.
+Rows, reasons and settings are escaped, and the page's policy forbids requests and foreign scripts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,20 +11,20 @@ from mars_ray.web.chart import Axis, Chart
 from mars_ray.web.report import render
 
 POINTS = 60
-"""Points of a chart over time at most; shorter spans are joined."""
+"""Most points of a chart over time; shorter spans are joined."""
 SPAN_S = 10.0
-"""Seconds of a span at least, in a job of some minutes: the tokens of a row count when it ends, all at once."""
+"""Shortest span in seconds. All tokens of a row count at its end, so shorter spans would show bursts."""
 SPANS = 4
-"""Spans of a short job at least."""
+"""Fewest spans of a short job."""
 REASONS = 50
-"""Reasons that are listed at most, the most frequent first."""
+"""Most kinds of errors to list, the most frequent first."""
 AIR = 0.05
 """Margin above and below the thresholds in their chart."""
 UNITS_S = {"h": 3600, "min": 60, "s": 1}
 
 
 def job_page(report: JobReport) -> str:
-    """Write the page."""
+    """Return the page."""
     reasons = sorted(report.errors_by_reason.items(), key=lambda item: (-item[1], item[0]))
     return render(
         "batch/output/report_page.html",
@@ -38,12 +37,13 @@ def job_page(report: JobReport) -> str:
 
 
 def _over_time(pace: Sequence[PacePoint]) -> list[Chart]:
-    """Return the charts of speed and threshold, in the largest unit of which there are at least two."""
+    """Return the charts of speed and threshold over time, in the largest unit of which the job took at least two."""
     joined = list(_joined(pace))
     if not joined:
         return []
-    unit, size = next((each for each in UNITS_S.items() if joined[-1][1].second >= 2 * each[1]), ("s", 1))
-    time = Axis(ends=(0, joined[-1][1].second / size), unit=f" {unit}")
+    end_s = joined[-1][1].second
+    unit, size = next((item for item in UNITS_S.items() if end_s >= 2 * item[1]), ("s", 1))
+    time = Axis(ends=(0, end_s / size), unit=f" {unit}")
     speeds = [(low / size, point.second / size, tokens / (point.second - low)) for low, point, tokens in joined]
     thresholds = [(low / size, point.second / size, point.threshold) for low, point, _ in joined]
     values = [value for *_, value in thresholds]
@@ -55,15 +55,17 @@ def _over_time(pace: Sequence[PacePoint]) -> list[Chart]:
 
 
 def _joined(pace: Sequence[PacePoint]) -> Iterator[tuple[float, PacePoint, int]]:
-    """Join spans too short to draw: where each begins, its last point, and its tokens."""
+    """Join spans that are too short to draw. Yield the beginning, the last point and the tokens of each."""
     seconds = pace[-1].second if pace else 0.0
     least = max(seconds / POINTS, min(SPAN_S, seconds / SPANS))
-    low, tokens = 0.0, 0
+    low = 0.0
+    tokens = 0
     for point in pace:
         tokens += point.tokens
         if point.second > low and point.second - low >= least:
             yield low, point, tokens
-            low, tokens = point.second, 0
+            low = point.second
+            tokens = 0
     if tokens:
         yield low, pace[-1], tokens
 

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from mars_ray.batch.output.shards import write_lines
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.run.options import GenerateOptions
 from mars_ray.engine.request import DecodeParams, SamplingParams
@@ -15,6 +14,7 @@ from mars_ray.evaluation.run.prepare import job_rows, keep_plan, prepare_evaluat
 from mars_ray.evaluation.run.score_and_report import score_and_report
 from mars_ray.model.sources.store import folder_here
 from mars_ray.storage.location import AnyPath
+from mars_ray.storage.whole_file import write_lines
 
 
 def evaluate(options: EvaluateOptions) -> Results:
