@@ -1,7 +1,7 @@
-"""Every error a user may see, each saying what was wrong, which value, and what to do.
+"""Errors for users. Each message says what was wrong, which value, and what to do.
 
 MarsRayError
-├── InputError                what the user gave cannot be used           exit code 2
+├── InputError                an input or option cannot be used           exit code 2
 │   ├── ConfigError           a setting is unknown, missing or out of range
 │   ├── DataError             a data file is missing, unreadable or not of the expected form
 │   │   ├── EmptyDataError    it holds no usable record
@@ -10,21 +10,21 @@ MarsRayError
 │   │   ├── UnsafeModelError  it would need pickle or code of its own to load
 │   │   └── AdapterError      an adapter is incomplete or of another base model
 │   ├── OutputError           the output folder is in use or not writable
-│   ├── ClusterError          the Ray cluster is smaller than what was asked for
-│   ├── ReportError           a report of a replica, or an answer to one, holds what cannot be
+│   ├── ClusterError          the Ray cluster is too small for the options
+│   ├── ReportError           a report of a replica, or its directive, is invalid
 │   └── RequestError          a request to the engine is not usable
 │       ├── PromptTooLongError  its prompt does not fit the model
 │       └── GrammarError      its schema or regular expression cannot be used
 └── RunError                  the work started and could not be finished  exit code 1
     ├── DivergedError         the loss is no longer a finite number
-    ├── QueueFullError        the engine has as many requests as it takes
+    ├── QueueFullError        the queue of the engine is full
     ├── StepError             the network failed on a request while it ran
     ├── SlowReaderError       the reader of a stream stopped taking chunks
     ├── ServeError            the endpoint did not come up
     ├── UnavailableError      no engine can take a request at the moment
     ├── ReplicaLostError      the replica that served a request died
-    ├── EngineHungError       an engine hung with this request alone as the suspect
-    └── InterruptedRunError   stopped by the user, saved, can go on       exit code 130, 143 for SIGTERM
+    ├── EngineHungError       an engine hung because of this request
+    └── InterruptedRunError   stopped by the user, can be resumed         exit code 130, 143 for SIGTERM
 """
 
 from typing import ClassVar
@@ -37,7 +37,7 @@ class MarsRayError(Exception):
 
 
 class InputError(MarsRayError):
-    """What the user gave cannot be used; nothing was started."""
+    """An input or option cannot be used; nothing was started."""
 
     exit_code = 2
 
@@ -71,7 +71,7 @@ class UnsafeModelError(ModelError):
 
 
 class AdapterError(ModelError):
-    """An adapter is incomplete, or of another base model than the one it is put to."""
+    """An adapter is incomplete, or was trained for another base model."""
 
 
 class OutputError(InputError):
@@ -79,11 +79,11 @@ class OutputError(InputError):
 
 
 class ClusterError(InputError):
-    """The Ray cluster is smaller than what was asked for."""
+    """The Ray cluster is too small for the options."""
 
 
 class ReportError(InputError):
-    """A report of a replica, or a directive that answers one, holds what cannot be; it is not applied."""
+    """A report of a replica, or its directive, is invalid and was not applied."""
 
 
 class RequestError(InputError):
@@ -107,15 +107,15 @@ class DivergedError(RunError):
 
 
 class QueueFullError(RunError):
-    """The engine has as many requests as it takes; the same request may be accepted later."""
+    """The queue of the engine is full; the same request may be accepted later."""
 
 
 class StepError(RunError):
-    """The network, or what works on its output, failed on this request while it ran."""
+    """The network, or the processing of its output, failed on this request."""
 
 
 class SlowReaderError(RunError):
-    """The reader of a stream stopped taking chunks, and the request was cancelled to free its place."""
+    """The reader of a stream stopped taking chunks, so the request was cancelled."""
 
 
 class ServeError(RunError):
@@ -123,7 +123,7 @@ class ServeError(RunError):
 
 
 class UnavailableError(RunError):
-    """No engine can take a request at the moment: none is up yet, or all are going down."""
+    """No engine can take a request now, because none is up yet or all are shutting down."""
 
 
 class ReplicaLostError(RunError):
@@ -131,10 +131,10 @@ class ReplicaLostError(RunError):
 
 
 class EngineHungError(RunError):
-    """An engine hung, and this request is the only one that can be the reason. It must not be sent to another."""
+    """An engine hung and only this request can be the cause. It must not be sent to another engine."""
 
 
 class InterruptedRunError(RunError):
-    """Stopped by the user; what was done is saved and the same command goes on."""
+    """Stopped by the user. Finished work is saved, and the same command resumes."""
 
     exit_code = 130

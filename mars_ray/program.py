@@ -1,7 +1,7 @@
-"""How every command and every pipeline ends: in one line, with an exit code that says why.
+"""Run a command or pipeline, and end it with one line and an exit code.
 
-The codes are 0, that of an error a user can mend, 130 for Ctrl-C and 143 for SIGTERM. SIGTERM is made the same as
-Ctrl-C: whatever handles Ctrl-C where the program is handles both.
+The codes are 0, the `exit_code` of a `MarsRayError`, 130 for Ctrl-C and 143 for SIGTERM. SIGTERM raises
+`KeyboardInterrupt`, so code that handles Ctrl-C handles both.
 """
 
 import os
@@ -15,15 +15,15 @@ from types import FrameType
 from mars_ray.errors import InterruptedRunError, MarsRayError
 
 SAME_S = 1.0
-"""A second SIGTERM so soon is the same one: `timeout` and batch schedulers send it to a process and to its group."""
+"""Seconds within which a second SIGTERM is ignored. `timeout` and batch schedulers signal a process and its group."""
 LEAVE_S = 10.0
-"""What is left to do once a stop was said: to end the processes of Ray. They end with this one in any case."""
+"""Seconds for Ray to shut down after a stop. Its processes end with this one in any case."""
 BY_SIGNAL = 128
-"""A shell says that a signal ended a process by this and the number of the signal."""
+"""Added to the number of a signal for the exit code, as shells do."""
 
 
 class Terminations:
-    """Hands SIGTERM on to whatever handles Ctrl-C at that moment."""
+    """Passes SIGTERM on to the current handler of Ctrl-C."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -31,22 +31,22 @@ class Terminations:
 
     @property
     def came(self) -> bool:
-        """Whether there was one."""
+        """Whether there was a SIGTERM."""
         return self._last_s is not None
 
     def handle(self, _number: int, _frame: FrameType | None) -> None:
-        """Take a SIGTERM; raises `KeyboardInterrupt` unless Ctrl-C means something else now."""
+        """Handle a SIGTERM. Raises `KeyboardInterrupt` unless Ctrl-C has another handler."""
         now_s = self._clock()
         if self._last_s is not None and now_s - self._last_s < SAME_S:
             return
         self._last_s = now_s
-        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts background jobs so
             raise KeyboardInterrupt
         signal.raise_signal(signal.SIGINT)
 
 
 def run_program(name: str, main: Callable[[], None], *, stopped: str = "Stopped.") -> None:
-    """Run `main` in the main thread, and end the process. `stopped` is said where nothing better is known."""
+    """Run `main` in the main thread and end the process. `stopped` is printed after a stop without a message."""
     terminations = Terminations()
     signal.signal(signal.SIGTERM, terminations.handle)
     line, code = "", 0
@@ -59,9 +59,9 @@ def run_program(name: str, main: Callable[[], None], *, stopped: str = "Stopped.
     except SystemExit as ended:
         if ended.code != InterruptedRunError.exit_code:
             raise
-        line, code = stopped, ended.code  # what typer makes of Ctrl-C
+        line, code = stopped, ended.code  # typer exits so after Ctrl-C
     finally:
-        # Ray goes down from here on; who does not want to wait for it ends the process at once, and without a stack.
+        # While Ray shuts down, another signal ends the process at once and without a stack trace.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     if line:
@@ -69,7 +69,7 @@ def run_program(name: str, main: Callable[[], None], *, stopped: str = "Stopped.
     if code == InterruptedRunError.exit_code:
         code = BY_SIGNAL + signal.SIGTERM if terminations.came else code
         sys.stdout.flush()
-        # A Ray that was stopped as well is waited for by its own exit for a minute.
+        # If Ray was stopped as well, its exit handler would wait for a minute.
         timer = threading.Timer(LEAVE_S, os._exit, [code])
         timer.daemon = True
         timer.start()

@@ -1,7 +1,4 @@
-"""Progress of long work: a live picture on a terminal, a plain line every ten seconds elsewhere.
-
-Everything goes to standard error, so that standard output holds results only.
-"""
+"""Show progress on standard error: a live picture on a terminal, a plain line every ten seconds elsewhere."""
 
 import time
 from abc import ABC, abstractmethod
@@ -16,11 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 PLAIN_LINE_EVERY_S = 10.0
 SPEED_WINDOW = 64
-"""Updates over which the speed is taken that the time left is foretold from."""
+"""Updates over which speed is averaged for the time left."""
 
 
 class Display(ABC):
-    """Work that a person watches; use as a context manager, and call `refresh` when there is news."""
+    """A progress display; use it as a context manager, and call `refresh` after changes."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -30,11 +27,11 @@ class Display(ABC):
 
     @abstractmethod
     def picture(self) -> RenderableType:
-        """Draw the work for a terminal, several times a second and from another thread."""
+        """Return the picture for a terminal. Called several times a second, in another thread."""
 
     @abstractmethod
     def line(self) -> str:
-        """Say the same in one line."""
+        """Return the progress in one line."""
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -42,17 +39,17 @@ class Display(ABC):
         return self
 
     def refresh(self) -> None:
-        """Show what changed: at once on a terminal, elsewhere when the next line is due."""
+        """Print a plain line if one is due. A terminal refreshes itself."""
         if not self._console.is_terminal and self._clock() - self._printed_s >= PLAIN_LINE_EVERY_S:
             self._print_line()
 
     def show_now(self) -> None:
-        """Show what changed at once, without a terminal too."""
+        """Print a plain line now."""
         if not self._console.is_terminal:
             self._print_line()
 
     def say(self, line: str) -> None:
-        """Print a line now where there is no terminal."""
+        """Print a message unless there is a terminal."""
         if not self._console.is_terminal:
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
@@ -70,9 +67,9 @@ class Display(ABC):
 
 
 class ProgressLine(Display):
-    """Shows how far one piece of work is, and how long the rest takes at the speed of late."""
+    """A progress bar with figures and the time left at the recent speed."""
 
-    def __init__(self, what: str, total: int | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, title: str, total: int | None, clock: Callable[[], float] = time.monotonic) -> None:
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -80,14 +77,15 @@ class ProgressLine(Display):
             TextColumn("{task.fields[note]}", markup=False),
         )
         self._bar = Progress(*columns, TimeElapsedColumn())
-        self._task = self._bar.add_task(what, total=total, note="")
-        self._what, self._total = what, total
+        self._task = self._bar.add_task(title, total=total, note="")
+        self._title = title
+        self._total = total
         self._last = (0, "")
         self._seen: deque[tuple[float, int]] = deque(maxlen=SPEED_WINDOW)
         super().__init__(clock)
 
     def update(self, done: int, figures: Mapping[str, object], total: int | None = None) -> None:
-        """Say how much is done, of how much once that is known; `figures` are shown as `name value`."""
+        """Show the number done, and the total once known; `figures` are shown as `name value`."""
         self._total = total or self._total
         self._seen.append((self._clock(), done))
         notes = [f"{name} {value}" for name, value in figures.items()]
@@ -97,7 +95,7 @@ class ProgressLine(Display):
         self.refresh()
 
     def _time_left(self) -> list[str]:
-        """Say how long the rest takes, where a speed can be told: what was done before the first update is left out."""
+        """Return the time left, if known, at the speed since the first of the recent updates."""
         (first_s, first), (last_s, done) = self._seen[0], self._seen[-1]
         if self._total is None or not first < done < self._total:
             return []
@@ -105,18 +103,18 @@ class ProgressLine(Display):
         return [f"about {_duration(left_s)} left"]
 
     def picture(self) -> RenderableType:
-        """Draw a bar."""
+        """Return the bar."""
         return self._bar
 
     def line(self) -> str:
-        """Say how much is done, of how much, and the figures."""
+        """Return the number done, the total and the figures."""
         done, note = self._last
         total = "" if self._total is None else f"/{self._total}"
-        return f"{self._what}: {done}{total}  {note}"
+        return f"{self._title}: {done}{total}  {note}"
 
 
 def _duration(seconds: float) -> str:
-    """Write a time as a person would say it: seconds, minutes, or hours and minutes."""
+    """Return a time in seconds, in minutes, or in hours and minutes."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

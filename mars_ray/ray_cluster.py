@@ -17,14 +17,14 @@ from mars_ray.storage.private import private_folder
 from mars_ray.usable_cpus import usable_cpus
 
 TEMPORARY_LENGTH = 36
-"""Characters of a folder with which the paths of Ray's sockets below it are within the 107 that the system allows."""
+"""Longest path of the folder, so that Ray's socket paths below it have at most 107 characters."""
 
 
 def connect() -> None:
-    """Join the cluster named by `RAY_ADDRESS`, else start a local one; does nothing when already connected.
+    """Join the cluster named by `RAY_ADDRESS`, or start a local one. Does nothing when already connected.
 
-    Workers keep their output to themselves: what a user should see comes through our own progress and results. Sockets,
-    logs and token of a local cluster are for this user alone. Raises `OutputError` where they cannot be.
+    The output of workers is not shown. Sockets, logs and token of a local cluster are private to this user. Raises
+    `OutputError` if they cannot be made so.
     """
     if ray.is_initialized():
         return
@@ -33,40 +33,40 @@ def connect() -> None:
     if not is_shared():
         local = {"address": "local", "num_cpus": usable_cpus(), "include_dashboard": False}
         local["_temp_dir"] = str(private_folder(temporary_folder()) / "ray")
-        with suppress(OutputError):  # no home: Ray says what it cannot do without
+        with suppress(OutputError):  # without a home, Ray reports its own error
             private_folder(Path.home() / ".ray")
     logging.getLogger("ray.train").setLevel(logging.ERROR)
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     with _sigterm_kept():
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **local)
-    with suppress(OSError):  # Ray makes it readable for all
+    with suppress(OSError):  # Ray makes it readable by everybody
         (Path.home() / ".ray" / "auth_token").chmod(0o600)
-    # A node that is lost would be pages of stacks, and so would the end of a job.
+    # Ray would print pages of stack traces for a lost node, and at the end of a job.
     stop_driver_messages()
 
 
 def temporary_folder() -> Path:
-    """Return the folder around `ray`, where a local cluster keeps sockets and logs: Ray opens that one to everybody."""
-    given = Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp").absolute()
-    folders = [parent / f"mars-ray-{os.geteuid()}" for parent in (given, Path("/tmp"))]
-    return next((each for each in folders if len(str(each)) <= TEMPORARY_LENGTH), folders[-1])
+    """Return the private folder for sockets and logs of a local cluster, which Ray itself would open to everybody."""
+    preferred = Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp").absolute()
+    folders = [parent / f"mars-ray-{os.geteuid()}" for parent in (preferred, Path("/tmp"))]
+    return next((folder for folder in folders if len(str(folder)) <= TEMPORARY_LENGTH), folders[-1])
 
 
 def is_shared() -> bool:
-    """Return whether the cluster is one that others may use, too: the one that `RAY_ADDRESS` names."""
+    """Return whether others may use the cluster, too, because `RAY_ADDRESS` names it."""
     return bool(os.environ.get("RAY_ADDRESS"))
 
 
 @contextmanager
 def _sigterm_kept() -> Iterator[None]:
-    """Give SIGTERM back to who handled it: Ray takes it, and shows a stack of its own."""
+    """Restore the handler of SIGTERM after the block, because Ray installs one that prints a stack trace."""
     handler = signal.getsignal(signal.SIGTERM)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield
         return
     try:
         yield
-    except SystemExit:  # what Ray made of one that came meanwhile
+    except SystemExit:  # Ray's handler raised it for a SIGTERM
         handler(signal.SIGTERM, None)
         raise
     finally:

@@ -1,4 +1,4 @@
-"""Answer the rows of your own Ray Data pipeline: `build_processor(ProcessorConfig(...))` is a stage of it."""
+"""The public names for a stage in a user's Ray Data pipeline; see `build_processor`."""
 
 from mars_ray.batch.ray.processor import Processor, build_processor
 from mars_ray.batch.run.endpoint_config import EndpointProcessorConfig

@@ -1,6 +1,6 @@
-"""How many CPUs this process may use: what the scheduler lets it run on, and what its cgroup pays for.
+"""Count the CPUs that this process may use, by its affinity and the quotas of its cgroups.
 
-A container with a quota sees every CPU of its machine; threads beyond the quota only wait for each other.
+A container with a quota sees every CPU of its machine, but threads beyond the quota only wait for each other.
 """
 
 import math
@@ -13,16 +13,16 @@ OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 def usable_cpus() -> int:
-    """Return the number of CPUs, at least 1. A quota of a part of a CPU is rounded down."""
+    """Return the number of CPUs, at least 1. Fractional quotas are rounded down."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, math.floor(min([cpus, *quotas()])))
 
 
 def quotas(mounted: Path = CGROUPS, own: Path = OWN_CGROUPS) -> Iterator[float]:
-    """Yield the CPUs that each cgroup with a quota gives: ours and those around it, of version 1 and 2."""
+    """Yield the quotas in CPUs of this process's cgroups and their parents, of version 1 and 2."""
     try:
         lines = own.read_text().splitlines()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
@@ -31,7 +31,7 @@ def quotas(mounted: Path = CGROUPS, own: Path = OWN_CGROUPS) -> Iterator[float]:
         root = mounted / controllers if controllers else mounted
         if controllers and not root.is_dir():
             root = mounted / "cpu"
-        # A container sees its own cgroup at the root, under a path that is its host's.
+        # A container sees its own cgroup at the root, but the path is the host's.
         inside = root.joinpath(*Path(path).parts[1:])
         for folder in (inside, *inside.parents):
             quota = _quota_2(folder / "cpu.max") if not controllers else _quota_1(folder)

@@ -1,6 +1,6 @@
-"""Says in a store that the driver of a job or run lives, so that nobody takes its work over.
+"""A lease in a store that tells other drivers that a job or run has a live driver.
 
-This is a courtesy: it tells a person at once. What keeps two drivers of a job apart for certain is the log of the job.
+The lease gives an early error message. The log of the job is what keeps two drivers apart for certain.
 """
 
 import json
@@ -22,7 +22,7 @@ from mars_ray.storage.location import store_errors
 
 RENEW_S = 5.0
 LEASE_S = 20.0
-"""A driver whose lease stays as it is for so long is gone."""
+"""Seconds without a renewal after which a driver counts as dead."""
 POLL_S = 1.0
 
 
@@ -31,21 +31,22 @@ class _Lease:
     host: str
     pid: int
     machine: str
-    """The start of a machine, and the processes on it that have numbers of their own."""
+    """Boot id and PID namespace, within which a PID identifies a process."""
     renewed: int
 
 
 class DriverLease:
-    """The lease at `place` on the work in the folder `of`."""
+    """The lease file at `path` for the work in the folder `of`."""
 
-    def __init__(self, place: UPath, *, of: UPath) -> None:
-        self._place, self._of = place, of
+    def __init__(self, path: UPath, *, of: UPath) -> None:
+        self._path = path
+        self._of = of
         self._held = _Lease(host=socket.gethostname(), pid=os.getpid(), machine=_machine(), renewed=0)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold it within the block. Raises `OutputError` while another process does."""
-        with store_errors(self._place, OutputError, "Cannot write to", "Give another output."):
+        """Hold the lease within the block. Raises `OutputError` while another process holds it."""
+        with store_errors(self._path, OutputError, "Cannot write to", "Give another output."):
             self._wait_for_other()
             self._renew()
         ended = threading.Event()
@@ -57,43 +58,43 @@ class DriverLease:
             ended.set()
             renewing.join()
             if self._is_ours():
-                self._place.fs.rm(self._place.path)
+                self._path.fs.rm(self._path.path)
 
     def _renew_until(self, ended: threading.Event) -> None:
         while not ended.wait(RENEW_S):
-            with suppress(Exception):  # a store that is away is waited for by those who write
-                if not self._is_ours():  # this driver was frozen, and given up
+            with suppress(Exception):  # whoever writes to the store waits for it
+                if not self._is_ours():  # this driver was suspended, and another took over
                     return
                 self._renew()
 
     def _renew(self) -> None:
         self._held = replace(self._held, renewed=self._held.renewed + 1)
-        self._place.fs.pipe_file(self._place.path, json.dumps(asdict(self._held)).encode())
+        self._path.fs.pipe_file(self._path.path, json.dumps(asdict(self._held)).encode())
 
     def _is_ours(self) -> bool:
-        found = self._read()
-        return found is not None and (found.machine, found.pid) == (self._held.machine, self._held.pid)
+        lease = self._read()
+        return lease is not None and (lease.machine, lease.pid) == (self._held.machine, self._held.pid)
 
     def _wait_for_other(self) -> None:
-        found = self._read()
-        if found is None or (found.machine == _machine() and not psutil.pid_exists(found.pid)):
+        lease = self._read()
+        if lease is None or (lease.machine == _machine() and not psutil.pid_exists(lease.pid)):
             return
-        who = f"process {found.pid} on {found.host}"
-        print(f"mars-ray: looking for {LEASE_S:g} s whether {who} still works in {self._of}", file=sys.stderr)
+        holder = f"process {lease.pid} on {lease.host}"
+        print(f"mars-ray: waiting {LEASE_S:g} s to see whether {holder} still uses {self._of}", file=sys.stderr)
         began_s = time.monotonic()
         while time.monotonic() - began_s < LEASE_S:
             time.sleep(POLL_S)
             now = self._read()
             if now is None:
                 return
-            if now != found:
+            if now != lease:
                 raise OutputError(
-                    f"Another process ({who}) is working in {self._of}. Wait for it, or give another output."
+                    f"Another process ({holder}) is working in {self._of}. Wait for it, or give another output."
                 )
 
     def _read(self) -> _Lease | None:
         try:
-            return _Lease(**json.loads(self._place.read_bytes()))
+            return _Lease(**json.loads(self._path.read_bytes()))
         except FileNotFoundError:
             return None
 

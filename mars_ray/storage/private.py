@@ -1,8 +1,8 @@
-"""Folders and files that belong to this user alone: caches whose contents are run, sockets, tokens.
+"""Private folders and files, for caches of code, sockets and tokens.
 
-In:    a folder to make, or a file to load.
-Out:   a folder that no other account can enter; whether a file can have been written by this user or root only.
-Never: uses what another account owns, or leaves a folder open to others.
+In:    a folder to create, or a file to load.
+Out:   a folder that no other account can enter; whether only this user or root can have written a file.
+Never: uses a folder of another account, or leaves a folder open to others.
 """
 
 import os
@@ -13,41 +13,42 @@ from mars_ray.errors import OutputError
 
 
 def private_folder(folder: Path, *, within: Path | None = None) -> Path:
-    """Make `folder` and the folders above it that are missing, all with mode 0700, and return it.
+    """Create `folder` and its missing parents with mode 0700, and return it.
 
-    Folders from `within` (default: `folder`) down to `folder` that exist are closed to other accounts. Raises an
-    `OutputError` where one of them is another account's, or the folder cannot be made.
+    Existing folders from `within` (default: `folder`) down to `folder` are closed to other accounts. Raises
+    `OutputError` if one of them belongs to another account, or the folder cannot be created.
     """
     top = within or folder
-    for each in (*reversed(folder.parents), folder):
+    for path in (*reversed(folder.parents), folder):
         try:
-            if not each.is_dir():
-                each.mkdir(mode=0o700, exist_ok=True)
-            if each.is_relative_to(top):
-                _close(each)
+            if not path.is_dir():
+                path.mkdir(mode=0o700, exist_ok=True)
+            if path.is_relative_to(top):
+                _close(path)
         except OSError as error:
-            raise OutputError(f"the folder {each} cannot be made private: {error.strerror or error}.") from None
+            raise OutputError(f"the folder {path} cannot be made private: {error.strerror or error}.") from None
     return folder
 
 
 def is_private(file: Path) -> bool:
-    """Return whether `file` is a plain file of this user or root which no other account can write."""
+    """Return whether `file` is a regular file of this user or root that no other account can write."""
     try:
-        found = file.lstat()
+        status = file.lstat()
     except OSError:
         return False
-    return stat.S_ISREG(found.st_mode) and found.st_uid in _trusted() and not found.st_mode & 0o022
+    return stat.S_ISREG(status.st_mode) and status.st_uid in _trusted() and not status.st_mode & 0o022
 
 
 def _close(folder: Path) -> None:
-    """Take a folder from other accounts. One of root's that others cannot write may stay as it is."""
-    link, found = folder.lstat(), folder.stat()  # a link of another account may lead elsewhere tomorrow
-    if not {link.st_uid, found.st_uid} <= _trusted() or (found.st_uid != os.geteuid() and found.st_mode & 0o022):
+    """Close a folder to other accounts. A folder of root that others cannot write stays as it is."""
+    link = folder.lstat()  # the owner of a link can change its target
+    target = folder.stat()
+    if not {link.st_uid, target.st_uid} <= _trusted() or (target.st_uid != os.geteuid() and target.st_mode & 0o022):
         raise OutputError(
-            f"the folder {folder} belongs to another account (uid {link.st_uid}), or others can write to it. What is "
-            "in it would be run: remove it, or have its owner do so."
+            f"the folder {folder} belongs to another account (uid {link.st_uid}), or others can write to it. Its code "
+            "would be run here, so remove it, or ask its owner to."
         )
-    if found.st_uid == os.geteuid() and found.st_mode & 0o077:
+    if target.st_uid == os.geteuid() and target.st_mode & 0o077:
         folder.chmod(0o700)
 
 

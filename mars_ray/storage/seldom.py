@@ -1,4 +1,4 @@
-"""Something slow that is done again and again, so seldom that it takes a hundredth of the time at most."""
+"""Limit how often a slow action runs, so that it takes at most one percent of the time."""
 
 import time
 from collections.abc import Iterator
@@ -9,19 +9,19 @@ SHARE = 0.01
 
 
 class Seldom:
-    """Says when it is due; what is done then is timed within `done`."""
+    """A timer for one action: check `due`, and run the action within `done`."""
 
     def __init__(self) -> None:
         self._due_s = 0.0
 
     @property
     def due(self) -> bool:
-        """Whether it may be done now."""
+        """Whether the action may run now."""
         return time.monotonic() >= self._due_s
 
     @contextmanager
     def done(self) -> Iterator[None]:
-        """Time what is done within the block."""
+        """Time the action in the block, and set when it is due again."""
         began_s = time.monotonic()
         try:
             yield
