@@ -23,7 +23,7 @@ from transformers.utils import logging
 from mars_ray.data.tasks.family import TaskExample
 from mars_ray.data.tasks.split import mixture
 from mars_ray.evaluation.calibration.calibrate import THRESHOLDS, CalibrateOptions, calibrate
-from mars_ray.evaluation.calibration.families import heldout_examples
+from mars_ray.evaluation.calibration.prompts import heldout_examples
 from mars_ray.model.card import Card, read_card
 from mars_ray.model.checkpoint import load_checkpoint, save_checkpoint
 from mars_ray.program import run_program

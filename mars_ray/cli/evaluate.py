@@ -1,4 +1,4 @@
-"""The command `mars-ray evaluate`: what a model gets right, and how fast, at each threshold."""
+"""The command `mars-ray evaluate`: measure accuracy and speed of a model at each threshold."""
 
 import os
 from typing import TYPE_CHECKING, Annotated
@@ -24,26 +24,24 @@ if TYPE_CHECKING:
 
 Tasks = Annotated[
     str,
-    typer.Option(help="Separated by commas: task families, 'families', 'gsm8k', 'humaneval', JSONL or parquet files."),
+    typer.Option(help="Comma-separated task families, 'families', 'gsm8k', 'humaneval', JSONL or parquet files."),
 ]
-Output = Annotated[str, typer.Option(help="Folder for results and report, or its URL. The same command goes on.")]
-Thresholds = Annotated[str, typer.Option(help="Separated by commas.")]
-Modes = Annotated[
-    str, typer.Option(help="Separated by commas; 'ar' is always among them, for all else is compared with it.")
-]
+Output = Annotated[str, typer.Option(help="Output folder, or its URL. The same command resumes.")]
+Thresholds = Annotated[str, typer.Option(help="Comma-separated thresholds.")]
+Modes = Annotated[str, typer.Option(help="Comma-separated modes; 'ar', the baseline, is always added.")]
 Seeds = Annotated[
-    int, typer.Option(help="Samples the spread is over: other examples of a family; a file is dealt out to them.")
+    int, typer.Option(help="Number of samples for the spread, of a family's examples or of a file's records.")
 ]
 Examples = Annotated[
-    int | None, typer.Option(help="Per task and seed: of a family, 100 by default; of a file, by default all.")
+    int | None, typer.Option(help="Examples per task and seed. Default: 100 of a family, all of a file.")
 ]
 MaxTokens = Annotated[
-    int | None, typer.Option(help="Tokens per answer at most; 256 by default, of gsm8k and humaneval 512.")
+    int | None, typer.Option(help="Most tokens of an answer. Default: 256, for gsm8k and humaneval 512.")
 ]
-Match = Annotated[str, typer.Option(help="How answers compare with 'reference' in a file: 'exact', 'regex' or 'json'.")]
-Data = Annotated[str | None, typer.Option(help="Folder with gsm8k/ and humaneval/, or its URL, for these two.")]
+Match = Annotated[str, typer.Option(help="Comparison with 'reference' of a file: 'exact', 'regex' or 'json'.")]
+Data = Annotated[str | None, typer.Option(help="Folder, or its URL, with gsm8k/ and humaneval/.")]
 AllowCodeExecution = Annotated[
-    bool, typer.Option("--allow-code-execution", help="humaneval runs what the model wrote, shut off from the rest.")
+    bool, typer.Option("--allow-code-execution", help="Let humaneval run the model's code, in a sandbox.")
 ]
 
 
@@ -68,8 +66,8 @@ def evaluate(
 ) -> None:
     """Measure accuracy, agreement and speed at each threshold, and write results.json and report.html.
 
-    Exit codes: 0 complete, 3 complete with unanswered questions, 130 stopped (by SIGTERM 143), 1 failed (the same
-    command goes on), 2 wrong input.
+    Exit codes: 0 complete, 3 complete with unanswered questions, 2 wrong input, 1 failed, 130 stopped by Ctrl-C, 143 by
+    SIGTERM. After 1, 130 and 143 the same command resumes the evaluation.
     """
     from mars_ray.evaluation.run.options import EvaluateOptions
     from mars_ray.evaluation.run.ray_evaluate import evaluate as run
@@ -99,7 +97,7 @@ def evaluate(
     _show(results, output)
     if as_json:
         print(results.model_dump_json())
-    if any(each.unanswered for each in results.overall.values()):
+    if any(metrics.unanswered for metrics in results.overall.values()):
         raise typer.Exit(WITH_ERRORS)
 
 
@@ -118,7 +116,7 @@ def _show(results: "Results", output: str) -> None:
     plan = results.plan
     table = Table(
         title=f"{escape(plan.model)}: {plan.questions:,} questions, {len(plan.tasks)} tasks, {plan.seeds} seeds",
-        caption="± is the standard deviation over seeds, of tokens/s over rounds; p is of the paired test against ar",
+        caption="± is the standard deviation over seeds, for tokens/s over rounds; p: paired test against ar",
     )
     for name in ("setting", "accuracy", "against ar", "p", "tokens per forward", "tokens/s", "agreement"):
         table.add_column(name, justify="left" if name == "setting" else "right")
@@ -127,16 +125,16 @@ def _show(results: "Results", output: str) -> None:
         table.add_row(
             name, *_cells(metrics), f"{speed.tokens_per_s:,.0f} ± {speed.tokens_per_s_std:,.0f}", _agreed(metrics)
         )
-    # Wide enough for every cell where no terminal says how wide it is.
+    # Without a terminal there is no width, so take one that fits every cell.
     width = None if os.isatty(1) else 120
-    say = Console(soft_wrap=False, width=width, highlight=False)
-    say.print(table)
-    unanswered = sum(each.unanswered for each in results.overall.values())
+    console = Console(soft_wrap=False, width=width, highlight=False)
+    console.print(table)
+    unanswered = sum(metrics.unanswered for metrics in results.overall.values())
     if unanswered:
-        say.print(
+        console.print(
             f"{unanswered:,} answers are missing and count as wrong: errors*.jsonl in {output}/answers", markup=False
         )
-    say.print(f"report: {output}/report.html   results: {output}/results.json", markup=False, soft_wrap=True)
+    console.print(f"report: {output}/report.html   results: {output}/results.json", markup=False, soft_wrap=True)
 
 
 def _cells(metrics: "Metrics") -> tuple[str, ...]:

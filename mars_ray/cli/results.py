@@ -1,4 +1,4 @@
-"""How commands show their results: a table, a JSON line, a JSON file."""
+"""Show the results of a command as a table, a line of JSON or a JSON file."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from mars_ray.errors import OutputError
 
 
 def show_results(title: str, results: dict[str, Any], as_json: bool) -> None:
-    """Print results as a table and, when asked, as one JSON line."""
+    """Print results as a table, and with `as_json` also as one line of JSON."""
     table = Table(title=title, show_header=False)
     for name, value in results.items():
         table.add_row(name.replace("_", " "), f"{value:,.4g}" if isinstance(value, float) else str(value))
@@ -21,12 +21,12 @@ def show_results(title: str, results: dict[str, Any], as_json: bool) -> None:
 
 
 def write_json(path: Path | None, results: dict[str, Any]) -> None:
-    """Write results to a file, if one is given. Raises `OutputError`."""
+    """Write results to a file, unless `path` is None. Raises `OutputError`."""
     if path is None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A line for each name, and all samples on one: whoever reads a diff reads the numbers.
+        # One line for each name, so that diffs show which numbers changed.
         lines = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in results.items())
         path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     except OSError as error:

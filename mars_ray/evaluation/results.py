@@ -1,4 +1,4 @@
-"""What an evaluation found, as it is written to `results.json`. An unknown or missing field is an error."""
+"""The results of an evaluation, as in `results.json`. Unknown and missing fields are errors."""
 
 from typing import Literal, TypeVar
 
@@ -17,29 +17,29 @@ class _Frozen(BaseModel):
 
 
 class EvaluationPlan(_Frozen):
-    """What is evaluated, and how: a run that goes on must ask for the same."""
+    """The inputs and settings of an evaluation, which a resumed run must share."""
 
     version: Literal[1] = 1
     model: str
     model_digest: str
     """Digest of weights, config, tokenizer and chat template."""
     adapter_digest: str | None
-    """The same of the adapter."""
+    """Digest of the adapter."""
     block: int
     """Tokens proposed per forward."""
     dtype: str
     quantize: str | None
-    """Bits the weights are rounded to."""
+    """Bits that the weights are rounded to."""
     dtype_reason: str
-    """Why it is that one: it was asked for, or what speaks for it."""
+    """The reason for the dtype."""
     device: str
-    """The kind of device that decodes."""
+    """The kind of device of the workers."""
     tasks: tuple[str, ...]
     max_tokens: tuple[int, ...]
-    """Tokens of an answer at most, by task."""
+    """Most tokens of an answer, by task."""
     seeds: int
     questions: int
-    """Number of questions, of all tasks and seeds."""
+    """Number of questions over all tasks and seeds."""
     questions_digest: str
     """Digest of all prompts and references."""
     settings: tuple[str, ...]
@@ -48,93 +48,97 @@ class EvaluationPlan(_Frozen):
 
 
 class PairedComparison(_Frozen):
-    """A setting against autoregressive decoding, on the same examples."""
+    """A comparison of a setting with autoregressive decoding on the same examples."""
 
     difference: float
-    """Difference of the accuracies; negative where the setting is worse."""
+    """Difference of the accuracies, negative if the setting is worse."""
     low: float
+    """Lower end of the 95 % bootstrap interval over examples."""
     high: float
-    """Upper end of the 95 % bootstrap interval over examples; `low` is the lower one."""
+    """Upper end of that interval."""
     better: int
-    """Examples that only the setting has right."""
+    """Examples that only the setting answers correctly."""
     worse: int
-    """Examples that only autoregressive decoding has right."""
+    """Examples that only autoregressive decoding answers correctly."""
     p_value: float
-    """Two-sided p-value of this comparison: exact McNemar; of several tasks its form in which each counts alike."""
+    """Two-sided p-value: exact McNemar for one task, and for several tasks its form with equal weights of tasks."""
 
 
 class Metrics(_Frozen):
-    """One setting, on one task or on all of them. Each spread, `*_std`, is the standard deviation over seeds, null for
-    a single one."""
+    """Metrics of one setting, on one task or on all of them.
+
+    Each `*_std` is the standard deviation over seeds, null for a single seed.
+    """
 
     examples: int
     unanswered: int
-    """Questions without an answer; they count as wrong."""
+    """Questions without an answer, which count as wrong."""
     right: int
     accuracy: float
-    """Share of all examples; of all tasks, each counts alike."""
+    """Share of right answers; over several tasks, the mean of the tasks."""
     accuracy_std: float | None
     accuracy_low: float
+    """Lower end of the 95 % bootstrap interval over examples."""
     accuracy_high: float
-    """Upper end of the 95 % bootstrap interval over examples; `accuracy_low` is the lower one."""
+    """Upper end of that interval."""
     tokens: int
     forwards: int
     tokens_per_forward: float | None
-    """All tokens over all forwards; null where nothing was answered."""
+    """Tokens divided by forwards; null if nothing was answered."""
     tokens_per_forward_std: float | None
     agreement: float | None
-    """Share of the tokens that autoregressive decoding chooses too, given what stands before them; null at a
-    temperature above 0, where it makes no one choice."""
+    """Share of the tokens that autoregressive decoding would also choose after the same prefix; null above temperature
+    0."""
     agreement_std: float | None
     same_answers: float
-    """Share of the examples with the very tokens of autoregressive decoding."""
+    """Share of the examples with the same tokens as autoregressive decoding."""
     against_ar: PairedComparison | None
-    """The comparison with autoregressive decoding; null for that itself."""
+    """The comparison with autoregressive decoding, null for `ar` itself."""
 
 
 class SettingSpeed(_Frozen):
-    """One setting by the clock, the same prompts for all, in turns."""
+    """Measured speed of one setting, on the same prompts as all others."""
 
     tokens_per_s: float
-    """Mean tokens per second over rounds."""
+    """Mean over rounds."""
     tokens_per_s_std: float
     rounds: tuple[float, ...]
 
 
 class SpeedMeasurement(_Frozen):
-    """What the clock said, and how it was asked."""
+    """Measured speeds of all settings, and the conditions of the measurement."""
 
     prompts: int
     machine: dict[str, str | int | float | bool | None]
-    """The machine, with the commit of this code."""
+    """The machine, and the commit of this code."""
     rows: int
-    """Sequences the engine decodes together at most."""
+    """Most sequences that the engine decodes together."""
     device: str
     threads: int
     settings: dict[str, SettingSpeed]
 
 
 class Results(_Frozen):
-    """An evaluation."""
+    """All results of an evaluation."""
 
     version: Literal[1] = 1
     plan: EvaluationPlan
     overall: dict[str, Metrics]
-    """Metrics by setting, all tasks together."""
+    """Metrics by setting, over all tasks."""
     tasks: dict[str, dict[str, Metrics]]
     """Metrics by task and setting."""
     stops: dict[str, tuple[int, ...]]
-    """Forwards that gave 1, 2, ... tokens, by setting; those that ended an answer are left out: the end cut them."""
+    """Forwards that gave 1, 2, … tokens, by setting, without the last of each answer, which the end cuts short."""
     speed: SpeedMeasurement
 
 
 def write_model(path: AnyPath, model: BaseModel) -> None:
-    """Write a record as JSON. Raises `RunError` where that is not possible."""
+    """Write a model as JSON. Raises `RunError` when it cannot be written."""
     write_file(path, [model.model_dump_json(indent=2).encode() + b"\n"])
 
 
 def read_model(path: AnyPath, kind: type[T]) -> T:
-    """Read a record. Raises `DataError` for a file that is none."""
+    """Read a model. Raises `DataError` for an invalid file."""
     try:
         return kind.model_validate_json(path.read_bytes())
     except OSError as error:
@@ -142,4 +146,4 @@ def read_model(path: AnyPath, kind: type[T]) -> T:
     except ValidationError as error:
         first = error.errors()[0]
         reason = " ".join([*map(str, first["loc"]), first["msg"]])
-    raise DataError(f"{path} is not what an evaluation writes: {reason}. Give another output folder.")
+    raise DataError(f"{path} is no file of an evaluation: {reason}. Give another output folder.")

@@ -1,4 +1,4 @@
-"""The ways of decoding that an evaluation compares; autoregressive decoding is first, all else is compared with it."""
+"""The decoding settings that an evaluation compares with autoregressive decoding, which comes first."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ from mars_ray.model.card import CARD_FILE, Card
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodingSetting:
-    """One way of decoding that is compared."""
+    """A mode and a threshold to evaluate."""
 
     mode: Mode
     threshold: float
-    """Threshold of confidence; it has no meaning in modes ar and exact."""
+    """Confidence threshold, without effect in modes ar and exact."""
 
     @property
     def name(self) -> str:
-        """The name as it stands in ids, tables and charts."""
+        """The name in ids, tables and charts."""
         return f"threshold {self.threshold:.15g}" if self.mode is Mode.THRESHOLD else self.mode.value
 
     @property
     def decode(self) -> DecodeParams:
-        """What a request asks for that leaves it to the engine how far to look ahead."""
+        """Decoding parameters that leave the number of masks to the engine."""
         return DecodeParams(mode=self.mode, threshold=self.threshold)
 
 
@@ -35,33 +35,33 @@ EXACT = DecodingSetting(mode=Mode.EXACT, threshold=1.0)
 
 
 def settings_of(modes: Sequence[str], thresholds: Sequence[float]) -> tuple[DecodingSetting, ...]:
-    """Return the settings: ar, exact, then threshold from the highest on. Raises `ConfigError` for values unknown."""
+    """Return the settings: ar, exact, then thresholds from the highest. Raises `ConfigError` for unknown values."""
     for name in modes:
         if name not in list(Mode):
             close = get_close_matches(name, [mode.value for mode in Mode], n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
             raise ConfigError(f"unknown mode {name!r}; choose from {', '.join(Mode)}.{hint}")
-    found = [AR]
+    settings = [AR]
     if Mode.EXACT in modes:
-        found.append(EXACT)
+        settings.append(EXACT)
     if Mode.THRESHOLD in modes:
         if not thresholds:
             raise ConfigError("mode threshold needs at least one threshold, such as --thresholds 1.0,.95.")
-        found += [_at(threshold) for threshold in sorted(set(thresholds), reverse=True)]
-    return tuple(found)
+        settings += [_at(threshold) for threshold in sorted(set(thresholds), reverse=True)]
+    return tuple(settings)
 
 
 def block_of(card: Card | AdapterCard | None, model: str, settings: Sequence[DecodingSetting]) -> int:
-    """Return how many tokens a forward proposes: as many as the model was trained to.
+    """Return the number of tokens that a forward proposes, by the model's training.
 
-    Raises `ModelError` for a model that was not, unless nothing looks ahead.
+    Raises `ModelError` for a model without MARS training, unless all settings are ar.
     """
     if card is not None and card.block is not None:
         return card.block
     if any(setting.mode is not Mode.AR for setting in settings):
         why = f"it has no {CARD_FILE}" if card is None else f"its {CARD_FILE} names no block"
         raise ModelError(
-            f"{model} was not trained to look ahead ({why}): it can be evaluated with --modes ar alone. "
+            f"{model} was not trained to look ahead ({why}), so it can be evaluated with --modes ar alone. "
             'Train it with method "mars" to compare thresholds.'
         )
     return 1

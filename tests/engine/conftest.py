@@ -8,7 +8,7 @@ from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.grammar.matcher import Grammars
 from mars_ray.engine.options import EngineOptions
-from mars_ray.evaluation.calibration.families import heldout_examples
+from mars_ray.evaluation.calibration.prompts import heldout_examples
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import resolve_model
 from tests.engine_samples import MakeEngine, Prompts

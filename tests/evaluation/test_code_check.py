@@ -128,7 +128,7 @@ def test_code_that_never_ends_is_stopped_with_its_children(monkeypatch: pytest.M
 
 def test_without_bubblewrap_nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"humaneval cannot be run here\. There is no bwrap .* install"):
+    with pytest.raises(ConfigError, match=r"humaneval cannot be run here\. bwrap, the sandbox .* install"):
         check_sandbox()
     with pytest.raises(RunError, match="no bwrap"):
         passes_tests(FACTS, BODY)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.evaluation.scoring.disagreements import _places, tokens_shown
+from mars_ray.evaluation.scoring.disagreements import _choose, tokens_shown
 from tests.evaluation.evaluate_samples import answer, scores_of, task_of
 
 BYTES = [bytes([number]) for number in range(256)]
@@ -42,4 +42,4 @@ def test_answers_that_cost_a_right_one_come_first_and_same_ones_never() -> None:
         for question, (ar, other, key) in zip(task.questions, verdicts[task.name], strict=True):
             scores.add(question, "ar", answer(right=ar))
             scores.add(question, "threshold 0.9", answer(right=other, key=key))
-    assert _places(scores, "threshold 0.9") == [3, 4, 2]
+    assert _choose(scores, "threshold 0.9") == [3, 4, 2]

@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from mars_ray.evaluation.report.charts import best, charts_of
+from mars_ray.evaluation.report.charts import charts_of, pareto_front
 from mars_ray.evaluation.report.page import evaluate_page
 from mars_ray.evaluation.scoring.disagreements import Disagreement, ShownAnswer, ShownToken
 from mars_ray.web.chart import Point
@@ -77,8 +77,8 @@ def point(name: str, x: float, accuracy: float) -> Point:
 
 def test_the_best_settings_are_those_that_none_beats() -> None:
     points = [point("ar", 1, 0.9), point("slow", 0.5, 0.9), point("fast", 3, 0.8), point("bad", 2, 0.7)]
-    assert [each.name for each in best(points)] == ["ar", "fast"]
-    assert [each.name for each in best([point("one", 1, 0.5), point("two", 1, 0.5)])] == ["one", "two"]
+    assert [each.name for each in pareto_front(points)] == ["ar", "fast"]
+    assert [each.name for each in pareto_front([point("one", 1, 0.5), point("two", 1, 0.5)])] == ["one", "two"]
 
 
 def test_charts_show_every_setting_and_its_spread() -> None:

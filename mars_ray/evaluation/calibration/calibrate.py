@@ -1,6 +1,6 @@
-"""Calibrate a model, or an adapter on it: measure what each threshold gives, and write it into its card.
+"""Calibrate a model or an adapter: measure each threshold, and write the results to the card.
 
-Nothing else of the folder changes; the card is the old one or the new one, whatever happens.
+Only the card changes, and it changes atomically.
 """
 
 from dataclasses import dataclass
@@ -24,24 +24,24 @@ from mars_ray.model.sources.node_cache import is_fetched
 from mars_ray.storage.location import AnyPath
 
 THRESHOLDS = tuple(threshold for threshold in GRID if threshold >= 0.5)
-"""The thresholds of the live profile that anyone should want."""
+"""Thresholds of the live profile that are useful."""
 
 EXAMPLES_PER_FAMILY = 100
-"""Examples of each family in each sample, by default."""
+"""Default number of examples of each family in each sample."""
 
 FAMILIES_DATA = "built-in task families, held out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrateOptions:
-    """What to measure on. Raises `ConfigError` for values out of range."""
+    """Prompts and thresholds of a calibration. Raises `ConfigError` for values out of range."""
 
     data: AnyPath | None = None
-    """A file of prompts, which gives no accuracy; None for the built-in task families."""
+    """A file of prompts, which gives no accuracy; None takes the built-in task families."""
     examples: int | None = None
-    """Examples in each sample: of every family, `EXAMPLES_PER_FAMILY` by default; or of the file, by default all."""
+    """Examples in each sample, by default `EXAMPLES_PER_FAMILY` of every family or all of the file."""
     seeds: int = 3
-    """Samples the spread is over: held-out examples by seeds 0, 1, ..., or so many parts of the file."""
+    """Number of samples for the spread: held-out examples by seeds 0, 1, …, or parts of the file."""
     max_tokens: int = 256
     thresholds: tuple[float, ...] = THRESHOLDS
 
@@ -49,13 +49,13 @@ class CalibrateOptions:
         for name in ("seeds", "examples"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}; it must be at least 1.")
+                raise ConfigError(f"{name} is {value}, must be at least 1.")
 
 
 def calibrate(folder: Path, options: CalibrateOptions, adapter: Path | None = None) -> tuple[CalibrationPoint, ...]:
-    """Measure, and replace the calibration in the card: that of the model in `folder`, or of its `adapter`.
+    """Measure every threshold, and replace the calibration in the card of `adapter` or else of the model.
 
-    Ctrl-C raises `InterruptedRunError` and leaves it.
+    Ctrl-C raises `InterruptedRunError` and leaves the card unchanged.
     """
     calibrated = adapter or folder
     try:
@@ -69,24 +69,24 @@ def calibrate(folder: Path, options: CalibrateOptions, adapter: Path | None = No
         curve = calibration_curve(checkpoint, prompts, options.thresholds, sampling, data, loaded)
         write_card(card.model_copy(update={"calibration": curve}), calibrated)
     except KeyboardInterrupt:
-        raise InterruptedRunError(f"Stopped; {calibrated / CARD_FILE} is as it was.") from None
+        raise InterruptedRunError(f"Stopped; {calibrated / CARD_FILE} is unchanged.") from None
     return curve
 
 
 def _card(folder: Path) -> Card | AdapterCard:
-    """Return the card, once it is sure that another can be written: it would be a pity to find out at the end."""
+    """Return the card of a folder that can be written to, checked before the long measurement."""
     if name := hub_name_of(folder.absolute()):
-        raise ModelError(f"{name} lies in the cache of the hub, which is not ours to write to. Copy {folder} first.")
+        raise ModelError(f"{name} is in the cache of the hub, which must not change. Copy {folder} first.")
     if is_fetched(folder):
-        raise ModelError(f"{folder} is a copy of what lies elsewhere. Calibrate your own folder, and put it there.")
+        raise ModelError(f"{folder} is a fetched copy. Calibrate the original folder.")
     card = read_adapter_card(folder) if is_adapter(folder) else read_card(folder)
     if card is None:
-        raise ModelError(f"{folder} has no {CARD_FILE} to write to. `mars-ray train` makes models that have one.")
+        raise ModelError(f"{folder} has no {CARD_FILE} to write to; `mars-ray train` makes models with one.")
     try:
         with TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise OutputError(f"Cannot write into {folder}: {error.strerror}. Copy it to a folder of yours.") from None
+        raise OutputError(f"Cannot write into {folder}: {error.strerror}. Copy it to a folder of your own.") from None
     return card
 
 

@@ -1,12 +1,17 @@
-"""Count what answers in several ways of decoding gave: tokens, forwards, tokens that agree, right answers."""
+"""Answer prompts at several settings, and count tokens, forwards, agreeing tokens and right answers."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
+from mars_ray.adapter.card import unnamed
 from mars_ray.adapter.folder import Adapter
+from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.tasks import is_right_answer
-from mars_ray.engine.request import DecodeParams, SamplingParams
-from mars_ray.evaluation.calibration.answers import answer_prompts
+from mars_ray.engine.core.engine import Engine
+from mars_ray.engine.core.offline import OfflineResult, decode_all
+from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.request import DecodeParams, Request, SamplingParams
+from mars_ray.errors import BadRecordError, DataError, RequestError
 from mars_ray.evaluation.calibration.prompts import CalibrationPrompt
 from mars_ray.evaluation.scoring.agreement import agreed_tokens
 from mars_ray.model.checkpoint import Checkpoint
@@ -15,24 +20,24 @@ from mars_ray.progress import ProgressLine
 
 @dataclass(frozen=True, slots=True)
 class CalibrationCounts:
-    """What was counted of some answers."""
+    """Counts over some answers."""
 
     examples: int
     tokens: int
     forwards: int
     agreed: int
-    """Tokens that autoregressive decoding chooses too, given what stands before them."""
+    """Tokens that autoregressive decoding would also choose after the same prefix."""
     right: int
-    """Right answers; 0 where nothing judges them."""
+    """Right answers; 0 without a verifier."""
 
     @property
     def tokens_per_forward(self) -> float:
-        """All tokens over all forwards."""
+        """Tokens divided by forwards."""
         return self.tokens / self.forwards
 
     @property
     def agreement(self) -> float:
-        """Share of the tokens that autoregressive decoding chooses too."""
+        """Share of the tokens that autoregressive decoding would also choose."""
         return self.agreed / self.tokens
 
     @property
@@ -42,14 +47,14 @@ class CalibrationCounts:
 
 
 def total_of(counts: Iterable[CalibrationCounts]) -> CalibrationCounts:
-    """Return the count of all answers together."""
+    """Return the sum of counts."""
     every = list(counts)
     return CalibrationCounts(
-        examples=sum(each.examples for each in every),
-        tokens=sum(each.tokens for each in every),
-        forwards=sum(each.forwards for each in every),
-        agreed=sum(each.agreed for each in every),
-        right=sum(each.right for each in every),
+        examples=sum(count.examples for count in every),
+        tokens=sum(count.tokens for count in every),
+        forwards=sum(count.forwards for count in every),
+        agreed=sum(count.agreed for count in every),
+        right=sum(count.right for count in every),
     )
 
 
@@ -60,10 +65,10 @@ def count_answers(
     sampling: SamplingParams,
     adapter: Adapter | None = None,
 ) -> list[list[CalibrationCounts]]:
-    """Return for each way of decoding the count of each prompt. Raises `DataError` as `answer_prompts` does."""
+    """Return the counts of each prompt, for each of `decodes`. Raises `DataError` as `answer_prompts` does."""
     with ProgressLine("decode", total=len(prompts) * len(decodes)) as progress:
         answers = answer_prompts(checkpoint, prompts, decodes, sampling, progress, adapter)
-    different = list({(each.request.prompt, tuple(each.tokens)) for of_prompt in answers for each in of_prompt})
+    different = list({(answer.request.prompt, tuple(answer.tokens)) for results in answers for answer in results})
     with ProgressLine("compare with autoregressive decoding", total=len(different)) as progress:
         counts = agreed_tokens(checkpoint.network, different, checkpoint.mask_id, progress)
     agreed = dict(zip(different, counts, strict=True))
@@ -76,12 +81,57 @@ def count_answers(
                 agreed=agreed[answer.request.prompt, tuple(answer.tokens)],
                 right=int(is_right(prompt, answer.text)),
             )
-            for prompt, answer in zip(prompts, of_way, strict=True)
+            for prompt, answer in zip(prompts, results, strict=True)
         ]
-        for of_way in zip(*answers, strict=True)
+        for results in zip(*answers, strict=True)
     ]
 
 
+def answer_prompts(
+    checkpoint: Checkpoint,
+    prompts: Sequence[CalibrationPrompt],
+    decodes: Sequence[DecodeParams],
+    sampling: SamplingParams,
+    progress: ProgressLine,
+    adapter: Adapter | None = None,
+) -> list[list[OfflineResult]]:
+    """Return the greedy answers to each prompt, one for each of `decodes`.
+
+    The block is fixed, by default to the card's, so answers do not depend on load or order. Raises `DataError` before
+    any work for a prompt that the chat template refuses or that is too long.
+    """
+    options = EngineOptions(compiled=False, max_request_tokens=sampling.max_tokens)
+    engine = Engine(checkpoint, options, adapters=unnamed(adapter))
+    encoder = ChatEncoder(checkpoint.tokenizer)
+    decodes = [replace(decode, block=decode.block or engine.block) for decode in decodes]
+    encoded = [_encoded(prompt, encoder, engine, sampling) for prompt in prompts]
+    results: dict[str, OfflineResult] = {}
+    for decoded in decode_all(engine, _requests(encoded, sampling, decodes)):
+        results[decoded.request.id] = decoded
+        progress.update(len(results), {})
+    return [[results[f"{number}/{rank}"] for rank in range(len(decodes))] for number in range(len(prompts))]
+
+
+def _encoded(
+    prompt: CalibrationPrompt, encoder: ChatEncoder, engine: Engine, sampling: SamplingParams
+) -> tuple[int, ...]:
+    try:
+        tokens = tuple(encoder.prompt(prompt.messages))
+        engine.limits.check(Request(id=prompt.name, prompt=tokens, sampling=sampling))
+    except (BadRecordError, RequestError) as error:
+        raise DataError(f"{prompt.name}: {error}") from None
+    return tokens
+
+
+def _requests(
+    prompts: Sequence[tuple[int, ...]], sampling: SamplingParams, decodes: Sequence[DecodeParams]
+) -> Iterator[Request]:
+    """Yield the requests of a prompt one after another, so that they share it in the cache."""
+    for number, prompt in enumerate(prompts):
+        for rank, decode in enumerate(decodes):
+            yield Request(id=f"{number}/{rank}", prompt=prompt, sampling=sampling, decode=decode)
+
+
 def is_right(prompt: CalibrationPrompt, text: str) -> bool:
-    """Say whether the verifier of its family takes an answer; no where there is none."""
+    """Return whether the verifier of the prompt's family accepts an answer; False without a verifier."""
     return prompt.example is not None and is_right_answer(prompt.example.family, prompt.example.answer, text)

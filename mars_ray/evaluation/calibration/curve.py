@@ -1,4 +1,4 @@
-"""What each threshold gives on some prompts: tokens per forward, agreement, accuracy, each with its spread."""
+"""Measure tokens per forward, agreement and accuracy of each threshold, with their spreads."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -23,21 +23,21 @@ def calibration_curve(
     data: str,
     adapter: Adapter | None = None,
 ) -> tuple[CalibrationPoint, ...]:
-    """Measure every threshold; `data` is the name the prompts go by."""
+    """Return a calibration point for every threshold; `data` is the name of the prompts."""
     decodes = [DecodeParams(threshold=threshold) for threshold in thresholds]
     counts = count_answers(checkpoint, prompts, decodes, sampling, adapter)
     return tuple(
-        _point(threshold, _samples(prompts, of_threshold), data)
-        for threshold, of_threshold in zip(thresholds, counts, strict=True)
+        _point(threshold, _samples(prompts, prompt_counts), data)
+        for threshold, prompt_counts in zip(thresholds, counts, strict=True)
     )
 
 
 def _samples(prompts: Sequence[CalibrationPrompt], counts: Sequence[CalibrationCounts]) -> list[_ByFamily]:
-    """Return the count of each family in each sample."""
+    """Return the counts of each family, for each sample."""
     samples: dict[int, dict[str, list[CalibrationCounts]]] = defaultdict(lambda: defaultdict(list))
     for prompt, count in zip(prompts, counts, strict=True):
         samples[prompt.sample][prompt.example.family if prompt.example else ""].append(count)
-    return [{name: total_of(each) for name, each in sample.items()} for sample in samples.values()]
+    return [{name: total_of(family) for name, family in sample.items()} for sample in samples.values()]
 
 
 def _point(threshold: float, samples: Sequence[_ByFamily], data: str) -> CalibrationPoint:
@@ -72,5 +72,5 @@ def _point(threshold: float, samples: Sequence[_ByFamily], data: str) -> Calibra
 
 
 def _accuracy(by_family: _ByFamily) -> float:
-    """Every family counts alike."""
+    """Return the mean over families."""
     return fmean(count.accuracy for count in by_family.values())

@@ -1,40 +1,51 @@
-"""What a model is calibrated on: prompts, each in one of several samples, some with an answer to judge by.
+"""The prompts of a calibration, divided into samples.
 
-No two samples of a file have a record in common; each sample of the families has its own seed.
+Samples of a file share no record. Each sample of the task families has its own seed.
 """
 
 from dataclasses import dataclass
+from itertools import islice
 
 from mars_ray.data.prompt_file import Conversation, read_prompts
+from mars_ray.data.tasks import FAMILIES
 from mars_ray.data.tasks.family import TaskExample
+from mars_ray.data.tasks.split import examples
 from mars_ray.errors import DataError
-from mars_ray.evaluation.calibration.families import heldout_examples
 from mars_ray.storage.location import AnyPath
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationPrompt:
-    """One conversation to go on with."""
+    """A conversation to answer."""
 
     name: str
-    """The name that an error gives the prompt."""
+    """The name of the prompt in errors."""
     sample: int
     messages: Conversation
     example: TaskExample | None = None
-    """What it was made from; None where there is no verifier."""
+    """The example with its verifier, if there is one."""
 
 
 def family_prompts(per_family: int, seeds: range) -> list[CalibrationPrompt]:
-    """Return a sample for each seed, with so many held-out examples of every family."""
+    """Return a sample for each seed, with `per_family` held-out examples of every family."""
     return [
-        CalibrationPrompt(f"{each.family}, seed {seed}", sample, ({"role": "user", "content": each.prompt},), each)
+        CalibrationPrompt(
+            f"{example.family}, seed {seed}", sample, ({"role": "user", "content": example.prompt},), example
+        )
         for sample, seed in enumerate(seeds)
-        for each in heldout_examples(per_family, seed)
+        for example in heldout_examples(per_family, seed)
+    ]
+
+
+def heldout_examples(per_family: int, seed: int) -> list[TaskExample]:
+    """Return `per_family` held-out examples of every family, none of which is a training prompt."""
+    return [
+        example for family in FAMILIES.values() for example in islice(examples(family, "heldout", seed), per_family)
     ]
 
 
 def file_prompts(path: AnyPath, per_sample: int | None, samples: int) -> list[CalibrationPrompt]:
-    """Deal the prompts of a file out to the samples in turn: the first `per_sample` for each of them, or all.
+    """Deal the prompts of a file to the samples in turn, `per_sample` to each or all.
 
     Raises `DataError` for a file with a bad record, or with fewer prompts than samples.
     """

@@ -1,4 +1,4 @@
-"""The charts of an evaluation: quality by speed, and where acceptance stops."""
+"""Draw the charts of an evaluation: accuracy by speed, and the lengths at which acceptance stops."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,22 +9,22 @@ from mars_ray.web.chart import Axis, Chart, Line, Point
 
 SPECIAL = (AR.name, EXACT.name)
 AIR = 0.06
-"""Margin around the points, as a share of what they span."""
+"""Margin around the points, as a share of their range."""
 
 
 def charts_of(results: Results) -> list[Chart]:
-    """Return the charts there is something to draw in."""
+    """Return the charts that have data."""
     forwards = [
-        _point(name, each, each.tokens_per_forward, each.tokens_per_forward_std or 0.0)
-        for name, each in results.overall.items()
-        if each.tokens_per_forward is not None
+        _point(name, metrics, metrics.tokens_per_forward, metrics.tokens_per_forward_std or 0.0)
+        for name, metrics in results.overall.items()
+        if metrics.tokens_per_forward is not None
     ]
     clock = [
-        _point(name, results.overall[name], each.tokens_per_s, each.tokens_per_s_std)
-        for name, each in results.speed.settings.items()
+        _point(name, results.overall[name], speed.tokens_per_s, speed.tokens_per_s_std)
+        for name, speed in results.speed.settings.items()
     ]
-    # A setting that never looks ahead stops nowhere.
-    stops = {name: each for name, each in results.stops.items() if name.startswith("threshold") and any(each[1:])}
+    # A setting that never accepts a second token has nothing to show.
+    stops = {name: counts for name, counts in results.stops.items() if name.startswith("threshold") and any(counts[1:])}
     charts = [
         _quality("Accuracy against tokens per forward", forwards),
         _quality("Accuracy against tokens per second", clock),
@@ -34,18 +34,15 @@ def charts_of(results: Results) -> list[Chart]:
     return charts
 
 
-def best(points: Sequence[Point]) -> list[Point]:
-    """Return those that no other beats in one thing without losing in the other, slowest first."""
-    return sorted(
-        (
-            one
-            for one in points
-            if not any(
-                other.x >= one.x and other.y >= one.y and (other.x, other.y) != (one.x, one.y) for other in points
-            )
-        ),
-        key=lambda point: point.x,
-    )
+def pareto_front(points: Sequence[Point]) -> list[Point]:
+    """Return the Pareto front of the points, slowest first."""
+
+    def dominated(point: Point) -> bool:
+        return any(
+            other.x >= point.x and other.y >= point.y and (other.x, other.y) != (point.x, point.y) for other in points
+        )
+
+    return sorted((point for point in points if not dominated(point)), key=lambda point: point.x)
 
 
 def _point(name: str, figures: Metrics, x: float, spread: float) -> Point:
@@ -60,8 +57,8 @@ def _point(name: str, figures: Metrics, x: float, spread: float) -> Point:
 
 
 def _quality(title: str, points: Sequence[Point]) -> Chart:
-    """Draw accuracy against speed; a line joins the best, the others are hollow."""
-    front = best(points)
+    """Return the chart of accuracy against speed. A line joins the Pareto front, the other points are hollow."""
+    front = pareto_front(points)
     return Chart(
         title=title,
         lines=[Line(at=[(point.x, point.y) for point in front])],
@@ -72,7 +69,7 @@ def _quality(title: str, points: Sequence[Point]) -> Chart:
 
 
 def _stops(title: str, stops: Mapping[str, Sequence[int]]) -> Chart:
-    """Draw a line for each setting."""
+    """Return the chart with a line for each setting."""
     lines = [
         Line(name=name, at=[(gain, 100 * count / (sum(counts) or 1)) for gain, count in enumerate(counts, start=1)])
         for name, counts in stops.items()

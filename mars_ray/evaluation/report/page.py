@@ -1,6 +1,6 @@
-"""The report of an evaluation as one HTML file that needs nothing else.
+"""Render the report of an evaluation as one self-contained HTML file.
 
-Prompts, answers and names are escaped, and the page forbids requests and foreign scripts.
+Prompts, answers and names are escaped, and the page's policy forbids requests and foreign scripts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,16 +13,16 @@ from mars_ray.evaluation.settings import AR
 from mars_ray.web.report import render
 
 COLOURS = 4
-"""Colours of chunks; they take turns, so that neighbours differ."""
+"""Colours of chunks, which alternate so that neighbours differ."""
 
 
 def evaluate_page(results: Results, examples: Mapping[str, Sequence[Disagreement]]) -> str:
-    """Write the page."""
+    """Return the page."""
     return render(
         "evaluation/report/page.html",
         results=results,
         ar=AR.name,
-        most=max(each.tokens_per_forward or 0.0 for each in results.overall.values()),
+        most=max(metrics.tokens_per_forward or 0.0 for metrics in results.overall.values()),
         drawn=charts_of(results),
         examples=examples,
         chunks=_chunks,
@@ -34,15 +34,15 @@ def evaluate_page(results: Results, examples: Mapping[str, Sequence[Disagreement
 
 
 def _chunks(answer: ShownAnswer) -> Iterator[tuple[str, str, list[ShownToken]]]:
-    """Yield the tokens of each forward together, with their colour and what is said about them."""
-    for forward, together in groupby(answer.tokens_shown, key=lambda piece: piece.forward):
-        found = list(together)
-        many = f"{len(found)} tokens" if len(found) > 1 else "1 token"
-        yield f"c{forward % COLOURS}", f"forward {forward + 1}: {many}", found
+    """Yield the colour, the tooltip and the tokens of each forward."""
+    for forward, group in groupby(answer.tokens_shown, key=lambda piece: piece.forward):
+        tokens = list(group)
+        count = f"{len(tokens)} tokens" if len(tokens) > 1 else "1 token"
+        yield f"c{forward % COLOURS}", f"forward {forward + 1}: {count}", tokens
 
 
 def _shown(piece: ShownToken) -> str:
-    """Return the text of a token so that none is invisible."""
+    """Return the text of a token, with line ends and empty texts made visible."""
     return piece.text.replace("\n", "⏎\n") if piece.text else "·"
 
 
@@ -59,7 +59,7 @@ def _number(value: float | None, spread: float | None = None, digits: int = 2) -
 
 
 def _change(figures: Metrics) -> str:
-    """Return the difference to autoregressive decoding in points, and its interval."""
+    """Return the difference to autoregressive decoding in percentage points, with its interval."""
     paired = figures.against_ar
     if paired is None:
         return "-"

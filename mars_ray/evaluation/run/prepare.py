@@ -1,4 +1,4 @@
-"""What an evaluation has to do, and whether a folder holds this very evaluation or another."""
+"""Prepare an evaluation before any work, and check that its folder has no other evaluation."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -25,12 +25,12 @@ from mars_ray.storage.location import AnyPath, check_reachable, store_errors
 
 PLAN_FILE = "plan.json"
 NAMES_ONLY = {"model", "dtype_reason"}
-"""What a plan says beside what is done by it."""
+"""Fields of a plan on which the results do not depend."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedEvaluation:
-    """What an evaluation has to do, known before any work."""
+    """An evaluation to run, checked."""
 
     folder: AnyPath
     model: ResolvedModel
@@ -39,7 +39,7 @@ class PreparedEvaluation:
     settings: tuple[DecodingSetting, ...]
     plan: EvaluationPlan
     options: EvaluateOptions
-    """The options, with the dtype resolved, and the commit of what lies on a hub."""
+    """The options, with the resolved dtype, and the commits of names on a hub."""
     tokenizer: PreTrainedTokenizerBase
 
     @property
@@ -48,14 +48,14 @@ class PreparedEvaluation:
         return self.folder / "answers"
 
     def sampling(self, task: Task, question: Question) -> SamplingParams:
-        """Return how a question is sampled, at every setting."""
+        """Return the sampling of a question, the same at every setting."""
         return SamplingParams(
             max_tokens=task.max_tokens, temperature=self.options.temperature, seed=seed_of(question.name)
         )
 
 
 def prepare_evaluation(options: EvaluateOptions) -> PreparedEvaluation:
-    """Return what there is to do. Raises an `InputError` for whatever is not usable."""
+    """Return the checked evaluation. Raises an `InputError` for unusable options, tasks or models."""
     settings = settings_of(options.modes, options.thresholds)
     try:
         SamplingParams(temperature=options.temperature)
@@ -98,37 +98,35 @@ def prepare_evaluation(options: EvaluateOptions) -> PreparedEvaluation:
 
 
 def keep_plan(prepared: PreparedEvaluation) -> None:
-    """Keep the plan of a new evaluation.
+    """Write the plan of a new evaluation.
 
-    Raises `ConfigError` naming what differs from the plan that lies there, if anything was done by it.
+    Raises `ConfigError` naming the first difference from the plan of an earlier run that has answers.
     """
-    folder, path = prepared.folder, prepared.folder / PLAN_FILE
+    folder = prepared.folder
+    path = folder / PLAN_FILE
     if path.exists() and prepared.answers.exists():
-        kept, asked = (
-            read_model(path, EvaluationPlan).model_dump(exclude=NAMES_ONLY),
-            prepared.plan.model_dump(exclude=NAMES_ONLY),
-        )
-        for name in asked:
-            if kept[name] != asked[name]:
-                was, now = (json.dumps(value) for value in (kept[name], asked[name]))
-                differs = f"{name} was {was}, now it is {now}"
+        kept = read_model(path, EvaluationPlan).model_dump(exclude=NAMES_ONLY)
+        plan = prepared.plan.model_dump(exclude=NAMES_ONLY)
+        for name in plan:
+            if kept[name] != plan[name]:
+                differs = f"{name} was {json.dumps(kept[name])}, now it is {json.dumps(plan[name])}"
                 if name == "questions_digest":
-                    differs = "a file, --match or --data has changed, so the questions are others"
+                    differs = "the questions differ, because a file, --match or --data has changed"
                 raise ConfigError(
                     f"the evaluation in {folder} began with another plan: {differs}. Use the old one or give another "
                     "output."
                 )
         return
     if folder.exists() and not path.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise OutputError(f"{folder} holds something that is no evaluation. Give a new folder or empty this one.")
+        raise OutputError(f"{folder} has files of something else. Give a new folder or empty this one.")
     with store_errors(folder, OutputError, "Cannot write to", "Give another output folder."):
-        if isinstance(folder, Path):  # a store has objects alone
+        if isinstance(folder, Path):  # a store has no folders
             folder.mkdir(parents=True, exist_ok=True)
     write_model(path, prepared.plan)
 
 
 def job_rows(prepared: PreparedEvaluation) -> Iterator[str]:
-    """Yield the rows of the job: all settings of a question together, for they share its prompt in the cache."""
+    """Yield the rows of the job, all settings of a question together, because they share its prompt in the cache."""
     for task in prepared.tasks:
         for question in task.questions:
             for setting in prepared.settings:
@@ -145,6 +143,7 @@ def job_rows(prepared: PreparedEvaluation) -> Iterator[str]:
 
 def _digest(questions: Sequence[Question]) -> str:
     digest = blake2b(digest_size=8)
-    for each in questions:
-        digest.update(json.dumps([each.name, each.messages, each.reference, each.match]).encode() + b"\n")
+    for question in questions:
+        fields = [question.name, question.messages, question.reference, question.match]
+        digest.update(json.dumps(fields).encode() + b"\n")
     return digest.hexdigest()

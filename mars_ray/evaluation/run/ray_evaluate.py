@@ -1,4 +1,4 @@
-"""Evaluate a model: ask on Ray Data workers, score the answers, measure speed, write results and report (shell)."""
+"""Evaluate a model: answer the questions in a job, score, measure speed, write results and report (shell)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,10 +18,10 @@ from mars_ray.storage.whole_file import write_lines
 
 
 def evaluate(options: EvaluateOptions) -> Results:
-    """Ask every question at every setting, and write `results.json`, `report.html` and charts.
+    """Answer every question at every setting, and write `results.json` and `report.html`.
 
-    The same call goes on with an evaluation that was stopped. Raises an `InputError` before any work when something
-    given is unusable, `InterruptedRunError` on Ctrl-C, and `RunError` when the work cannot go on.
+    The same call resumes a stopped evaluation. Raises an `InputError` before any work for unusable options, tasks or
+    models, `InterruptedRunError` on Ctrl-C, and `RunError` when the work cannot go on.
     """
     prepared = prepare_evaluation(options)
     with _stopped_in_one_line(options.output):
@@ -37,8 +37,8 @@ def evaluate(options: EvaluateOptions) -> Results:
                 sampling=SamplingParams(temperature=options.temperature),
                 decode=DecodeParams(block=prepared.plan.block),
                 trace=True,
-                retry_errors=True,  # an engine that died last time may live now; a prompt too long costs nothing
-                # Compiled steps begin when they are ready, and round differently.
+                retry_errors=True,  # an engine may have died by chance; other errors cost nothing
+                # Compiled steps round differently, and begin at an unpredictable time.
                 workers=replace(options.workers, compiled=False),
             )
         )
@@ -50,4 +50,4 @@ def _stopped_in_one_line(folder: AnyPath) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise InterruptedRunError(f"Stopped; what was done is in {folder}. The same command goes on.") from None
+        raise InterruptedRunError(f"Stopped; finished work is in {folder}. The same command goes on.") from None

@@ -1,6 +1,6 @@
 """Score the answers of a job, measure speed, and write results and report.
 
-Nothing is measured a second time: agreement, verdicts on code and speed are kept as they are found.
+Agreement, verdicts on code and speed are cached, so a resumed run does not measure them again.
 """
 
 from pathlib import Path
@@ -26,7 +26,7 @@ from mars_ray.storage.whole_file import write_file
 
 
 def score_and_report(prepared: PreparedEvaluation, rows: Path) -> Results:
-    """Score the answers in a folder of rows, measure speed, write everything."""
+    """Score the answers in a folder of rows, measure speed, and write all results."""
     checkpoint = LazyCheckpoint(prepared.model)
     greedy = prepared.options.temperature == 0
     scorer = Scorer(
@@ -52,15 +52,15 @@ def score_and_report(prepared: PreparedEvaluation, rows: Path) -> Results:
 
 
 def _speed(prepared: PreparedEvaluation, checkpoint: LazyCheckpoint) -> SpeedMeasurement:
-    """Return what an earlier run measured, or measure."""
+    """Return the speeds that an earlier run measured, or measure them."""
     path = prepared.folder / "speed.json"
     if path.exists():
         return read_model(path, SpeedMeasurement)
     before = torch.get_num_threads()
     workers = prepared.options.workers
-    torch.set_num_threads(int(workers.cpus or 0) or threads_alone(prepared.model.folder))  # as a worker has
+    torch.set_num_threads(int(workers.cpus or 0) or threads_alone(prepared.model.folder))  # the threads of a worker
     try:
-        found = measure_speed(
+        measurement = measure_speed(
             checkpoint.loaded,
             prepared.tasks,
             prepared.settings,
@@ -70,10 +70,10 @@ def _speed(prepared: PreparedEvaluation, checkpoint: LazyCheckpoint) -> SpeedMea
         )
     finally:
         torch.set_num_threads(before)
-    write_model(path, found)
-    return found
+    write_model(path, measurement)
+    return measurement
 
 
 def _write(folder: AnyPath, results: Results, examples: dict[str, list[Disagreement]]) -> None:
     write_file(folder / "report.html", [evaluate_page(results, examples).encode()])
-    write_model(folder / RESULTS_FILE, results)  # last: who finds it finds the rest
+    write_model(folder / RESULTS_FILE, results)  # last, so that it implies the report

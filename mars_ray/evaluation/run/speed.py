@@ -1,4 +1,4 @@
-"""Measure how many tokens a second each setting gives on this machine, on the same prompts and in turns."""
+"""Measure the tokens per second of each setting on this machine, on the same prompts, with interleaved rounds."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ from mars_ray.progress import ProgressLine
 
 PROMPTS = 64
 ROUNDS = 3
-"""Rounds that are measured, behind one that warms up."""
+"""Measured rounds, after one to warm up."""
 
 TimedPrompt = tuple[tuple[int, ...], SamplingParams]
 
@@ -40,9 +40,9 @@ def measure_speed(
     options: EngineOptions,
     adapter: Adapter | None,
 ) -> SpeedMeasurement:
-    """Answer the same prompts at every setting, round by round, with as many masks as the engine finds worth feeding.
+    """Return the speeds of all settings on the same prompts. The engine chooses the number of masks.
 
-    Raises `DataError` when the model takes none.
+    Raises `DataError` if no prompt fits the model.
     """
     limit = max(task.max_tokens for task in tasks)
     engine = Engine(checkpoint, replace(options, max_request_tokens=limit), adapters=unnamed(adapter))
@@ -50,12 +50,12 @@ def measure_speed(
         prompts = _prompts(engine, ChatEncoder(checkpoint.tokenizer), tasks, sampling)
         if options.compiled:
             engine.wait_until_compiled()
-        candidates = {each.name: partial(sample_speed, engine, prompts, each) for each in settings}
+        candidates = {setting.name: partial(sample_speed, engine, prompts, setting) for setting in settings}
         with ProgressLine("measure speed", total=len(settings) * (ROUNDS + 1)) as progress:
             samples = interleaved(candidates, ROUNDS, progress)
     finally:
         engine.close()
-    rates = {name: tuple(sample.tokens_per_s for sample in of_setting) for name, of_setting in samples.items()}
+    rates = {name: tuple(sample.tokens_per_s for sample in rounds) for name, rounds in samples.items()}
     return SpeedMeasurement(
         prompts=len(prompts),
         machine=machine(),
@@ -75,33 +75,35 @@ def _prompts(
     tasks: Sequence[Task],
     sampling: Callable[[Task, Question], SamplingParams],
 ) -> list[TimedPrompt]:
-    """Take the first of every task, then the second, and so on."""
-    in_turns = chain.from_iterable(zip_longest(*([(task, each) for each in task.questions] for task in tasks)))
-    found: list[TimedPrompt] = []
+    """Return the first prompt of every task, then the second, and so on, up to `PROMPTS`."""
+    in_turns = chain.from_iterable(zip_longest(*([(task, question) for question in task.questions] for task in tasks)))
+    prompts: list[TimedPrompt] = []
     for task, question in (pair for pair in in_turns if pair is not None):
         try:
-            # Requests that fix their seed fix how far is looked ahead.
+            # A request with a seed would fix the number of masks.
             prompt, params = tuple(encoder.prompt(question.messages)), replace(sampling(task, question), seed=None)
             engine.limits.check(Request(id=question.name, prompt=prompt, sampling=params))
         except (BadRecordError, RequestError):
-            continue  # the job has it among its errors
-        found.append((prompt, params))
-        if len(found) == PROMPTS:
+            continue  # the errors file of the job has it
+        prompts.append((prompt, params))
+        if len(prompts) == PROMPTS:
             break
-    if not found:
-        raise DataError("the model takes none of the prompts; see errors.jsonl of the answers.")
-    return found
+    if not prompts:
+        raise DataError("no prompt fits the model; see errors.jsonl of the answers.")
+    return prompts
 
 
 def sample_speed(engine: Engine, prompts: Sequence[TimedPrompt], setting: DecodingSetting) -> Sample:
-    """Answer prompts at a setting, as many at a time as the engine has rows, with nothing left of earlier ones."""
+    """Answer the prompts at a setting with an empty cache, and return the time and the counts."""
     engine.clear_cache()
-    tokens = forwards = 0
+    tokens = 0
+    forwards = 0
     started_s = time.perf_counter()
     requests = (
         Request(id=str(number), prompt=prompt, sampling=sampling, decode=setting.decode)
         for number, (prompt, sampling) in enumerate(prompts)
     )
     for decoded in decode_all(engine, requests):
-        tokens, forwards = tokens + len(decoded.tokens), forwards + decoded.forwards
+        tokens += len(decoded.tokens)
+        forwards += decoded.forwards
     return Sample(tokens=tokens, seconds=time.perf_counter() - started_s, forwards=forwards)

@@ -1,6 +1,6 @@
-"""Count the tokens of answers that autoregressive decoding would have chosen, given what stands before them.
+"""Count the tokens of answers that autoregressive decoding would also choose after the same prefix.
 
-The count is exact: every token is compared, where the engine's live audit takes a sample.
+The count is exact, because every token is compared. The engine's live audit compares a sample.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from mars_ray.progress import ProgressLine
 Tokens = tuple[int, ...]
 
 POSITIONS_PER_FORWARD = 2048
-"""Positions of all rows together, fillers included, unless one row alone is longer."""
+"""Most positions of a batch, with padding, unless a single answer is longer."""
 
 
 @torch.inference_mode()
@@ -26,9 +26,9 @@ def agreed_tokens(
     progress: ProgressLine,
     done: int = 0,
 ) -> list[int]:
-    """Return for each prompt and its answer how many tokens of the answer are the most likely ones.
+    """Return the number of most likely tokens in the answer of each (prompt, answer) pair.
 
-    `done` of what the progress shows were compared before.
+    `done` is the number of answers that the progress already counts.
     """
     agreed = [0] * len(answers)
     with plain_attention(network):
@@ -42,7 +42,7 @@ def agreed_tokens(
 
 def _agreed(network: PreTrainedModel, batch: Sequence[tuple[Tokens, Tokens]], mask_id: int) -> list[int]:
     device = network.device
-    # Attention is causal, so fillers to the right of a row are never seen.
+    # Attention is causal, so padding on the right is never seen.
     length = max(len(prompt) + len(answer) for prompt, answer in batch)
     ids_RS = torch.tensor([[*p, *a, *[mask_id] * (length - len(p) - len(a))] for p, a in batch], device=device)
     first_R1 = torch.tensor([[len(prompt)] for prompt, _ in batch], device=device)
@@ -52,15 +52,15 @@ def _agreed(network: PreTrainedModel, batch: Sequence[tuple[Tokens, Tokens]], ma
     logits_MV = logits_at(network, answer_RS.roll(-1, dims=1), input_ids=ids_RS)
     logits_MV[:, mask_id] = -torch.inf
     right_M = logits_MV.argmax(dim=-1) == ids_RS[answer_RS]
-    row_M = answer_RS.nonzero()[:, 0]
+    answer_M = answer_RS.nonzero()[:, 0]
     counts: list[int] = (
-        torch.zeros(len(batch), dtype=torch.long, device=device).index_add_(0, row_M, right_M.long()).tolist()
+        torch.zeros(len(batch), dtype=torch.long, device=device).index_add_(0, answer_M, right_M.long()).tolist()
     )
     return counts
 
 
 def batches_of_like_length(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the numbers of rows of like length, as many as one forward takes."""
+    """Yield batches of indices of similar lengths, as many as one forward takes."""
     batch: list[int] = []
     for number in sorted(range(len(lengths)), key=lengths.__getitem__):
         if batch and (len(batch) + 1) * lengths[number] > POSITIONS_PER_FORWARD:
@@ -73,7 +73,7 @@ def batches_of_like_length(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 @contextmanager
 def plain_attention(network: PreTrainedModel) -> Iterator[None]:
-    """Lend the network an attention that needs no cache: an engine has put its own in."""
+    """Give the network an attention without a cache within the block, because an engine may have set its own."""
     before = network.config._attn_implementation
     network.set_attn_implementation("sdpa")
     try:

@@ -1,6 +1,6 @@
-"""Answers that differ from those of autoregressive decoding, ready to be shown token by token.
+"""Choose answers that differ from autoregressive decoding, to be shown token by token.
 
-Those that cost a right answer are shown first, from as many tasks as there are.
+Answers that became wrong come first, spread over the tasks.
 """
 
 import codecs
@@ -17,23 +17,23 @@ from mars_ray.evaluation.settings import AR
 from mars_ray.evaluation.tasks.registry import Question, Task
 
 EXAMPLES = 3
-"""Examples of each setting."""
+"""Examples for each setting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownToken:
-    """One token as it is shown."""
+    """A token of a shown answer."""
 
     text: str
     forward: int
-    """Number of the answer's forward that gave it, from 0."""
+    """Index of the forward that gave the token, from 0."""
     same: bool
-    """Autoregressive decoding has the same token at this place."""
+    """Whether autoregressive decoding has the same token at this position."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownAnswer:
-    """One answer as it is shown."""
+    """An answer with its tokens."""
 
     right: bool
     tokens: int
@@ -43,7 +43,7 @@ class ShownAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disagreement:
-    """One question, answered in two ways."""
+    """A question with its answers by `ar` and by another setting."""
 
     question: Question
     ar: ShownAnswer
@@ -53,39 +53,41 @@ class Disagreement:
 def disagreements(
     scores: Scores, tasks: Sequence[Task], settings: Sequence[str], folder: Path, token_bytes: Sequence[bytes]
 ) -> dict[str, list[Disagreement]]:
-    """Return examples by setting; settings without any are left out."""
+    """Return examples by setting, without settings that have none."""
     questions = [question for task in tasks for question in task.questions]
-    places = {setting: _places(scores, setting) for setting in settings if setting != AR.name}
+    chosen = {setting: _choose(scores, setting) for setting in settings if setting != AR.name}
     ids = {
-        row_id(questions[place], name)
-        for setting, chosen in places.items()
-        for place in chosen
+        row_id(questions[number], name)
+        for setting, numbers in chosen.items()
+        for number in numbers
         for name in (setting, AR.name)
     }
     rows = {row["id"]: row for batch in read_answers(folder, ids) for row in batch} if ids else {}
     return {
-        setting: [_shown(scores, questions[place], place, setting, rows, token_bytes) for place in chosen]
-        for setting, chosen in places.items()
-        if chosen
+        setting: [_shown(scores, questions[number], number, setting, rows, token_bytes) for number in numbers]
+        for setting, numbers in chosen.items()
+        if numbers
     }
 
 
-def _places(scores: Scores, setting: str) -> list[int]:
-    column, ar = scores.settings[setting], scores.settings[AR.name]
+def _choose(scores: Scores, setting: str) -> list[int]:
+    """Return the indices of the questions to show."""
+    column = scores.settings[setting]
+    ar = scores.settings[AR.name]
     differs = column.answered & ar.answered & (column.key != ar.key)
     change = column.right - ar.right
     chosen: list[int] = []
     for verdict in (change < 0, change > 0, change == 0):
         by_task = [np.flatnonzero(differs & verdict & (scores.task == task)) for task in range(len(scores.tasks))]
-        in_turns = chain.from_iterable(zip_longest(*(places[:EXAMPLES] for places in by_task)))
-        chosen += [int(place) for place in in_turns if place is not None]
+        in_turns = chain.from_iterable(zip_longest(*(numbers[:EXAMPLES] for numbers in by_task)))
+        chosen += [int(number) for number in in_turns if number is not None]
     return chosen[:EXAMPLES]
 
 
 def _shown(
     scores: Scores,
     question: Question,
-    place: int,
+    number: int,
     setting: str,
     rows: Mapping[str, Row],
     token_bytes: Sequence[bytes],
@@ -94,7 +96,7 @@ def _shown(
 
     def shown(row: Row, name: str) -> ShownAnswer:
         return ShownAnswer(
-            right=bool(scores.settings[name].right[place]),
+            right=bool(scores.settings[name].right[number]),
             tokens=row["tokens"],
             forwards=row["forwards"],
             tokens_shown=tuple(tokens_shown(row["token_ids"], row["accepted"], ar["token_ids"], token_bytes)),
@@ -106,10 +108,10 @@ def _shown(
 def tokens_shown(
     tokens: Sequence[int], accepted_lengths: Sequence[int], ar_tokens: Sequence[int], token_bytes: Sequence[bytes]
 ) -> Iterator[ShownToken]:
-    """Yield the tokens as text; a character that several share stands where the last of them does."""
+    """Yield the tokens with their texts. A character of several tokens belongs to the last of them."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     forwards = [forward for forward, gain in enumerate(accepted_lengths) for _ in range(gain)]
-    for place, (token, forward) in enumerate(zip(tokens, forwards, strict=True)):
+    for index, (token, forward) in enumerate(zip(tokens, forwards, strict=True)):
         spelled = token_bytes[token] if token < len(token_bytes) else b""
-        text = decoder.decode(spelled, final=place + 1 == len(tokens))
-        yield ShownToken(text=text, forward=forward, same=place < len(ar_tokens) and ar_tokens[place] == token)
+        text = decoder.decode(spelled, final=index + 1 == len(tokens))
+        yield ShownToken(text=text, forward=forward, same=index < len(ar_tokens) and ar_tokens[index] == token)

@@ -1,4 +1,4 @@
-"""Accuracy, speed by forwards and agreement, by setting and task, with their spreads, intervals and tests."""
+"""Compute accuracy, tokens per forward and agreement by setting and task, with spreads, intervals and tests."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,14 +14,14 @@ Where = NDArray[np.bool_]
 
 
 def metrics_of(scores: Scores, setting: str, task: str | None, *, agreement: bool) -> Metrics:
-    """Return the figures of a setting on one task, or on all."""
+    """Return the metrics of a setting on one task, or on all if `task` is None."""
     numbers = range(len(scores.tasks)) if task is None else [scores.tasks.index(task)]
     in_tasks = [scores.task == number for number in numbers]
     where: Where = np.logical_or.reduce(in_tasks)
     seeds = [scores.seed == seed for seed in np.unique(scores.seed[where])]
-    column, ar = scores.settings[setting], scores.settings[AR.name]
-
-    low, high = bootstrap_interval([column.right[each] for each in in_tasks])
+    column = scores.settings[setting]
+    ar = scores.settings[AR.name]
+    low, high = bootstrap_interval([column.right[in_task] for in_task in in_tasks])
     forwards = int(column.forwards[where].sum())
     return Metrics(
         examples=int(where.sum()),
@@ -46,25 +46,27 @@ def metrics_of(scores: Scores, setting: str, task: str | None, *, agreement: boo
 
 def _paired(column: SettingScores, ar: SettingScores, in_tasks: Sequence[Where], where: Where) -> PairedComparison:
     change: NDArray[np.int8] = column.right - ar.right
-    of_tasks = [change[each] for each in in_tasks]
-    low, high = bootstrap_interval(of_tasks)
-    better, worse = int((change[where] > 0).sum()), int((change[where] < 0).sum())
+    changes = [change[in_task] for in_task in in_tasks]
+    low, high = bootstrap_interval(changes)
+    better = int((change[where] > 0).sum())
+    worse = int((change[where] < 0).sum())
     return PairedComparison(
         difference=_mean_over_tasks(change, in_tasks, where),
         low=low,
         high=high,
         better=better,
         worse=worse,
-        p_value=mcnemar(better, worse) if len(of_tasks) == 1 else flipped_signs(of_tasks),
+        p_value=mcnemar(better, worse) if len(changes) == 1 else flipped_signs(changes),
     )
 
 
 def _mean_over_tasks(values: NDArray[np.int8], in_tasks: Sequence[Where], where: Where) -> float:
-    return float(np.mean([values[each & where].mean() for each in in_tasks if (each & where).any()]))
+    chosen = [in_task & where for in_task in in_tasks]
+    return float(np.mean([values[examples].mean() for examples in chosen if examples.any()]))
 
 
 def stops_of(scores: Scores, setting: str) -> tuple[int, ...]:
-    """Return how many forwards gave 1, 2, ... tokens, up to the block."""
+    """Return the number of forwards that gave 1, 2, … tokens, up to the block."""
     return tuple(scores.stops[setting][gain] for gain in range(1, scores.block + 1))
 
 

@@ -1,6 +1,6 @@
-"""Score the answers of a job, which lie in parquet shards with traces.
+"""Score the answers of a job from its parquet shards with traces.
 
-The model is loaded only when tokens must be compared that were not compared before.
+The model is loaded only if the agreement of some answer is not cached.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -48,20 +48,20 @@ class Scorer:
     checkpoint: LazyCheckpoint
     encoder: ChatEncoder
     cache: NumberCache
-    """Counts of tokens that agree, and verdicts on code: what takes long."""
+    """Counts of agreeing tokens, and verdicts on code."""
     agreement: bool
-    """Compare every token with what autoregressive decoding would choose."""
+    """Compare every token with the choice of autoregressive decoding."""
 
     def score(self, folder: Path, tasks: Sequence[Task], settings: Sequence[str], block: int) -> Scores:
-        """Scorer every answer in the folder of rows."""
+        """Return the scores of the answers in a folder of rows."""
         scores = Scores(tasks, settings, block)
         questions = {question.name: question for task in tasks for question in task.questions}
         total, done = ds.dataset(folder).count_rows(), 0
         with ProgressLine("score the answers", total=total) as progress:
             for rows in read_answers(folder):
-                found = [(questions[name], setting, row) for row in rows for name, setting in [parts_of(row["id"])]]
-                agreed = self._agreed([(question, row) for question, _, row in found], progress, done)
-                for (question, setting, row), count in zip(found, agreed, strict=True):
+                answers = [(questions[name], setting, row) for row in rows for name, setting in [parts_of(row["id"])]]
+                agreed = self._agreed([(question, row) for question, _, row in answers], progress, done)
+                for (question, setting, row), count in zip(answers, agreed, strict=True):
                     scores.add(question, setting, self._scored(question, row, count))
                     done += 1
                     progress.update(done, {})
@@ -85,13 +85,13 @@ class Scorer:
             self.cache.add([(key, int(passes_tests(question.reference, text)))])
         return bool(self.cache[key])
 
-    def _agreed(self, found: Sequence[tuple[Question, Row]], progress: ProgressLine, done: int) -> list[int]:
+    def _agreed(self, answers: Sequence[tuple[Question, Row]], progress: ProgressLine, done: int) -> list[int]:
         if not self.agreement:
-            return [0] * len(found)
-        prompts = {question.name: tuple(self.encoder.prompt(question.messages)) for question, _ in found}
-        pairs = [(prompts[question.name], tuple(row["token_ids"])) for question, row in found]
+            return [0] * len(answers)
+        prompts = {question.name: tuple(self.encoder.prompt(question.messages)) for question, _ in answers}
+        pairs = [(prompts[question.name], tuple(row["token_ids"])) for question, row in answers]
         keys = [cache_key("agreed", *pair) for pair in pairs]
-        # Most settings give most answers alike.
+        # Most answers are the same at most settings.
         new: dict[str, tuple[Tokens, Tokens]] = {
             key: pair for key, pair in zip(keys, pairs, strict=True) if key not in self.cache
         }
@@ -103,10 +103,10 @@ class Scorer:
 
 
 def read_answers(folder: Path, ids: Collection[str] | None = None) -> Iterator[list[Row]]:
-    """Yield the rows of the shards in batches; of `ids` only, where they are given."""
+    """Yield the rows of the shards in batches, only those with `ids` if given."""
     wanted = None if ids is None else ds.field("id").isin(list(ids))
     shards = ds.dataset(folder)
-    if not shards.files:  # nothing was answered, and so no shard says what columns there are
+    if not shards.files:  # nothing was answered, so the columns are unknown
         return
     for batch in shards.to_batches(columns=COLUMNS, filter=wanted, batch_size=BATCH_ROWS):
         if batch.num_rows:
@@ -114,11 +114,11 @@ def read_answers(folder: Path, ids: Collection[str] | None = None) -> Iterator[l
 
 
 def row_id(question: Question, setting: str) -> str:
-    """Return the id of a row of the job."""
+    """Return the id of the job's row for a question at a setting."""
     return f"{question.name}/{setting}"
 
 
 def parts_of(id: str) -> tuple[str, str]:
-    """Return the name of the question and of the setting."""
+    """Return the names of the question and the setting of a row id."""
     name, _, setting = id.rpartition("/")
     return name, setting

@@ -1,6 +1,6 @@
-"""The scores of all questions at all settings, as arrays of numbers in the order of the tasks.
+"""Keep the scores of all questions at all settings in arrays, in the order of the tasks.
 
-No text and no token is kept, so memory grows by some bytes an answer.
+Texts and tokens are not kept, so an answer takes only some bytes.
 """
 
 from collections import Counter
@@ -23,16 +23,16 @@ class ScoredAnswer:
     tokens: int
     forwards: int
     agreed: int
-    """Tokens that autoregressive decoding chooses too."""
+    """Tokens that autoregressive decoding would also choose."""
     key: bytes
-    """Hash of its tokens, `KEY_BYTES` long: two answers are the same when these are."""
+    """Hash of the tokens, of `KEY_BYTES` bytes."""
     accepted_lengths: Sequence[int]
-    """Tokens that each forward gave."""
+    """Tokens from each forward."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SettingScores:
-    """The scores of one setting, an entry for each question; 0 where there is no answer."""
+    """Arrays of the scores of one setting, with an entry for each question, 0 without an answer."""
 
     answered: NDArray[np.bool_]
     right: NDArray[np.int8]
@@ -64,16 +64,17 @@ class Scores:
         }
         self.stops: Mapping[str, Counter[int]] = {name: Counter() for name in settings}
         self.block = block
-        self._place = {question.name: place for place, question in enumerate(questions)}
+        self._index = {question.name: index for index, question in enumerate(questions)}
 
     def add(self, question: Question, setting: str, answer: ScoredAnswer) -> None:
-        """Take an answer into account."""
-        column, place = self.settings[setting], self._place[question.name]
-        column.answered[place] = True
-        column.right[place] = answer.right
-        column.tokens[place] = answer.tokens
-        column.forwards[place] = answer.forwards
-        column.agreed[place] = answer.agreed
-        column.key[place] = np.void(answer.key)
-        # The last forward was cut where the answer ends, not where confidence did.
+        """Store the scores of an answer."""
+        column = self.settings[setting]
+        index = self._index[question.name]
+        column.answered[index] = True
+        column.right[index] = answer.right
+        column.tokens[index] = answer.tokens
+        column.forwards[index] = answer.forwards
+        column.agreed[index] = answer.agreed
+        column.key[index] = np.void(answer.key)
+        # The end of the answer cuts the last forward short.
         self.stops[setting].update(min(gain, self.block) for gain in answer.accepted_lengths[:-1])

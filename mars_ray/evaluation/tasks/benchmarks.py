@@ -15,16 +15,16 @@ from mars_ray.evaluation.tasks.verify import last_number
 from mars_ray.storage.location import AnyPath, check_reachable
 
 BENCHMARK_TOKENS = 512
-"""Tokens of an answer at most: a derivation or a function."""
-CODE_ASKED = "Complete this Python function. Answer with the whole function in one code block.\n\n```python\n{code}```"
+"""Most tokens of an answer, which is a derivation or a function."""
+CODE_PROMPT = "Complete this Python function. Answer with the whole function in one code block.\n\n```python\n{code}```"
 
 
 def _gsm8k(data: AnyPath) -> list[Referenced]:
     def record(fields: dict[str, Any]) -> Referenced:
         _, _, final = fields["answer"].rpartition("####")
         if last_number(final) is None:
-            raise BadRecordError("its answer has no number behind ####")
-        return Referenced(_asked(fields["question"]), final.strip(), "number")
+            raise BadRecordError("its answer has no number after ####")
+        return Referenced(_user_message(fields["question"]), final.strip(), "number")
 
     return _read(data / "gsm8k" / "test.jsonl.gz", ("question", "answer"), record)
 
@@ -36,7 +36,7 @@ def _humaneval(data: AnyPath) -> list[Referenced]:
         if f"def {fields['entry_point']}" not in fields["prompt"]:
             raise BadRecordError(f"its prompt does not define its entry_point, {fields['entry_point']}")
         reference = json.dumps({name: fields[name] for name in names})
-        return Referenced(_asked(CODE_ASKED.format(code=fields["prompt"])), reference, "code")
+        return Referenced(_user_message(CODE_PROMPT.format(code=fields["prompt"])), reference, "code")
 
     return _read(data / "humaneval" / "HumanEval.jsonl.gz", names, record)
 
@@ -44,23 +44,23 @@ def _humaneval(data: AnyPath) -> list[Referenced]:
 BENCHMARKS: Mapping[str, Callable[[AnyPath], list[Referenced]]] = {"gsm8k": _gsm8k, "humaneval": _humaneval}
 
 
-def _asked(question: str) -> tuple[dict[str, str], ...]:
+def _user_message(question: str) -> tuple[dict[str, str], ...]:
     return ({"role": "user", "content": question},)
 
 
 def _read(path: AnyPath, texts: tuple[str, ...], record: Callable[[dict[str, Any]], Referenced]) -> list[Referenced]:
     check_reachable(path)
     if not path.is_file():
-        raise DataError(f"There is no file {path}; name the folder that holds {path.parent.name}/ with --data.")
+        raise DataError(f"There is no file {path}; give the folder with {path.parent.name}/ as --data.")
     check_source(path)
-    found = []
-    for place, raw in numbered(path):
+    records = []
+    for location, raw in numbered(path):
         try:
             fields = parse_object(raw)
             for name in texts:
                 if not isinstance(fields.get(name), str):
-                    raise BadRecordError(f"its {name!r} is missing, or no text")
-            found.append(record(fields))
+                    raise BadRecordError(f"its {name!r} is missing or not text")
+            records.append(record(fields))
         except BadRecordError as error:
-            raise DataError(f"{path}, {place}: {error}.") from None
-    return found
+            raise DataError(f"{path}, {location}: {error}.") from None
+    return records

@@ -26,7 +26,7 @@ READ_RECORDS = 256
 
 @dataclass(frozen=True, slots=True)
 class Referenced:
-    """A prompt and what judges its answer."""
+    """A prompt with the reference for its answer."""
 
     messages: Conversation
     reference: str
@@ -34,31 +34,31 @@ class Referenced:
 
 
 def read_references(path: AnyPath, match: str) -> list[Referenced]:
-    """Read all records; `match` is that of those which name none.
+    """Read all records; `match` is the default of records without one.
 
-    Raises `ConfigError` for a match that is none, `DataError` naming the first record that is not usable.
+    Raises `ConfigError` for an unknown match, and `DataError` naming the first unusable record.
     """
     if match not in FILE_MATCHES:
-        raise ConfigError(f"match is {match!r}; choose one of {', '.join(FILE_MATCHES)}.")
+        raise ConfigError(f"match is {match!r}, must be one of {', '.join(FILE_MATCHES)}.")
     check_source(path)
-    found = []
-    for place, raw in numbered(path):
+    records = []
+    for location, raw in numbered(path):
         try:
-            found.append(_record(parse_object(raw), match))
+            records.append(_record(parse_object(raw), match))
         except BadRecordError as error:
-            raise DataError(f"{path}, {place}: {error}.") from None
-    if not found:
-        raise EmptyDataError(f"{path} holds no record.")
-    return found
+            raise DataError(f"{path}, {location}: {error}.") from None
+    if not records:
+        raise EmptyDataError(f"{path} has no record.")
+    return records
 
 
 def numbered(path: AnyPath) -> Iterator[tuple[str, bytes]]:
-    """Yield the records, each with where it stands in its file."""
+    """Yield the records, each with its line or record number."""
     numbers = count(1)
     if path.suffix == PARQUET or path.suffix in (".gz", ".zst"):
         for chunk in read_records(path, READ_RECORDS):
             yield from ((f"record {next(numbers)}", raw) for raw in chunk)
-    else:  # a text that an editor opens has lines, and empty ones among them
+    else:  # the lines of a text file, without empty ones
         with path.open("rb") as file:
             yield from ((f"line {number}", raw) for number, raw in zip(numbers, file, strict=False) if raw.strip())
 
@@ -73,10 +73,10 @@ def _record(fields: dict[str, Any], default: str) -> Referenced:
     if not parsed[-1]["content"].strip():
         raise BadRecordError("its prompt is empty")
     if parsed[-1]["role"] == "assistant":
-        raise BadRecordError("its last message is the assistant's: there is nothing left to answer")
+        raise BadRecordError("its last message is the assistant's, so there is nothing to answer")
     match = default if fields.get("match") is None else fields["match"]
     if not isinstance(match, str) or match not in FILE_MATCHES:
-        raise BadRecordError(f"its match is {shortened(match)}; choose one of {', '.join(FILE_MATCHES)}")
+        raise BadRecordError(f"its match is {shortened(match)}, must be one of {', '.join(FILE_MATCHES)}")
     if fields.get("reference") is None:
         raise BadRecordError("it has no 'reference' to compare the answer with")
     return Referenced(parsed, _reference(fields["reference"], match), match)
@@ -84,23 +84,23 @@ def _record(fields: dict[str, Any], default: str) -> Referenced:
 
 def _reference(value: Any, match: str) -> str:
     if match == "json":
-        # Text is JSON as it would stand in an answer; anything else is the value itself.
+        # A text is JSON source, any other value is the JSON value itself.
         text = value if isinstance(value, str) else json.dumps(value)
         if not same_json(text, text):
             raise BadRecordError(f"its reference is not JSON, or has a key twice: {shortened(value)}")
         return text
-    endless = isinstance(value, float) and not isfinite(value)
-    if isinstance(value, bool) or not isinstance(value, str | int | float) or endless:
+    not_finite = isinstance(value, float) and not isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or not_finite:
         kind = type(value).__name__
         raise BadRecordError(f"its reference is {kind} {shortened(value)}; match {match} compares with text")
-    # White space around an answer is free, so it is free here too.
+    # White space around answers is ignored, so it is removed here, too.
     text = str(value) if match == "regex" else str(value).strip()
     if match == "regex":
         try:
-            anything = regex.search(text, "") is not None
+            matches_empty = regex.search(text, "") is not None
         except regex.error as error:
             raise BadRecordError(f"its reference is no regular expression ({error}): {shortened(value)}") from None
-        if anything:
+        if matches_empty:
             raise BadRecordError(f"its reference matches every answer, even an empty one: {shortened(value)}")
     elif not text:
         raise BadRecordError("its reference is empty")

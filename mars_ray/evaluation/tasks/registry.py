@@ -1,6 +1,6 @@
-"""Find tasks by name: the questions to ask, each with what judges the answer.
+"""Open tasks by name, as questions with references.
 
-Seed s of a family is another sample of its held-out examples; a file is dealt out to the seeds in turn.
+Each seed of a family is another sample of its held-out examples. The records of a file are dealt to the seeds in turn.
 """
 
 from collections.abc import Sequence
@@ -18,65 +18,65 @@ from mars_ray.storage.location import AnyPath, check_reachable, locate
 
 ALL_FAMILIES = "families"
 EXAMPLES_PER_FAMILY = 100
-"""Examples of each family in each sample, by default."""
+"""Default number of examples of each family in each sample."""
 FAMILY_QUESTIONS = 100_000
-"""Questions at most: an evaluation holds all of them in memory."""
+"""Most questions of a family, because an evaluation keeps all of them in memory."""
 MAX_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One prompt, and what judges the answer."""
+    """A prompt with the reference for its answer."""
 
     task: str
     number: int
-    """The number within its task and seed, from 0."""
+    """Index within the task and seed, from 0."""
     seed: int
     messages: Conversation
     reference: str
     match: str
-    """How an answer is compared with it: a name in `verify.MATCHES`, or "code"."""
+    """How answers are compared with the reference: a name in `verify.MATCHES`, or "code"."""
 
     @property
     def name(self) -> str:
-        """A name that no other question has."""
+        """The unique name of the question."""
         return f"{self.task}/{self.number}/{self.seed}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Questions of one kind."""
+    """A named set of questions."""
 
     name: str
     questions: tuple[Question, ...]
     max_tokens: int
-    """Tokens of an answer at most."""
+    """Most tokens of an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOptions:
-    """Which questions of the tasks to ask."""
+    """Number and source of the questions."""
 
     examples: int | None = None
-    """Examples per task and seed; by default `EXAMPLES_PER_FAMILY` of a family, all of a file."""
+    """Examples per task and seed, by default `EXAMPLES_PER_FAMILY` of a family and all of a file."""
     seeds: int = 3
     max_tokens: int | None = None
-    """Tokens of an answer at most; by default each task has its own number."""
+    """Most tokens of an answer; None takes the default of each task."""
     match: str = "exact"
-    """How answers are compared with records of a file that do not say."""
+    """Default match of records of a file."""
     data: AnyPath | None = None
-    """Folder, or its URL, of the benchmarks; families and files do not need it."""
+    """Folder of the benchmarks."""
     allow_code_execution: bool = False
 
 
 def open_tasks(names: Sequence[str], options: TaskOptions) -> tuple[Task, ...]:
-    """Return the tasks, in the order of their names. Raises `ConfigError` or `DataError` for what is not usable."""
+    """Return the tasks in the order of `names`. Raises `ConfigError` or `DataError` for an unusable task or option."""
     for name, value in (("seeds", options.seeds), ("examples", options.examples), ("max_tokens", options.max_tokens)):
         if value is not None and value < 1:
-            raise ConfigError(f"{name} is {value}; it must be at least 1.")
-    wanted = [each for name in names for each in (FAMILIES if name == ALL_FAMILIES else [name])]
+            raise ConfigError(f"{name} is {value}, must be at least 1.")
+    wanted = [task for name in names for task in (FAMILIES if name == ALL_FAMILIES else [name])]
     if not wanted:
-        raise ConfigError(f"no task is given; choose from {', '.join(_known())}, or give a JSONL file.")
+        raise ConfigError(f"no task given; choose from {', '.join(_task_names())}, or give a JSONL file.")
     tasks = [_open(name, options) for name in dict.fromkeys(wanted)]
     names_seen = [task.name for task in tasks]
     for name in names_seen:
@@ -92,20 +92,20 @@ def _open(name: str, options: TaskOptions) -> Task:
         return _family(name, options)
     if name in BENCHMARKS:
         if name == "humaneval" and not options.allow_code_execution:
-            raise ConfigError("humaneval runs code that the model wrote; say --allow-code-execution to allow that.")
+            raise ConfigError("humaneval runs code that the model wrote; give --allow-code-execution to allow that.")
         if options.data is None:
-            raise ConfigError(f"{name} is read from a folder that holds {name}/; name it with --data.")
+            raise ConfigError(f"{name} needs --data, the folder with {name}/.")
         return _dealt(name, BENCHMARKS[name](options.data), options, BENCHMARK_TOKENS, str(options.data))
     path = locate(name)
     check_reachable(path)
     if not path.is_file():
-        close = get_close_matches(name, _known(), n=1)
+        close = get_close_matches(name, _task_names(), n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ConfigError(f"{name!r} is no task and no file; choose from {', '.join(_known())}.{hint}")
+        raise ConfigError(f"{name!r} is neither a task nor a file; choose from {', '.join(_task_names())}.{hint}")
     return _dealt(path.name.split(".")[0] or path.name, read_references(path, options.match), options, MAX_TOKENS, name)
 
 
-def _known() -> list[str]:
+def _task_names() -> list[str]:
     return [*FAMILIES, ALL_FAMILIES, *BENCHMARKS]
 
 
@@ -117,27 +117,27 @@ def _family(name: str, options: TaskOptions) -> Task:
             "Lower --examples or --seeds."
         )
     questions: list[Question] = []
-    asked: set[str] = set()
+    seen: set[str] = set()
     for seed in range(options.seeds):
-        # Of some families there are few prompts: a sample leaves out those of the samples before it.
-        new = (each for each in examples(FAMILIES[name], "heldout", seed) if each.prompt not in asked)
+        # Some families have few prompts, so a sample leaves out the prompts of earlier samples.
+        new = (example for example in examples(FAMILIES[name], "heldout", seed) if example.prompt not in seen)
         sample = list(islice(new, count))
         if len(sample) < count:
             raise ConfigError(
-                f"{name} has {len(asked) + len(sample):,} held-out examples, too few for {options.seeds} samples of "
+                f"{name} has {len(seen) + len(sample):,} held-out examples, too few for {options.seeds} samples of "
                 f"{count:,}. Lower --examples or --seeds."
             )
-        asked.update(each.prompt for each in sample)
+        seen.update(example.prompt for example in sample)
         questions += (
             Question(
                 task=name,
                 number=number,
                 seed=seed,
-                messages=({"role": "user", "content": each.prompt},),
-                reference=each.answer,
+                messages=({"role": "user", "content": example.prompt},),
+                reference=example.answer,
                 match=name,
             )
-            for number, each in enumerate(sample)
+            for number, example in enumerate(sample)
         )
     return Task(name=name, questions=tuple(questions), max_tokens=MAX_TOKENS)
 
@@ -152,12 +152,12 @@ def _dealt(name: str, records: Sequence[Referenced], options: TaskOptions, max_t
     questions = [
         Question(
             task=name,
-            number=place // options.seeds,
-            seed=place % options.seeds,
+            number=index // options.seeds,
+            seed=index % options.seeds,
             messages=record.messages,
             reference=record.reference,
             match=record.match,
         )
-        for place, record in enumerate(records)
+        for index, record in enumerate(records)
     ]
     return Task(name=name, questions=tuple(questions), max_tokens=max_tokens)

@@ -1,6 +1,6 @@
-"""Tell whether an answer is right, by the verifier of a task family or by comparing it with a reference.
+"""Compare answers with references, by the verifier of a task family or by a kind of match.
 
-Code is not run here; that is `code_check`.
+`code_check` runs code.
 """
 
 import re
@@ -14,14 +14,14 @@ from mars_ray.data.tasks.checks import same_json, same_text
 from mars_ray.errors import DataError
 
 _NUMBER = re.compile(r"(?<!\d)(?<!\d\.)-?\d[\d,]*(?:\.\d+)?|(?<![\d.])-?\.\d+")
-"""A minus behind a digit is a subtraction; dots before a number are a pause."""
+"""A minus after a digit is a subtraction, and dots before a number are an ellipsis."""
 REGEX_SECONDS_MAX = 5
 
 
 def last_number(text: str) -> Decimal | None:
-    """Return the last number of a text; commas within it group its digits."""
-    found = _NUMBER.findall(text.replace("\N{MINUS SIGN}", "-"))
-    return Decimal(found[-1].replace(",", "")) if found else None
+    """Return the last number in a text, whose digits may be grouped by commas."""
+    numbers = _NUMBER.findall(text.replace("\N{MINUS SIGN}", "-"))
+    return Decimal(numbers[-1].replace(",", "")) if numbers else None
 
 
 def _same_number(reference: str, text: str) -> bool:
@@ -34,10 +34,10 @@ def _matches(reference: str, text: str) -> bool:
     except TimeoutError:
         raise DataError(
             f"the regular expression {reference!r} takes more than {REGEX_SECONDS_MAX} s on an answer. Write it so "
-            "that a text can match in one way only, and evaluate into another output."
+            "that a text can match in only one way, and evaluate into another output."
         ) from None
 
 
 FILE_MATCHES: dict[str, Callable[[str, str], bool]] = {"exact": same_text, "regex": _matches, "json": same_json}
-"""Those that a file of one's own may ask for: equal but for white space around it; found in the text; equal as JSON."""
+"""Matches for files: equal without white space around it, found in the text, or equal as JSON."""
 MATCHES = FILE_MATCHES | {"number": _same_number} | {name: family.verify for name, family in FAMILIES.items()}
