@@ -49,17 +49,21 @@ def run_program(name: str, main: Callable[[], None], *, stopped: str = "Stopped.
     """Run `main` in the main thread and end the process. `stopped` is printed after a stop without a message."""
     terminations = Terminations()
     signal.signal(signal.SIGTERM, terminations.handle)
-    line, code = "", 0
+    line = ""
+    code = 0
     try:
         main()
     except MarsRayError as error:
-        line, code = str(error), error.exit_code
+        line = str(error)
+        code = error.exit_code
     except KeyboardInterrupt:
-        line, code = stopped, InterruptedRunError.exit_code
+        line = stopped
+        code = InterruptedRunError.exit_code
     except SystemExit as ended:
         if ended.code != InterruptedRunError.exit_code:
             raise
-        line, code = stopped, ended.code  # typer exits so after Ctrl-C
+        line = stopped  # typer exits so after Ctrl-C
+        code = InterruptedRunError.exit_code
     finally:
         # While Ray shuts down, another signal ends the process at once and without a stack trace.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

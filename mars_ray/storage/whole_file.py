@@ -26,22 +26,22 @@ def write_lines(path: AnyPath, lines: Iterable[str]) -> None:
     write_file(path, (line.encode() + b"\n" for line in lines))
 
 
-def write_folder(place: AnyPath, write: Callable[[Path], object], *, last: str) -> None:
-    """Write the folder `place` by calling `write` with a local path, and upload it if `place` is in a store.
+def write_folder(target: AnyPath, write: Callable[[Path], object], *, last: str) -> None:
+    """Write the folder `target` by calling `write` with a local path, and upload it if `target` is in a store.
 
     The file called `last` is uploaded last, so a folder that has it is complete. Raises the errors of `write`, and
     `RunError` when the upload fails.
     """
-    if isinstance(place, Path):
-        write(place)
+    if isinstance(target, Path):
+        write(target)
         return
     with TemporaryDirectory() as temporary:
-        folder = Path(temporary) / place.name
+        folder = Path(temporary) / target.name
         write(folder)
         files = [path for path in folder.rglob("*") if path.is_file()]
-        with store_errors(place, RunError, "Cannot write", "Remove the cause, then give the same command again."):
+        with store_errors(target, RunError, "Cannot write", "Remove the cause, then give the same command again."):
             for path in sorted(files, key=lambda path: path.name == last):
-                place.fs.put_file(str(path), (place / path.relative_to(folder).as_posix()).path)
+                target.fs.put_file(str(path), (target / path.relative_to(folder).as_posix()).path)
 
 
 def create_object(path: UPath, content: bytes) -> bool:

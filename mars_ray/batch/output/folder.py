@@ -57,7 +57,8 @@ class OutputFolder:
         """
         if self._log is not None:
             self._log.append("begin", {"format": format, "kinds": kinds, "settings": self.ledger.settings()})
-        self._format, self._kinds = format, kinds
+        self._format = format
+        self._kinds = kinds
         self.history.begin()
 
     def take(self, results: Sequence[RowResult], run_s: float) -> list[RowResult]:
@@ -107,7 +108,8 @@ class OutputFolder:
             match event.kind:
                 case "begin":
                     self.ledger.check_settings(event.details["settings"])
-                    self._format, self._kinds = event.details["format"], event.details["kinds"]
+                    self._format = event.details["format"]
+                    self._kinds = event.details["kinds"]
                     self.history.begin()
                 case "flush":
                     self._shelve_all()

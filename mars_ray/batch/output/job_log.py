@@ -140,7 +140,8 @@ class JobLog:
     def _append(self, kind: EventKind, details: dict[str, Any]) -> int:
         self._raise_failure()
         with self._lock:
-            results, self._waiting = self._waiting, []
+            results = self._waiting
+            self._waiting = []
         if kind == "results" and not results:
             return self._next - 1
         event = Event(kind=kind, driver=self.driver, details=details, results=results)

@@ -113,7 +113,8 @@ class ControlLoop:
                 f"{timedelta(seconds=round(late_s))} after its deadline"
             )
         else:
-            self.note, self._reported_late_s = "", 0.0
+            self.note = ""
+            self._reported_late_s = 0.0
 
 
 def publish_startup_status(app: str, status: str) -> None:

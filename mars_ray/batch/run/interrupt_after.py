@@ -18,14 +18,17 @@ class InterruptAfter:
     """Runs one function at a time and interrupts it `seconds` after it started."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds, self._thread = seconds, ThreadPoolExecutor(1)
+        self._seconds = seconds
+        self._thread = ThreadPoolExecutor(1)
 
     async def run(self, work: Callable[[], T]) -> T:
         """Return the result of `work`. Raises `TimeoutError`; native code is not interrupted."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._limited, work)
 
     def _limited(self, work: Callable[[], T]) -> T:
-        thread, ended, changing = threading.get_ident(), False, threading.Lock()
+        thread = threading.get_ident()
+        changing = threading.Lock()
+        ended = False
 
         def interrupt() -> None:
             with changing:

@@ -81,7 +81,8 @@ def _prompts(
     for task, question in (pair for pair in in_turns if pair is not None):
         try:
             # A request with a seed would fix the number of masks.
-            prompt, params = tuple(encoder.prompt(question.messages)), replace(sampling(task, question), seed=None)
+            params = replace(sampling(task, question), seed=None)
+            prompt = tuple(encoder.prompt(question.messages))
             engine.limits.check(Request(id=question.name, prompt=prompt, sampling=params))
         except (BadRecordError, RequestError):
             continue  # the errors file of the job has it

@@ -28,7 +28,9 @@ SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozense
 
 def main() -> None:
     """Judge one answer and exit."""
-    limits, passed, started = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    limits = json.loads(sys.argv[1])
+    passed = int(sys.argv[2])
+    started = sys.argv[3]
     for name, most in limits.items():
         resource.setrlimit(getattr(resource, name), (most, most))
     libc = ctypes.CDLL(None)

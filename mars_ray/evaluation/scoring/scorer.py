@@ -56,7 +56,8 @@ class Scorer:
         """Return the scores of the answers in a folder of rows."""
         scores = Scores(tasks, settings, block)
         questions = {question.name: question for task in tasks for question in task.questions}
-        total, done = ds.dataset(folder).count_rows(), 0
+        total = ds.dataset(folder).count_rows()
+        done = 0
         with ProgressLine("score the answers", total=total) as progress:
             for rows in read_answers(folder):
                 answers = [(questions[name], setting, row) for row in rows for name, setting in [parts_of(row["id"])]]
