@@ -187,7 +187,7 @@ def test_a_damaged_ledger_is_named(tmp_path: Path) -> None:
     path = tmp_path / LEDGER
     path.parent.mkdir()
     path.write_bytes(b"no database" * 100)
-    with pytest.raises(OutputError, match=r"ledger\.sqlite is no ledger that can be used"):
+    with pytest.raises(OutputError, match=r"ledger\.sqlite is no usable ledger"):
         Ledger(path, of=tmp_path, durable=True)
 
 
