@@ -24,7 +24,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from benchmarks.decode.contenders import subject
-from benchmarks.numbers import whole_numbers
+from benchmarks.whole_numbers import whole_numbers
 from mars_ray.cli.results import write_json
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.kv.cache import bytes_per_token, kv_shape

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import get_args
 
 from benchmarks.decode.comparison import compare_decoders, report
-from benchmarks.numbers import whole_numbers
+from benchmarks.whole_numbers import whole_numbers
 from mars_ray.cli.results import write_json
 from mars_ray.model.dtype import DtypeOrAuto
 from mars_ray.program import run_program

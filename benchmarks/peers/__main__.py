@@ -8,9 +8,9 @@ The engines are extras: `pip install 'mars-ray[peers-openvino]'`.
 import argparse
 from pathlib import Path
 
-from benchmarks.numbers import whole_numbers
 from benchmarks.peers.comparison import compare_peers
 from benchmarks.peers.report import report, show
+from benchmarks.whole_numbers import whole_numbers
 from mars_ray.cli.results import write_json
 from mars_ray.program import run_program
 from mars_ray.usable_cpus import usable_cpus

@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.table import Table
 
 from mars_ray.batch.output.report import JobReport
-from mars_ray.batch.output.shards import write_lines
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
 from mars_ray.data.chat import ChatEncoder
@@ -32,6 +31,7 @@ from mars_ray.measure import Sample, interleaved, speedup
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import resolve_model
 from mars_ray.progress import ProgressLine
+from mars_ray.storage.whole_file import write_lines
 
 THRESHOLD = 0.95
 SETTINGS = settings_at(THRESHOLD)

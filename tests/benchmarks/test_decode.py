@@ -10,7 +10,7 @@ from benchmarks.decode import __main__ as program
 from benchmarks.decode.comparison import BatchResult, compare_decoders, ratios, report, tokens_per_forward
 from benchmarks.decode.contenders import contenders, engine_contender, subject
 from benchmarks.decode.shapes import SIZES
-from benchmarks.numbers import whole_numbers
+from benchmarks.whole_numbers import whole_numbers
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams
 from mars_ray.errors import ConfigError, MarsRayError
