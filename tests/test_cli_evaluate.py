@@ -33,7 +33,7 @@ def refused(evaluate: Cli, output: Path, message: str, **changes: Any) -> None:
     ("changes", "message"),
     [
         ({"tasks": "rephrase,jsn_extract"}, "Did you mean 'json_extract'?"),
-        ({"tasks": ","}, "no task is given"),
+        ({"tasks": ","}, "no task given"),
         ({"tasks": "gsm8k", "data": "nowhere"}, "There is no file nowhere/gsm8k/test.jsonl.gz"),
         ({"tasks": "humaneval"}, "--allow-code-execution"),
         ({"model": "bundeld"}, "unknown model 'bundeld'"),
@@ -59,7 +59,7 @@ def test_a_file_with_a_missing_reference_is_named_with_the_line(evaluate: Cli, t
 def test_an_unknown_way_to_compare_is_named(evaluate: Cli, tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"prompt": "p", "reference": "r"}\n')
-    refused(evaluate, tmp_path / "out", "match is 'near'; choose one of exact, regex, json", tasks=path, match="near")
+    refused(evaluate, tmp_path / "out", "match is 'near', must be one of exact, regex, json", tasks=path, match="near")
 
 
 def test_a_model_that_was_not_trained_to_look_ahead_says_what_can_be_done(evaluate: Cli, tmp_path: Path) -> None:

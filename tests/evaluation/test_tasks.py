@@ -92,7 +92,7 @@ def test_a_record_may_say_how_it_is_compared(tmp_path: Path) -> None:
             '{"messages": [{"role": "assistant", "content": "r"}], "reference": "r"}',
             "its last message is the assistant",
         ),
-        ('{"prompt": "p", "reference": "r", "match": "near"}', "its match is 'near'; choose one of exact, regex, json"),
+        ('{"prompt": "p", "reference": "r", "match": "near"}', "its match is 'near', must be one of exact, regex, json"),
         ('{"prompt": "p", "reference": "(", "match": "regex"}', "its reference is no regular expression"),
         ('{"prompt": "p", "reference": "a*", "match": "regex"}', "its reference matches every answer"),
         ('{"prompt": "p", "reference": "{", "match": "json"}', "its reference is not JSON"),
@@ -117,7 +117,7 @@ def test_a_record_that_cannot_be_judged_is_named_by_file_and_line(tmp_path: Path
 def test_an_unknown_task_is_named_with_the_closest_one_and_all_there_are() -> None:
     with pytest.raises(ConfigError) as caught:
         opened("jsn_extract")
-    assert "'jsn_extract' is no task and no file" in str(caught.value)
+    assert "'jsn_extract' is neither a task nor a file" in str(caught.value)
     assert "Did you mean 'json_extract'?" in str(caught.value)
     assert all(name in str(caught.value) for name in (*FAMILIES, "families", "gsm8k", "humaneval"))
 
@@ -129,7 +129,7 @@ def test_an_unknown_task_is_named_with_the_closest_one_and_all_there_are() -> No
         ("families", {"examples": 0}, "examples is 0"),
         ("families", {"max_tokens": 0}, "max_tokens is 0"),
         ("humaneval", {}, "--allow-code-execution"),
-        ("gsm8k", {}, "gsm8k is read from a folder that holds gsm8k/; name it with --data"),
+        ("gsm8k", {}, "gsm8k needs --data, the folder with gsm8k/"),
     ],
 )
 def test_what_is_out_of_range_is_named(name: str, changes: dict[str, Any], message: str) -> None:
@@ -138,7 +138,7 @@ def test_what_is_out_of_range_is_named(name: str, changes: dict[str, Any], messa
 
 
 def test_no_task_is_an_error_that_lists_them() -> None:
-    with pytest.raises(ConfigError, match="no task is given; choose from json_extract"):
+    with pytest.raises(ConfigError, match="no task given; choose from json_extract"):
         opened()
 
 
@@ -155,7 +155,7 @@ def test_too_few_records_for_the_seeds_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EmptyDataError, match="holds no record"):
+    with pytest.raises(EmptyDataError, match="has no record"):
         opened(str(references(tmp_path / "mine.jsonl", "")), seeds=1)
 
 
@@ -176,7 +176,7 @@ def test_gsm8k_compares_the_number_behind_the_marks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "record", "says"),
     [
-        ("gsm8k/test.jsonl.gz", {"question": "q", "answer": "five"}, "its answer has no number behind ####"),
+        ("gsm8k/test.jsonl.gz", {"question": "q", "answer": "five"}, "its answer has no number after ####"),
         (
             "humaneval/HumanEval.jsonl.gz",
             {"prompt": "def f():", "test": "t", "entry_point": "g"},
