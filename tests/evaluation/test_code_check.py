@@ -130,7 +130,7 @@ def test_without_bubblewrap_nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match=r"humaneval cannot be run here\. bwrap, the sandbox .* install"):
         check_sandbox()
-    with pytest.raises(RunError, match="bwrap.* is missing"):
+    with pytest.raises(RunError, match=r"bwrap.* is missing"):
         passes_tests(FACTS, BODY)
 
 
