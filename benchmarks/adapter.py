@@ -1,4 +1,4 @@
-"""What an adapter gives on one workload, setting by setting: agreement, right answers, and speed beside its base alone.
+"""Measure an adapter on one workload at each setting: agreement, accuracy, and speed relative to its base.
 
     python -m benchmarks.adapter general --model smollm2 --adapter runs/smollm2/model --json adapter.json
     python -m benchmarks.adapter reasoning --model smollm2 --adapter runs/smollm2/model --json adapter.json
@@ -57,7 +57,7 @@ from mars_ray.progress import ProgressLine
 SETTINGS = settings_of((Mode.EXACT, Mode.THRESHOLD), (0.95, 0.9, 0.8, 0.7, 0.5))
 ROUND_PROMPTS, WARM_UP_PROMPTS = 10, 3
 SPEED_TOKENS = 48
-"""Tokens of an answer at most where speed is measured."""
+"""Most tokens of an answer when speed is measured."""
 CURVE_PROMPTS = 24
 ANSWERS_OF_A_CALLER = 3
 BATCH = 16
@@ -70,23 +70,23 @@ Judge = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt as tokens, and what tells whether an answer is right, if anything does."""
+    """A prompt as tokens, with the reference of its answer if there is one."""
 
     prompt: tuple[int, ...]
     judge: Judge | None
 
 
 def main() -> None:
-    """Measure one workload, or the curve; write what is known by now."""
+    """Measure one workload or the curve, and update the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", choices=[*MAX_TOKENS, "curve"])
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--adapter", required=True, help="its name or folder; for curve the folder of those kept")
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="holds instruct/ and gsm8k/")
+    parser.add_argument("--adapter", required=True, help="name or folder; for curve the folder of saved adapters")
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with instruct/ and gsm8k/")
     parser.add_argument("--tasks", type=Path, help="prompts with references, for structure")
-    parser.add_argument("--prompts", type=int, default=100, help="whose answers are judged")
-    parser.add_argument("--rounds", type=int, default=6, help=f"of {ROUND_PROMPTS} prompts, for speed; 0 for none")
-    parser.add_argument("--callers", type=int, action="append", help="measure so many at once instead; repeatable")
+    parser.add_argument("--prompts", type=int, default=100, help="number of prompts")
+    parser.add_argument("--rounds", type=int, default=6, help=f"rounds of {ROUND_PROMPTS} prompts; 0 skips speed")
+    parser.add_argument("--callers", type=int, action="append", help="measure this many callers instead; repeatable")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path, required=True)
     given = parser.parse_args()
@@ -116,14 +116,14 @@ def main() -> None:
 
 
 def about(model: str, folder: Path, adapter: Path) -> Json:
-    """Return what is measured."""
+    """Return the report."""
     card = read_adapter_card(adapter)
     trained = {"steps": card.steps, "tokens": card.tokens, "block": card.block, "data": card.data}
     return {"model": model_label(model, folder), "adapter": trained}
 
 
 def questions(given: argparse.Namespace, encoder: ChatEncoder) -> list[Question]:
-    """Return the questions of a workload, those with a short prompt."""
+    """Return the questions of a workload that have a short prompt."""
     count = max(given.prompts, given.rounds * ROUND_PROMPTS + ROUND_PROMPTS)
     if given.workload in ("general", "curve"):
         texts = read_prompts(given.data / "instruct" / "val.jsonl.gz")
@@ -139,12 +139,12 @@ def questions(given: argparse.Namespace, encoder: ChatEncoder) -> list[Question]
 
 
 def first_question(text: Conversation) -> Conversation:
-    """Return what stands before the first answer."""
+    """Return the messages before the first answer."""
     return tuple(takewhile(lambda message: message["role"] != "assistant", text))
 
 
 def quality(checkpoint: Checkpoint, folder: Path, adapter: Path, asked: list[Question], tokens: int) -> Json:
-    """Return how answers at each setting agree with the base, and how many are right."""
+    """Return agreement with the base and accuracy of the answers at each setting."""
     loaded = load_adapter(adapter, folder)
     engine = Engine(checkpoint, EngineOptions(max_num_seqs=BATCH, compiled=False), adapters=unnamed(loaded))
     answers: dict[str, list[OfflineResult]] = {}
@@ -240,7 +240,7 @@ def speed(
 def together(
     checkpoint: Checkpoint, folder: Path, adapter: Path, given: argparse.Namespace, asked: list[Question], callers: int
 ) -> Json:
-    """Return tokens per second of exact mode and of the base alone, so many requests at once, prompts read and all."""
+    """Return tokens per second of exact mode and of the base with many requests at once, prefill included."""
     options = EngineOptions(max_num_seqs=callers)
     engines = {
         AR: Engine(checkpoint, options),
@@ -272,7 +272,7 @@ def together(
 
 
 def one_by_one(engine: Engine, setting: DecodingSetting, prompts: list[Question]) -> Sample:
-    """Answer one prompt after another; count what comes in the steps behind the first token."""
+    """Answer one prompt after another; count the tokens and seconds after each first token."""
     tokens, forwards, seconds = 0, 0, 0.0
     for number, each in enumerate(prompts):
         sampling = SamplingParams(max_tokens=SPEED_TOKENS)
@@ -290,14 +290,14 @@ def one_by_one(engine: Engine, setting: DecodingSetting, prompts: list[Question]
 
 
 def of_peer(peer: LlamaCpp, lengths: dict[tuple[int, ...], int], prompts: list[Question]) -> Sample:
-    """Let llama.cpp answer one prompt after another, with as many tokens as the base's answers have."""
+    """Let llama.cpp answer one prompt after another, with the lengths of the base's answers."""
     done = [peer.answer([each.prompt], max(2, lengths[each.prompt])) for each in prompts]
     tokens = sum(len(each.tokens[0]) - 1 for each in done)
     return Sample(tokens=tokens, seconds=sum(each.decode_seconds for each in done), forwards=tokens)
 
 
 def curve(checkpoint: Checkpoint, folder: Path, kept: Path, asked: list[Question]) -> Json:
-    """Return tokens per forward in exact mode of every adapter in `kept`, by the tokens it was trained on."""
+    """Return tokens per forward in exact mode of every adapter in `kept`, by tokens of training."""
     points = []
     for adapter in sorted(kept.iterdir()):
         engine = Engine(checkpoint, EngineOptions(max_num_seqs=1), adapters=unnamed(load_adapter(adapter, folder)))

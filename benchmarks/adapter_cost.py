@@ -1,4 +1,4 @@
-"""What an adapter adds to a step: the masks that the engine lays out, with its low-rank products and without them.
+"""Measure the cost of an adapter in a step: the same masks with its low-rank products and without.
 
     python -m benchmarks.adapter_cost --ranks 32,64 --batch 1,16 --json cost.json
 
@@ -39,12 +39,12 @@ from mars_ray.program import run_program
 
 STEPS, KEPT, ROUNDS = 96, 12, 9
 LEARNED = 1 << 14
-"""Forwards the profile is told of, so that what random weights do counts for nothing beside them."""
+"""Forwards added to the profile, far more than those of the random weights."""
 BLOCK = 8
 
 
 def random_adapter(checkpoint: Checkpoint, rank: int) -> Adapter:
-    """Return an adapter of all linear layers."""
+    """Return an adapter for all linear layers."""
     network: Any = checkpoint.network
     shape = LoraShape(rank=rank, alpha=2.0 * rank, masks=BLOCK - 1, linears=linears_of(network, None))
     lora = GatedLoRA(shape, network.config.hidden_size)
@@ -56,7 +56,7 @@ def random_adapter(checkpoint: Checkpoint, rank: int) -> Adapter:
 
 
 def teach(engine: Engine, right: Sequence[float]) -> None:
-    """Tell the profile that the k-th draft is right in this share of forwards, and that all masks give drafts."""
+    """Set in the profile the share of forwards in which the k-th draft is right; all masks give drafts."""
     sure = chances(right)
     for number in range(LEARNED):
         draw = (number * 0.6180339887) % 1
@@ -66,14 +66,14 @@ def teach(engine: Engine, right: Sequence[float]) -> None:
 
 
 def chances(right: Sequence[float]) -> list[float]:
-    """Return the chance of each draft to be right where those before it are."""
+    """Return the probability of each draft to be right if those before it are."""
     return [now / before for before, now in pairwise([1.0, *right])]
 
 
 def recorded(
     engine: Engine, prompts: Sequence[tuple[int, ...]], callers: int, sure: Sequence[float]
 ) -> tuple[list[ForwardBatch], list[float]]:
-    """Return the last decoding forwards of the engine with so many `callers`, and what their steps took beside them."""
+    """Return the last decoding forwards of the engine with `callers` requests, and the rest of their step times."""
     forwards: list[ForwardBatch] = []
     seconds = 0.0
     run = engine._runner.run
@@ -105,7 +105,7 @@ def recorded(
 
 
 def measure(engine: Engine, forwards: Sequence[ForwardBatch], beside: Sequence[float]) -> dict[str, Any]:
-    """Run forwards with the adapter and without in turns, and return what it adds to a step."""
+    """Run forwards with and without the adapter in turns; return the time it adds to a step."""
     pairs = [(each, replace(each, adapter_N=torch.full_like(each.adapter_N, -1))) for each in forwards]
     times: dict[bool, list[list[float]]] = {True: [], False: []}
     for _ in range(ROUNDS):
@@ -116,7 +116,7 @@ def measure(engine: Engine, forwards: Sequence[ForwardBatch], beside: Sequence[f
                 engine._runner.run(with_adapter if adapted else without)
                 round_s.append(time.perf_counter() - started_s)
             times[adapted].append(round_s)
-    # Others on the machine make a forward longer, never shorter.
+    # Other processes make a forward longer, never shorter, so the minimum is taken.
     with_s, without_s = (sum(map(min, zip(*times[adapted], strict=True))) / len(pairs) for adapted in (True, False))
     step_s = without_s + median(beside)
     return {

@@ -1,4 +1,4 @@
-"""What `benchmarks/adapter.py` found, as Markdown; and the line through the curve over tokens trained."""
+"""Write the report of `benchmarks/adapter.py` as Markdown, and fit its curve over tokens of training."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ import numpy as np
 Json = dict[str, Any]
 
 FURTHER = (1, 10, 100)
-"""How many times as much training is asked about."""
+"""Factors of more training to extrapolate to."""
 HEAD = ("", "tokens per forward", "tokens/s", "times `ar`", "agreement", "same answers", "right", "p")
 
 
@@ -27,14 +27,14 @@ def fit(points: Sequence[Json]) -> Json | None:
 
 
 def _covariance(x: Any, y: Any) -> Any:
-    """Return the covariance of slope and start, from what the line leaves over."""
+    """Return the covariance of slope and intercept from the residuals."""
     design = np.stack([x, np.ones_like(x)], axis=1)
     left = y - design @ np.linalg.lstsq(design, y, rcond=None)[0]
     return np.linalg.inv(design.T @ design) * (left @ left) / (len(x) - 2)
 
 
 def markdown(report: Json) -> str:
-    """Return a table of each workload, and one of the curve."""
+    """Return a table for each workload and one for the curve."""
     machine = report["machine"]
     parts = [
         "# Adapters",

@@ -1,4 +1,4 @@
-"""A generate job that is killed again and again: every row once, and how many tokens were made twice.
+"""Kill a generate job again and again; check that every row is written once, and count repeated tokens.
 
     python -m benchmarks.batch_kill --rows 100000 --kills 10 --json benchmarks/results/DATE-batch-kill.json
 
@@ -43,7 +43,7 @@ POLL_S = 0.2
 
 
 class CountingDecoder(Decoder):
-    """A worker that notes how many tokens its engine hands out."""
+    """A worker that counts the tokens of its engine."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -54,13 +54,13 @@ class CountingDecoder(Decoder):
                 file.write(f"{sum(len(chunk.tokens) for chunk in chunks)}\n")
             deliver(engine, chunks)
 
-        # The engine's class and no subclass: what Ray pickles of this file has globals of its own.
+        # Patch the class of the engine, because a class that Ray pickles from this file has its own globals.
         AsyncEngine._deliver = count  # type: ignore[method-assign, assignment]
 
 
 @dataclass
 class Killed:
-    """What was killed when."""
+    """Kills of one run."""
 
     rows: list[int] = field(default_factory=list)
     """Rows done at each kill."""
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def run(place: Path, workers: int) -> None:
-    """One start of the job, as the command line does it."""
+    """Start the job once, as the command line does."""
     ray_decoder.Decoder = CountingDecoder  # type: ignore[misc, assignment]
     options = GenerateOptions(
         input=(str(place / "rows.jsonl"),),
@@ -104,7 +104,7 @@ def run(place: Path, workers: int) -> None:
 
 
 def measure(place: Path, rows: int, kills: int, workers: int, seed: int) -> dict[str, Any]:
-    """Return what came of the job."""
+    """Return the results of the job."""
     source, counted = place / "rows.jsonl", place / "counted"
     counted.mkdir()
     with source.open("w") as file:
@@ -146,7 +146,7 @@ def measure(place: Path, rows: int, kills: int, workers: int, seed: int) -> dict
 
 
 def _watch(driver: "subprocess.Popen[bytes]", output: Path, moments: list[float], killed: Killed) -> bool:
-    """Kill at the moments that are due; return True once the driver was killed, False when it ended by itself."""
+    """Kill processes when due; return True if the driver was killed, False if it ended by itself."""
     while driver.poll() is None:
         time.sleep(POLL_S)
         done = rows_done(output / LEDGER)

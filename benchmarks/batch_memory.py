@@ -1,4 +1,4 @@
-"""Memory of a generate job as its input grows: the driver's, the reader's and the workers'.
+"""Measure the memory of driver, reader and workers of a generate job as its input grows.
 
     python -m benchmarks.batch_memory --json benchmarks/results/DATE-batch-memory.json
 
@@ -34,10 +34,10 @@ POLL_S = 0.5
 
 
 class Echo(Decoder):
-    """Answers every row with its own text."""
+    """A decoder that returns the text of each row."""
 
     async def answer(self, rows: pa.Table, row_format: bytes) -> pa.Table:  # noqa: ARG002
-        """Rows in, results out."""
+        """Return the results of a block of rows."""
         return to_table(
             [
                 RowResult(
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def measure(rows: int) -> dict[str, Any]:
-    """Return the highest memory of each process, in MiB."""
+    """Return the peak memory of each process in MiB."""
     with TemporaryDirectory() as name:
         place = Path(name)
         with (place / "rows.jsonl").open("w") as file:

@@ -1,4 +1,4 @@
-"""What holding answers to a JSON schema costs: the same rows with and without, side by side in one process.
+"""Measure the cost of a JSON schema: the same rows with and without it, in turns in one process.
 
     python -m benchmarks.batch_schema --rows 1000 --json benchmarks/results/DATE-batch-schema.json
 

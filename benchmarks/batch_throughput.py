@@ -1,4 +1,4 @@
-"""Rows through a generate job, and through a stage of a pipeline, against the bare engine on the same rows.
+"""Compare a generate job and a pipeline stage with the bare engine on the same rows.
 
     python -m benchmarks.batch_throughput --rows 4000 --repeats 3 --json benchmarks/results/DATE-batch-throughput.json
 
@@ -94,7 +94,7 @@ def one(name: str, source: Path) -> float:
     if name == "bare engine":
         return bare_engine(source)
     if name == "2 bare engines":
-        # What two cores give when nothing but engines runs on them.
+        # The throughput of two cores that run only engines.
         command = [sys.executable, __file__, "--one", "bare engine", "--source", str(source)]
         both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
         return sum(float(each.communicate()[0].splitlines()[-1]) for each in both)
@@ -133,7 +133,7 @@ def job(source: Path, workers: int) -> float:
 
 
 def stage(source: Path, workers: int) -> float:
-    """Run the stage in a pipeline that does nothing else."""
+    """Run a pipeline of only this stage."""
     connect()
     answered = build_processor(ProcessorConfig(threshold=0.95, sampling=SAMPLING, concurrency=workers))
     pace = []
@@ -143,7 +143,7 @@ def stage(source: Path, workers: int) -> float:
 
 
 def steady(pace: Sequence[tuple[float, int]]) -> float:
-    """Return tokens per second of the middle of a run, from when how many tokens came."""
+    """Return the tokens per second in the middle of a run, from times and token counts."""
     seconds, tokens = zip(*pace, strict=True)
     came = list(accumulate(tokens))
     first, last = (next(n for n, each in enumerate(came) if each >= share * came[-1]) for share in (0.25, 0.9))

@@ -1,4 +1,4 @@
-"""What `generate` and `serve` give with their defaults, against the engine in one process on the same questions.
+"""Compare `generate` and `serve` with default options to the engine in one process, on the same questions.
 
     python -m benchmarks.defaults --model smollm2 --rounds 3 --json benchmarks/results/DATE-defaults.json
 
@@ -35,7 +35,7 @@ from mars_ray.serve.deploy.environment import free_ports
 CALLERS = 8
 CONTENDERS = ("LLM.chat", "generate", "LLM.chat, 8 at a time", "serve, 8 callers")
 OF = {"generate": "LLM.chat", "serve, 8 callers": "LLM.chat, 8 at a time"}
-"""What each contender is compared with."""
+"""The baseline of each contender."""
 
 
 def main() -> None:
@@ -116,7 +116,7 @@ def generate(model: str, source: Path, tokens: int) -> dict[str, float]:
 
 
 def serve(model: str, source: Path, tokens: int) -> dict[str, float]:
-    """Start the endpoint with its defaults, and ask it."""
+    """Start the endpoint with its defaults and send it the questions."""
     began_s = time.monotonic()
     port = next(free_ports())
     process = subprocess.Popen([*_mars_ray("serve"), "--model", model, "--port", str(port)], stdout=subprocess.PIPE)

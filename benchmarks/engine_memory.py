@@ -1,4 +1,4 @@
-"""Memory of an engine, and of the process that tokenises for it, through rounds of odd requests.
+"""Measure the memory of an engine and of its tokenizer process over rounds of unusual requests.
 
     python -m benchmarks.engine_memory --json benchmarks/results/DATE-engine-memory.json
 
@@ -37,7 +37,7 @@ TOGETHER = 32
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Requests of one kind, and how many of them a round has."""
+    """A kind of request and its number per round."""
 
     name: str
     share: float
@@ -48,7 +48,7 @@ KINDS = (Kind("long", 0.04), Kind("schema", 0.4), Kind("several", 0.16), Kind("c
 
 
 def sampling_of(kind: str, dice: random.Random) -> SamplingParams:
-    """Return what a request of a kind asks for; no two ask for the same."""
+    """Return the body of a request of a kind; no two bodies are equal."""
     match kind:
         case "long":
             return SamplingParams(max_tokens=2048, ignore_eos=True, temperature=0.0)
@@ -62,7 +62,7 @@ def sampling_of(kind: str, dice: random.Random) -> SamplingParams:
 
 
 def _properties(dice: random.Random) -> dict[str, Any]:
-    """Return fields with names of their own, some with a pattern, a choice or a list."""
+    """Return uniquely named fields, some with a pattern, a choice or a list."""
     types: list[Any] = [
         {"type": "string", "pattern": f"^[a-z]{{1,{dice.randrange(3, 40)}}}$"},
         {"type": "integer"},
@@ -73,7 +73,7 @@ def _properties(dice: random.Random) -> dict[str, Any]:
 
 
 async def one_round(engine: AsyncEngine, tokenizer: TokenizerProcess, number: int, requests: int) -> None:
-    """Send a round and wait until all of it has ended."""
+    """Send a round and wait for all its replies."""
     dice, place = random.Random(number), asyncio.Semaphore(TOGETHER)
 
     async def one(kind: Kind, which: int) -> None:
@@ -99,7 +99,7 @@ async def one_round(engine: AsyncEngine, tokenizer: TokenizerProcess, number: in
 
 
 def own_mib(process: psutil.Process) -> float:
-    """Return the memory a process has of its own."""
+    """Return the private memory of a process."""
     status = Path(f"/proc/{process.pid}/status").read_text()
     found = re.search(r"RssAnon:\s+(\d+) kB", status)
     assert found is not None
@@ -107,7 +107,7 @@ def own_mib(process: psutil.Process) -> float:
 
 
 async def measure(rounds: int, requests: int) -> list[dict[str, float]]:
-    """Return the memory after each round, the first entry before any."""
+    """Return the memory before the first round and after each round."""
     folder = resolve_model("bundled")
     spec = EngineSpec(folder=folder, dtype="float32", threads=2, options=EngineOptions(compiled=False))
     engine, _ = await AsyncEngine.start(spec)

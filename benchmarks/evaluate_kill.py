@@ -1,4 +1,4 @@
-"""An evaluation that is killed and interrupted ends with the figures of one that ran through.
+"""Check that an evaluation that is killed and interrupted ends with the figures of an undisturbed one.
 
     python -m benchmarks.evaluate_kill --json benchmarks/results/DATE-evaluate-kill.json
 
@@ -27,13 +27,13 @@ from mars_ray.measure import machine
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """When a line of progress says so, and how."""
+    """A stop of the evaluation: when and how."""
 
     line: str
-    """Part of the line, a regular expression."""
+    """Regular expression found in a line of progress."""
     by: signal.Signals
     share: float = 0.0
-    """Share of the work that the line counts, at least."""
+    """Smallest share of the work in that line."""
 
 
 STOPS = (
@@ -48,12 +48,12 @@ STOPS = (
 def main() -> None:
     """Run both, compare, report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--examples", type=int, default=278, help="of each of 12 families and 3 seeds")
+    parser.add_argument("--examples", type=int, default=278, help="examples of each of 12 families and 3 seeds")
     parser.add_argument("--thresholds", default=".95,.9")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    # Ctrl-C is ignored by what a shell starts in the background, and by what that starts.
+    # Background processes of a shell, and their children, ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     words = [f"--{name}={getattr(given, name)}" for name in ("examples", "thresholds", "workers")]
     with TemporaryDirectory() as place:
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def measure(place: Path, words: list[str]) -> dict[str, Any]:
-    """Return what came of both."""
+    """Return the results of both runs."""
     whole, stopped = place / "whole", place / "stopped"
     started_s = time.monotonic()
     assert run(whole, words) == 0
@@ -95,7 +95,7 @@ def measure(place: Path, words: list[str]) -> dict[str, Any]:
 
 
 def run(output: Path, words: list[str], stop: Stop | None = None, seen: dict[str, Any] | None = None) -> int:
-    """Start the command, stop it where that is asked, note the line of progress in `seen`, return the exit code.
+    """Start the command, stop it as requested, record the line of progress in `seen`, and return the exit code.
 
     What it says goes to the standard error.
     """

@@ -1,4 +1,4 @@
-"""Exact mode against one token at a time in the same engine: looking ahead without loss must never be slower.
+"""Compare exact mode with one token at a time in the same engine; lossless decoding must not be slower.
 
     python -m benchmarks.exact --model bundled --model shape:100m --json exact.json
 

@@ -41,15 +41,15 @@ CONTEXT = 256
 STEPS = 20
 BLOCK = 8
 BEYOND_CACHE_BYTES = 2**30
-"""More than the last-level cache of any processor we measure on."""
+"""More than the last-level cache of any processor measured so far."""
 TRIES = 5
 TRY_S_MIN = 0.02
-"""A try repeats its work for at least this long, so that the clock and the first call do not count."""
+"""Shortest time of a try, so that the clock and the first call do not matter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepNeeds:
-    """What one step must at least do."""
+    """Least bytes and operations of one step."""
 
     weight_bytes: int
     cache_read_bytes: int
@@ -70,14 +70,14 @@ class StepNeeds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineLimits:
-    """What the machine was seen to do at best."""
+    """Best measured rates of the machine."""
 
     memory_bytes_per_s: float
-    """Bytes per second when reading what no cache holds."""
+    """Bytes per second from memory."""
     model_bytes_per_s: float
-    """Reading as many bytes as the network has, again and again: a small one stays in the cache."""
+    """Bytes per second over a buffer of the network's size, which may fit into the cache."""
     gemm_flops_per_s: float
-    """Multiplying by the network's own matrices, with as many positions as the step has."""
+    """Operations per second of products with the network's matrices at the positions of the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class StepFloor:
 
     @property
     def memory_s(self) -> float:
-        """Seconds to move the bytes, all of them at the rate of the faster memory that was measured."""
+        """Seconds to move all bytes at the faster of the two measured rates."""
         return self.needs.bytes / max(self.limits.model_bytes_per_s, self.limits.memory_bytes_per_s)
 
     @property
@@ -99,12 +99,12 @@ class StepFloor:
 
     @property
     def seconds(self) -> float:
-        """The larger of the two: moving and computing may overlap."""
+        """The larger of the two times, because moving and computing may overlap."""
         return max(self.memory_s, self.arithmetic_s)
 
 
 def step_floor(network: PreTrainedModel, *, rows: int, positions: int, context: int) -> StepFloor:
-    """Return the floor of a step of `rows` rows, each with `positions` behind `context` cached tokens."""
+    """Return the floor of a step of `rows` sequences, each with `positions` after `context` cached tokens."""
     needs = step_needs(network, rows=rows, positions=positions, context=context)
     return StepFloor(needs, measure_limits(network, rows * positions))
 
@@ -116,7 +116,7 @@ def step_needs(network: PreTrainedModel, *, rows: int, positions: int, context: 
     cache_token_bytes = bytes_per_token(config, network.dtype)
     # Query q of a window, counted from 0, sees the context and q + 1 positions of the window.
     pairs = rows * (positions * context + positions * (positions + 1) // 2)
-    # A lookup reads a row of the embedding; a tied table is read in full all the same, as the output matrix.
+    # A lookup reads one row of the embedding, but a tied table is also the output matrix and is read in full.
     table = network.get_input_embeddings().weight
     tied = network.get_output_embeddings().weight is table
     parameters = network.num_parameters() - (0 if tied else table.numel())
@@ -133,7 +133,7 @@ def step_needs(network: PreTrainedModel, *, rows: int, positions: int, context: 
 def measure_limits(
     network: PreTrainedModel, positions: int, clock: Callable[[], float] = time.perf_counter
 ) -> MachineLimits:
-    """Measure what this machine can do for a network, with `positions` positions over all rows of a step."""
+    """Measure the rates of this machine for a network, with `positions` positions over all sequences of a step."""
     device = network.device
     model_bytes = sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())
     return MachineLimits(
@@ -148,7 +148,7 @@ def _matrices(network: PreTrainedModel) -> list[nn.Linear]:
 
 
 def _read_rate(size_bytes: int, device: torch.device, clock: Callable[[], float]) -> float:
-    """Return the bytes per second of summing a buffer, or of copying it where that moves more."""
+    """Return the bytes per second of summing or copying a buffer, whichever is faster."""
     buffer = torch.ones(size_bytes // 4, dtype=torch.float32, device=device)
     read_rate = buffer.nbytes / _best_seconds(buffer.sum, device, clock)
     half = buffer.numel() // 2
@@ -186,13 +186,13 @@ def _best_seconds(work: Callable[[], object], device: torch.device, clock: Calla
 
 
 def bench_floor(name: str, batches: Sequence[int], dtype: DtypeOrAuto) -> dict[str, Any]:
-    """Measure and print; returns what is printed, ready for JSON."""
+    """Measure, print, and return the figures."""
     if min(batches, default=0) < 1:
         raise ConfigError(f"batch is {min(batches, default=0)}; it must be at least 1.")
     torch.set_num_threads(1)
     on = subject(name, 1, dtype)
     network = on.checkpoint.network
-    # The floor is that of the plain network: the engine gets the copy.
+    # The floor is measured on the plain network, before the engine replaces its attention.
     floors = {
         (batch, block): step_floor(network, rows=batch, positions=2 * block - 1, context=CONTEXT)
         for batch in batches
@@ -236,7 +236,7 @@ def main() -> None:
 
 
 def _step_seconds(engine: Engine, batch: int, block: int) -> float:
-    """Return the median time of a step in which each row feeds the tokens of a whole block and its masks."""
+    """Return the median time of a step in which each sequence feeds a whole block and its masks."""
     engine.clear_cache()
     decode = DecodeParams(mode=Mode.AR) if block == 1 else DecodeParams(threshold=0.0, block=block)
     sampling = SamplingParams(max_tokens=(STEPS + 4) * block, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""What a full MARS fine-tune does to the model it began with, beside the base alone.
+"""Compare a full MARS fine-tune with the base model it began with.
 
     python -m benchmarks.full_finetune runs/full/model --base smollm2 --data ../shared/data --json full.json
 
@@ -33,7 +33,7 @@ from mars_ray.program import run_program
 from mars_ray.progress import ProgressLine
 
 READ_TOKENS = 96
-"""Of an answer of people, at most."""
+"""Most tokens of an answer written by people."""
 BATCH = 16
 
 Json = dict[str, Any]
@@ -41,7 +41,7 @@ Json = dict[str, Any]
 
 @torch.no_grad()
 def perplexity(network: PreTrainedModel, answers: Sequence[Answer]) -> float:
-    """Return the perplexity of the answers, each behind its prompt."""
+    """Return the perplexity of the answers, given their prompts."""
     loss, tokens = 0.0, 0
     for prompt, answer in answers:
         label_T = torch.tensor(answer[:READ_TOKENS])
@@ -52,7 +52,7 @@ def perplexity(network: PreTrainedModel, answers: Sequence[Answer]) -> float:
 
 
 def judged(checkpoint: Checkpoint, base: Checkpoint, given: argparse.Namespace, workload: str) -> Json:
-    """Return tokens per forward, agreement with the base and right answers by setting."""
+    """Return tokens per forward, agreement with the base and accuracy by setting."""
     given.workload = workload
     asked = questions(given, ChatEncoder(checkpoint.tokenizer))[: given.prompts]
     engine = Engine(checkpoint, EngineOptions(max_num_seqs=BATCH, compiled=False))
@@ -79,10 +79,10 @@ def judged(checkpoint: Checkpoint, base: Checkpoint, given: argparse.Namespace, 
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="the fine-tuned one")
+    parser.add_argument("model", help="the fine-tuned model")
     parser.add_argument("--base", default="smollm2")
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="holds instruct/ and gsm8k/")
-    parser.add_argument("--prompts", type=int, default=100, help="of each kind")
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with instruct/ and gsm8k/")
+    parser.add_argument("--prompts", type=int, default=100, help="prompts of each kind")
     parser.add_argument("--json", type=Path, required=True)
     given = parser.parse_args()
     given.rounds = 0

@@ -1,4 +1,4 @@
-"""What the engine says against transformers, greedy: the same tokens.
+"""Check that greedy decoding gives the same tokens in the engine and in transformers.
 
     python -m benchmarks.greedy_equality --prompts ../shared/data/instruct/val.jsonl.gz --json equal.json
     python -m benchmarks.greedy_equality --prompts ... --adapter runs/smollm2/model --dtype bfloat16
@@ -44,21 +44,21 @@ from mars_ray.program import run_program
 from mars_ray.progress import ProgressLine
 
 TIE = {"float32": 1e-4, "bfloat16": 0.5}
-"""Logits closer than this are a tie. Sums of this length differ by their order in the fifth digit in float32, and in
-bfloat16 by a few steps of the output, which are 0.125 at logits from 16 to 32."""
+"""Largest difference of logits that counts as a tie. The order of summation changes the fifth digit in float32, and in
+bfloat16 a few steps of the output, which are 0.125 at logits from 16 to 32."""
 PROMPT_TOKENS_MAX = 256
 AR = DecodeParams(mode=Mode.AR)
 
 
 def question(messages: Sequence[Message]) -> list[Message]:
-    """Return what stands before the first answer."""
+    """Return the messages before the first answer."""
     return list(takewhile(lambda message: message["role"] != "assistant", messages))
 
 
 def judged(
     network: PreTrainedModel, prompt: Sequence[int], answer: Sequence[int], tie: float
 ) -> tuple[Counter[str], float]:
-    """Return how many tokens are the reference's, tied with it and others, and the widest gap among the tied."""
+    """Return the number of equal, tied and different tokens, and the widest gap of a tie."""
     with torch.inference_mode():
         logits_TV = network(torch.tensor([[*prompt, *answer[:-1]]]), logits_to_keep=len(answer)).logits[0].float()
     taken_T = torch.tensor(answer)
@@ -82,7 +82,7 @@ def generated(network: PreTrainedModel, prompt: Sequence[int], room: int, stop_i
 def answered(
     engine: Engine, prompts: Sequence[Sequence[int]], room: int, decode: DecodeParams, *, drawn: bool
 ) -> tuple[list[list[int]], int]:
-    """Return the engine's answers, and the forwards they took; greedy, or `drawn` with a seed of each prompt's own."""
+    """Return the engine's answers and their forwards; greedy, or sampled with a seed per prompt if `drawn`."""
     requests = (
         Request(
             id=str(number),
@@ -103,12 +103,12 @@ def answered(
 
 
 def exact_of(engine: Engine) -> DecodeParams:
-    """Return exact mode with masks in each step: left to itself the engine feeds few in a batch, and drafts little."""
+    """Return exact mode with masks in each step, because by default the engine feeds few masks in a batch."""
     return DecodeParams(mode=Mode.EXACT, block=engine.block)
 
 
 def against_own_ar(engine: Engine, prompts: Sequence[Sequence[int]], room: int) -> dict[str, Any]:
-    """Return how many answers in exact mode are those of one token at a time, greedy and drawn."""
+    """Return the number of answers in exact mode that equal autoregressive decoding, greedy and sampled."""
     found: dict[str, Any] = {}
     for name, drawn in (("greedy", False), ("drawn", True)):
         exact, forwards = answered(engine, prompts, room, exact_of(engine), drawn=drawn)
@@ -119,7 +119,7 @@ def against_own_ar(engine: Engine, prompts: Sequence[Sequence[int]], room: int) 
 
 
 def check(given: argparse.Namespace) -> dict[str, Any]:
-    """Answer, judge, and return all counts."""
+    """Decode, compare, and return all counts."""
     model, room, sample = given.model, given.max_tokens, given.generate
     folder, dtype = resolve_model(model), getattr(torch, given.dtype)
     adapter_folder = resolve_adapter(given.adapter)
@@ -171,13 +171,13 @@ def main() -> None:
     """Check, print, write; exit with 1 where a token differs."""
     parser = argparse.ArgumentParser(description="The engine against transformers, token by token.")
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--adapter", help="of the model; the engine then looks ahead in exact mode")
+    parser.add_argument("--adapter", help="adapter for the model; the engine then decodes in exact mode")
     parser.add_argument("--dtype", choices=sorted(TIE), default="float32")
     parser.add_argument("--prompts", type=Path, required=True, help="JSONL or parquet with 'prompt' or 'messages'")
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--generate", type=int, default=50, help="answers that `generate` gives, too")
+    parser.add_argument("--generate", type=int, default=50, help="answers to compare with `generate`")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     logging.disable_progress_bar()

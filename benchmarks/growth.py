@@ -1,4 +1,4 @@
-"""What each part that there is only one of takes for a replica, a row, a request: where a cluster stops to grow.
+"""Measure the cost of each singleton part per replica, row and request: the limits to the size of a cluster.
 
     python -m benchmarks.growth --json benchmarks/results/DATE-growth.json
 
@@ -59,7 +59,7 @@ PROMPT, ANSWER = (
 
 
 def main() -> None:
-    """Measure the parts that are asked for, print, and write."""
+    """Measure the selected parts, print, and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--replicas", type=int, nargs="+", default=[16, 64, 256, 1024])
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def cost_us(work: Callable[[], Any], count: int) -> float:
-    """Return the processor time of this process for each of `count` things."""
+    """Return the processor time of this process per item, for `count` items."""
     began_s = time.process_time()
     work()
     return round((time.process_time() - began_s) / count * 1e6, 1)
@@ -88,7 +88,7 @@ def cost_us(work: Callable[[], Any], count: int) -> float:
 
 
 def reports(replicas: int, seconds: range) -> list[list[ReplicaReport]]:
-    """Return what replicas that are all a little different say in each second."""
+    """Return the reports of slightly different replicas for each second."""
     model, draw = read_machine(None), random.Random(0)
     times = [
         StepTime(
@@ -146,7 +146,7 @@ def controller(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def one_controller(replicas: int) -> float:
-    """Return what a report takes when so many replicas report."""
+    """Return the processor time per report with `replicas` replicas."""
     now_s = 0.0
     core = Controller(ControlPlan(), clock=lambda: now_s, unix_clock=lambda: now_s)
     *warm, first, second, third = reports(replicas, range(1, 7))
@@ -163,7 +163,7 @@ def one_controller(replicas: int) -> float:
 
 
 def controller_actor(given: argparse.Namespace) -> dict[str, Any]:
-    """Measure the actor, which hears of all replicas ten times in a row, as fast as it can."""
+    """Measure the actor with ten reports of each replica, sent as fast as possible."""
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=200_000_000)
     try:
         found = {}
@@ -190,7 +190,7 @@ def controller_actor(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def reader(given: argparse.Namespace) -> dict[str, Any]:
-    """Measure rows with an id of their own, and rows without."""
+    """Measure rows with ids and rows without."""
     found: dict[str, Any] = {}
     with TemporaryDirectory() as place:
         ledger = Ledger(Path(place) / "ledger.sqlite", of=Path(place), durable=True)
@@ -211,7 +211,7 @@ def reader(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def driver(given: argparse.Namespace) -> dict[str, Any]:
-    """Measure what the driver does with tables of results, and how long that waits for the disk."""
+    """Measure the time of the driver for tables of results, and its waits for the disk."""
     tables = [to_table(block) for block in results(given.rows)]
     with TemporaryDirectory(dir=".") as place, open_output(Path(place) / "out", new=False) as output:
         output.begin("parquet", {"source": "text"})
@@ -227,7 +227,7 @@ def driver(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def results(rows: int) -> Iterator[list[RowResult]]:
-    """Yield blocks of what workers made of rows."""
+    """Yield blocks of results of workers."""
     record = {"sample": 0, "prompt": PROMPT, "text": ANSWER, "tokens": 60, "forwards": 12, "tokens_per_forward": 5.0}
     record |= {"threshold": 1.0, "finish_reason": "stop", "source": "web"}
     for begin in range(0, rows, BLOCK_ROWS):
@@ -246,7 +246,7 @@ def results(rows: int) -> Iterator[list[RowResult]]:
 
 
 def bytes_of(database: sqlite3.Connection, rows: int) -> int:
-    """Return how large a database is for each row in it."""
+    """Return the size of a database per row."""
     [(pages,)], [(size,)] = database.execute("PRAGMA page_count"), database.execute("PRAGMA page_size")
     return round(int(pages) * int(size) / rows)
 
@@ -255,7 +255,7 @@ def bytes_of(database: sqlite3.Connection, rows: int) -> int:
 
 
 class _Idle:
-    """Engines that have every answer at once; in the place of a client of real ones."""
+    """A client of engines that answer at once."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -271,13 +271,13 @@ class _Idle:
             await asyncio.sleep(0)
 
     async def collect(self, request: Request) -> list[Chunk]:
-        """Return it as one chunk."""
+        """Return the answer as one chunk."""
         last = Finished("stop", 20, 0, 64, 16, 0.0)
         return [Chunk(request.id, 0, (5,) * 64, ("word ",) * 64, finished=last, accepted_lengths=(4,) * 16)]
 
 
 def serve(told: Connection) -> None:
-    """Be a gateway; tell its port."""
+    """Run a gateway and send its port."""
     import uvicorn
 
     from mars_ray.engine.process.async_engine import AsyncEngine
@@ -324,7 +324,7 @@ def gateway(given: argparse.Namespace) -> dict[str, Any]:
 
 
 async def asked(url: str, pid: int, count: int, *, stream: bool) -> dict[str, float]:
-    """Send requests, 16 at a time; return the processor time of each in the gateway, and beside it."""
+    """Send requests, 16 at a time; return the processor time per request in the gateway and in its children."""
     import aiohttp
 
     body = {"model": "bundled", "stream": stream, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 64}

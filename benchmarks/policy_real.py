@@ -63,13 +63,13 @@ def main() -> None:
     """Run all policies on all traces."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", nargs="+", type=Path)
-    parser.add_argument("--seconds", type=float, default=600, help="of the trace, the busiest, before it is sped up")
-    parser.add_argument("--load", type=float, default=1.2, help="times the capacity at threshold 1")
-    parser.add_argument("--capacity-requests", type=int, default=1000, help="whose answers tell the capacity")
+    parser.add_argument("--seconds", type=float, default=600, help="length of the busiest part of the trace")
+    parser.add_argument("--load", type=float, default=1.2, help="load as a multiple of the capacity at threshold 1")
+    parser.add_argument("--capacity-requests", type=int, default=1000, help="requests to measure the capacity")
     parser.add_argument("--model", default="bundled")
-    parser.add_argument("--adapter", help="its name or folder")
-    parser.add_argument("--prompts", type=Path, default=bundled_prompts(), help="that the model looks ahead in")
-    parser.add_argument("--machine", type=Path, help="where to write what the engines reported")
+    parser.add_argument("--adapter", help="name or folder")
+    parser.add_argument("--prompts", type=Path, default=bundled_prompts(), help="prompts of the load")
+    parser.add_argument("--machine", type=Path, help="file for the reports of the engines")
     parser.add_argument("--slo", default="ttft:1000,e2e:2000")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
@@ -110,7 +110,7 @@ def main() -> None:
 
 
 def busiest(rows: list[TraceRow], seconds: float) -> list[TraceRow]:
-    """Return the part of so many seconds with the most requests, beginning at 0."""
+    """Return the busiest part of `seconds` seconds, with times from 0."""
     times = [row.arrival_s for row in rows]
     last, best = 0, (0, 0)
     for first, start_s in enumerate(times):
@@ -165,7 +165,7 @@ def endpoint(named: dict[str, str], policy: dict[str, Any], slo: RequestSlo) -> 
 
 
 def replicas_of(url: str) -> list[dict[str, Any]]:
-    """Return what the engines reported last."""
+    """Return the last reports of the engines."""
     found: list[dict[str, Any]] = httpx2.get(f"{url}/control", timeout=30).json()["replicas"]
     return found
 
@@ -193,7 +193,7 @@ def plan_of(rows: list[TraceRow], pool: list[Any], speed: float) -> LoadPlan:
 
 
 def closed_loop_rate(url: str, rows: list[TraceRow], pool: list[Any], count: int) -> float:
-    """Return the answers per second at threshold 1 while every row is in use, of requests like these."""
+    """Return the answers per second at threshold 1 with all slots in use."""
     requests = [replace(each, scheduled_s=None) for each in plan_of(rows, pool, 1.0).requests][:count]
     first = requests[: count // 5]
     send(url, LoadPlan(iter(first), len(first)), 2 * REPLICAS * ROWS, {"threshold": 1.0})  # warms up
@@ -202,7 +202,7 @@ def closed_loop_rate(url: str, rows: list[TraceRow], pool: list[Any], count: int
 
 
 def front_seconds(url: str, pool: list[Any]) -> float:
-    """Return half of what a lone request takes outside the engine."""
+    """Return half of the time of a single request outside the engine."""
     plan = closed_loop(pool, SEED, 30, 16)
     before = engine_seconds(url)
     records = send(url, plan, 1)
@@ -211,7 +211,7 @@ def front_seconds(url: str, pool: list[Any]) -> float:
 
 
 def engine_seconds(url: str) -> float:
-    """Return the seconds that requests were in the engines, all together."""
+    """Return the seconds of all requests in the engines."""
     lines = httpx2.get(f"{url}/metrics", timeout=30).text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("mars:e2e_request_latency_seconds_sum"))
 
@@ -233,7 +233,7 @@ def simulation(
     front_s: float,
     records: list[RequestRecord],
 ) -> Simulation:
-    """Return what the simulator says of the same load, with the tokens that the engines counted."""
+    """Return the simulation of the same load, with the tokens that the engines counted."""
     prompts = [each.prompt_tokens for each in records if each.prompt_tokens]
     answers = [each.completion_tokens for each in records if each.completion_tokens]
     arrivals = [
@@ -256,7 +256,7 @@ def simulation(
 
 
 def machine_of(seen: list[dict[str, Any]], calibrated: Sequence[CalibrationPoint]) -> Machine:
-    """Return the replicas as they reported themselves, the mean of them; how good answers are tells calibration."""
+    """Return the mean of the reports as a machine; accuracy comes from calibration."""
     states = [each["state"] for each in seen]
     points = sorted(calibrated, key=lambda point: -point.threshold)
     agreement = {point.threshold: point.agreement for point in points}
@@ -281,7 +281,7 @@ def machine_of(seen: list[dict[str, Any]], calibrated: Sequence[CalibrationPoint
             )
             for same in zip(*(state["profile"] for state in states), strict=True)
         ),
-        # Without tasks that verify themselves an answer is as good as it agrees with the model alone.
+        # Without tasks with verifiers, agreement with the model stands for accuracy.
         accuracy=tuple(
             (point.threshold, point.agreement if point.accuracy is None else point.accuracy) for point in points
         ),
@@ -298,7 +298,7 @@ def result(
     slo: RequestSlo,
     simulated: Simulation,
 ) -> dict[str, Any]:
-    """Return the metrics of one run beside those of the simulator."""
+    """Return the metrics of one run next to those of the simulator."""
     summary, metrics = summarize(records, slo), simulated.metrics
     assert summary.goodput is not None
     done = [each for each in records if each.outcome is RequestOutcome.OK]

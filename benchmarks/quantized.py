@@ -1,4 +1,4 @@
-"""What rounding the weights costs: agreement with bfloat16 on a model's own answers, and perplexity on people's.
+"""Measure the loss of quantized weights: agreement with bfloat16 on the model's answers, perplexity on people's.
 
     python -m benchmarks.quantized --model smollm2 --json quantized.json
 
@@ -41,14 +41,14 @@ FORMATS = {
     "int4": (torch.bfloat16, "int4"),
 }
 MOST = 1024
-"""Tokens of a prompt with its answer at most; longer ones are left out."""
+"""Most tokens of a prompt with its answer; longer ones are skipped."""
 
 Answer = tuple[list[int], list[int]]
 """Tokens of a prompt, and of its answer."""
 
 
 def conversations(model: str, path: Path) -> list[Answer]:
-    """Return the first turn of each conversation in `path` with the answer that comes with it."""
+    """Return the first question of each conversation in `path` with its answer."""
     tokenizer = load_checkpoint(resolve_model(model)).tokenizer
     encoder = ChatEncoder(tokenizer)
     found = []
@@ -79,7 +79,7 @@ def own_answers(model: str, prompts: Sequence[list[int]], tokens: int) -> list[A
 
 
 def read(model: str, name: str, own: Sequence[Answer], given: Sequence[Answer]) -> dict[str, Any]:
-    """Let one format read all answers."""
+    """Score all answers in one format."""
     dtype, quantize = FORMATS[name]
     checkpoint = load_checkpoint(resolve_model(model), dtype=dtype)
     decoder = FusedDecoder(checkpoint.network, mask_id=checkpoint.mask_id, quantize=quantize, consume=True)
@@ -114,8 +114,8 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--answers", type=int, default=200, help="the model's own answers")
-    parser.add_argument("--people", type=int, default=200, help="answers that come with the data")
-    parser.add_argument("--tokens", type=int, default=96, help="of each of them at most")
+    parser.add_argument("--people", type=int, default=200, help="answers from the data")
+    parser.add_argument("--tokens", type=int, default=96, help="most tokens of an answer")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     if not given.data.exists():

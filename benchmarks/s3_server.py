@@ -1,4 +1,4 @@
-"""An S3 store for tests and measurements: moto's server, which forgets nothing when it is killed, if asked to.
+"""An S3 store for tests and measurements: moto's server, optionally durable across kills.
 
     python -m benchmarks.s3_server 9000 --recording writes.jsonl --slow-down 0.1
 
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def recorded(store: Application, path: Path) -> Application:
-    """Return the store with all that was written to it by `path`, which notes what is written from now on."""
+    """Return the store with all writes recorded in `path`, which also records new writes."""
     if path.exists():
         for line in path.read_text().splitlines():
             environ, body = json.loads(line)
@@ -66,7 +66,7 @@ def recorded(store: Application, path: Path) -> Application:
 
 
 def slowed_down(store: Application, share: float) -> Application:
-    """Return the store that refuses a share of the requests."""
+    """Return a store that refuses a share of the requests."""
     chance = random.Random(0)
 
     def handle(environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:

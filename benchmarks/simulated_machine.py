@@ -1,8 +1,8 @@
-"""Measure what `mars-ray simulate` needs to know of this machine, with the real engine and compiled steps.
+"""Measure the figures of this machine for `mars-ray simulate`, with the real engine and compiled steps.
 
     python -m benchmarks.simulated_machine --output machine.json
 
-With one thread it counts processor time: what other programs take meanwhile is no property of a step.
+With one thread it counts processor time, so that other programs do not change the figures.
 """
 
 import argparse
@@ -32,7 +32,7 @@ MAX_TOKENS = 128
 TIMED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 TIMED_BLOCKS = (1, 2, 4, 8, 16)
 TIMED_WORDS = (16, 60, 150, 300, 600)
-"""Words of prompts, beside those as they are."""
+"""Words of timed prompts."""
 ROUNDS = 2
 
 
@@ -54,7 +54,7 @@ def measure(model: str, threads: int) -> Machine:
         max_prefill_tokens=EngineOptions().max_prefill_tokens,
         max_model_len=engine.limits.max_model_len,
         step_time=StepSeconds(**asdict(times)),
-        # The few tokens audited here say less of agreement than calibration does.
+        # Calibration measures agreement on far more tokens than this run audits.
         profile=tuple(
             ThresholdPoint(
                 threshold=point.threshold,
@@ -80,10 +80,10 @@ def _times(checkpoint: Checkpoint, prompts: list[Conversation], clock: Callable[
     ] * ROUNDS
     random_source.shuffle(kinds)
     for number, (rows, block) in enumerate(kinds):
-        asked = []
+        requests = []
         for row in range(rows):
             text = texts.of(random_source.choice(TIMED_WORDS))
-            asked.append(
+            requests.append(
                 Request(
                     id=f"{number}-{row}",
                     prompt=tuple(encoder.prompt([{"role": "user", "content": text}])),
@@ -91,7 +91,7 @@ def _times(checkpoint: Checkpoint, prompts: list[Conversation], clock: Callable[
                     decode=DecodeParams(block=block),
                 )
             )
-        _decode(engine, asked, gap=random_source.choice((0, 2, 8)))
+        _decode(engine, requests, gap=random_source.choice((0, 2, 8)))
     model = engine.step_time.model
     if model is None:
         raise RunError("Too few steps were measured; this is a bug.")
@@ -99,10 +99,10 @@ def _times(checkpoint: Checkpoint, prompts: list[Conversation], clock: Callable[
 
 
 def _point(checkpoint: Checkpoint, prompts: list[Conversation], threshold: float) -> ProfilePoint:
-    """Decode all prompts at one threshold, looking ahead as far as it goes; return what the engine found there."""
+    """Decode all prompts at one threshold with the full block; return the profile point of the engine."""
     engine = Engine(checkpoint, EngineOptions(threshold=threshold, compiled=False))
     encoder = ChatEncoder(checkpoint.tokenizer)
-    asked = [
+    requests = [
         Request(
             id=str(number),
             prompt=tuple(encoder.prompt(list(conversation))),
@@ -111,15 +111,15 @@ def _point(checkpoint: Checkpoint, prompts: list[Conversation], threshold: float
         )
         for number, conversation in enumerate(prompts)
     ]
-    _decode(engine, asked, gap=0)
-    found = engine.profile.points()
+    _decode(engine, requests, gap=0)
+    points = engine.profile.points()
     engine.close()
-    return next(point for point in found if point.threshold == threshold)
+    return next(point for point in points if point.threshold == threshold)
 
 
-def _decode(engine: Engine, asked: list[Request], gap: int) -> None:
-    """Add requests, one every `gap` steps, and step until all ended."""
-    coming: Iterator[Request] = iter(asked)
+def _decode(engine: Engine, requests: list[Request], gap: int) -> None:
+    """Add a request every `gap` steps, and step until all have ended."""
+    coming: Iterator[Request] = iter(requests)
     request, steps = next(coming, None), 0
     while request or engine.busy:
         while request and (not gap or steps % gap == 0 or not engine.busy):
@@ -137,11 +137,11 @@ def main() -> None:
     parser.add_argument("--model", default="bundled")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", type=Path, required=True)
-    given = parser.parse_args()
-    found = measure(given.model, given.threads)
-    given.output.write_text(found.model_dump_json(indent=1) + "\n")
-    print(found.step_time)
-    for point in found.profile:
+    options = parser.parse_args()
+    measured = measure(options.model, options.threads)
+    options.output.write_text(measured.model_dump_json(indent=1) + "\n")
+    print(measured.step_time)
+    for point in measured.profile:
         print(point.threshold, round(point.tokens[-1], 3), point.agreement, round(point.audited))
 
 

@@ -1,4 +1,4 @@
-"""A generate job from object storage to object storage, killed again and again, on a new disk each time.
+"""Kill a generate job between object stores again and again, with a new disk each time.
 
     python -m benchmarks.store_kill --rows 100000 --kills 10 --json benchmarks/results/DATE-store-kill.json
     python -m benchmarks.store_kill --compare --rows 20000 --max-tokens 64   # on a disk and in a store, in turns
@@ -45,13 +45,13 @@ BUCKET = "s3://measured"
 STARTS_S = 120.0
 STARTS_IN_VAIN = 5
 STUCK_S = 300.0
-"""A driver that did nothing for so long is killed, too."""
+"""Seconds without progress after which a driver is killed."""
 SAY_S = 30.0
 SAID = "said.txt"
 
 
 class Store:
-    """The store, which comes back with what it had."""
+    """A store that keeps its objects across restarts."""
 
     def __init__(self, place: Path, port: int, slow_down: float) -> None:
         self._command = [sys.executable, str(SERVER), str(port), "--slow-down", str(slow_down)]
@@ -61,7 +61,7 @@ class Store:
         self.process = self._started()
 
     def kill(self) -> None:
-        """Kill it and start it again."""
+        """Kill and restart the store."""
         self.process.kill()
         self.process.wait()
         self.process = self._started()
@@ -102,7 +102,7 @@ def main() -> None:
 
 
 def run(source: str, output: str, max_tokens: int) -> None:
-    """One start of the job, as the command line does it; prints tokens per second."""
+    """Start the job once, as the command line does, and print tokens per second."""
     options = GenerateOptions(
         input=(source,),
         output=locate(output),
@@ -119,7 +119,7 @@ def run(source: str, output: str, max_tokens: int) -> None:
 
 
 def measure(place: Path, store: Store, given: argparse.Namespace) -> dict[str, Any]:
-    """Return what came of the job that is killed."""
+    """Return the results of the job."""
     _write_rows(f"{BUCKET}/rows.jsonl", given)
     chance, began_s = random.Random(given.seed), time.monotonic()
     moments = sorted(chance.uniform(0.02, 0.98) * given.rows for _ in range(given.kills))
@@ -160,7 +160,7 @@ def measure(place: Path, store: Store, given: argparse.Namespace) -> dict[str, A
         _say(f"start {starts} ended with {driver.returncode} after {watch.done:,} rows: {said}")
         if driver.returncode == 0:
             break
-        # Where nobody was killed and no row was done, such as when Ray did not come up, the same command again.
+        # If Ray did not start, no row is done: run the same command again.
         in_vain = 0 if len(killed) > kills_before or watch.done > watch.done_before else in_vain + 1
         if in_vain == STARTS_IN_VAIN:
             raise RuntimeError(f"{in_vain} starts in a row did nothing; the last one said: {said}")
@@ -183,14 +183,14 @@ def measure(place: Path, store: Store, given: argparse.Namespace) -> dict[str, A
 
 
 class _Watch:
-    """What a driver has done, by the ledger on its disk."""
+    """Progress of a driver, read from the ledger on its disk."""
 
     def __init__(self, disk: Path) -> None:
         self._disk, self._news_s, self._said_s = disk, time.monotonic(), time.monotonic()
         self.done_before = self.done = 0
 
     def look(self) -> None:
-        """Look again."""
+        """Read the ledger again."""
         done, now_s = _done(self._disk), time.monotonic()
         if done != self.done:
             self.done_before = self.done_before or done
@@ -201,7 +201,7 @@ class _Watch:
 
     @property
     def stuck(self) -> bool:
-        """Whether nothing has happened for very long."""
+        """True if nothing has happened for a long time."""
         return time.monotonic() - self._news_s > STUCK_S
 
 
@@ -210,7 +210,7 @@ def _say(line: str) -> None:
 
 
 def compare(place: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """Return how fast the same job is on a disk and in a store, in turns."""
+    """Return the speed of the same job on a disk and in a store, in turns."""
     found: dict[str, list[float]] = {"disk": [], "store": []}
     _write_rows(f"{BUCKET}/rows.jsonl", given)
     _write_rows(str(place / "rows.jsonl"), given)
@@ -264,7 +264,7 @@ def _last_line(disk: Path) -> str:
 
 
 def _end(driver: "subprocess.Popen[bytes]") -> None:
-    """Take down what a killed driver leaves behind."""
+    """End the processes that a killed driver leaves behind."""
     driver.wait()
     for each in psutil.process_iter():
         try:

@@ -1,4 +1,4 @@
-"""Tokens per second of a training step, ours against plain transformers.
+"""Compare the tokens per second of a training step with plain transformers.
 
     python -m benchmarks.training --model smollm2 --precision bfloat16 --json training.json
 
@@ -58,7 +58,7 @@ def rows(step: int, count: int, length: int, vocabulary: int) -> PackedRows:
 
 
 def train(way: str, model: str, precision: str, steps: int, count: int, length: int) -> list[float]:
-    """Return the seconds of each step behind the first, in this process."""
+    """Return the seconds of each step after the first, in this process."""
     dtype = torch.bfloat16 if (way, precision) == ("adapter", "bfloat16") else torch.float32
     checkpoint = load_checkpoint(resolve_model(model), dtype=dtype)
     network = checkpoint.network

@@ -1,12 +1,12 @@
-"""The batch decoder of the paper, with its block-level key-value cache: the peer the engine is measured against.
+"""The batch decoder of the paper with its block-level key-value cache, a baseline for the engine.
 
 All rows fill one block of `cache_block` tokens together (arXiv 2604.07023, section 3.3), and no row runs ahead of the
 batch: that is the cost measured here. A step forwards the last token before the block, which predicts its first, and
 the block: what a row has filled, then masks. The cache is cropped back after it. A row whose block is full idles until
 the slowest row's is; a finished row idles to the end.
 
-Two liberties, both in the paper's favour: masks behind the furthest window are not forwarded, for attention is
-causal and nobody reads there; and the prompt, or a full block, enters the cache with the first step of the next
+Two simplifications favour the paper: masks after the furthest window are not forwarded, because attention is causal
+and nothing reads them; and the prompt, or a full block, enters the cache with the first step of the next
 block instead of by a forward of its own.
 
 Slots: prompts are padded on the left to one length, so position t of every row's output is in the same slot.
@@ -25,7 +25,7 @@ from mars_ray.method.reference import DecodedSequence, DecodeOptions
 
 
 class Replay(Protocol):
-    """Proposals of one row recorded earlier, to stand in for those of a network with random weights."""
+    """Recorded proposals of one sequence, which replace those of a network with random weights."""
 
     def proposals(self, generated: int, window: int) -> tuple[list[int], list[float]]:
         """Return `window` tokens and their confidences, as proposed once `generated` tokens stand."""
@@ -123,7 +123,7 @@ class _StaticBatch:
         self._ids_RS[row, start : start + len(tokens)] = torch.tensor(tokens, device=self._ids_RS.device)
 
     def crop(self, generated: int) -> None:
-        """Keep no more than the prompt and `generated` tokens; -1 leaves out the last token of the prompt."""
+        """Crop the cache to the prompt and `generated` tokens; -1 drops the last token of the prompt."""
         self._cache.crop(min(0, self._prompt + generated - self._cache.get_seq_length()))
 
     def window_logits(self, rows: list[int], generated: list[int], window: int, full: int) -> Tensor:

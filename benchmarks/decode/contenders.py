@@ -1,4 +1,4 @@
-"""The decoders that are compared on the same requests: our engine in its modes, transformers, the paper's decoders."""
+"""The compared decoders: our engine in its modes, transformers, and the decoders of the paper."""
 
 import time
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from mars_ray.model.resolve import pin, resolve_model
 
 THRESHOLD = 0.95
 CACHE_BLOCKS = (8, 16, 32)
-"""Blocks of the paper's cache that are tried; it is judged by its best."""
+"""Block sizes of the paper's cache; the fastest is compared."""
 
 Contender = Callable[[], Sample]
 
@@ -39,15 +39,15 @@ class Subject:
 
     name: str
     checkpoint: Checkpoint
-    """The model as the peers use it; engines get copies, for they replace the attention."""
+    """The model of the peers; engines get copies because they replace the attention."""
     workload: Workload
     dtype: ResolvedDtype
     scripts: list[Script] | None
-    """What the bundled model accepts, replayed for random weights."""
+    """Proposals of the bundled model, replayed over random weights; None for a real model."""
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """What ends an answer; random weights end at the length of the bundled model's answer alone."""
+        """Stop ids; random weights only stop at the length of the bundled model's answer."""
         return frozenset() if self.scripts else self.checkpoint.stop_ids
 
 
@@ -69,8 +69,8 @@ def subject(name: str, requests: int, dtype: DtypeOrAuto, seed: int = 0) -> Subj
 
 
 def contenders(on: Subject, batch: int) -> tuple[dict[str, Contender], dict[str, str]]:
-    """Return who decodes with at most `batch` requests at once, and why others do not."""
-    found: dict[str, Contender] = {
+    """Return the decoders for up to `batch` requests at once, and the reasons for those that cannot run."""
+    decoders: dict[str, Contender] = {
         "ar, eager": engine_contender(on, batch, DecodeParams(mode=Mode.AR), compiled=False),
         "ar": engine_contender(on, batch, DecodeParams(mode=Mode.AR)),
         f"threshold {THRESHOLD}": engine_contender(on, batch, DecodeParams(threshold=THRESHOLD)),
@@ -87,18 +87,18 @@ def contenders(on: Subject, batch: int) -> tuple[dict[str, Contender], dict[str,
     if isinstance(tried, Unavailable):
         absent["generate_batch"] = tried.reason
     else:
-        found["generate_batch"] = lambda: _peer(_continuous(on, batch))
+        decoders["generate_batch"] = lambda: _peer(_continuous(on, batch))
     for block in CACHE_BLOCKS:
-        found[f"block cache {block}"] = lambda block=block: _static(on, batch, block)  # type: ignore[misc]
+        decoders[f"block cache {block}"] = lambda block=block: _static(on, batch, block)  # type: ignore[misc]
     if on.scripts is None:
-        found["no cache"] = lambda: _static(on, batch, None)
+        decoders["no cache"] = lambda: _static(on, batch, None)
     else:
         absent["no cache"] = "it runs on real weights only"
-    return found, absent
+    return decoders, absent
 
 
 def engine_contender(on: Subject, batch: int, decoding: DecodeParams, compiled: bool = True) -> Contender:
-    """Return our engine with at most `batch` requests at once, its steps compiled where they can be."""
+    """Return our engine with up to `batch` requests at once, with compiled steps if possible."""
     own = replace(on.checkpoint, network=deepcopy(on.checkpoint.network))
     options = EngineOptions(max_num_seqs=batch, compiled=compiled)
     engine = ReplayEngine(own, options, on.scripts) if on.scripts else Engine(own, options)
@@ -146,7 +146,7 @@ def _peer(run: PeerRun | Unavailable) -> Sample:
 
 
 def _static(on: Subject, batch: int, cache_block: int | None) -> Sample:
-    """The paper's decoders: a static batch, its rows bound to each other, with a cache by blocks or none."""
+    """Run a decoder of the paper: static batches with a block cache, or without a cache."""
     card, mask_id = on.checkpoint.card, on.checkpoint.mask_id
     block = (card and card.block) or BLOCK_WITHOUT_CARD
     decoded: list[DecodedSequence] = []
@@ -164,7 +164,7 @@ def _static(on: Subject, batch: int, cache_block: int | None) -> Sample:
                 network, prompts, options, mask_id=mask_id, cache_block=cache_block, script=scripts
             )
     seconds = time.perf_counter() - started_s
-    # What a row of random weights says behind the end of its answer is no answer.
+    # Tokens of random weights after the recorded length are not part of the answer.
     pairs = list(zip(decoded, on.workload.lengths, strict=True))
     tokens = sum(min(len(each.tokens), length) if on.scripts else len(each.tokens) for each, length in pairs)
     return Sample(tokens=tokens, seconds=seconds, forwards=sum(each.forwards for each in decoded))

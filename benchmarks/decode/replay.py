@@ -1,4 +1,4 @@
-"""An engine over random weights that accepts what the bundled model accepts: the cost of its steps is real."""
+"""An engine with random weights that replays the proposals of the bundled model, so its step times are realistic."""
 
 from dataclasses import replace
 from typing import cast
@@ -14,7 +14,7 @@ from mars_ray.model.checkpoint import Checkpoint
 
 
 class ReplayEngine(Engine):
-    """An engine that replays scripts; requests are named by the number of their script."""
+    """An engine that replays scripts; the id of a request is the number of its script."""
 
     def __init__(self, checkpoint: Checkpoint, options: EngineOptions, scripts: list[Script]) -> None:
         super().__init__(checkpoint, options)
@@ -22,7 +22,7 @@ class ReplayEngine(Engine):
 
 
 class _Replay:
-    """A model runner that runs another one, and returns what the scripts say."""
+    """A model runner that runs another one and replaces its proposals by those of the scripts."""
 
     def __init__(self, runner: ModelRunner, slots: SlotAllocator, scripts: list[Script]) -> None:
         self._runner, self._slots, self._scripts = runner, slots, scripts

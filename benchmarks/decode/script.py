@@ -1,6 +1,6 @@
-"""What the bundled model proposes along its own output, recorded, to be replayed over a network with random weights.
+"""Record the proposals of the bundled model along its output, to replay them over a network with random weights.
 
-A benchmark of a random network runs it in full and takes only what is accepted from here.
+A benchmark runs the random network in full and takes only the proposals from the script.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from mars_ray.method.reference import DecodeOptions
 from mars_ray.model.checkpoint import Checkpoint
 
 ROWS_MAX = 64
-"""Prefixes or prompts per forward at most."""
+"""Most prefixes or prompts per forward."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +36,7 @@ class Script:
         return tokens
 
     def proposals(self, generated: int, window: int) -> tuple[list[int], list[float]]:
-        """Return what was proposed once `generated` tokens stood; past the end, what the last position proposed."""
+        """Return the proposals after `generated` tokens; past the end, those of the last position."""
         assert window <= self.tokens_SW.shape[1], f"{window} proposals asked of a script with {self.tokens_SW.shape[1]}"
         place = min(generated, len(self.tokens_SW) - 1)
         return self.tokens_SW[place, :window].tolist(), self.confidences_SW[place, :window].tolist()
@@ -45,11 +45,11 @@ class Script:
 def autoregressive_outputs(
     checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], max_tokens: int
 ) -> list[list[int]]:
-    """Return what the model says to each prompt, the stop token included."""
+    """Return the answer to each prompt, the stop token included."""
     options = DecodeOptions(mode="ar", max_tokens=max_tokens, stop_ids=checkpoint.stop_ids)
     outputs: list[list[int]] = []
     for start in range(0, len(prompts), ROWS_MAX):
-        # A block of one token is plain decoding with a cache; it equals the reference, at a fraction of the time.
+        # A block of one token is plain decoding with a cache, faster than the reference and equal to it.
         batch = decode_block_cache(
             checkpoint.network, prompts[start : start + ROWS_MAX], options, mask_id=checkpoint.mask_id, cache_block=1
         )
@@ -70,7 +70,7 @@ def record(
 
 @torch.inference_mode()
 def _record_one(checkpoint: Checkpoint, prompt: list[int], output: list[int], block: int) -> Script:
-    """Forward every prefix of prompt and output with masks behind it, without a cache, as the reference does."""
+    """Forward every prefix of prompt and output with masks after it, without a cache, as the reference does."""
     tokens, confidences = [], []
     for start in range(0, len(output), ROWS_MAX):
         generated_S = torch.arange(start, min(start + ROWS_MAX, len(output)))

@@ -1,4 +1,4 @@
-"""Networks of a realistic size with random weights, the same every time: for speed alone, never for quality."""
+"""Networks of realistic size with reproducible random weights, for measurements of speed."""
 
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM

@@ -1,6 +1,6 @@
-"""The same requests through transformers itself: static batches, and its continuous batching.
+"""Decode the same requests with transformers: static batches, and its continuous batching.
 
-Decoding is greedy. Setting up (paged cache, graphs, threads) is not timed: a server does that once.
+Decoding is greedy. Setup (paged cache, graphs, threads) is not timed, because a server does it once.
 """
 
 import logging
@@ -14,16 +14,16 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 
 NO_STOP = -1
-"""An id no token has. None would mean "as in the generation config of the model"."""
+"""An id that no token has. None would mean the stop ids of the model's generation config."""
 PAGE_TOKENS = 256
-"""Tokens of a page, by default of transformers."""
+"""Tokens of a page, the default of transformers."""
 SILENCE_S_MAX = 120.0
-"""No step takes as long; a batch that says nothing for this long is given up."""
+"""Longest wait for a token before a batch fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerRun:
-    """What a peer did with the requests, in their order."""
+    """Answers of a peer in the order of the requests."""
 
     outputs: list[list[int]]
     seconds: float
@@ -31,13 +31,13 @@ class PeerRun:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all answers; what was generated behind the end of one does not count."""
+        """Tokens of all answers, without tokens generated after their ends."""
         return sum(map(len, self.outputs))
 
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """A peer that does not run here, and why."""
+    """The reason why a peer cannot run here."""
 
     reason: str
 
@@ -51,7 +51,7 @@ def generate_static(
     stop_ids: frozenset[int],
     clock: Callable[[], float] = time.perf_counter,
 ) -> PeerRun:
-    """Run `generate` on `batch` requests after another, each batch until its longest answer is done.
+    """Run `generate` batch by batch, each until its longest answer is done.
 
     Without stop ids every row runs to the longest length of its batch, as random weights never stop by themselves.
     """
@@ -97,13 +97,13 @@ def generate_continuous(
         ):
             forwards.clear()
             started_s = clock()
-            # One id per request, in order: the manager names requests, and would name them anew.
+            # Ids are given in order, because the manager would invent its own.
             for number, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
                 manager.add_request([*prompt], request_id=str(number), max_new_tokens=length)
             outputs = _collect(manager, len(prompts))
             seconds = clock() - started_s
             steps = len(forwards)
-    # It is a moving target of its own, with its own needs of memory and attention kernels.
+    # Continuous batching changes between versions and needs its own memory and attention kernels.
     except Exception as error:
         return Unavailable(f"continuous batching of transformers: {type(error).__name__}: {error}")
     finally:
@@ -120,7 +120,7 @@ def _continuous(
     return ContinuousBatchingConfig(
         max_requests_per_batch=batch,
         page_size=PAGE_TOKENS,
-        # Left to itself it takes most of the memory. Twice the need, since it admits nobody to the last 15 percent.
+        # By default it takes most of the memory. Twice the need, because it keeps the last 15 percent free.
         num_blocks=2 * batch * -(-longest // PAGE_TOKENS),
         max_batch_tokens=batch * max(map(len, prompts)),
         allow_block_sharing=False,
@@ -149,7 +149,7 @@ def _greedy(room: int, stop_ids: frozenset[int]) -> GenerationConfig:
 
 
 def _cut(output: list[int], length: int, stop_ids: frozenset[int]) -> list[int]:
-    """Return the answer without what stands behind its stop token or its length."""
+    """Return the answer up to its stop token or its length."""
     ends = next((count for count, token in enumerate(output, start=1) if token in stop_ids), len(output))
     return output[: min(ends, length)]
 

@@ -1,6 +1,6 @@
-"""The requests of a benchmark: bundled prompts and how long the bundled model's answers to them are.
+"""The requests of a benchmark: bundled prompts, with the lengths of the bundled model's answers.
 
-A network with random weights gets the same prompts and lengths: the ids are valid in any larger vocabulary.
+Networks with random weights get the same prompts, because the ids are valid in any larger vocabulary.
 """
 
 import json
@@ -32,7 +32,7 @@ class Workload:
 
 
 def bundled_workload(checkpoint: Checkpoint, requests: int, seed: int) -> Workload:
-    """Return `requests` different bundled prompts, as many of each family as possible, in random order."""
+    """Return `requests` different bundled prompts, balanced over the families, in random order."""
     encoder = ChatEncoder(checkpoint.tokenizer)
     texts = _spread(requests, random.Random(seed))
     prompts = [tuple(encoder.prompt([{"role": "user", "content": text}])) for text in texts]
@@ -41,7 +41,7 @@ def bundled_workload(checkpoint: Checkpoint, requests: int, seed: int) -> Worklo
 
 
 def _spread(requests: int, random_source: random.Random) -> list[str]:
-    """Draw prompts family by family in turn, then mix them."""
+    """Draw prompts from the families in turn, then shuffle them."""
     lines = (files("mars_ray") / "assets" / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     by_family: dict[str, list[str]] = defaultdict(list)
     for row in map(json.loads, lines):

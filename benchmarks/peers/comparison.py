@@ -30,7 +30,7 @@ FACTORIES: dict[str, Callable[[Path, int, int], Sequence[Peer]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerSample(Sample):
-    """Answers given once; the fields of `Sample` are of decoding alone, without the prompts."""
+    """One timed run; the fields of `Sample` cover decoding without prefill."""
 
     prompt_tokens: int
     prompt_seconds: float
@@ -38,32 +38,32 @@ class PeerSample(Sample):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerBatch:
-    """What everyone did with `batch` requests at once."""
+    """Results of all engines with `batch` requests at once."""
 
     batch: int
     samples: dict[str, list[PeerSample]]
     same: dict[str, float]
-    """Share of the tokens of the first answers that stand before the first difference from ours."""
+    """Share of tokens before the first difference from our answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerComparison:
-    """The whole of it."""
+    """Results of a comparison."""
 
     bits: dict[str, int]
-    """Bits of each engine that ran, ours first."""
+    """Bits of each engine, ours first."""
     absent: dict[str, str]
-    """Engines that did not, and why."""
+    """Engines that cannot run here, with reasons."""
     batches: list[PeerBatch]
 
 
 def compare_peers(
     name: str, peers: Sequence[str], batches: Sequence[int], requests: int, repeats: int, threads: int
 ) -> PeerComparison:
-    """Measure; each sample is of `requests` requests, `batch` at once. Raises an `InputError` for what cannot be."""
-    unknown = [each for each in peers if each not in FACTORIES]
+    """Measure samples of `requests` requests, `batch` at once. Raises an `InputError`."""
+    unknown = [peer for peer in peers if peer not in FACTORIES]
     if unknown:
-        raise ConfigError(f"unknown peer {unknown[0]!r}; choose of {', '.join(FACTORIES)}.")
+        raise ConfigError(f"unknown peer {unknown[0]!r}; choose from {', '.join(FACTORIES)}.")
     torch.set_num_threads(threads)
     folder = resolve_model(name)
     checkpoint = load_checkpoint(folder)
@@ -71,18 +71,18 @@ def compare_peers(
     others, absent = _others(peers, folder, threads, checkpoint.mask_id)
     del checkpoint
     ours, not_ours = _ours(folder, max(batches))
-    everyone: dict[str, Peer] = {each.name: each for each in (*ours, *others)}
-    found = []
+    engines: dict[str, Peer] = {peer.name: peer for peer in (*ours, *others)}
+    results = []
     for batch in batches:
         groups = [prompts[start : start + batch] for start in range(0, max(requests, batch) - batch + 1, batch)]
-        first = {name: peer.answer(groups[0], ANSWER_TOKENS).tokens for name, peer in everyone.items()}
-        with ProgressLine(f"batch {batch}", total=len(everyone) * (repeats + 1)) as progress:
-            candidates = {name: _candidate(peer, groups) for name, peer in everyone.items()}
+        first = {name: peer.answer(groups[0], ANSWER_TOKENS).tokens for name, peer in engines.items()}
+        with ProgressLine(f"batch {batch}", total=len(engines) * (repeats + 1)) as progress:
+            candidates = {name: _candidate(peer, groups) for name, peer in engines.items()}
             samples = interleaved(candidates, repeats, progress)
         same = {name: shared(answers, first[ours[0].name]) for name, answers in first.items()}
-        found.append(PeerBatch(batch=batch, samples=samples, same=same))
+        results.append(PeerBatch(batch=batch, samples=samples, same=same))
     return PeerComparison(
-        bits={name: peer.bits for name, peer in everyone.items()}, absent=not_ours | absent, batches=found
+        bits={name: peer.bits for name, peer in engines.items()}, absent=not_ours | absent, batches=results
     )
 
 
@@ -90,31 +90,32 @@ def shared(answers: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) ->
     """Return the share of the tokens in `others` that `answers` have before the first difference of each."""
     equal = 0
     for answer, other in zip(answers, others, strict=True):
-        differs = (place for place, pair in enumerate(zip(answer, other, strict=True)) if pair[0] != pair[1])
+        differs = (position for position, pair in enumerate(zip(answer, other, strict=True)) if pair[0] != pair[1])
         equal += next(differs, len(other))
     return equal / sum(map(len, others))
 
 
 def _ours(folder: Path, rows: int) -> tuple[list[OwnEngine], dict[str, str]]:
-    """Return our engine at each number of bits, and why it is not at some."""
-    found, absent = [], {}
+    """Return our engine in each format, and the reasons for formats that fail."""
+    engines: list[OwnEngine] = []
+    absent = {}
     for quantize in BITS:
         try:
-            found.append(OwnEngine(folder, rows, PROMPT_TOKENS, quantize))
+            engines.append(OwnEngine(folder, rows, PROMPT_TOKENS, quantize))
         except ModelError as error:
             absent[f"mars-ray {quantize}"] = str(error).rstrip(".")
-    return found, absent
+    return engines, absent
 
 
 def _others(names: Sequence[str], folder: Path, threads: int, never_id: int) -> tuple[list[Peer], dict[str, str]]:
-    found: list[Peer] = []
+    engines: list[Peer] = []
     absent = {}
     for name in names:
         try:
-            found += FACTORIES[name](folder, threads, never_id)
+            engines += FACTORIES[name](folder, threads, never_id)
         except PeerUnavailableError as error:
             absent[name] = str(error)
-    return found, absent
+    return engines, absent
 
 
 def _candidate(peer: Peer, groups: Sequence[Sequence[Sequence[int]]]) -> Callable[[], PeerSample]:

@@ -86,23 +86,23 @@ class LlamaCpp:
             self._api.llama_free(self._context)
             self._shape = None
 
-    def _step(self, fed: Sequence[tuple[int, int, int]], asked: Sequence[bool]) -> list[int]:
-        """Feed (row, position, token) each, and return the most likely token behind each of those asked for."""
+    def _step(self, fed: Sequence[tuple[int, int, int]], wanted: Sequence[bool]) -> list[int]:
+        """Feed triples of sequence, position and token; return the most likely next token of each `wanted` one."""
         batch = self._batch
         batch.n_tokens = len(fed)
-        for place, (row, position, token) in enumerate(fed):
-            batch.token[place] = token
-            batch.pos[place] = position
-            batch.n_seq_id[place] = 1
-            batch.seq_id[place][0] = row
-            batch.logits[place] = asked[place]
+        for index, (row, position, token) in enumerate(fed):
+            batch.token[index] = token
+            batch.pos[index] = position
+            batch.n_seq_id[index] = 1
+            batch.seq_id[index][0] = row
+            batch.logits[index] = wanted[index]
         failed = self._api.llama_decode(self._context, batch)
         if failed:
             raise PeerUnavailableError(f"llama_decode returned {failed}")
-        return [self._choice(place) for place, wanted in enumerate(asked) if wanted]
+        return [self._choice(index) for index, is_wanted in enumerate(wanted) if is_wanted]
 
-    def _choice(self, place: int) -> int:
-        pointer = self._api.llama_get_logits_ith(self._context, place)
+    def _choice(self, index: int) -> int:
+        pointer = self._api.llama_get_logits_ith(self._context, index)
         logits_V = np.ctypeslib.as_array(pointer, (self._vocabulary,))
         if self._never_id < self._vocabulary:
             logits_V[self._never_id] = -np.inf
@@ -143,7 +143,7 @@ def _quantise(whole: Path, kind: str, file: Path) -> None:
 
 
 def _api() -> Any:
-    """Return llama.cpp's interface, which says nothing by itself."""
+    """Return llama.cpp's interface with logging off."""
     try:
         from llama_cpp import llama_cpp
     except ImportError as error:
@@ -154,7 +154,7 @@ def _api() -> Any:
 
 @cache
 def _start(api: Any) -> Any:
-    """Start it once, and return the callback that it holds, which must not be collected."""
+    """Start llama.cpp once and return its log callback, which must not be collected."""
     silent = api.llama_log_callback(lambda _level, _text, _data: None)
     api.llama_log_set(silent, ctypes.c_void_p(0))
     api.llama_backend_init()

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI on a CPU: it reads the .gguf files that llama.cpp made, and keeps their bits."""
+"""OpenVINO GenAI on a CPU, with the .gguf files of llama.cpp."""
 
 import time
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class OpenVino:
     def __init__(self, file: Path, kind: str, threads: int) -> None:
         self.name, self.bits = f"openvino {kind}", FORMATS[kind]
         self._api, self._tensor = _api()
-        # Its other backend, paged attention, keeps prompts from one call to the next, and so would not read them.
+        # Paged attention would reuse the prompts of earlier calls.
         settings = {"ATTENTION_BACKEND": "SDPA", "INFERENCE_NUM_THREADS": threads}
         try:
             self._pipeline = self._api.LLMPipeline(str(file), "CPU", **settings)
@@ -29,14 +29,14 @@ class OpenVino:
     def answer(self, prompts: Sequence[Sequence[int]], tokens: int) -> TimedAnswers:
         """Answer all `prompts` together with `tokens` tokens each."""
         ids_RT = np.array(prompts, dtype=np.int64)
-        given = self._api.TokenizedInputs(self._tensor(ids_RT), self._tensor(np.ones_like(ids_RT)))
+        inputs = self._api.TokenizedInputs(self._tensor(ids_RT), self._tensor(np.ones_like(ids_RT)))
         config = self._api.GenerationConfig(max_new_tokens=tokens, ignore_eos=True, do_sample=False)
         started_s = time.perf_counter()
-        said = self._pipeline.generate(given, config)
+        result = self._pipeline.generate(inputs, config)
         seconds = time.perf_counter() - started_s
-        prompt_seconds = said.perf_metrics.get_ttft().mean / 1000
+        prompt_seconds = result.perf_metrics.get_ttft().mean / 1000
         return TimedAnswers(
-            tokens=[list(answer) for answer in said.tokens],
+            tokens=[list(answer) for answer in result.tokens],
             prompt_seconds=prompt_seconds,
             decode_seconds=seconds - prompt_seconds,
             forwards=tokens - 1,

@@ -1,4 +1,4 @@
-"""Our engine as one of those compared: mode ar, its prompts read in one step as far as the limits go."""
+"""Our engine as a peer: mode ar, with prompts read in one step if the limits allow it."""
 
 import time
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.model.folder import check_folder
 
 BITS: dict[Quantize | None, int] = {None: 16, "int8": 8, "int4": 4}
-"""How our engine is compared, and the bits of its weights."""
+"""Compared formats and the bits of their weights."""
 
 
 class OwnEngine:

@@ -1,4 +1,4 @@
-"""What an engine must do to be compared: answer prompts together, and say how long reading and decoding took."""
+"""The interface of a compared engine: answer prompts in a batch and time prefill and decoding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedAnswers:
-    """What an engine said to prompts that it read and answered together."""
+    """Answers to a batch of prompts, with times."""
 
     tokens: list[list[int]]
-    """The tokens of each answer; its first comes of reading the prompt."""
+    """Tokens of each answer; the first one comes from the prefill."""
     prompt_seconds: float
-    """Until every prompt had been read."""
+    """Seconds until all prompts were read."""
     decode_seconds: float
-    """From then to the end."""
+    """Seconds from then to the end."""
     forwards: int
     """Steps after the prompts were read."""
 
@@ -24,15 +24,15 @@ class Peer(Protocol):
 
     @property
     def name(self) -> str:
-        """The engine and its format, as its users call them."""
+        """Name of the engine and its format."""
 
     @property
     def bits(self) -> int:
-        """Bits of a weight, scales not counted."""
+        """Bits of a weight, without scales."""
 
     def answer(self, prompts: Sequence[Sequence[int]], tokens: int) -> TimedAnswers:
-        """Answer all `prompts` together with `tokens` tokens each; nothing of an earlier call is kept."""
+        """Answer all `prompts` together with `tokens` tokens each, without reusing earlier calls."""
 
 
 class PeerUnavailableError(Exception):
-    """An engine that cannot be compared here; the message is the reason, and is shown in its place."""
+    """An engine cannot run here; the message is the reason shown in the table."""

@@ -1,4 +1,4 @@
-"""Prompts of one length for engines that are compared: whoever pads, pads nothing."""
+"""Prompts of one length, so that no engine pads."""
 
 import json
 from importlib.resources import files
@@ -11,7 +11,7 @@ PROMPT_TOKENS = 128
 
 
 def prompts_of_one_length(checkpoint: Checkpoint, count: int) -> list[list[int]]:
-    """Return `count` prompts of 128 tokens: bundled ones as chats, each behind the end of those before it."""
+    """Return `count` prompts of 128 tokens, each the end of a growing sequence of bundled prompts."""
     encoder = ChatEncoder(checkpoint.tokenizer)
     tokens: list[int] = []
     prompts: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""What a comparison with other engines found: the table, and all of it for JSON."""
+"""Show a comparison with other engines as a table, and return it for JSON."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,7 +12,7 @@ from benchmarks.peers.prompts import PROMPT_TOKENS
 from mars_ray.measure import Spread, machine, speedup, spread, throughput
 
 
-def show(model: str, threads: int, found: PeerComparison) -> None:
+def show(model: str, threads: int, comparison: PeerComparison) -> None:
     """Print a table of all batches, and a line for each engine that did not run."""
     table = Table(
         title=f"{model}: {PROMPT_TOKENS} tokens read, {ANSWER_TOKENS} given, {threads} threads",
@@ -20,40 +20,40 @@ def show(model: str, threads: int, found: PeerComparison) -> None:
     )
     for column in ("batch", "engine", "tokens/s", "range", "ours", "prompt tokens/s", "range", "same tokens"):
         table.add_column(column, justify="left" if column == "engine" else "right")
-    for batch in found.batches:
-        for name in found.bits:
-            table.add_row(*_cells(found, batch, name), end_section=name == list(found.bits)[-1])
+    for batch in comparison.batches:
+        for name in comparison.bits:
+            table.add_row(*_cells(comparison, batch, name), end_section=name == list(comparison.bits)[-1])
     console = Console(width=120)
     console.print(table)
-    for name, reason in found.absent.items():
+    for name, reason in comparison.absent.items():
         console.print(f"{name}: {reason}", markup=False, highlight=False, soft_wrap=True)
 
 
 def ours_like(name: str, bits: dict[str, int]) -> str:
-    """Return which of our settings `name` is compared with: that of as many bits, or else of the most."""
-    ours = [each for each in bits if each.startswith("mars-ray")]
-    return next((each for each in ours if bits[each] == bits[name]), ours[0])
+    """Return our format that `name` is compared with: the same number of bits, else the most bits."""
+    ours = [engine for engine in bits if engine.startswith("mars-ray")]
+    return next((engine for engine in ours if bits[engine] == bits[name]), ours[0])
 
 
-def report(model: str, threads: int, found: PeerComparison, command: str) -> dict[str, Any]:
+def report(model: str, threads: int, comparison: PeerComparison, command: str) -> dict[str, Any]:
     """Return everything measured, ready for JSON."""
     batches = [
         {
             "batch": batch.batch,
             "engines": {
                 name: {
-                    "bits": found.bits[name],
+                    "bits": comparison.bits[name],
                     "tokens_per_s": asdict(throughput(samples)),
                     "prompt_tokens_per_s": asdict(prompt_rate(samples)),
-                    "times_ours": asdict(speedup(samples, batch.samples[ours_like(name, found.bits)])),
-                    "compared_with": ours_like(name, found.bits),
+                    "times_ours": asdict(speedup(samples, batch.samples[ours_like(name, comparison.bits)])),
+                    "compared_with": ours_like(name, comparison.bits),
                     "same_tokens": batch.same[name],
                     "samples": [asdict(sample) for sample in samples],
                 }
                 for name, samples in batch.samples.items()
             },
         }
-        for batch in found.batches
+        for batch in comparison.batches
     ]
     lengths = {"prompt_tokens": PROMPT_TOKENS, "answer_tokens": ANSWER_TOKENS}
     return {
@@ -62,20 +62,20 @@ def report(model: str, threads: int, found: PeerComparison, command: str) -> dic
         "model": model,
         "threads": threads,
         **lengths,
-        "absent": found.absent,
+        "absent": comparison.absent,
         "batches": batches,
     }
 
 
 def prompt_rate(samples: Sequence[PeerSample]) -> Spread:
-    """Return the spread of the tokens of prompts that were read in a second."""
+    """Return the spread of the prompt tokens read per second."""
     return spread([sample.prompt_tokens / sample.prompt_seconds for sample in samples])
 
 
-def _cells(found: PeerComparison, batch: PeerBatch, name: str) -> tuple[str, ...]:
+def _cells(comparison: PeerComparison, batch: PeerBatch, name: str) -> tuple[str, ...]:
     samples = batch.samples[name]
     rate, read = throughput(samples), prompt_rate(samples)
-    against = ours_like(name, found.bits)
+    against = ours_like(name, comparison.bits)
     times = "" if name == against else f"{speedup(samples, batch.samples[against]).median:.2f}"
     return (
         str(batch.batch),
