@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.decode.contenders import subject
 from benchmarks.whole_numbers import whole_numbers
-from mars_ray.cli.results import write_json
+from mars_ray.cli.shared import write_json
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.kv.cache import bytes_per_token, kv_shape
 from mars_ray.engine.mode import Mode

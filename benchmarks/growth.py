@@ -41,10 +41,10 @@ from mars_ray.batch.rows.row_ids import RowIdAssigner
 from mars_ray.batch.rows.row_tables import RowResult, to_table
 from mars_ray.batch.run.block_size import BLOCK_ROWS
 from mars_ray.batch.run.job import Job
+from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.core.controller import Controller
 from mars_ray.control.core.ray_controller import ControllerActor
-from mars_ray.control.report import ReplicaReport
-from mars_ray.control.settings import ControlPlan
+from mars_ray.control.replica_messages import ReplicaReport
 from mars_ray.engine.chunk import Chunk, Finished
 from mars_ray.engine.request import Request
 from mars_ray.engine.stats.state import ClassState, EngineState
@@ -283,10 +283,10 @@ def serve(told: Connection) -> None:
     from mars_ray.engine.process.async_engine import AsyncEngine
     from mars_ray.model.resolve import resolve_model
     from mars_ray.openai_api.model_info import ModelInfo
-    from mars_ray.serve.deploy.config import parse_config
+    from mars_ray.serve.deploy.serve_config import parse_config
     from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
+    from mars_ray.serve.replicas.engine_client import LocalEngineClient
     from mars_ray.serve.replicas.engine_metrics import EngineMetrics
-    from mars_ray.serve.replicas.local_engine_client import LocalEngineClient
 
     async def run() -> None:
         config, folder = parse_config({"engine": {"compiled": False}}), resolve_model("bundled")

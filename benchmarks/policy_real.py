@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mars_ray.adapter.card import decoding_card, resolve_adapter
-from mars_ray.control.settings import ControlPlan
+from mars_ray.control.control_settings import ControlPlan
 from mars_ray.data.prompt_file import read_prompts
 from mars_ray.engine.options import EngineOptions
 from mars_ray.load.arrivals import TraceRow, read_trace

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from mars_ray.cli.results import write_json
+from mars_ray.cli.shared import write_json
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.prompt_file import read_prompts
 from mars_ray.engine.core.engine import Engine

@@ -13,7 +13,7 @@ from _pytest.mark.structures import ParameterSet
 
 from mars_ray.cli.main import app
 from mars_ray.model.resolve import resolve_model
-from mars_ray.serve.deploy.config import ServeConfig
+from mars_ray.serve.deploy.serve_config import ServeConfig
 from mars_ray.training.config import read_config
 from tests.serve.endpoint_samples import served
 

@@ -11,7 +11,7 @@ from typing import get_args
 
 from benchmarks.decode.comparison import compare_decoders, report
 from benchmarks.whole_numbers import whole_numbers
-from mars_ray.cli.results import write_json
+from mars_ray.cli.shared import write_json
 from mars_ray.model.dtype import DtypeOrAuto
 from mars_ray.program import run_program
 

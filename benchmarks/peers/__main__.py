@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.peers.comparison import compare_peers
 from benchmarks.peers.report import report, show
 from benchmarks.whole_numbers import whole_numbers
-from mars_ray.cli.results import write_json
+from mars_ray.cli.shared import write_json
 from mars_ray.program import run_program
 from mars_ray.usable_cpus import usable_cpus
 

@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks.policy.comparison import PolicyOptions, compare_policies
-from mars_ray.cli.results import write_json
+from mars_ray.cli.shared import write_json
 from mars_ray.program import run_program
 from mars_ray.storage.location import locate
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mars_ray.control.cluster_load import ClusterLoad
+from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.policies.bounds import Bounds
 from mars_ray.control.policies.policy import Decision, Policy
-from mars_ray.control.settings import ControlPlan
 
 TABLE = ((0.25, 1.0), (0.5, 0.95), (0.75, 0.9))
 """Largest number of requests per slot for each threshold; beyond the last it is the floor. vLLM has such a table of

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.policy.alternative_policies import scheduled
 from benchmarks.policy.contenders import CONTENDERS, Contender
-from mars_ray.control.settings import ControlPlan
+from mars_ray.control.control_settings import ControlPlan
 from mars_ray.engine.stats.lookahead import autoregressive
 from mars_ray.load.slo import RequestSlo
 from mars_ray.progress import ProgressLine

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mars_ray.cli.options import JsonFile, OutputScale, Slo, TraceSpeed
-from mars_ray.cli.results import write_json
+from mars_ray.cli.shared import JsonFile, OutputScale, Slo, TraceSpeed, write_json
 from mars_ray.errors import InterruptedRunError
 
 bench_app = typer.Typer(help="Measure an endpoint.", no_args_is_help=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from mars_ray.cli.options import MODEL_HELP, AdapterOption, AsJson
+from mars_ray.cli.shared import MODEL_HELP, AdapterOption, AsJson
 
 
 def demo(

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mars_ray.cli.options import (
+from mars_ray.cli.shared import (
     WITH_ERRORS,
     AdapterOption,
     AsJson,

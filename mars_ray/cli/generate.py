@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from mars_ray.cli.control import seconds_of
-from mars_ray.cli.options import (
+from mars_ray.cli.shared import (
     WITH_ERRORS,
     AdapterOption,
     AsJson,

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from mars_ray.serve.middleware.keys import CHECK_SECONDS, Role, add_key, remove_key
-from mars_ray.serve.middleware.keys import read_keys as read_keys
+from mars_ray.serve.middleware.api_keys import CHECK_SECONDS, Role, add_key, remove_key
+from mars_ray.serve.middleware.api_keys import read_keys as read_keys
 
 keys_app = typer.Typer(help="Add, list and remove API keys of the endpoint.", no_args_is_help=True)
 

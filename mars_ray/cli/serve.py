@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mars_ray.cli.options import ADAPTER_HELP, MODEL_HELP, QuantizeOption
+from mars_ray.cli.shared import ADAPTER_HELP, MODEL_HELP, QuantizeOption
 
 SEVERAL = " NAME=DIR, repeated, serves several: callers choose one by its name as the model."
 
@@ -26,9 +26,8 @@ def serve(
     """Serve a model to OpenAI clients on Ray Serve."""
     from tempfile import TemporaryDirectory
 
-    from mars_ray.serve.deploy.deploy_file import read_deploy_file
+    from mars_ray.serve.deploy.deploy_file import read_deploy_file, share_cpus
     from mars_ray.serve.deploy.environment import set_environment
-    from mars_ray.serve.deploy.local_threads import share_cpus
 
     fields = read_deploy_file(
         config,
@@ -40,8 +39,8 @@ def serve(
     )
     with TemporaryDirectory(prefix="mars-ray-") as folder:
         set_environment(Path(folder), fields["http_options"])
+        from mars_ray.serve.ray.run_endpoint import run
         from mars_ray.serve.ray.schema import schema_of  # Ray reads its environment when it is imported
-        from mars_ray.serve.ray.serve import run
 
         source = str(config or "the command line")
         schema = schema_of(fields, source)

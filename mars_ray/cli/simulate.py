@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mars_ray.cli.options import OutputScale, Slo, TraceSpeed
-from mars_ray.cli.results import write_json
+from mars_ray.cli.shared import OutputScale, Slo, TraceSpeed, write_json
 
 Policy = Annotated[str | None, typer.Option(help="'fixed', 'load', 'slo' or 'capacity' (default).")]
 Control = Annotated[Path | None, typer.Option(help="YAML file with settings, ceiling and classes.")]

@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from mars_ray.cli.options import AdapterOption, AsJson, Model
-from mars_ray.cli.results import show_results
+from mars_ray.cli.shared import AdapterOption, AsJson, Model, show_results
 
 
 def train(

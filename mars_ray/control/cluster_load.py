@@ -5,15 +5,44 @@ Out:   the share of its time that demand would take, at any thresholds, within a
 Never: decides.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 
-from mars_ray.control.backlog import BatchJobState
 from mars_ray.control.demand import ClassDemand
 from mars_ray.control.replica_speed import ReplicaSpeed
+from mars_ray.errors import ReportError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """What a driver tells the controller of its job. Raises `ReportError` for what cannot be."""
+
+    tokens: float
+    """Tokens still to be generated, as far as is known; rows that run count in full, which leaves time for the last."""
+    seconds: float | None
+    """Seconds left until the deadline, below 0 once it passed; None where there is none."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.tokens) and self.tokens >= 0):
+            raise ReportError(f"backlog.tokens is {self.tokens}; it must be a finite number, at least 0.")
+        if self.seconds is not None and not math.isfinite(self.seconds):
+            raise ReportError(f"backlog.seconds is {self.seconds}; it must be a finite number, or None.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchJobState:
+    """A batch job at the moment thresholds are decided."""
+
+    backlog: Backlog
+    threshold: float
+    """The threshold in force, the mean of all workers."""
+    tokens_s: float | None
+    """Tokens that all workers generate each second; None before that was measured."""
+
 
 DRAIN_S = 2.0
 """Seconds in which a queue should be worked off: it is demand too."""

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import takewhile
 
-from mars_ray.control.report import ReplicaReport
+from mars_ray.control.replica_messages import ReplicaReport
 from mars_ray.engine.stats.state import ClassState
 
 RATE_S = 8.0

@@ -16,9 +16,9 @@ from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from mars_ray.engine.mode import Mode
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.limits import LOGIT_BIAS_MAX, PROMPTS_MAX
-from mars_ray.openai_api.messages import Messages
+from mars_ray.openai_api.chat_messages import Messages
 from mars_ray.openai_api.request_body import Items, RequestBody, tagged_by
+from mars_ray.openai_api.request_limits import LOGIT_BIAS_MAX, PROMPTS_MAX
 
 IGNORED = frozenset(
     (

@@ -14,8 +14,7 @@ from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import PromptTooLongError, RequestError
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.limits import RequestLimits
-from mars_ray.openai_api.messages import Message, text_of
+from mars_ray.openai_api.chat_messages import Message, text_of
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.openai_api.protocol import (
     ChatCompletionRequest,
@@ -24,6 +23,7 @@ from mars_ray.openai_api.protocol import (
     JsonObjectFormat,
     JsonSchemaFormat,
 )
+from mars_ray.openai_api.request_limits import RequestLimits
 
 COMPLETION_TOKENS = 16
 """`max_tokens` of a completion that names none, as OpenAI's reference has it; a chat answer may go on to the end."""

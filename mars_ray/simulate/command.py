@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from mars_ray.control.settings import ControlPlan, PolicyName
+from mars_ray.control.control_settings import ControlPlan, PolicyName
 from mars_ray.errors import ConfigError
 from mars_ray.load.arrivals import Poisson, parse_trace, read_trace
 from mars_ray.load.slo import RequestSlo, parse_slo

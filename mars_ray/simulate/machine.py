@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from mars_ray.control.settings import interpolate_quality
+from mars_ray.control.control_settings import interpolate_quality
 from mars_ray.engine.stats.lookahead import Lookahead, between
 from mars_ray.engine.stats.profile import ProfilePoint
 from mars_ray.engine.stats.step_time import StepTime

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mars_ray.control.report import ReplicaReport
+from mars_ray.control.replica_messages import ReplicaReport
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.engine.stats.latency_window import MAX_VALUES, WINDOW_S
 from mars_ray.engine.stats.state import ClassState, EngineState

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.core.controller import Controller
 from mars_ray.control.policies.policy import Policy
-from mars_ray.control.settings import ControlPlan
 from mars_ray.errors import ConfigError
 from mars_ray.load.slo import RequestSlo
 from mars_ray.simulate.arrivals import Arrivals

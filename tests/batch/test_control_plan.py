@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from mars_ray.batch.run.engine_plan import batch_plan
+from mars_ray.control.control_settings import FLOOR, ControlSettings
 from mars_ray.control.policies.bounds import bounds_of
-from mars_ray.control.settings import FLOOR, ControlSettings
 from mars_ray.errors import ConfigError
 from mars_ray.model.card import CalibrationPoint, Card, read_card, write_card
 

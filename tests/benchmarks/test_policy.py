@@ -13,8 +13,8 @@ from benchmarks.policy.comparison import PolicyOptions, compare_policies
 from benchmarks.policy.contenders import CONTENDERS
 from benchmarks.policy.tables import LOADS, ORACLE, ORACLE_LOAD, OURS
 from mars_ray.control.cluster_load import ClusterLoad
+from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.policies.bounds import Bounds
-from mars_ray.control.settings import ControlPlan
 from mars_ray.errors import ConfigError
 
 

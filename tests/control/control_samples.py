@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from mars_ray.control.cluster_load import ClusterLoad
+from mars_ray.control.control_settings import ControlPlan, ControlSettings
 from mars_ray.control.demand import ClassDemand
-from mars_ray.control.directive import Directive
+from mars_ray.control.replica_messages import Directive, ReplicaReport
 from mars_ray.control.replica_speed import ReplicaSpeed
-from mars_ray.control.report import ReplicaReport
-from mars_ray.control.settings import ControlPlan, ControlSettings
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.engine.stats.lookahead import trusted
 from mars_ray.engine.stats.profile import GRID, ProfilePoint

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from mars_ray.control.backlog import Backlog
+from mars_ray.control.cluster_load import Backlog
+from mars_ray.control.control_settings import ControlPlan, PolicyName, SloSettings
 from mars_ray.control.core.controller import Controller
 from mars_ray.control.core.overrides import Override, from_json, to_json
-from mars_ray.control.policies.registry import POLICIES
-from mars_ray.control.settings import ControlPlan, PolicyName, SloSettings
+from mars_ray.control.policies.policy_registry import POLICIES
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import ConfigError, ReportError
 from tests.control.control_samples import SPEED, Plant, class_state, plan_of, profile, report, requests_at

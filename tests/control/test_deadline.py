@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.control.backlog import Backlog, BatchJobState
-from mars_ray.control.cluster_load import ClusterLoad
+from mars_ray.control.cluster_load import Backlog, BatchJobState, ClusterLoad
 from mars_ray.control.policies.bounds import bounds_of
 from mars_ray.control.policies.deadline import DEADLINE, DeadlineState
 from mars_ray.control.policies.policy import Decision

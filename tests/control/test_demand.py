@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.control.demand import JUMP_S, RATE_S, SIZES_S, TOKENS_AT_FIRST, ClassDemand, DemandMeter
-from mars_ray.control.report import ReplicaReport
+from mars_ray.control.replica_messages import ReplicaReport
 from tests.control.control_samples import class_state, report
 
 ARRIVALS = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 50), st.integers(1, 80)), min_size=2, max_size=90)

@@ -14,13 +14,12 @@ from functools import cache
 
 import pytest
 
+from mars_ray.control.control_settings import ControlPlan, ControlSettings, PolicyName, SloSettings
 from mars_ray.control.core.controller import Controller
 from mars_ray.control.demand import RATE_S
-from mars_ray.control.directive import Directive
-from mars_ray.control.policies.slo import GAIN_PER_S
+from mars_ray.control.policies.feedback import GAIN_PER_S
 from mars_ray.control.replica.lease import Lease
-from mars_ray.control.report import ReplicaReport
-from mars_ray.control.settings import ControlPlan, ControlSettings, PolicyName, SloSettings
+from mars_ray.control.replica_messages import Directive, ReplicaReport
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import ReportError
 from tests.control.control_samples import STEP_TIME, class_state, engine_state, point

@@ -3,7 +3,7 @@
 import math
 
 from mars_ray.control.core.controller import Controller
-from mars_ray.control.core.history import FIGURES, FRAMES, STEP_S, FrameHistory
+from mars_ray.control.core.live_view import FIGURES, FRAMES, STEP_S, FrameHistory
 from mars_ray.control.core.status import ReplicaStatus
 from tests.control.control_samples import class_state, engine_state, plan_of, report
 

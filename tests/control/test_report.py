@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.control.directive import Directive
-from mars_ray.control.report import ReplicaReport
+from mars_ray.control.replica_messages import Directive, ReplicaReport
 from mars_ray.engine.stats.state import EngineState
 from mars_ray.errors import ReportError
 from tests.control.control_samples import PROFILE, STEP_TIME, class_state, engine_state, report, without

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from mars_ray.control.settings import FLOOR, ControlPlan, ControlSettings
+from mars_ray.control.control_settings import FLOOR, ControlPlan, ControlSettings
 from mars_ray.engine.service_class import ServiceClass
 from tests.control.control_samples import plan_of
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.control.policies.smoother import Smoother
+from mars_ray.control.core.threshold_setter import Smoother
 
 RECOVER_S = 20.0
 AIMS = st.lists(st.tuples(st.sampled_from([0.95, 0.9, 0.85, 0.8, 0.5]), st.integers(0, 15)), min_size=1, max_size=40)

@@ -14,9 +14,9 @@ from mars_ray.engine.process.messages import EngineFacts
 from mars_ray.engine.request import SamplingParams
 from mars_ray.errors import ModelError
 from mars_ray.model.resolve import resolve_model
-from mars_ray.openai_api.limits import RequestLimits
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.openai_api.protocol import ChatCompletionRequest
+from mars_ray.openai_api.request_limits import RequestLimits
 from mars_ray.openai_api.translate import engine_requests
 
 QWEN = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}

@@ -10,10 +10,10 @@ from urllib.parse import unquote
 
 import uvicorn
 
-from mars_ray.openai_api.limits import RequestLimits
+from mars_ray.openai_api.request_limits import RequestLimits
 from mars_ray.serve.middleware.access import AccessMiddleware
-from mars_ray.serve.middleware.keys import KeyFile
-from mars_ray.serve.middleware.paths import OPEN_PATHS
+from mars_ray.serve.middleware.api_keys import KeyFile
+from mars_ray.serve.middleware.scope import OPEN_PATHS
 
 HOST = (b"host", b"localhost:8000")
 JSON = {b"content-type": b"application/json", b"x-content-type-options": b"nosniff", b"cache-control": b"no-store"}

@@ -7,7 +7,7 @@ import pytest
 
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import resolve_model
-from mars_ray.serve.middleware.keys import KeyFile, add_key
+from mars_ray.serve.middleware.api_keys import KeyFile, add_key
 from tests.serve.access_samples import KnownKeys
 from tests.serve.cluster_samples import CEILING, CLASSES, REQUESTS_MAX, SOON, Cluster, cluster, deploy_file
 from tests.serve.endpoint_samples import Served, config_of, served

@@ -10,23 +10,21 @@ from typing import Any, TypeVar
 
 import uvicorn
 
+from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.core.controller import Controller
-from mars_ray.control.core.live_report import LiveReport, RunningJob
+from mars_ray.control.core.live_view import LiveReport, RunningJob
 from mars_ray.control.core.status import ClusterStatus
-from mars_ray.control.directive import Directive
 from mars_ray.control.replica.heartbeat import send_heartbeat
 from mars_ray.control.replica.lease import Lease
-from mars_ray.control.report import ReplicaReport
-from mars_ray.control.settings import ControlPlan
+from mars_ray.control.replica_messages import Directive, ReplicaReport
 from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.model.resolve import resolve_model
 from mars_ray.openai_api.model_info import ModelInfo
-from mars_ray.serve.deploy.config import ServeConfig, parse_config
+from mars_ray.serve.deploy.serve_config import ServeConfig, parse_config
 from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
 from mars_ray.serve.middleware.access import AccessMiddleware
-from mars_ray.serve.replicas.engine_client import EngineClient
+from mars_ray.serve.replicas.engine_client import EngineClient, LocalEngineClient
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
-from mars_ray.serve.replicas.local_engine_client import LocalEngineClient
 from tests.serve.stalls.stalls import watched
 
 MESSAGES = [{"role": "user", "content": "JSON with the keys name, age, city: Oscar, 34, lives in Dallas."}]

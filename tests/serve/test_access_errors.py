@@ -19,7 +19,7 @@ from mars_ray.errors import (
     UnavailableError,
 )
 from mars_ray.openai_api.api_error import MESSAGE_CHARS, ApiError, api_error, error_kind
-from mars_ray.openai_api.limits import RequestLimits
+from mars_ray.openai_api.request_limits import RequestLimits
 from tests.serve.access_samples import (
     HOST,
     OK_START,

@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from mars_ray.serve.middleware.api_keys import KeyFile, add_key
 from mars_ray.serve.middleware.exchange import Exchange
-from mars_ray.serve.middleware.keys import KeyFile, add_key
-from mars_ray.serve.middleware.paths import OPEN_PATHS
+from mars_ray.serve.middleware.scope import OPEN_PATHS
 from tests.serve.access_samples import (
     HOST,
     Inner,

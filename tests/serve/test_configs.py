@@ -11,11 +11,11 @@ from ray.serve._private.build_app import build_app
 
 from mars_ray.errors import ConfigError
 from mars_ray.model.resolve import resolve_model
-from mars_ray.openai_api.limits import RequestLimits
+from mars_ray.openai_api.request_limits import RequestLimits
 from mars_ray.ray_serve import build_openai_app
-from mars_ray.serve.deploy.config import ServeConfig, parse_config
 from mars_ray.serve.deploy.deploy_file import DEPLOYMENTS, read_deploy_file
 from mars_ray.serve.deploy.environment import SETTINGS, haproxy_files
+from mars_ray.serve.deploy.serve_config import ServeConfig, parse_config
 from mars_ray.serve.ray.autoscaling import by_capacity
 from mars_ray.serve.ray.schema import schema_of
 from tests.model.hub_server import running_hub

@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from mars_ray.serve.middleware.keys import add_key
+from mars_ray.serve.middleware.api_keys import add_key
 from tests.samples import Cli
 from tests.serve.endpoint_clients import http, until_running
 from tests.serve.endpoint_samples import MESSAGES, Served, config_of, served

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.errors import ConfigError, OutputError
-from mars_ray.serve.middleware.keys import CHECK_SECONDS, KeyFile, Role, add_key, remove_key, role_allows
+from mars_ray.serve.middleware.api_keys import CHECK_SECONDS, KeyFile, Role, add_key, remove_key, role_allows
 
 
 class FakeClock:
@@ -296,7 +296,7 @@ def test_a_folder_that_is_not_there_is_an_output_error(tmp_path: Path) -> None:
 
 def test_keys_added_by_several_processes_at_once_are_all_there(path: Path) -> None:
     adding = (
-        "import sys; from pathlib import Path; from mars_ray.serve.middleware.keys import add_key\n"
+        "import sys; from pathlib import Path; from mars_ray.serve.middleware.api_keys import add_key\n"
         "sys.stdin.read(1)\n"
         "for n in range(8): print(add_key(Path(sys.argv[1]), f'{sys.argv[2]}-{n}', 'use'), flush=True)"
     )

@@ -7,7 +7,7 @@ from typer.testing import CliRunner, Result
 
 from mars_ray.cli.keys import keys_app
 from mars_ray.errors import ConfigError, OutputError
-from mars_ray.serve.middleware.keys import KeyFile
+from mars_ray.serve.middleware.api_keys import KeyFile
 
 
 @pytest.fixture

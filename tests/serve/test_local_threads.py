@@ -11,9 +11,8 @@ from mars_ray.errors import ModelError
 from mars_ray.model import threads as model_threads
 from mars_ray.model.resolve import resolve_model
 from mars_ray.model.threads import suitable_threads
-from mars_ray.serve.deploy.config import ServeConfig, parse_config
-from mars_ray.serve.deploy.deploy_file import read_deploy_file
-from mars_ray.serve.deploy.local_threads import share_cpus
+from mars_ray.serve.deploy.deploy_file import read_deploy_file, share_cpus
+from mars_ray.serve.deploy.serve_config import ServeConfig, parse_config
 from mars_ray.serve.ray.app import build_openai_app
 
 CPUS = 8

@@ -18,9 +18,8 @@ from mars_ray.engine.chunk import Chunk, Finished
 from mars_ray.engine.request import Request, SamplingParams
 from mars_ray.engine.stats.state import ClassState, EngineState
 from mars_ray.openai_api.usage import ResponseUsage
-from mars_ray.serve.http.metrics import GatewayMetrics, merge_metrics
-from mars_ray.serve.http.request_log import log_exchange
-from mars_ray.serve.middleware.exchange import Exchange
+from mars_ray.serve.http.gateway_metrics import GatewayMetrics, merge_metrics
+from mars_ray.serve.middleware.exchange import Exchange, log_exchange
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
 from tests.serve.endpoint_clients import MODEL, http, settled
 from tests.serve.endpoint_samples import MESSAGES, Served

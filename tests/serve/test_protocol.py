@@ -12,8 +12,8 @@ from openai.types.chat import completion_create_params as chat_create_params
 from pydantic import ValidationError
 
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.limits import RequestLimits
 from mars_ray.openai_api.protocol import IGNORED, NEUTRAL, ChatCompletionRequest, CompletionRequest, GenerateRequest
+from mars_ray.openai_api.request_limits import RequestLimits
 from mars_ray.openai_api.translate import check_limits
 from tests.serve.endpoint_clients import MODEL, check_error, http
 from tests.serve.endpoint_samples import MESSAGES, Served

@@ -14,10 +14,14 @@ from openai.types.completion import Completion
 from openai.types.completion_usage import CompletionUsage
 
 from mars_ray.engine.chunk import Chunk, Finished, TokenLogprobs
-from mars_ray.openai_api.chat_response import ChatResponseBuilder
-from mars_ray.openai_api.completion_response import CompletionResponseBuilder
 from mars_ray.openai_api.deltas import OutputDelta, concatenate, delta_of, split_by_token
-from mars_ray.openai_api.response_builder import LEAST_LOGPROB, ResponseBuilder, ResponseMetadata
+from mars_ray.openai_api.responses import (
+    LEAST_LOGPROB,
+    ChatResponseBuilder,
+    CompletionResponseBuilder,
+    ResponseBuilder,
+    ResponseMetadata,
+)
 from mars_ray.openai_api.usage import ResponseUsage
 
 USAGE = CompletionUsage(prompt_tokens=3, completion_tokens=2, total_tokens=5)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.serve.middleware.retry_after import LONGEST_S, RetryAfter
+from mars_ray.serve.middleware.admission import LONGEST_S, RetryAfter
 from mars_ray.serve.replicas.prefix_routing import PREFIX_TOKENS, SLACK, prefix_key, ranked
 
 KEYS = st.text(max_size=8)

@@ -16,9 +16,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from mars_ray.errors import UnavailableError
-from mars_ray.serve.http import sse
-from mars_ray.serve.http.concurrency import gather_or_cancel, merge_streams, run_unless_disconnected
-from mars_ray.serve.http.sse import EventStreamResponse
+from mars_ray.serve.http import streams as sse
+from mars_ray.serve.http.streams import EventStreamResponse, gather_or_cancel, merge_streams, run_unless_disconnected
 from tests.serve.endpoint_clients import MODEL, PATIENCE_S, check_error, http, read_until, sent, settled, until_running
 from tests.serve.endpoint_samples import ANSWER, MESSAGES, Served, config_of, served
 

@@ -14,7 +14,7 @@ import yaml
 from openai import DefaultHttpxClient, OpenAI
 
 from mars_ray.ray_cluster import temporary_folder
-from mars_ray.serve.middleware.keys import add_key
+from mars_ray.serve.middleware.api_keys import add_key
 from tests.serve.certificates import Certificate, certificate
 from tests.serve.cluster_samples import COMMAND, GATEWAY, STEP_SECONDS, Cluster, cluster, deploy_file
 from tests.serve.endpoint_samples import MESSAGES

@@ -11,8 +11,7 @@ from mars_ray.data.chat import ChatEncoder
 from mars_ray.errors import ModelError, RequestError
 from mars_ray.model.checkpoint import Checkpoint
 from mars_ray.model.resolve import resolve_model
-from mars_ray.serve.http.tokenizer_process import TokenizerProcess
-from mars_ray.serve.http.turns import Turns
+from mars_ray.serve.http.tokenizer_process import TokenizerProcess, Turns
 
 FOLDER = resolve_model("bundled")
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Ünïcode 漢字 \u2028?"}]

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from mars_ray.errors import ReplicaLostError, UnavailableError
-from mars_ray.serve.replicas.heard import SILENT_SECONDS, Heard
-from mars_ray.serve.replicas.waiting_calls import LOST_ROUNDS, WaitingCall, WaitingCalls
+from mars_ray.serve.replicas.liveness import LOST_ROUNDS, SILENT_SECONDS, Heard, WaitingCall, WaitingCalls
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:

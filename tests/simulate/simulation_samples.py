@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from mars_ray.control.settings import ControlPlan
+from mars_ray.control.control_settings import ControlPlan
 from mars_ray.engine.stats.lookahead import trusted
 from mars_ray.simulate.arrivals import Arrival, Arrivals
 from mars_ray.simulate.machine import Machine

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.policies.bounds import bounds_of
-from mars_ray.control.settings import ControlPlan
 from mars_ray.engine.service_class import STANDARD
 from mars_ray.errors import ConfigError, EmptyDataError
 from mars_ray.model.resolve import resolve_model
-from mars_ray.serve.deploy.config import parse_config
+from mars_ray.serve.deploy.serve_config import parse_config
 from mars_ray.simulate.arrivals import SPREAD_S, Arrival, Arrivals
 from mars_ray.simulate.machine import read_machine
 from mars_ray.simulate.scaling import Scaling

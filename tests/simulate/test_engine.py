@@ -7,7 +7,7 @@ from statistics import mean
 
 import pytest
 
-from mars_ray.control.settings import ControlPlan
+from mars_ray.control.control_settings import ControlPlan
 from mars_ray.data.prompt_file import read_prompts
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.options import EngineOptions

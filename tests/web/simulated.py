@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mars_ray.control.backlog import Backlog, BatchJobState
-from mars_ray.control.core.live_report import RunningJob
-from mars_ray.control.settings import ControlPlan
-from mars_ray.serve.http.live_feed import _frame, _now
+from mars_ray.control.cluster_load import Backlog, BatchJobState
+from mars_ray.control.control_settings import ControlPlan
+from mars_ray.control.core.live_view import RunningJob
+from mars_ray.serve.http.control_routes import _frame, _now
 from mars_ray.simulate import simulator
 from mars_ray.simulate.arrivals import Arrival, Arrivals
 from mars_ray.simulate.simulator import SimulationOptions

@@ -6,7 +6,7 @@ import httpx2
 import pytest
 from playwright.sync_api import Page, expect
 
-from mars_ray.serve.http import live_feed
+from mars_ray.serve.http import control_routes as live_feed
 from tests.samples import Cli
 from tests.serve.endpoint_samples import MESSAGES, Served
 from tests.web.test_playground import give_key

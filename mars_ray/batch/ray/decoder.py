@@ -20,12 +20,11 @@ from mars_ray.batch.rows.row_format import RowFormat
 from mars_ray.batch.rows.row_tables import failure_table, from_row_table, to_table
 from mars_ray.batch.run.live_stats import engine_name
 from mars_ray.batch.run.worker import Worker
+from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.core.ray_controller import RayController
-from mars_ray.control.directive import Directive
 from mars_ray.control.replica.heartbeat import run_heartbeats
 from mars_ray.control.replica.lease import Lease
-from mars_ray.control.report import ReplicaReport
-from mars_ray.control.settings import ControlPlan
+from mars_ray.control.replica_messages import Directive, ReplicaReport
 from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.engine.process.messages import EngineSpec
 from mars_ray.errors import MarsRayError, ReplicaLostError

@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from mars_ray.batch.rows.row_tables import failure_in, failure_table
 from mars_ray.batch.run.isolation import Isolation, WorkerDiedError, answer_block
 from mars_ray.batch.run.placement import NodeResources, Place, place_workers
-from mars_ray.control.settings import ControlPlan
+from mars_ray.control.control_settings import ControlPlan
 from mars_ray.engine.process.messages import EngineSpec
 from mars_ray.model.sources.ray_folder import SharedFolder, share_folder
 from mars_ray.ray_cluster import is_shared

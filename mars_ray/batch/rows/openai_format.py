@@ -32,14 +32,12 @@ from mars_ray.errors import BadRecordError, InputError, RequestError
 from mars_ray.method.metric import Metric
 from mars_ray.model.token_bytes import token_bytes
 from mars_ray.openai_api.api_error import ApiError, api_error
-from mars_ray.openai_api.chat_response import ChatResponseBuilder
-from mars_ray.openai_api.completion_response import CompletionResponseBuilder
+from mars_ray.openai_api.chat_messages import text_of
 from mars_ray.openai_api.deltas import delta_of
-from mars_ray.openai_api.limits import RequestLimits
-from mars_ray.openai_api.messages import text_of
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.openai_api.protocol import ChatCompletionRequest, CompletionRequest
-from mars_ray.openai_api.response_builder import ResponseMetadata
+from mars_ray.openai_api.request_limits import RequestLimits
+from mars_ray.openai_api.responses import ChatResponseBuilder, CompletionResponseBuilder, ResponseMetadata
 from mars_ray.openai_api.translate import check_limits, engine_requests, template_messages
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.openai_api.validation_errors import validation_error

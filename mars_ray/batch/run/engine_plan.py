@@ -5,8 +5,8 @@ from pathlib import Path
 
 from mars_ray.adapter.card import AdapterCard, check_base, read_adapter_card, resolve_adapter, unnamed
 from mars_ray.batch.run.options import WorkerOptions
+from mars_ray.control.control_settings import ControlPlan, ControlSettings
 from mars_ray.control.policies.bounds import bounds_of
-from mars_ray.control.settings import ControlPlan, ControlSettings
 from mars_ray.engine.mode import DEFAULT_THRESHOLD, Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.process.messages import EngineSpec

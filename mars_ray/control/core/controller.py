@@ -15,23 +15,45 @@ from math import ceil
 from typing import Any
 from uuid import uuid4
 
-from mars_ray.control.backlog import Backlog
-from mars_ray.control.cluster_load import ClusterLoad
-from mars_ray.control.core.batch_job import BatchJob
-from mars_ray.control.core.history import FrameHistory
-from mars_ray.control.core.live_report import LiveReport, RunningJob, curve_of
+from mars_ray.control.cluster_load import Backlog, BatchJobState, ClusterLoad
+from mars_ray.control.control_settings import ControlPlan
+from mars_ray.control.core.live_view import FrameHistory, LiveReport, RunningJob, curve_of
 from mars_ray.control.core.overrides import NullStore, Overrides, OverrideStore
 from mars_ray.control.core.replica_registry import ReplicaRegistry
 from mars_ray.control.core.status import ClassStatus, ClusterStatus
 from mars_ray.control.core.threshold_setter import ThresholdSetter
-from mars_ray.control.directive import Directive
 from mars_ray.control.policies.bounds import Bounds, bounds_of
 from mars_ray.control.policies.policy import Decision, Policy
-from mars_ray.control.policies.registry import POLICIES
-from mars_ray.control.report import ReplicaReport
-from mars_ray.control.settings import ControlPlan
+from mars_ray.control.policies.policy_registry import POLICIES
+from mars_ray.control.replica_messages import Directive, ReplicaReport
 from mars_ray.control.steady_clock import SteadyClock
 from mars_ray.errors import ReportError
+
+
+class BatchJob:
+    """The batch job that the replicas of a controller work on, if they do."""
+
+    def __init__(self) -> None:
+        self._backlog: Backlog | None = None
+        self._updated_s = 0.0
+        self.paused = False
+        """Whether workers are to take no new rows."""
+
+    def update(self, backlog: Backlog, now_s: float, *, paused: bool) -> None:
+        """Take what the driver says; it holds until the next time."""
+        self._backlog, self._updated_s, self.paused = backlog, now_s, paused
+
+    def state(self, replicas: ReplicaRegistry, now_s: float) -> BatchJobState | None:
+        """Return how the job stands now; None where there is no job, or no worker."""
+        if self._backlog is None or not len(replicas):
+            return None
+        left_s, thresholds = self._backlog.seconds, replicas.thresholds()
+        return BatchJobState(
+            backlog=replace(self._backlog, seconds=None if left_s is None else left_s - (now_s - self._updated_s)),
+            threshold=sum(thresholds) / len(thresholds),
+            tokens_s=replicas.tokens_s(),
+        )
+
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from pydantic import TypeAdapter
 
-from mars_ray.control.settings import ControlPlan
+from mars_ray.control.control_settings import ControlPlan
 from mars_ray.errors import ConfigError
 
 

@@ -16,14 +16,13 @@ import ray
 from ray.exceptions import ActorDiedError, RayError
 from ray.util import list_named_actors
 
-from mars_ray.control.backlog import Backlog
+from mars_ray.control.cluster_load import Backlog
+from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.core.controller import Controller
-from mars_ray.control.core.live_report import LiveReport, RunningJob
+from mars_ray.control.core.live_view import LiveReport, RunningJob
 from mars_ray.control.core.overrides import Override, from_json, to_json
 from mars_ray.control.core.status import ClusterStatus
-from mars_ray.control.directive import Directive
-from mars_ray.control.report import ReplicaReport
-from mars_ray.control.settings import ControlPlan
+from mars_ray.control.replica_messages import Directive, ReplicaReport
 from mars_ray.errors import MarsRayError, UnavailableError
 from mars_ray.ray_private import NAMESPACE, kv_get, kv_put
 

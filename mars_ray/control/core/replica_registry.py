@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from mars_ray.control.cluster_load import ClusterLoad, sum_by_class
 from mars_ray.control.core.status import ReplicaStatus
 from mars_ray.control.demand import DemandMeter
+from mars_ray.control.replica_messages import ReplicaReport
 from mars_ray.control.replica_speed import speed_of
-from mars_ray.control.report import ReplicaReport
 from mars_ray.engine.stats.profile import ProfilePoint
 
 

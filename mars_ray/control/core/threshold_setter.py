@@ -5,6 +5,7 @@ Out:   the decision that takes force, for the whole cluster or for one replica.
 Never: jumps when a controller begins: it starts from the thresholds in force.
 """
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -12,7 +13,29 @@ from mars_ray.control.core.overrides import Overrides
 from mars_ray.control.core.replica_registry import ReplicaRegistry
 from mars_ray.control.policies.bounds import Bounds
 from mars_ray.control.policies.policy import Decision
-from mars_ray.control.policies.smoother import Smoother
+
+
+class Smoother:
+    """Smooths one threshold: down to the higher of the last two decisions, up to the least one of `recover_s` seconds.
+
+    So it needs no dead band beside the steps of the grid, and cannot wind up.
+    """
+
+    def __init__(self, in_force: float, now_s: float, recover_s: float) -> None:
+        self._recover_s = recover_s
+        self._last_aim = in_force
+        self._allowed: deque[tuple[float, float]] = deque([(now_s, in_force)])
+        """What each second allowed, rising: a value that is followed by a lower one can never be the least again."""
+
+    def follow(self, decision: float, now_s: float) -> float:
+        """Return the threshold for `decision`."""
+        allowed, self._last_aim = max(decision, self._last_aim), decision
+        while self._allowed and self._allowed[-1][1] >= allowed:
+            self._allowed.pop()
+        self._allowed.append((now_s, allowed))
+        while now_s - self._allowed[0][0] > self._recover_s:
+            self._allowed.popleft()
+        return self._allowed[0][1]
 
 
 class ThresholdSetter:

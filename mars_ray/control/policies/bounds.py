@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
-from mars_ray.control.settings import ControlPlan
+from mars_ray.control.control_settings import ControlPlan
 from mars_ray.engine.stats.profile import GRID, ProfilePoint
 
 SURE_TOKENS = 200.0

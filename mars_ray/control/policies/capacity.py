@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 
 from mars_ray.control.cluster_load import ClusterLoad
+from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.policies.bounds import Bounds
+from mars_ray.control.policies.feedback import SloState, follow_latency
 from mars_ray.control.policies.policy import Decision, Policy, threshold_of
-from mars_ray.control.policies.slo import SloState, follow_latency
 from mars_ray.control.policies.worth import aimed_tpot_s, room_above, worthwhile_bounds
-from mars_ray.control.settings import ControlPlan
 
 
 def decide_by_capacity(

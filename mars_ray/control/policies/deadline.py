@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mars_ray.control.backlog import BatchJobState
-from mars_ray.control.cluster_load import ClusterLoad
+from mars_ray.control.cluster_load import BatchJobState, ClusterLoad
+from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.policies.bounds import Bounds
 from mars_ray.control.policies.policy import Decision, Policy
 from mars_ray.control.replica_speed import ReplicaSpeed
-from mars_ray.control.settings import ControlPlan
 
 LEVEL = 0.005
 """Step from one threshold to the next."""

@@ -6,8 +6,8 @@ from dataclasses import replace
 from statistics import NormalDist
 
 from mars_ray.control.cluster_load import ClusterLoad
+from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.policies.bounds import Bounds
-from mars_ray.control.settings import ControlPlan
 
 IN_TIME_PER_CAPACITY = 3.0
 """Percentage points of requests in time that one per cent more capacity brings where it is short: simulations give 9 to

@@ -9,9 +9,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from mars_ray.control.directive import Directive
 from mars_ray.control.replica.lease import Lease
-from mars_ray.control.report import ReplicaReport
+from mars_ray.control.replica_messages import Directive, ReplicaReport
 from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.errors import ReportError
 

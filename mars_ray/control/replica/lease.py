@@ -11,10 +11,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
+from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.core.controller import Controller
-from mars_ray.control.directive import Directive
-from mars_ray.control.report import ReplicaReport
-from mars_ray.control.settings import ControlPlan
+from mars_ray.control.replica_messages import Directive, ReplicaReport
 from mars_ray.control.steady_clock import SteadyClock
 from mars_ray.engine.stats.state import EngineState
 

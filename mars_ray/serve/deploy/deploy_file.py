@@ -16,8 +16,10 @@ from typing import Any
 import yaml
 
 from mars_ray.errors import ConfigError
-from mars_ray.model.resolve import BUNDLED
-from mars_ray.serve.deploy.config import ServeConfig, check_exposure, parse_config
+from mars_ray.model.folder import check_folder
+from mars_ray.model.resolve import BUNDLED, resolve_model
+from mars_ray.model.threads import threads_alone
+from mars_ray.serve.deploy.serve_config import ServeConfig, check_exposure, parse_config
 
 APPLICATION = {"name": "mars", "route_prefix": "/", "import_path": "mars_ray.ray_serve:build_openai_app"}
 
@@ -138,3 +140,25 @@ def _found(name: str) -> str:
     """Return a folder here as every process can find it. Else it is on the nodes only, or misspelt, and stays so."""
     folder = Path(name).expanduser()
     return str(folder.absolute()) if name != BUNDLED and folder.exists() else name
+
+
+def share_cpus(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields with the CPUs of this machine shared between as many engines as there may be.
+
+    Raises `ModelError` for a model that cannot be used.
+    """
+    [application] = fields["applications"]
+    config = parse_config(application.get("args") or {})
+    deployments = application.get("deployments") or []
+    engines: dict[str, Any] = next((each for each in deployments if each.get("name") == "Engine"), {})
+    autoscaling = engines.get("autoscaling_config") or {}
+    replicas = autoscaling.get("max_replicas") if autoscaling else engines.get("num_replicas", 1)
+    # What Ray sets aside is said, or cannot be known: `num_replicas: auto` means up to a hundred.
+    if config.engine.threads or engines.get("ray_actor_options") or not isinstance(replicas, int) or replicas < 1:
+        return fields
+    folder = resolve_model(config.model)
+    check_folder(folder)
+    threads = threads_alone(folder, replicas)
+    args = application.get("args") or {}
+    engine = (args.get("engine") or {}) | {"threads": threads}
+    return fields | {"applications": [application | {"args": args | {"engine": engine}}]}

@@ -36,6 +36,11 @@ def set_front(http_options: Mapping[str, Any]) -> None:
             os.environ[name] = str(http_options[field])
 
 
+def has_load_balancer() -> bool:
+    """Return whether HAProxy stands in front of the gateways, by the environment Ray Serve reads."""
+    return os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1"
+
+
 def bind_line(ray_s: str, pem: Path) -> str:
     """Return the line that stands for `ray_s`, Ray's own; with TLS if there is a file `pem`."""
     indent, (_, address) = ray_s[: len(ray_s) - len(ray_s.lstrip())], ray_s.split()

@@ -20,10 +20,9 @@ from pydantic import ValidationError
 from mars_ray.engine.request import Request
 from mars_ray.errors import RequestError
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.chat_response import ChatResponseBuilder
 from mars_ray.openai_api.deltas import concatenate, delta_of
 from mars_ray.openai_api.protocol import ChatCompletionRequest
-from mars_ray.openai_api.response_builder import ResponseMetadata
+from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
 from mars_ray.openai_api.translate import check_limits, engine_requests, template_messages
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.openai_api.validation_errors import validation_error

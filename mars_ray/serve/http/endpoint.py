@@ -22,10 +22,7 @@ from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import Request as EngineRequest
 from mars_ray.errors import MarsRayError, UnavailableError
 from mars_ray.openai_api.api_error import ApiError, api_error
-from mars_ray.openai_api.chat_response import ChatResponseBuilder
-from mars_ray.openai_api.completion_response import CompletionResponseBuilder
 from mars_ray.openai_api.deltas import concatenate, delta_of, split_by_token
-from mars_ray.openai_api.limits import RequestLimits
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.openai_api.protocol import (
     ChatCompletionRequest,
@@ -36,7 +33,13 @@ from mars_ray.openai_api.protocol import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from mars_ray.openai_api.response_builder import ResponseBuilder, ResponseMetadata
+from mars_ray.openai_api.request_limits import RequestLimits
+from mars_ray.openai_api.responses import (
+    ChatResponseBuilder,
+    CompletionResponseBuilder,
+    ResponseBuilder,
+    ResponseMetadata,
+)
 from mars_ray.openai_api.translate import (
     check_limits,
     check_messages,
@@ -45,15 +48,16 @@ from mars_ray.openai_api.translate import (
     template_messages,
 )
 from mars_ray.openai_api.usage import ResponseUsage
-from mars_ray.serve.http.concurrency import (
+from mars_ray.serve.http.failover import collect_with_retry, stream_with_retry
+from mars_ray.serve.http.streams import (
+    DONE,
+    EventStreamResponse,
     gather_or_cancel,
     limited_call,
     limited_stream,
     merge_streams,
     run_unless_disconnected,
 )
-from mars_ray.serve.http.failover import collect_with_retry, stream_with_retry
-from mars_ray.serve.http.sse import DONE, EventStreamResponse
 from mars_ray.serve.http.tokenizer_process import TokenizerProcess
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.replicas.engine_client import EngineClient

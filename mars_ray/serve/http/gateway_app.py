@@ -10,18 +10,17 @@ from pathlib import Path
 from mars_ray.engine.generation_defaults import generation_defaults
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.service_class import BATCH_CLASS
-from mars_ray.serve.deploy.config import ServeConfig
-from mars_ray.serve.http.control_client import ControlClient
+from mars_ray.serve.deploy.serve_config import ServeConfig
+from mars_ray.serve.http.control_routes import ControlClient
 from mars_ray.serve.http.endpoint import Endpoint
-from mars_ray.serve.http.metrics import GatewayMetrics, merge_metrics
-from mars_ray.serve.http.request_log import log_exchange
+from mars_ray.serve.http.gateway_metrics import GatewayMetrics, merge_metrics
 from mars_ray.serve.http.routes import make_app
 from mars_ray.serve.http.tokenizer_process import TokenizerProcess
 from mars_ray.serve.middleware.access import AccessMiddleware
-from mars_ray.serve.middleware.exchange import Exchange
-from mars_ray.serve.middleware.keys import KeyFile
-from mars_ray.serve.middleware.paths import OPEN_PATHS
-from mars_ray.serve.middleware.retry_after import RetryAfter
+from mars_ray.serve.middleware.admission import RetryAfter
+from mars_ray.serve.middleware.api_keys import KeyFile
+from mars_ray.serve.middleware.exchange import Exchange, log_exchange
+from mars_ray.serve.middleware.scope import OPEN_PATHS
 from mars_ray.serve.replicas.engine_client import EngineClient
 from mars_ray.web.pages import open_paths
 

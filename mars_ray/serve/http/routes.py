@@ -11,14 +11,18 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from openai.types.chat.chat_completion import ChatCompletion
 from openai.types.completion import Completion
 from openai.types.model import Model
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel
-from starlette.responses import PlainTextResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from mars_ray.errors import UnavailableError
+from mars_ray.errors import MarsRayError, UnavailableError
+from mars_ray.openai_api.api_error import ApiError, api_error, internal_error
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.openai_api.protocol import (
     ChatCompletionRequest,
@@ -28,13 +32,13 @@ from mars_ray.openai_api.protocol import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from mars_ray.serve.http.control_client import ControlClient
-from mars_ray.serve.http.control_routes import control_routes
+from mars_ray.openai_api.validation_errors import validation_error
+from mars_ray.serve.http.control_routes import ControlClient, control_routes
 from mars_ray.serve.http.endpoint import Endpoint
-from mars_ray.serve.http.error_handlers import add_error_handlers
-from mars_ray.serve.http.web_routes import web_routes
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.json_body import JsonRoute
+from mars_ray.serve.middleware.scope import routed_path
+from mars_ray.web.pages import PAGES, POLICY, page, static_files
 
 
 class ErrorObject(BaseModel):
@@ -191,3 +195,70 @@ def _model(model: ModelInfo) -> Model:
         max_model_len=model.engine.max_model_len,
         block=model.engine.block,
     )
+
+
+NOT_SERVED = (
+    "nothing is served at this path. This server has /v1/chat/completions, /v1/completions, /v1/models, /tokenize and "
+    "/detokenize; /openapi.json describes them."
+)
+"""It names no path that was asked for: clients of OpenAI's other APIs see what there is instead."""
+
+
+def add_error_handlers(app: FastAPI, retry_after_s: Callable[[], int]) -> None:
+    """Add a handler for each kind of error to `app`; `retry_after_s` says when to try again."""
+
+    @app.exception_handler(ApiError)
+    async def refused(request: Request, error: ApiError) -> Response:
+        return _response(request, error)
+
+    @app.exception_handler(MarsRayError)
+    async def failed(request: Request, error: MarsRayError) -> Response:
+        request_id = Exchange.of(request.scope).request_id
+        return _response(request, api_error(error, request_id=request_id, retry_after_s=retry_after_s()))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return _response(request, validation_error(error.errors(), error.body))
+
+    @app.exception_handler(HTTPException)
+    async def no_such_route(request: Request, error: HTTPException) -> Response:
+        # What Starlette raises itself: no such path, method not allowed, a body that is no text.
+        found = ApiError(error.status_code, f"{error.detail}.", type="invalid_request_error", headers=error.headers)
+        if error.status_code == 404:
+            found = ApiError(404, NOT_SERVED, type="invalid_request_error", code="unknown_url")
+        return _response(request, found)
+
+    @app.exception_handler(ClientDisconnect)
+    async def disconnected(_request: Request, _error: ClientDisconnect) -> Response:
+        return Response(status_code=499)  # for the log: nobody reads it
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, _error: Exception) -> Response:
+        return _response(request, internal_error(Exchange.of(request.scope).request_id))
+
+
+def _response(request: Request, error: ApiError) -> Response:
+    Exchange.of(request.scope).code = error.code
+    return JSONResponse(error.body(), status_code=error.status, headers=error.headers)
+
+
+HEADERS = {"content-security-policy": POLICY, "referrer-policy": "no-referrer", "x-frame-options": "DENY"}
+
+
+def web_routes() -> APIRouter:
+    """Return the routes, one for each page and file."""
+    routes = APIRouter(redirect_slashes=False, include_in_schema=False)
+
+    async def get_page(request: Request) -> Response:
+        found = page(routed_path(request.scope), str(request.scope.get("root_path") or ""))
+        return Response(found.content, media_type=found.media_type, headers=HEADERS)
+
+    async def get_file(request: Request) -> Response:
+        found = static_files()[routed_path(request.scope)]
+        return Response(found.content, media_type=found.media_type)
+
+    for path in PAGES:
+        routes.add_api_route(path, get_page, methods=["GET"])
+    for path in static_files():
+        routes.add_api_route(path, get_file, methods=["GET"])
+    return routes

@@ -23,14 +23,23 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mars_ray.engine.service_class import STANDARD
 from mars_ray.errors import MarsRayError
 from mars_ray.openai_api.api_error import ApiError, api_error, internal_error
-from mars_ray.openai_api.limits import RequestLimits
+from mars_ray.openai_api.request_limits import RequestLimits
 from mars_ray.serve.middleware.admission import Admission
 from mars_ray.serve.middleware.allowed_hosts import AllowedHosts
+from mars_ray.serve.middleware.api_keys import KeyFile, Role, role_allows
 from mars_ray.serve.middleware.body import drain_body, has_body, read_body, replay_body
 from mars_ray.serve.middleware.exchange import Exchange, trace_id_of
-from mars_ray.serve.middleware.headers import Headers, head_bytes, headers_of, values
-from mars_ray.serve.middleware.keys import KeyFile, Role, role_allows
-from mars_ray.serve.middleware.paths import OPEN_PATHS, TOKENIZER_PATHS, is_open, role_of_path, routed_path
+from mars_ray.serve.middleware.scope import (
+    OPEN_PATHS,
+    TOKENIZER_PATHS,
+    Headers,
+    head_bytes,
+    headers_of,
+    is_open,
+    role_of_path,
+    routed_path,
+    values,
+)
 
 log = logging.getLogger(__name__)
 

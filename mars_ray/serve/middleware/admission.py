@@ -5,13 +5,14 @@ Out:   a place, or an `ApiError` 429 that says when to come back.
 Never: waits, or forgets to give a place back, however a request ends.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.limits import RequestLimits
-from mars_ray.serve.middleware.keys import Role
+from mars_ray.openai_api.request_limits import RequestLimits
+from mars_ray.serve.middleware.api_keys import Role
 
 OPERATOR_REQUESTS = 16
 """On the paths of operators, whatever callers have in flight: under overload an operator has to see and to act. What
@@ -101,3 +102,27 @@ def _counted(room: Counter[str], caller: str) -> Iterator[None]:
         room[caller] -= 1
         if not room[caller]:
             del room[caller]
+
+
+SMOOTHING = 0.05
+"""Weight of the newest request in the mean: the last twenty or so count."""
+
+LONGEST_S = 60
+
+
+class RetryAfter:
+    """Estimates how long to wait from a running mean of the time a request takes.
+
+    After that long, what fills the endpoint now has been answered.
+    """
+
+    def __init__(self) -> None:
+        self._mean_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count a request that was answered."""
+        self._mean_s += SMOOTHING * (seconds - self._mean_s)
+
+    def seconds(self) -> int:
+        """Return the seconds to wait, at least 1."""
+        return max(1, min(LONGEST_S, math.ceil(self._mean_s)))

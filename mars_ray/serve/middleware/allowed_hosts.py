@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from mars_ray.errors import ConfigError
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.serve.middleware.headers import Headers, values
+from mars_ray.serve.middleware.scope import Headers, values
 
 _HOST = rb"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)"
 _AUTHORITY = re.compile(_HOST + rb"(?::[0-9]{0,5})?")

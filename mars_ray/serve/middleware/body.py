@@ -11,7 +11,7 @@ from contextlib import suppress
 from starlette.types import Message, Receive
 
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.serve.middleware.headers import Headers, values
+from mars_ray.serve.middleware.scope import Headers, values
 
 LENGTH_DIGITS = 18
 """More digits than any length has; int() itself raises at some thousands of them."""

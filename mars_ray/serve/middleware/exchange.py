@@ -5,8 +5,10 @@ Out:   one record, which travels with the request in its ASGI scope.
 Never: holds an answer or a key; a prompt only where the operator asked for it.
 """
 
+import json
+import logging
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from starlette.types import Scope
 
@@ -60,3 +62,22 @@ def trace_id_of(headers: list[tuple[bytes, bytes]]) -> str | None:
     sent = [value for name, value in headers if name == b"traceparent"]
     found = _TRACE_PARENT.fullmatch(sent[0]) if len(sent) == 1 else None
     return found[1].decode() if found and set(found[1]) != {ord("0")} else None
+
+
+PATH_CHARS = 200
+"""Characters of a path that are logged: strangers choose it, and each may become six of JSON."""
+
+log = logging.getLogger("mars_ray.requests")
+
+
+def log_exchange(exchange: Exchange) -> None:
+    """Write the line of an exchange. Open paths are asked every few seconds and are left out."""
+    if exchange.key is not None or exchange.code is not None:
+        fields = asdict(exchange)
+        fields |= fields.pop("usage") or {}
+        fields["path"] = exchange.path[:PATH_CHARS]
+        log.info(json.dumps({name: _rounded(value) for name, value in fields.items() if value is not None}))
+
+
+def _rounded(value: object) -> object:
+    return round(value, 4) if isinstance(value, float) else value

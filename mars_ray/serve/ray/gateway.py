@@ -1,21 +1,36 @@
 """The HTTP gateway on Ray Serve (shell around `gateway_app`); the load balancer sends requests to its replicas."""
 
 import gc
+import os
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mars_ray.control.core.ray_controller import RayController
+from mars_ray.errors import ConfigError
 from mars_ray.model.resolve import resolve_model
-from mars_ray.serve.deploy.config import ServeConfig
+from mars_ray.ray_private import serve_http_options
+from mars_ray.serve.deploy import front
+from mars_ray.serve.deploy.front import has_load_balancer
+from mars_ray.serve.deploy.serve_config import ServeConfig, check_exposure
 from mars_ray.serve.http.bounded_heads import bound_heads
 from mars_ray.serve.http.chat_calls import ChatCalls
 from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
-from mars_ray.serve.ray.chat import ChatHandle
-from mars_ray.serve.ray.engine_client import RayEngineClient
-from mars_ray.serve.ray.listening import check_listening
+from mars_ray.serve.ray.chat_handle import ChatHandle
+from mars_ray.serve.ray.ray_engine_client import RayEngineClient
+
+
+def check_listening(config: ServeConfig) -> None:
+    """Raise a `ConfigError` where strangers would be let in, or where callers would not get the TLS asked for."""
+    options = serve_http_options()
+    check_exposure(os.environ.get(front.HOST) or options.host, config)
+    if options.ssl_certfile and has_load_balancer():
+        raise ConfigError(
+            f"http_options.ssl_certfile has no effect on HAProxy, which callers speak to: set {front.CERTIFICATE} and "
+            f"{front.KEY} on every node before `ray start`, and leave it out here."
+        )
 
 
 class Gateway(ChatHandle):

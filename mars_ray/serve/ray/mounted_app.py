@@ -14,8 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mars_ray.errors import MarsRayError, UnavailableError
 from mars_ray.openai_api.api_error import api_error
-from mars_ray.serve.ray.gateway import make_ray_gateway, without_request_id
-from mars_ray.serve.ray.listening import check_listening
+from mars_ray.serve.ray.gateway import check_listening, make_ray_gateway, without_request_id
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
 from mars_ray.errors import ConfigError
-from mars_ray.serve.deploy.field_names import check_names
+from mars_ray.serve.deploy.serve_config import check_names
 
 
 def schema_of(fields: dict[str, Any], source: str) -> ServeDeploySchema:

@@ -6,11 +6,15 @@ Never: knows HTTP.
 """
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Protocol
 
 from mars_ray.engine.chunk import Chunk
+from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.engine.request import Request
+from mars_ray.errors import ReplicaLostError
 from mars_ray.openai_api.model_info import ModelInfo
+from mars_ray.serve.replicas.engine_metrics import EngineMetrics
 
 
 class EngineClient(Protocol):
@@ -33,3 +37,46 @@ class EngineClient(Protocol):
 
     async def metrics(self) -> list[str]:
         """Return the metrics of each engine as Prometheus text."""
+
+
+class LocalEngineClient:
+    """A client of one engine, which it owns until `close`."""
+
+    def __init__(self, engine: AsyncEngine, model: ModelInfo, metrics: EngineMetrics) -> None:
+        self._engine, self._model, self._metrics = engine, model, metrics
+
+    async def watch(self) -> None:
+        """Do nothing: this engine ends together with its client."""
+
+    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        """Yield the chunks of a request as they come; closing the generator cancels it."""
+        seen = self._metrics.begin(request)
+        async with aclosing(self._engine.generate(request)) as chunks:
+            async for chunk in chunks:
+                seen.observe(chunk)
+                yield chunk
+
+    async def collect(self, request: Request) -> list[Chunk]:
+        """Return all chunks of a request once it ended."""
+        async with aclosing(self.stream(request)) as chunks:
+            return [chunk async for chunk in chunks]
+
+    async def model_info(self) -> ModelInfo:
+        """Return what is known of the model."""
+        return self._model
+
+    async def ready(self) -> bool:
+        """Return whether the engine answers. Waits while a step does."""
+        try:
+            await self._engine.state()
+        except ReplicaLostError:
+            return False
+        return True
+
+    async def metrics(self) -> list[str]:
+        """Return the metrics of the engine."""
+        return [self._metrics.text(await self._engine.state())]
+
+    async def close(self) -> None:
+        """Stop the engine; requests still here end with an error."""
+        await self._engine.close()

@@ -1,13 +1,33 @@
-"""Which paths need no key, and which role the others need.
+"""The path and the headers of a request as they came: bytes, in any case, possibly repeated, possibly garbage.
 
 In:    an ASGI scope.
-Out:   the path the router will look at; whether it is open; a role.
-Never: cleans a path up. What is not literally an open path needs a key, so no spelling of a path slips through.
+Out:   all values of a header; the path that the router will look at, whether it needs a key, and the role it needs.
+Never: decodes a header, so nothing in it can raise; normalizes a path. Every path that is not literally an open path
+       needs a key, so no spelling of a path slips through.
 """
 
 from starlette.types import Scope
 
-from mars_ray.serve.middleware.keys import Role
+from mars_ray.serve.middleware.api_keys import Role
+
+Headers = list[tuple[bytes, bytes]]
+
+
+def headers_of(scope: Scope) -> Headers:
+    """Return names in lower case, as ASGI promises and not every server keeps, with their values."""
+    return [(bytes(name).lower(), bytes(value).strip(b" \t")) for name, value in scope["headers"]]
+
+
+def values(headers: Headers, name: bytes) -> list[bytes]:
+    """Return every value of `name`. A caller that needs one must say what two mean."""
+    return [value for each, value in headers if each == name]
+
+
+def head_bytes(scope: Scope) -> int:
+    """Return the size of path, query and headers on the wire; a line adds a colon, a space and two for its end."""
+    lines = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+    return len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"") + lines
+
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/health", "/ping"})
 """Paths without a key: Kubernetes' names, and those by which clients of vLLM and SGLang ask whether an engine is up."""

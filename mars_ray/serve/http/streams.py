@@ -9,12 +9,13 @@ a task group may not be open across the `yield` of a generator either, which `me
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from typing import TypeVar
 
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
 
@@ -96,3 +97,39 @@ async def _wait_for_disconnect(receive: Receive) -> None:
     """Return when the client disconnected. The body of the request must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+WRITE_SECONDS = 30.0
+"""A client that takes nothing for so long is gone, whatever TCP says."""
+
+DONE = "[DONE]"
+
+
+class EventStreamResponse(Response):
+    """Sends what `events` yields. The generator is closed when it ends, the client disconnects, or it stops reading."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[str, None], headers: Mapping[str, str]) -> None:
+        super().__init__(headers=headers)
+        del self.headers["content-length"]
+        self._events = events
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        """Run to the end of the stream or of the client, whichever comes first."""
+        with suppress(ClientDisconnect, OSError, TimeoutError):
+            await run_unless_disconnected(receive, self._send(send))
+
+    async def _send(self, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async for event in self._events:
+                await _write(send, f"data: {event}\n\n".encode(), more=True)
+            await _write(send, b"", more=False)
+        finally:
+            await self._events.aclose()
+
+
+async def _write(send: Send, body: bytes, *, more: bool) -> None:
+    async with asyncio.timeout(WRITE_SECONDS):
+        await send({"type": "http.response.body", "body": body, "more_body": more})

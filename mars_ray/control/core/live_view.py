@@ -14,7 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mars_ray.control.core.status import ReplicaStatus
+from mars_ray.control.cluster_load import BatchJobState, ClusterLoad
+from mars_ray.control.control_settings import ControlPlan
+from mars_ray.control.core.status import ClusterStatus, ReplicaStatus
+from mars_ray.engine.stats.profile import GRID
 from mars_ray.engine.stats.state import EngineState
 
 STEP_S = 5.0
@@ -78,3 +81,56 @@ def _figures(state: EngineState, tokens_s: float) -> tuple[float, ...]:
         agreement = math.nan if point.agreement is None else point.agreement
     load = state.running / state.max_num_seqs
     return load, least, state.block, tokens_s, gained, agreement, state.waiting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """What a threshold would give now, if all classes had it."""
+
+    threshold: float
+    tokens_s: float
+    """Tokens a second of all replicas with all rows in use."""
+    demand: float
+    """What is asked for, queues included, as a share of what all replicas can do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveReport:
+    """The cluster now, and what was before as far as the reader does not know it."""
+
+    controller: str
+    """Which life of the controller this is: another after each restart."""
+    status: ClusterStatus
+    """Its replicas are left out: the frames have what is shown of them."""
+    replicas: int
+    curve: tuple[CurvePoint, ...]
+    """Falling from the ceiling; empty before any speed was measured."""
+    frames: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningJob:
+    """A batch job on the cluster."""
+
+    name: str
+    job: BatchJobState
+    tokens: int
+    """Tokens its workers have made in this run."""
+    workers: int
+    late_s: float
+    paused: bool
+
+
+def curve_of(load: ClusterLoad, plan: ControlPlan) -> tuple[CurvePoint, ...]:
+    """Return what each threshold up to the ceiling would give; nothing before a speed was measured."""
+    if load.speed is None or not load.replicas:
+        return ()
+    thresholds = sorted({plan.ceiling, *(each for each in GRID if each < plan.ceiling)}, reverse=True)
+    return tuple(
+        CurvePoint(
+            threshold=threshold,
+            tokens_s=load.replicas * load.speed.max_tokens_s(threshold),
+            demand=sum(load.share_with_queue(each.name, threshold) for each in load.classes) / load.replicas,
+        )
+        for threshold in thresholds
+    )

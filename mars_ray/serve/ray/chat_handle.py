@@ -10,10 +10,10 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from mars_ray.model.resolve import resolve_model
-from mars_ray.serve.deploy.config import ServeConfig
+from mars_ray.serve.deploy.serve_config import ServeConfig
 from mars_ray.serve.http.chat_calls import ChatCalls, Messages
 from mars_ray.serve.http.gateway_app import make_endpoint
-from mars_ray.serve.ray.engine_client import RayEngineClient
+from mars_ray.serve.ray.ray_engine_client import RayEngineClient
 
 
 class ChatHandle:

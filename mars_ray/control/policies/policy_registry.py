@@ -1,11 +1,15 @@
-"""The policy `fixed`: thresholds never move."""
+"""The policies by the names that settings know them under."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from mars_ray.control.cluster_load import ClusterLoad
+from mars_ray.control.control_settings import ControlPlan, PolicyName
 from mars_ray.control.policies.bounds import Bounds
+from mars_ray.control.policies.capacity import CAPACITY
+from mars_ray.control.policies.deadline import DEADLINE
+from mars_ray.control.policies.feedback import LOAD, SLO
 from mars_ray.control.policies.policy import Decision, Policy
-from mars_ray.control.settings import ControlPlan
 
 
 def decide_fixed(
@@ -16,3 +20,11 @@ def decide_fixed(
 
 
 FIXED = Policy(decide_fixed, initial=None, uniform=True)
+
+POLICIES: Mapping[PolicyName, Policy[Any]] = {
+    "fixed": FIXED,
+    "load": LOAD,
+    "slo": SLO,
+    "capacity": CAPACITY,
+    "deadline": DEADLINE,
+}

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.limits import MESSAGES_MAX, PARTS_MAX
 from mars_ray.openai_api.request_body import Items, RequestBody, tagged_by
+from mars_ray.openai_api.request_limits import MESSAGES_MAX, PARTS_MAX
 
 NO_TEXT = ("tool_calls", "function_call", "audio")
 """What an assistant's message may hold beside text; accepted when null or empty, because it then says nothing."""

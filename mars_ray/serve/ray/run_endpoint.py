@@ -2,10 +2,13 @@
 
 import logging
 import os
+import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
+from types import FrameType, TracebackType
 
 import ray
 from ray import serve
@@ -13,23 +16,44 @@ from ray.serve.schema import ServeDeploySchema
 
 from mars_ray.control.core.ray_controller import remove_controllers
 from mars_ray.control.policies.bounds import bounds_of, describe_bounds
-from mars_ray.errors import ConfigError, ModelError, ServeError
+from mars_ray.errors import ConfigError, InterruptedRunError, ModelError, ServeError
 from mars_ray.model.folder import check_folder
 from mars_ray.model.resolve import resolve_model
 from mars_ray.ray_cluster import connect
 from mars_ray.ray_private import delete_application, start_serve
-from mars_ray.serve.deploy.config import parse_config
-from mars_ray.serve.deploy.front import BEHIND, CERTIFICATE, KEY, check_certificate
-from mars_ray.serve.deploy.stop_signals import StopSignals
-from mars_ray.serve.middleware.keys import read_keys
+from mars_ray.serve.deploy.front import BEHIND, CERTIFICATE, KEY, check_certificate, has_load_balancer
+from mars_ray.serve.deploy.serve_config import parse_config
+from mars_ray.serve.middleware.api_keys import read_keys
 from mars_ray.serve.ray.app import DRAIN_SECONDS
-from mars_ray.serve.ray.listening import has_load_balancer
 
 POLL_SECONDS = 0.2
 
 EXAMPLE = """\
   curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{{"model": "{model}", \\
     "messages": [{{"role": "user", "content": "JSON with the keys name, age, city: Oscar, 34, lives in Dallas."}}]}}'"""
+
+
+class StopSignals:
+    """Handles the signals within the block; main thread only."""
+
+    def __init__(self) -> None:
+        self._came = threading.Event()
+
+    def __enter__(self) -> "StopSignals":
+        self._before = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait for a signal; return whether one came. Raises `InterruptedRunError` at the second."""
+        return self._came.wait(seconds)
+
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        if self._came.is_set():
+            raise InterruptedRunError("stopped at once; requests that ran were cut off.")
+        self._came.set()
 
 
 def run(schema: ServeDeploySchema) -> None:

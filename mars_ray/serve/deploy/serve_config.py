@@ -6,13 +6,14 @@ Never: repeats a setting of Ray Serve: replicas, autoscaling, host and port stan
 """
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass, is_pydantic_dataclass
+from pydantic.fields import FieldInfo
 
 from mars_ray.adapter.card import decoding_card, resolve_adapter, resolve_adapters
-from mars_ray.control.settings import ControlPlan, ControlSettings
+from mars_ray.control.control_settings import ControlPlan, ControlSettings
 from mars_ray.engine.mode import DEFAULT_THRESHOLD
 from mars_ray.engine.options import AtLeastOne, EngineOptions, EngineTuning
 from mars_ray.engine.process.messages import EngineSpec
@@ -20,8 +21,7 @@ from mars_ray.engine.service_class import BATCH_CLASS, ServiceClass
 from mars_ray.errors import ConfigError
 from mars_ray.model.dtype import DtypeOrAuto
 from mars_ray.model.resolve import short_name
-from mars_ray.openai_api.limits import RequestLimits
-from mars_ray.serve.deploy.field_names import check_names
+from mars_ray.openai_api.request_limits import RequestLimits
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -151,3 +151,40 @@ def check_exposure(host: str, config: ServeConfig) -> None:
             f"the host is {host!r} and there are no API keys: everyone who reaches this machine could use the model. "
             "Set keys (see `mars-ray keys add`), or listen on 127.0.0.1."
         )
+
+
+def check_names(model: type, fields: Any, source: str, place: str = "") -> None:
+    """Raise a `ConfigError` for the first name in `fields`, at any depth, that `model` does not know."""
+    model_fields = _fields_of(model)
+    assert model_fields is not None, f"{model.__name__} is no pydantic class"
+    where = f"{source}: {place}" if place else source
+    known = ", ".join(model_fields)
+    if not isinstance(fields, dict):
+        raise ConfigError(f"{where} is {fields!r}; give fields. Known are {known}.")
+    for name, value in fields.items():
+        if name not in model_fields:
+            raise ConfigError(f"{where}: unknown field {name!r}. Known are {known}.")
+        inner = _model_in(model_fields[name].annotation)
+        below = f"{place}.{name}" if place else name
+        if inner and isinstance(value, dict):
+            check_names(inner, value, source, below)
+        if inner and isinstance(value, list):
+            for number, item in enumerate(value):
+                check_names(inner, item, source, f"{below}[{number}]")
+
+
+def _fields_of(model: Any) -> dict[str, FieldInfo] | None:
+    """Return the fields of a pydantic model or dataclass, None for any other type."""
+    if not isinstance(model, type):
+        return None
+    if issubclass(model, BaseModel):
+        return model.model_fields
+    return model.__pydantic_fields__ if is_pydantic_dataclass(model) else None
+
+
+def _model_in(annotation: Any) -> type | None:
+    """Return the pydantic class in an annotation such as `Optional[List[Model]]`."""
+    if _fields_of(annotation) is not None:
+        model: type = annotation
+        return model
+    return next(filter(None, map(_model_in, get_args(annotation))), None)

@@ -17,10 +17,10 @@ from mars_ray.engine.request import Request
 from mars_ray.errors import MarsRayError
 from mars_ray.model.resolve import resolve_model
 from mars_ray.openai_api.model_info import ModelInfo
-from mars_ray.serve.deploy.config import ServeConfig
+from mars_ray.serve.deploy.serve_config import ServeConfig
 from mars_ray.serve.ray.autoscaling import DESIRED
+from mars_ray.serve.replicas.engine_client import LocalEngineClient
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
-from mars_ray.serve.replicas.local_engine_client import LocalEngineClient
 
 STEP_SECONDS = 30
 """An engine that answers callers takes no step so long: it hangs, and they are answered by another."""

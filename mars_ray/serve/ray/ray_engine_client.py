@@ -15,8 +15,7 @@ from mars_ray.engine.request import Request
 from mars_ray.errors import MarsRayError, QueueFullError, ReplicaLostError, UnavailableError
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.ray_private import broadcast, fresh_request_id
-from mars_ray.serve.replicas.heard import HEARD
-from mars_ray.serve.replicas.waiting_calls import LOST, WaitingCalls
+from mars_ray.serve.replicas.liveness import HEARD, LOST, WaitingCalls
 
 WATCH_SECONDS = 1.0
 ANSWER_SECONDS = 5.0

@@ -1,14 +1,18 @@
 """Options that several commands share."""
 
 import inspect
+import json
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from mars_ray.engine.options import Quantize
+from mars_ray.errors import OutputError
 from mars_ray.model.dtype import DtypeOrAuto
 
 if TYPE_CHECKING:
@@ -77,3 +81,26 @@ def _worker_options(
     from mars_ray.batch.run.options import WorkerOptions
 
     return WorkerOptions(count=workers, cpus=cpus, gpus=gpus, dtype=dtype, quantize=quantize, compiled=compiled)
+
+
+def show_results(title: str, results: dict[str, Any], as_json: bool) -> None:
+    """Print results as a table, and with `as_json` also as one line of JSON."""
+    table = Table(title=title, show_header=False)
+    for name, value in results.items():
+        table.add_row(name.replace("_", " "), f"{value:,.4g}" if isinstance(value, float) else str(value))
+    Console().print(table)
+    if as_json:
+        print(json.dumps(results))
+
+
+def write_json(path: Path | None, results: dict[str, Any]) -> None:
+    """Write results to a file, unless `path` is None. Raises `OutputError`."""
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # One line for each name, so that diffs show which numbers changed.
+        lines = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in results.items())
+        path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror}.") from error
