@@ -24,10 +24,11 @@ class ServiceClass(BaseModel):
     """Weight of the class when classes of one priority compete for tokens."""
 
 
-def check_classes(classes: tuple[ServiceClass, ...]) -> None:
-    """Raise a `ConfigError` unless there is at least one class and all names differ."""
+def class_names(classes: tuple[ServiceClass, ...]) -> list[str]:
+    """Return the names of classes. Raises `ConfigError` unless there is at least one and all names differ."""
     names = [service_class.name for service_class in classes]
     if not names or len(names) != len(set(names)):
         raise ConfigError(
             f"the classes of service are {', '.join(names) or 'none'}; give at least one, each name once."
         )
+    return names

@@ -1,7 +1,7 @@
-"""The adapters of an engine: who decodes the masks of a request.
+"""The adapters of an engine, which decode the masks of requests.
 
-Several stand beside one base, each under the name that requests know it by; the one without a name is that of
-requests that name none. Keys and values in the cache are the base's, so sequences share them whatever they name.
+Requests choose an adapter by its name; the adapter without a name is the default. Keys and values in the cache are
+those of the base model, so sequences with different adapters share them.
 """
 
 from collections import abc
@@ -17,34 +17,34 @@ from mars_ray.errors import RequestError
 from mars_ray.model.card import Card
 
 BLOCK_WITHOUT_CARD = 8
-"""Block of a checkpoint whose card does not say what it was trained for."""
+"""Block of a checkpoint whose card names none."""
 
 AdaptersByName = abc.Mapping[str | None, Adapter]
-"""None names the adapter of requests that name none."""
+"""Adapters by the name in requests; None is the name of the default."""
 
 
 class Adapters:
-    """The adapters `by_name` beside a base with this card."""
+    """The adapters of one base model; `card` is the card of the base."""
 
     def __init__(self, by_name: AdaptersByName, card: Card | None) -> None:
         self._numbers = {name: number for number, name in enumerate(by_name)}
         self.loras = [adapter.lora for adapter in by_name.values()]
-        """Each adapter, by the number that `of` gives."""
-        cards: list[Card | AdapterCard | None] = [each.card for each in by_name.values()] or [card]
-        self.block = max((each.block for each in cards if each and each.block), default=BLOCK_WITHOUT_CARD)
-        """Tokens proposed per forward at most."""
+        """Weights of each adapter, by the number that `of` returns."""
+        cards: list[Card | AdapterCard | None] = [adapter.card for adapter in by_name.values()] or [card]
+        self.block = max((known.block for known in cards if known and known.block), default=BLOCK_WITHOUT_CARD)
+        """Largest number of tokens proposed per forward."""
         default = by_name[None].card if None in by_name else cards[0]
         points = default.calibration if default else ()
-        self.calibration = {each.threshold: (each.tokens_per_forward, each.agreement) for each in points}
-        """Tokens per forward and agreement by threshold, of requests that name no adapter, else of the first."""
+        self.calibration = {point.threshold: (point.tokens_per_forward, point.agreement) for point in points}
+        """Tokens per forward and agreement by threshold, for the default adapter or else the first one."""
         self._base_looks_ahead = not by_name or bool(card and card.block)
 
     def of(self, sequence: Sequence) -> int:
-        """Return which adapter decodes the masks of a sequence; -1 where the base does."""
+        """Return the number of the adapter that decodes the masks of a sequence; -1 is the base."""
         return self._numbers.get(sequence.request.decode.adapter, -1)
 
     def looks_ahead(self, sequence: Sequence) -> bool:
-        """Return whether masks of a sequence say anything: a base that has adapters may know no masks itself."""
+        """Return whether masks of a sequence are useful: a base with adapters need not be trained on masks."""
         return self._base_looks_ahead or self.of(sequence) >= 0
 
     def correct_masks(
@@ -54,21 +54,21 @@ class Adapters:
         picks: list[slice],
         output: ForwardOutput,
     ) -> None:
-        """Let the masks in `output` know the tokens before them, each by the sampler head of its adapter.
+        """Correct the logits of masks in `output` with the sampler heads of their adapters.
 
-        `picks` begin at the last token of each sequence.
+        Each of `picks` begins at the last token of its sequence.
         """
         rows: list[list[MaskRow]] = [[] for _ in samplers]
-        for scheduled, where in zip(batch, picks, strict=True):
+        for scheduled, positions in zip(batch, picks, strict=True):
             if scheduled.num_masks and (number := self.of(scheduled.sequence)) >= 0:
-                rows[number] += mask_rows(scheduled, where)
-        for sampler, its in zip(samplers, rows, strict=True):
-            if its:
-                sampler.correct(output, its)
+                rows[number] += mask_rows(scheduled, positions)
+        for sampler, rows_of_adapter in zip(samplers, rows, strict=True):
+            if rows_of_adapter:
+                sampler.correct(output, rows_of_adapter)
 
     def check(self, request: Request) -> None:
-        """Raise a `RequestError` for an adapter that is not here."""
+        """Raise a `RequestError` for an unknown adapter."""
         name = request.decode.adapter
         if name is not None and name not in self._numbers:
-            known = ", ".join(each for each in self._numbers if each) or "none with a name"
+            known = ", ".join(known for known in self._numbers if known) or "none with a name"
             raise RequestError(f"adapter is {name!r}; this engine has {known}.")

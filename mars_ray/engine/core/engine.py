@@ -1,10 +1,10 @@
 """The decode engine: requests in, chunks of tokens out, one step at a time.
 
-A step is: schedule, run, verify, commit. Of each scheduled sequence the tokens that the network has not seen yet go
-through it, behind them unverified drafts, behind them masks; the logits at the last token are autoregressive, those at
-the masks look ahead.
+A step schedules, runs one forward, verifies and commits. Each scheduled sequence feeds the tokens that the network has
+not seen yet, then unverified drafts, then masks. The logits at its last token are autoregressive, those at masks look
+ahead.
 
-The engine does not run by itself (see `process/worker`), takes no token back, and does not stop because of one request.
+The caller steps the engine (see `process/worker`). A failing request ends alone, and returned tokens are final.
 """
 
 import random
@@ -13,9 +13,7 @@ from collections import abc
 
 from mars_ray.engine.chunk import Chunk, Finished, FinishReason, TokenLogprobs
 from mars_ray.engine.core.adapters import Adapters, AdaptersByName
-from mars_ray.engine.core.class_thresholds import ClassThresholds
-from mars_ray.engine.core.limits import resolve_limits
-from mars_ray.engine.core.new_sequences import new_sequences
+from mars_ray.engine.core.limits import EngineLimits, resolve_limits
 from mars_ray.engine.execution.choose_runner import choose_runner
 from mars_ray.engine.execution.input_packer import InputPacker
 from mars_ray.engine.execution.model_runner import ForwardOutput
@@ -23,13 +21,14 @@ from mars_ray.engine.grammar.matcher import Grammars
 from mars_ray.engine.kv.cache import SlotKVCache
 from mars_ray.engine.kv.slot_allocator import SlotAllocator
 from mars_ray.engine.options import DEFAULT_OPTIONS, EngineOptions
-from mars_ray.engine.request import LOSSLESS, Request
+from mars_ray.engine.request import LOSSLESS, Acceptance, Request
 from mars_ray.engine.sampling.commit import advance, audits_of, picks_of, record
 from mars_ray.engine.sampling.proposals import logprobs_of, propose_all
 from mars_ray.engine.sampling.verify import Proposals, verify
+from mars_ray.engine.scheduling.detokenizer import IncrementalDetokenizer
 from mars_ray.engine.scheduling.scheduler import Masks, ScheduledSequence, Scheduler
 from mars_ray.engine.scheduling.sequence import Sequence
-from mars_ray.engine.service_class import check_classes
+from mars_ray.engine.service_class import class_names
 from mars_ray.engine.stats.block_choice import BlockChoice
 from mars_ray.engine.stats.engine_stats import EngineStats
 from mars_ray.engine.stats.profile import Profile
@@ -39,15 +38,42 @@ from mars_ray.errors import ConfigError, GrammarError, MarsRayError, RequestErro
 from mars_ray.model.checkpoint import Checkpoint
 
 AUDIT_EVERY = 16
-"""Every so many steps the tokens accepted at masks are compared with what the model says one forward later."""
+"""Steps from one audit to the next. An audit compares tokens accepted at masks with the model's own choice."""
+
+
+class ClassThresholds:
+    """Threshold of each class of service, for requests that name none."""
+
+    def __init__(self, by_class: abc.Mapping[str, float]) -> None:
+        self.by_class: dict[str, float] = dict(by_class)
+        self.changes = 0
+        """Number of times the threshold of a class changed."""
+        self.set(by_class)
+
+    def set(self, by_class: abc.Mapping[str, float]) -> None:
+        """Set thresholds of some classes.
+
+        Raises `ConfigError` for an unknown class or a value out of range, and then changes none.
+        """
+        for name, value in by_class.items():
+            if name not in self.by_class:
+                raise ConfigError(f"there is no class {name!r}; there are {', '.join(self.by_class)}.")
+            if not 0 <= value <= 1:
+                raise ConfigError(f"threshold is {value}; it must be from 0 to 1.")
+        self.changes += sum(value != self.by_class[name] for name, value in by_class.items())
+        self.by_class |= by_class
+
+    def acceptance(self, sequence: Sequence) -> Acceptance | None:
+        """Return the acceptance of tokens at masks of a sequence now; None feeds no masks."""
+        return sequence.request.decode.acceptance(self.by_class[sequence.service_class])
 
 
 class Engine:
     """Decodes with the network of `checkpoint`, whose attention it may replace. Not thread-safe.
 
-    The masks of a request, and they alone, are decoded with the adapter it names; see `core/adapters`.
-    With `consume` the network gives its weights up where the engine packs copies of them: it cannot run afterwards.
-    Raises `ModelError` for a network it cannot run and `ConfigError` for sizes it cannot have.
+    The adapter that a request names decodes its masks and nothing else; see `core/adapters`.
+    `consume` lets the engine free weights of which it packs a copy; the network itself cannot run afterwards.
+    Raises `ModelError` for an unsupported network and `ConfigError` for impossible sizes.
     """
 
     def __init__(
@@ -65,8 +91,7 @@ class Engine:
         self._adapters = Adapters(adapters or {}, checkpoint.card)
         self._new_seed = new_seed or (lambda: random.getrandbits(62))
         self.limits = limits = resolve_limits(network.config, network.dtype, network.device, options)
-        check_classes(options.classes)
-        self._thresholds = ClassThresholds({each.name: options.threshold for each in options.classes})
+        self._thresholds = ClassThresholds(dict.fromkeys(class_names(options.classes), options.threshold))
         self._slots = SlotAllocator(
             max_tokens=limits.max_kv_tokens, max_slots=limits.max_num_seqs, max_model_len=limits.max_model_len
         )
@@ -82,11 +107,11 @@ class Engine:
         self._runner, self.kernels = choose_runner(
             network, self._cache, checkpoint.mask_id, options, consume=consume, adapters=self._adapters.loras
         )
-        """What runs a forward, and its description for reports."""
+        """Description of the runner for reports."""
         self.grammars = Grammars(checkpoint, limits.vocab_size)
-        """Grammars that requests may name; those prepared are not compiled in `add`."""
+        """Compiled grammars of requests; `add` compiles those that were not prepared."""
         self.block = self._adapters.block
-        """Tokens proposed per forward at most, where a request does not say."""
+        """Largest number of tokens proposed per forward, for requests that name none."""
         self.profile = Profile(self.block, self._adapters.calibration)
         self.step_time = StepTimeFit()
         self._blocks = BlockChoice(self.profile, self.step_time, self.block)
@@ -94,34 +119,34 @@ class Engine:
         self._requests: dict[str, list[Sequence]] = {}
         """Sequences of each request that have not ended."""
         self._cancelled: list[Chunk] = []
-        """Last chunks of what was cancelled since the last step."""
+        """Last chunks of sequences cancelled since the last step."""
         self._ended: list[Sequence] = []
-        """Sequences that ended in this step, whose slots are still to be freed."""
+        """Sequences that ended in this step and still have slots."""
 
     def set_thresholds(self, thresholds: abc.Mapping[str, float]) -> None:
-        """Set the probability a token ahead needs, by class, for requests that name no threshold; between steps.
+        """Set thresholds of some classes, for requests that name none; call it between steps.
 
-        Raises `ConfigError` for an unknown class or a value out of range, and then changes nothing.
+        Raises `ConfigError` for an unknown class or a value out of range, and then changes none.
         """
         self._thresholds.set(thresholds)
 
     @property
     def running(self) -> int:
-        """Sequences that have a slot of the cache."""
+        """Number of sequences with a slot of the cache."""
         return len(self._scheduler.running)
 
     @property
     def waiting(self) -> int:
-        """Sequences in the waiting queue."""
+        """Number of sequences in the waiting queue."""
         return len(self._scheduler.waiting)
 
     @property
     def busy(self) -> bool:
-        """Whether a step has something to do or to tell."""
+        """Whether a step has work to do or chunks to return."""
         return bool(self._requests or self._cancelled)
 
     def state(self) -> EngineState:
-        """Return what an operator, or who decides about thresholds, should know of the engine now."""
+        """Return a snapshot for operators and the controller."""
         return EngineState(
             max_num_seqs=self.limits.max_num_seqs,
             classes=self._stats.class_states(self._scheduler, self._thresholds.by_class),
@@ -139,7 +164,7 @@ class Engine:
         )
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises `RequestError` when it cannot be served, `QueueFullError` when not now."""
+        """Queue a request. Raises `RequestError` if it cannot be served, `QueueFullError` if the queue is full."""
         self.limits.check(request)
         self._adapters.check(request)
         if request.id in self._requests:
@@ -148,26 +173,26 @@ class Engine:
             known = ", ".join(self._thresholds.by_class)
             raise RequestError(f"service_class is {request.service_class!r}; this engine has {known}.")
         seed = self._new_seed() if request.sampling.seed is None else request.sampling.seed
-        sequences = new_sequences(request, seed, self._checkpoint, self.limits, self.grammars)
+        sequences = _new_sequences(request, seed, self._checkpoint, self.limits, self.grammars)
         self._stats.arrived(request)
         self._scheduler.add(sequences)
         self._requests[request.id] = sequences
 
     def cancel(self, request_id: str) -> None:
-        """End a request at once; unknown ids are let pass, for a request may have ended in the meantime."""
+        """End a request at once. Unknown ids are ignored, because the request may have ended already."""
         for sequence in list(self._requests.get(request_id, ())):
             self._cancelled.append(self._cut_short(sequence, "cancelled"))
         self._free_ended()
 
     def step(self) -> list[Chunk]:
-        """Run one forward and return what it gave to whom; also the last chunks of what was cancelled before."""
+        """Run one forward and return its chunks, and the last chunks of sequences cancelled before."""
         self._stats.step_began()
         chunks, self._cancelled = self._cancelled, []
         thresholds = tuple(self._thresholds.by_class.values())
         self._blocks.next_step(self._scheduler.running, self._thresholds.acceptance, thresholds, self._stats.kv_tokens)
         try:
             batch = self._schedule()
-        except Exception as error:  # memory for a wider cache: which request it was for cannot be told
+        except Exception as error:  # out of memory for a wider cache, which no single request caused
             return chunks + self._start_over(error)
         if batch:
             chunks += self._run(batch, audit=(self._stats.steps + 1) % AUDIT_EVERY == 0)
@@ -178,17 +203,17 @@ class Engine:
         return chunks
 
     def clear_cache(self) -> None:
-        """Forget what ended sequences left behind. Raises `ConfigError` while sequences run."""
+        """Forget the cached prefixes of ended sequences. Raises `ConfigError` while sequences run."""
         if self.running:
-            raise ConfigError(f"{self.running} sequences run; the cache can be cleared between them only.")
+            raise ConfigError(f"{self.running} sequences run; clear the cache when none runs.")
         self._slots.clear()
 
     def wait_until_compiled(self) -> None:
-        """Wait until what can be compiled is; without it the first steps are eager."""
+        """Wait until steps are compiled; without this call the first steps run eagerly."""
         self._runner.wait_until_compiled()
 
     def close(self) -> None:
-        """Stop compiling. Requests still here get no further chunk."""
+        """Stop compiling in the background. Call no other method afterwards."""
         self._runner.close()
 
     def _schedule(self) -> list[ScheduledSequence]:
@@ -203,17 +228,17 @@ class Engine:
         return self._blocks.masks_for(sequence, needs, self.limits.max_model_len)
 
     def _run(self, batch: list[ScheduledSequence], audit: bool) -> list[Chunk]:
-        """Run one forward over `batch`, verify and commit it; where that fails, find the sequences it fails for."""
+        """Run one forward over `batch`, verify and commit it. If it fails, run each sequence alone."""
         try:
             inputs, picks = self._packer.pack(batch, self._slots.num_active, audit=audit)
             output = self._runner.run(inputs)
             choosing = [picks_of(*each) for each in zip(batch, picks, strict=True)]
             self._adapters.correct_masks(self._runner.mask_samplers, batch, choosing, output)
             proposed = propose_all(batch, choosing, output)
-        except Exception as error:  # memory, or the model's own code: the others must go on
+        except Exception as error:  # out of memory, or a bug of the model's code: other sequences must go on
             if len(batch) == 1:
                 return [self._fail(batch[0].sequence, error)]
-            # A forward changes nothing but keys and values, which the next one writes again.
+            # Running again is safe: a forward only writes keys and values, and writes them again.
             return [chunk for scheduled in batch for chunk in self._run([scheduled], audit)]
         self._stats.kv_tokens = inputs.kv_tokens
         chunks = []
@@ -223,7 +248,7 @@ class Engine:
                     chunks.append(self._verify_and_commit(scheduled, where, proposals, output))
                 else:
                     scheduled.sequence.num_computed_tokens += scheduled.num_tokens
-            except Exception as error:  # what works on one sequence alone fails it alone
+            except Exception as error:  # work on one sequence fails this sequence only
                 chunks.append(self._fail(scheduled.sequence, error))
         return chunks
 
@@ -235,11 +260,11 @@ class Engine:
         needs = acceptance or LOSSLESS  # without masks there is nothing to accept
         left = sequence.max_tokens - sequence.num_output_tokens
         price = self._blocks.draft_price
-        found = verify(proposals, sequence.draft_tokens, needs, price, sequence.stop_ids, left)
-        record(self.profile, scheduled, picks, found, output, acceptance, price)
+        verified = verify(proposals, sequence.draft_tokens, needs, price, sequence.stop_ids, left)
+        record(self.profile, scheduled, picks, verified, output, acceptance, price)
         count = sequence.request.sampling.logprobs
         audits = () if count is None else audits_of(scheduled, picks, output)
-        emitted = advance(sequence, found, verify=needs.verify)
+        emitted = advance(sequence, verified, verify=needs.verify)
         if emitted.tokens:
             self._stats.gained(sequence)
         logprobs: tuple[TokenLogprobs, ...] = ()
@@ -267,27 +292,27 @@ class Engine:
         return sequence.finished(reason, self._clock(), error)
 
     def _cut_short(self, sequence: Sequence, reason: FinishReason, error: MarsRayError | None = None) -> Chunk:
-        """Return the chunk of a sequence that ends between its tokens."""
+        """End a sequence between two tokens and return its last chunk."""
         finished = self._finish(sequence, reason, error)
         pieces = (sequence.detokenizer.finish(),)
         return Chunk(sequence.request.id, sequence.index, tokens=(), pieces=pieces, finished=finished)
 
     def _fail(self, sequence: Sequence, error: Exception) -> Chunk:
-        if isinstance(error, GrammarError):  # what the caller asked for, and can change
+        if isinstance(error, GrammarError):  # the caller's own grammar, so the message is for the caller
             return self._cut_short(sequence, "error", error)
         reason = f"decoding failed: {type(error).__name__}: {error}".rstrip(". ")
         return self._cut_short(sequence, "error", StepError(f"{reason}. The engine serves other requests."))
 
     def _free_ended(self) -> None:
-        """Free the slots of sequences that ended, once every sequence of the step has noted what is in its own."""
+        """Free the slots of ended sequences, after every sequence of the step has recorded the content of its slot."""
         for sequence in self._ended:
             self._scheduler.remove(sequence)
         self._ended.clear()
 
     def _start_over(self, error: Exception) -> list[Chunk]:
-        """Fail what is running and begin with an empty cache; what waits is served from there.
+        """Fail the running sequences and clear the cache; waiting sequences are served next.
 
-        Where nothing runs, what waits is what it fails for, and would again.
+        If none runs, fail the waiting ones, because they would fail again.
         """
         waiting = [sequence for siblings in self._requests.values() for sequence in siblings]
         chunks = [self._fail(sequence, error) for sequence in list(self._scheduler.running) or waiting]
@@ -295,3 +320,28 @@ class Engine:
         self.clear_cache()
         self._cache.resize(0, 0)
         return chunks
+
+
+def _new_sequences(
+    request: Request, seed: int, checkpoint: Checkpoint, limits: EngineLimits, grammars: Grammars
+) -> list[Sequence]:
+    """Return the n sequences of a checked request. Raises `GrammarError` for an unusable grammar."""
+    sampling = request.sampling
+    max_tokens = min(sampling.max_tokens, limits.max_model_len - len(request.prompt))
+    stop_ids = sampling.stop_ids | (frozenset() if sampling.ignore_eos else checkpoint.stop_ids)
+    sequences = []
+    for index in range(sampling.n):
+        matcher = None if sampling.grammar is None else grammars.matcher(sampling.grammar, stop_ids)
+        sequence = Sequence(
+            request=request,
+            index=index,
+            seed=(seed + index) % 2**64,
+            max_tokens=max_tokens,
+            stop_ids=stop_ids,
+            detokenizer=IncrementalDetokenizer(checkpoint.tokenizer, sampling.stop),
+            tokens=list(request.prompt),
+            matcher=matcher,
+            draft_tokens=matcher.take_forced(max_tokens) if matcher else [],  # read together with the prompt
+        )
+        sequences.append(sequence)
+    return sequences

@@ -1,4 +1,4 @@
-"""The sizes of one engine, derived from the model and the memory of the machine, and requests checked against them.
+"""Derive the sizes of an engine from the model and the memory of the machine, and check requests against them.
 
 A request beyond a limit is an error; no prompt is ever shortened.
 """
@@ -15,10 +15,10 @@ from mars_ray.engine.request import Request
 from mars_ray.errors import ConfigError, ModelError, PromptTooLongError, RequestError
 
 MEMORY_SHARE = 0.5
-"""Share of the memory that is free once the model is loaded that the KV cache may take."""
+"""Largest share of the KV cache in the memory that is free after loading the model."""
 
 MAX_NUM_SEQS_ON_CPU, MAX_NUM_SEQS_ON_GPU = 32, 256
-"""Sequences decoded together where the operator sets no number: beyond them a step costs as much as it gains."""
+"""Default number of sequences decoded together: with more, a step takes longer in proportion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,20 +26,20 @@ class EngineLimits:
     """The sizes of one engine."""
 
     max_model_len: int
-    """Tokens of one sequence, prompt and output."""
+    """Longest sequence in tokens, prompt and output."""
     vocab_size: int
-    """Token ids go from 0 to one less than this."""
+    """Token ids are below this."""
     max_num_seqs: int
-    """Sequences that run at a time."""
+    """Sequences decoded together."""
     max_kv_tokens: int
-    """Tokens the KV cache holds."""
+    """Tokens that the KV cache holds."""
     max_waiting_seqs: int
     """Sequences that may wait."""
     max_request_tokens: int
-    """Tokens one request may generate, all of its n sequences together."""
+    """Tokens one request may generate in all of its n sequences."""
 
     def check(self, request: Request) -> None:
-        """Raise a `RequestError` for what cannot be served; nothing was started."""
+        """Raise a `RequestError` for a request that this engine cannot serve."""
         sampling, prompt = request.sampling, request.prompt
         if not prompt:
             raise RequestError("the prompt is empty; give at least one token.")
@@ -60,9 +60,9 @@ class EngineLimits:
             raise RequestError(f"n is {sampling.n} and {self.max_waiting_seqs} sequences may wait. Lower n.")
 
     def _check_tokens(self, name: str, tokens: tuple[int, ...]) -> None:
-        strange = [token for token in tokens if type(token) is not int]
-        if strange:
-            raise RequestError(f"{name} holds {strange[0]!r}; token ids are whole numbers.")
+        invalid = [token for token in tokens if type(token) is not int]
+        if invalid:
+            raise RequestError(f"{name} holds {invalid[0]!r}; token ids are whole numbers.")
         if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
             wrong = next(token for token in tokens if not 0 <= token < self.vocab_size)
             raise RequestError(f"{name} holds token {wrong}; the vocabulary has ids from 0 to {self.vocab_size - 1}.")
@@ -71,9 +71,9 @@ class EngineLimits:
 def resolve_limits(
     config: PretrainedConfig, dtype: torch.dtype, device: torch.device, options: EngineOptions
 ) -> EngineLimits:
-    """Fill in what the operator left open.
+    """Return the limits with a value for each option that is None.
 
-    Raises `ConfigError` for sizes that cannot serve one sequence, `ModelError` for heads that cannot share keys.
+    Raises `ConfigError` for sizes that fit no sequence, `ModelError` for query heads that cannot share key heads.
     """
     for name in ("max_num_seqs", "max_kv_tokens", "max_waiting_seqs", "max_request_tokens", "max_prefill_tokens"):
         value = getattr(options, name)
@@ -108,7 +108,7 @@ def resolve_limits(
 
 
 def free_memory_bytes(device: torch.device) -> int:
-    """Return the memory that may still be taken on `device`."""
+    """Return the free memory of `device`."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     available: int = psutil.virtual_memory().available

@@ -1,1 +1,1 @@
-"""Structured answers: which tokens a schema or a regular expression allows next."""
+"""Structured answers: the tokens that a schema or a regular expression allows next."""

@@ -1,11 +1,11 @@
-"""The process that finds out what grammars cost, for `process/grammar_checker`.
+"""The child process of `process/grammar_checker`, which measures the cost of grammars.
 
 In:    the tokenizer, then {"id", "kind", "text"} a line on standard input.
 Out:   {"ready": true}, then for each grammar, in any order, {"id", "bytes"}, {"id", "error"} or {"id", "killed"}.
 Never: loads torch or transformers; takes more processor time or memory for a grammar than the limits below.
 
-Each grammar is compiled in a child of its own, which the kernel kills at its limits, so none waits for another and the
-tokenizer is loaded once. A second child waits for the first and says what became of it.
+Each grammar is compiled in its own child, which the kernel kills at the limits below, so that grammars do not wait for
+one another and the tokenizer is loaded once. A second child waits for the first and reports the result.
 """
 
 import ctypes
@@ -25,16 +25,16 @@ from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.errors import GrammarError
 
 CPU_SECONDS = 1.0
-"""Processor time of a grammar. A thousand optional properties take 0.1 s."""
+"""Limit of processor time for a grammar. A thousand optional properties take 0.1 s."""
 MEMORY_BYTES = 64 << 20
-"""Memory that a grammar may take. A thousand optional properties take 9 MB."""
+"""Limit of memory for a grammar. A thousand optional properties take 9 MB."""
 WALL_SECONDS = 60
-"""Time after which a check on a machine without a free processor is given up."""
+"""Limit of elapsed time for a check, which a busy machine may reach."""
 WALK_TOKENS = 48
-"""Masks computed behind the first one: some grammars are slow only there."""
+"""Number of further token masks computed, because some grammars are slow only after the first one."""
 NICE, SLOW_NICE = 5, 15
-"""Niceness of a check, and of one that is not done after `QUICK_SECONDS`: ordinary grammars do not wait for the engine,
-which has the first of these, and hostile ones do not hold it up."""
+"""Niceness of a check, equal to the engine's, and after `QUICK_SECONDS`. Ordinary grammars need not wait for the engine, and
+hostile ones do not slow it down."""
 QUICK_SECONDS = 0.2
 
 TOO_SLOW = f"it takes more than {CPU_SECONDS:g} s to compile; simplify it"
@@ -42,22 +42,22 @@ TOO_LARGE = f"it takes more than {MEMORY_BYTES >> 20} MiB to compile; simplify i
 
 
 def main() -> None:
-    """Answer one line after the other until standard input ends."""
+    """Check the grammars on standard input until it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children that report
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the reporting children
     os.nice(NICE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     tokenizer = GrammarTokenizer(**json.loads(sys.stdin.buffer.readline())).load()
     if sys.platform == "linux":
-        ctypes.CDLL(None).malloc_trim(0)  # what is free here would hide what a grammar takes
-    _say({"ready": True})
+        ctypes.CDLL(None).malloc_trim(0)  # free memory would hide the memory of a grammar
+    _send({"ready": True})
     while line := sys.stdin.buffer.readline():
         if os.fork() == 0:
             _report(json.loads(line), tokenizer)
 
 
 def _report(task: dict[str, Any], tokenizer: LLTokenizer) -> None:
-    """Have a grammar checked by a child, write what became of it, and end this process."""
+    """Check a grammar in a child, write the result, and end this process."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     spec = GrammarSpec(kind=task["kind"], text=task["text"])
     reading, writing = os.pipe()
@@ -78,20 +78,20 @@ def _report(task: dict[str, Any], tokenizer: LLTokenizer) -> None:
     signal.signal(signal.SIGALRM, slow_down)
     signal.setitimer(signal.ITIMER_REAL, QUICK_SECONDS)
     _, status = os.waitpid(child, 0)
-    said = os.read(reading, 1 << 16)
-    if said:
-        _say({"id": task["id"]} | json.loads(said))
+    result = os.read(reading, 1 << 16)
+    if result:
+        _send({"id": task["id"]} | json.loads(result))
     elif os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGALRM, signal.SIGKILL):
-        _say({"id": task["id"], "killed": True})
+        _send({"id": task["id"], "killed": True})
     else:
         slow = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
-        _say({"id": task["id"], "error": str(unusable(spec, TOO_SLOW if slow else TOO_LARGE))})
+        _send({"id": task["id"], "error": str(unusable(spec, TOO_SLOW if slow else TOO_LARGE))})
     os._exit(0)
 
 
 def _cost(spec: GrammarSpec, tokenizer: LLTokenizer) -> dict[str, int | str]:
-    """Return what a grammar takes, or why it cannot be used. The kernel kills this process where it takes too much."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the library's last words where it gets no memory
+    """Return the bytes of a grammar, or the reason for a refusal. The kernel kills this process at the limits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hides the library's message when memory runs out
     addresses, before = _memory()
     resource.setrlimit(resource.RLIMIT_AS, (addresses + MEMORY_BYTES,) * 2)
     signal.setitimer(signal.ITIMER_REAL, WALL_SECONDS)
@@ -104,7 +104,7 @@ def _cost(spec: GrammarSpec, tokenizer: LLTokenizer) -> dict[str, int | str]:
 
 
 def _walk(spec: GrammarSpec, tokenizer: LLTokenizer) -> None:
-    """Compile a grammar and follow it for some tokens, always the same. Raises `GrammarError`."""
+    """Compile a grammar and follow it for some tokens, the same in every run. Raises `GrammarError`."""
     matcher = compile_grammar(spec, tokenizer)
     for step in range(WALK_TOKENS):
         allowed_V = mask_of(matcher, tokenizer.vocab_size)
@@ -117,13 +117,13 @@ def _walk(spec: GrammarSpec, tokenizer: LLTokenizer) -> None:
 
 
 def _memory() -> tuple[int, int]:
-    """Return the bytes of addresses that this process has, and of memory that no file backs."""
+    """Return the bytes of this process's address space, and of its resident memory without shared pages."""
     addresses, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
     return addresses * resource.getpagesize(), (resident - shared) * resource.getpagesize()
 
 
-def _say(answer: dict[str, Any]) -> None:
-    # One write of less than a pipe holds is never mixed with that of another process.
+def _send(answer: dict[str, Any]) -> None:
+    # One short write to a pipe is atomic, so answers of several processes do not mix.
     os.write(sys.stdout.fileno(), json.dumps(answer).encode() + b"\n")
 
 

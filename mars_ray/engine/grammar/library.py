@@ -1,9 +1,9 @@
-"""Grammars in the form that llguidance reads, compiled for one tokenizer.
+"""Compile grammars for one tokenizer with llguidance.
 
-Neither torch nor transformers is loaded, so that the process that checks grammars is small (see `check_worker`).
+The module loads neither torch nor transformers, which keeps `check_worker` small.
 
-Of JSON one layout is allowed, that of Python's `json.dumps`: between two values there is nothing left to choose, and a
-model cannot lose itself in white space.
+JSON must have the layout of Python's `json.dumps`, so that white space is never a choice and a model cannot generate it
+endlessly.
 """
 
 import json
@@ -30,29 +30,29 @@ LIMITS = LLParserLimits(
     max_items_in_row=5_000,
     verbose_errors=False,
 )
-"""Bounds on the work of one mask: 20 ms at most for a grammar that is slow on purpose. `max_items_in_row` is above the
-library's own, so that an object may have a thousand optional properties. The library bounds neither the time nor the
-memory of compiling (intersections of patterns, `multipleOf`); `process/grammar_checker` does."""
+"""Limits on the work for one token mask: at most 20 ms, even for a grammar that is slow on purpose. `max_items_in_row`
+is above the library's default, so that an object may have a thousand optional properties. The library does not limit
+time or memory of compilation (intersections of patterns, `multipleOf`); `process/grammar_checker` does."""
 
 REASON_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarTokenizer:
-    """The tokenizer of a model as llguidance reads it."""
+    """The tokenizer of a model in a form that llguidance reads."""
 
     json: str
     vocabulary: int
     stop_ids: tuple[int, ...]
-    """Ids that may come where the answer may end; empty for those of the tokenizer itself."""
+    """Ids allowed when the answer may end; empty for those of the tokenizer."""
 
     def load(self) -> LLTokenizer:
-        """Return the library's form: a second of work for a large vocabulary."""
+        """Return the library's tokenizer, which takes about a second for a large vocabulary."""
         return LLTokenizer(self.json, n_vocab=self.vocabulary, eos_token=list(self.stop_ids) or None)
 
 
 def library_grammar(spec: GrammarSpec) -> str:
-    """Return `spec` in the library's form. Raises `GrammarError` for what is no text or no schema at all."""
+    """Return `spec` in the library's format. Raises `GrammarError` for an invalid schema or expression."""
     schema = spec.text if spec.kind == "json_schema" else json.dumps({"type": "object"})
     try:
         if spec.kind == "regex":
@@ -63,36 +63,36 @@ def library_grammar(spec: GrammarSpec) -> str:
 
 
 def compile_grammar(spec: GrammarSpec, tokenizer: LLTokenizer) -> LLMatcher:
-    """Return the state before the first token, with its mask computed. Raises `GrammarError`.
+    """Return a matcher at the first token, with its mask computed. Raises `GrammarError`.
 
-    Other threads run meanwhile: the library releases the interpreter.
+    The library releases the interpreter lock meanwhile.
     """
     compiled = LLMatcher(tokenizer, library_grammar(spec), log_level=0, limits=LIMITS)
-    first_V = mask_of(compiled, tokenizer.vocab_size)  # whether any text is allowed shows only here
+    first_V = mask_of(compiled, tokenizer.vocab_size)  # only the mask shows whether any text is allowed
     if compiled.is_error():
         raise unusable(spec, compiled.get_error())
     first_V[tokenizer.eos_tokens] = False
     if not first_V.any():
-        raise unusable(spec, "no text but the empty one is allowed")
+        raise unusable(spec, "it allows the empty text only")
     return compiled
 
 
 def mask_of(matcher: LLMatcher, vocabulary: int) -> NDArray[np.bool_]:
-    """Return for every token whether it may come next."""
+    """Return whether each token may come next."""
     bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
     return np.unpackbits(bits, bitorder="little", count=vocabulary).astype(bool)
 
 
 @lru_cache(64)
 def check_grammar(spec: GrammarSpec) -> None:
-    """Raise a `GrammarError` for a grammar that cannot be used with any tokenizer.
+    """Raise a `GrammarError` for a grammar that works with no tokenizer.
 
-    It compiles in this process, without a limit of time or memory: for a user's own schema in the user's own process.
+    The grammar is compiled in this process without limits, so use it only for the user's own grammars.
     """
     if reason := LLMatcher.validate_grammar(library_grammar(spec), limits=LIMITS):
         raise unusable(spec, reason)
 
 
 def unusable(spec: GrammarSpec, reason: str) -> GrammarError:
-    """Return the error that says why."""
+    """Return the error for an unusable grammar."""
     return GrammarError(f"the {spec.kind} cannot be used: {' '.join(reason.split())[:REASON_CHARACTERS].rstrip('.')}.")

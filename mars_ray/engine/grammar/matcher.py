@@ -1,7 +1,7 @@
-"""Which tokens a grammar allows next: grammars made ready for one tokenizer, and where in its grammar a sequence is.
+"""Compiled grammars of one tokenizer, and the position of each sequence in its grammar.
 
-No logit is looked at. A stop token never enters the grammar: one may come wherever the answer may end. What a
-state says depends on the tokens before it alone and not on how they were reached, so that all modes say the same.
+Stop tokens are not part of a grammar; they are allowed wherever the answer may end. The allowed tokens depend only on
+the tokens so far, not on the way they were decoded, so all modes follow a grammar alike.
 """
 
 from collections import OrderedDict
@@ -18,11 +18,11 @@ from mars_ray.errors import GrammarError, StepError
 from mars_ray.model.checkpoint import Checkpoint
 
 KEPT = 16
-"""Grammars kept that were compiled here because nobody had prepared them."""
+"""Number of grammars kept that were compiled without `prepare`."""
 
 
 class Grammars:
-    """Grammars that are compiled for the tokenizer of `checkpoint`."""
+    """Compiled grammars for the tokenizer of `checkpoint`."""
 
     def __init__(self, checkpoint: Checkpoint, vocabulary: int) -> None:
         self._checkpoint, self._vocabulary = checkpoint, vocabulary
@@ -35,20 +35,20 @@ class Grammars:
         self._prepared[spec] = compile_grammar(spec, self._tokenizer())
 
     def forget(self, spec: GrammarSpec) -> None:
-        """Drop a prepared grammar; sequences that follow it go on."""
+        """Drop a prepared grammar; running sequences keep theirs."""
         self._prepared.pop(spec, None)
 
     def matcher(self, spec: GrammarSpec, stop_ids: frozenset[int]) -> "Matcher":
-        """Return the state before the first token. Raises `GrammarError` for a grammar that cannot be used."""
+        """Return a matcher at the first token. Raises `GrammarError` for an unusable grammar."""
         compiled = self._prepared.get(spec) or self._compiled(spec)
         no_text = stop_ids.union(self._tokenizer().eos_tokens, [self._checkpoint.mask_id])
         return Matcher(compiled.deep_copy(), stop_ids, no_text, self._vocabulary)
 
     def load(self) -> GrammarTokenizer:
-        """Load the tokenizer now, and return it for another process. Raises `GrammarError` when it is no fast one."""
+        """Load the tokenizer and return it for another process. Raises `GrammarError` unless it is a fast tokenizer."""
         backend = getattr(self._checkpoint.tokenizer, "backend_tokenizer", None)
         if backend is None:
-            raise GrammarError("the tokenizer of this model can follow no grammar: it is no fast tokenizer.")
+            raise GrammarError("this model supports no grammars, because its tokenizer is not a fast tokenizer.")
         backend = copy(backend)
         backend.no_padding()
         backend.no_truncation()
@@ -73,14 +73,14 @@ class Grammars:
 
 
 class Matcher:
-    """Where one sequence is in its grammar: behind its settled tokens and the tokens taken ahead of them."""
+    """The position of one sequence in its grammar: after its settled tokens and the tokens taken ahead."""
 
     def __init__(self, library: LLMatcher, stop_ids: frozenset[int], no_text: frozenset[int], vocabulary: int) -> None:
         self._library, self._stop_ids, self._no_text, self._vocabulary = library, stop_ids, no_text, vocabulary
         self.ahead: list[int] = []
-        """Tokens taken and not settled."""
+        """Tokens taken since the last `settle`."""
         self._plans: list[tuple[list[int], int]] = [([], 0)]
-        """Before each token ahead and behind the last: a run of forced tokens, and how many of them were taken."""
+        """A run of forced tokens and the number taken, before each token ahead and after the last."""
 
     @property
     def ended(self) -> bool:
@@ -88,7 +88,7 @@ class Matcher:
         return self._library.is_stopped() and not self._library.is_error()
 
     def forced(self) -> int | None:
-        """Return the token that must come next, where its text must and the tokenizer spells that in one way."""
+        """Return the next token if the grammar forces its text and the tokenizer has one spelling for it."""
         run, taken = self._plans[-1]
         if taken == len(run):
             run, taken = self._library.compute_ff_tokens(), 0
@@ -96,7 +96,7 @@ class Matcher:
         return run[taken] if run and run[taken] not in self._no_text else None
 
     def take(self, token: int) -> bool:
-        """Go one token ahead and return whether it is allowed. A stop token may be allowed, and leads nowhere."""
+        """Take one token and return whether it is allowed. An allowed stop token does not change the position."""
         if token in self._stop_ids:
             return self._library.is_accepting()
         if token in self._no_text or not self._library.try_consume_tokens([token]):
@@ -107,15 +107,15 @@ class Matcher:
         return True
 
     def take_forced(self, room: int) -> list[int]:
-        """Go ahead as far as every token is forced, at most `room` of them, and return them."""
+        """Take forced tokens, at most `room`, and return them."""
         run: list[int] = []
         while len(run) < room and (token := self.forced()) is not None and self.take(token):
             run.append(token)
         return run
 
     def seek(self, ahead: list[int]) -> None:
-        """Go to where the settled tokens and `ahead` lead; all of them must be allowed."""
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.ahead, ahead, strict=False)))
+        """Move to the position after the settled tokens and `ahead`. Raises if a token is not allowed."""
+        same = sum(1 for _ in takewhile(lambda tokens: tokens[0] == tokens[1], zip(self.ahead, ahead, strict=False)))
         if back := len(self.ahead) - same:
             self._library.rollback(back)
             del self.ahead[same:], self._plans[same + 1 :]
@@ -123,12 +123,12 @@ class Matcher:
             raise self._stuck()
 
     def settle(self) -> None:
-        """Settle what was taken ahead."""
+        """Settle the tokens taken ahead."""
         self.ahead.clear()
         del self._plans[:-1]
 
     def allowed(self) -> NDArray[np.bool_]:
-        """Return for every token of the vocabulary whether it may come next. Raises `StepError` where none may."""
+        """Return whether each token of the vocabulary may come next. Raises `StepError` if none may."""
         allowed_V = mask_of(self._library, self._vocabulary)
         allowed_V[list(self._no_text)] = False
         if self._library.is_accepting():

@@ -1,6 +1,6 @@
-"""A grammar as a caller gives it: JSON of a schema, any JSON object, or what a regular expression matches.
+"""The grammar of a request: a JSON schema, any JSON object, or a regular expression.
 
-Apart from the library that reads it (see `library`), so that requests can be made without loading that.
+This module does not import llguidance (`library` does), so that requests can be made without it.
 """
 
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from mars_ray.errors import RequestError
 GrammarKind = Literal["json_schema", "json_object", "regex"]
 
 GRAMMAR_CHARACTERS_MAX = 2**15
-"""Enough for a thousand properties. What a grammar costs is found out apart (see `process/grammar_checker`)."""
+"""Longest grammar, enough for a thousand properties. `process/grammar_checker` limits its cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarSpec:
-    """A grammar as a caller gives it. Raises `RequestError` for one that is too long."""
+    """The grammar of a request. Raises `RequestError` for a grammar that is too long."""
 
     kind: GrammarKind
     text: str = ""
-    """The schema as JSON, or the regular expression; nothing for any JSON object."""
+    """The schema as JSON, or the regular expression; empty for any JSON object."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(GrammarKind):

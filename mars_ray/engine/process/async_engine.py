@@ -1,9 +1,9 @@
-"""An engine behind asyncio: it decodes in a process of its own, and any number of coroutines read.
+"""An asyncio interface to an engine in a child process, for any number of coroutines.
 
-Each request gives an asynchronous stream of chunks; leaving the stream early cancels the request. A slow reader does
-not hold the others up, and what is buffered for one is bounded.
+Each request gives an asynchronous stream of chunks; closing the stream early cancels the request. A slow reader does
+not delay others, and its buffer is bounded.
 
-A process and not a thread: a step holds the interpreter for most of its time, and so does a server.
+The engine has a process instead of a thread, because steps and servers both hold the interpreter lock most of the time.
 """
 
 import asyncio
@@ -47,26 +47,26 @@ from mars_ray.errors import (
 log = logging.getLogger(__name__)
 
 BUFFERED_TOKENS = 2048
-"""A stream whose reader is further behind than this is cancelled: its slot serves someone who reads."""
+"""Tokens a reader may be behind; a request with a slower reader is cancelled, so that its slot is free for others."""
 
 UNLIMITED = sys.maxsize
-"""Tokens that may be buffered for a request that is not streamed: its sequences come in one piece, however long."""
+"""Buffer limit of a request that is not streamed, whose sequences arrive in one chunk each."""
 
 STEP_SECONDS = 300
-"""No step takes so long: an engine that is at one for longer hangs."""
+"""Longest duration of a step; an engine that takes longer hangs."""
 
 SPIN = {"GOMP_SPINCOUNT": "1000"}
-"""How long a thread that waits for another keeps its core, some 50 microseconds. By the default of many milliseconds it
-takes the core from the very thread it waits for, where anything else runs beside them."""
+"""Spin count of OpenMP threads, about 50 microseconds. The default of many milliseconds would keep the core from the
+very thread they wait for, if other processes run."""
 
 LOST = "the engine stopped before the request ended."
-HUNG = "the engine hangs with this request alone, which is not sent to another. Change the request."
+HUNG = "the engine hangs because of this request, which is not retried on another engine. Change the request."
 TELL_SECONDS = 1.0
-"""Time for the request that an engine hangs with to hear of it, before its replica ends with the engine."""
+"""Time to report the error to the caller of the hanging request before the replica ends with its engine."""
 
 
 class AsyncEngine:
-    """The asking end of `connected`; `serve_engine` has the other. Use it within one running event loop."""
+    """Client of an engine that `serve_engine` runs at the other end of the socket. Use it in one running event loop."""
 
     def __init__(self, connected: socket.socket, *, buffered_tokens: int = BUFFERED_TOKENS) -> None:
         self._socket, self._buffered_tokens = connected, buffered_tokens
@@ -77,17 +77,17 @@ class AsyncEngine:
         self._process: asyncio.subprocess.Process | None = None
         self._watching: asyncio.Task[None] | None = None
         self._grammars: GrammarStore | None = None
-        """Where the engine has a process of its own, what it may compile."""
+        """Compiled grammars of an engine process that this object started."""
         self._asks = 0
-        """How often it was asked whether it hangs."""
+        """Number of hang checks so far."""
         self.gone = asyncio.Event()
-        """Set when the engine died by itself, or was ended because it hung."""
+        """Set when the engine has died, or was killed because it hung."""
 
     @classmethod
     async def start(cls, spec: EngineSpec, *, step_seconds: int = STEP_SECONDS) -> tuple["AsyncEngine", EngineFacts]:
-        """Start a process with the engine of `spec`, which is ended when a step takes longer than `step_seconds`.
+        """Start an engine process, which is killed when a step takes longer than `step_seconds`.
 
-        Raises what the engine raised: `ModelError`, `ConfigError`.
+        Raises `ModelError` or `ConfigError` if the engine does.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -101,28 +101,28 @@ class AsyncEngine:
         reader = await engine._connect()
         assert engine._writer is not None
         engine._writer.write(frame(spec))
-        said = await read_event(reader)
-        if isinstance(said, Started):
-            if said.tokenizer is not None:
-                engine._grammars = GrammarStore(GrammarChecker(said.tokenizer), engine._order)
+        event = await read_event(reader)
+        if isinstance(event, Started):
+            if event.tokenizer is not None:
+                engine._grammars = GrammarStore(GrammarChecker(event.tokenizer), engine._order)
             engine._reading = asyncio.create_task(engine._read(reader))
             engine._watching = asyncio.create_task(engine._end_if_hung(step_seconds))
-            return engine, said.facts
+            return engine, event.facts
         await engine.close()
-        raise said.error if isinstance(said, Failed) else ReplicaLostError("the engine died while it started.")
+        raise event.error if isinstance(event, Failed) else ReplicaLostError("the engine died while it started.")
 
     async def open(self) -> None:
-        """Begin to read, where the engine at the other end runs already."""
+        """Begin to read from an engine that runs already."""
         self._reading = asyncio.create_task(self._read(await self._connect()))
 
     async def generate(self, request: Request, *, stream: bool = True) -> AsyncGenerator[Chunk, None]:
-        """Yield the chunks of all n sequences as they come; the last of each says how it ended.
+        """Yield the chunks of all n sequences as they arrive; the last chunk of each has `finished` set.
 
-        Without `stream`, each sequence is one chunk, which comes when it has ended.
+        Without `stream` each sequence is a single chunk, which arrives when it has ended.
 
-        Raises `RequestError` or `QueueFullError` before any work, `ReplicaLostError` when the engine died,
-        `EngineHungError` when it hung with this request alone as the suspect, and `SlowReaderError` when the stream was
-        cancelled because its chunks were not taken. Leave it early only with `aclose` or by cancelling the task.
+        Raises `RequestError` or `QueueFullError` before any work, `ReplicaLostError` if the engine died,
+        `EngineHungError` if it hung because of this request, and `SlowReaderError` if the caller read too slowly.
+        To stop early, call `aclose` or cancel the task.
         """
         if request.id in self._streams:
             raise RequestError(f"a request with the id {request.id!r} is already here; ids must differ.")
@@ -139,25 +139,25 @@ class AsyncEngine:
                 self._cancel(request.id)
 
     def has(self, request_id: str) -> bool:
-        """Return whether a request is here and has not ended."""
+        """Return whether a request is running or waiting."""
         return request_id in self._streams
 
     async def state(self) -> EngineState:
-        """Return how the engine is after the step it is at. Raises `ReplicaLostError`; waits while a step does."""
+        """Return the state of the engine after its current step. Raises `ReplicaLostError`."""
         answer: asyncio.Future[EngineState] = asyncio.get_running_loop().create_future()
         self._order(AskState())
         self._states.append(answer)
         return await answer
 
     def set_thresholds(self, by_class: Mapping[str, float]) -> None:
-        """Set the thresholds of requests that name none, from the next step on.
+        """Set thresholds of classes, from the next step on; the engine ignores values that it refuses.
 
-        Values are those of `Engine.set_thresholds`, checked before. Raises `ReplicaLostError`.
+        Raises `ReplicaLostError`.
         """
         self._order(SetThresholds(by_class))
 
     async def close(self) -> None:
-        """Stop the engine; streams still open end with a `ReplicaLostError`."""
+        """Kill the engine; open streams end with a `ReplicaLostError`."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
         for task in (self._reading, self._watching):
@@ -177,12 +177,12 @@ class AsyncEngine:
         return reader
 
     def _grammar_of(self, request: Request) -> AbstractAsyncContextManager[None]:
-        """Keep the grammar of a request, if it has one, compiled in the engine within the block."""
+        """Keep the grammar of a request compiled in the engine within the block."""
         grammar = request.sampling.grammar
         if grammar is None or self._process is None:
             return nullcontext()
         if self._grammars is None:
-            raise GrammarError("the tokenizer of this model can follow no grammar: it is no fast tokenizer.")
+            raise GrammarError("this model supports no grammars, because its tokenizer is not a fast tokenizer.")
         return self._grammars.use(grammar, request.tenant)
 
     def _order(self, order: Order) -> None:
@@ -191,7 +191,7 @@ class AsyncEngine:
         self._writer.write(frame(order))
 
     def _cancel(self, request_id: str) -> None:
-        with suppress(ReplicaLostError):  # nothing runs any more
+        with suppress(ReplicaLostError):
             self._order(Cancel(request_id))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
@@ -233,10 +233,10 @@ class AsyncEngine:
             self._process.kill()
 
     async def _steps(self, seconds: int) -> bool:
-        """Return whether the step that the engine is at ends. Raises `ReplicaLostError`."""
+        """Return whether the current step ends in time. Raises `ReplicaLostError`."""
         state = asyncio.ensure_future(self.state())
         self._asks += 1
-        for _ in range(seconds):  # one long wait would end at once where the machine was suspended meanwhile
+        for _ in range(seconds):  # one long wait would end early after a suspension of the machine
             done, _ = await asyncio.wait((state,), timeout=1)
             if done:
                 state.result()
@@ -245,18 +245,20 @@ class AsyncEngine:
         return False
 
     def _suspect(self) -> str | None:
-        """Return the one request that can be why the engine hangs, where there is but one.
+        """Return the request that the engine hangs with, or None if several are possible.
 
-        Orders are obeyed in turn, so what was added behind the last question did not arrive. What was there before the
-        last question but one, or got a chunk, has seen a step end.
+        The engine obeys orders in turn, so requests sent after the last hang check have not arrived. Requests sent
+        before the check preceding it, or with a chunk, have survived a step.
         """
-        arrived = {id: each for id, each in self._streams.items() if each.added is not None and each.added < self._asks}
-        new = [id for id, each in arrived.items() if not each.begun and (each.added or 0) >= self._asks - 2]
+        arrived = {
+            id: stream for id, stream in self._streams.items() if stream.added is not None and stream.added < self._asks
+        }
+        new = [id for id, stream in arrived.items() if not stream.begun and (stream.added or 0) >= self._asks - 2]
         suspects = new or list(arrived)
         return suspects[0] if len(suspects) == 1 else None
 
     def _lose(self) -> None:
-        """End what waits for an engine that is no more."""
+        """Fail everything that waits for the engine."""
         for stream in self._streams.values():
             stream.fail(ReplicaLostError(LOST))
         self._streams.clear()
@@ -288,17 +290,17 @@ class AsyncEngine:
 
 
 class _Stream:
-    """Chunks on their way to one reader."""
+    """Buffered chunks of one request."""
 
     def __init__(self, request: Request, buffered_tokens: int) -> None:
         self._left, self._limit, self._buffered = request.sampling.n, buffered_tokens, 0
         self._chunks: asyncio.Queue[Chunk | MarsRayError] = asyncio.Queue()
         self.open = True
-        """Whether more is to come."""
+        """Whether more chunks will arrive."""
         self.begun = False
-        """Whether a chunk came."""
+        """Whether a chunk has arrived."""
         self.added: int | None = None
-        """How often the engine had been asked whether it hangs when the request was sent to it."""
+        """Number of hang checks when the request was sent; None before that."""
 
     @property
     def overfull(self) -> bool:

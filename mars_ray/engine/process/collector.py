@@ -1,7 +1,7 @@
-"""One chunk for each sequence of the requests that are not streamed.
+"""Join the chunks of requests that are not streamed into one chunk for each sequence.
 
-The fewer chunks leave the engine's process, the less both ends have to do. The joined chunk says what the chunks of the
-steps said, with the least threshold and the most masks of all of them.
+Fewer chunks mean less work at both ends of the socket. The joined chunk has the lowest threshold and the largest number
+of masks of its parts.
 """
 
 from collections import defaultdict
@@ -11,24 +11,24 @@ from mars_ray.engine.chunk import Chunk
 
 
 class ChunkCollector:
-    """Keeps the chunks of requests that are not streamed until their sequences have ended."""
+    """Holds chunks of requests that are not streamed until their sequences have ended."""
 
     def __init__(self) -> None:
         self._collected: set[str] = set()
         self._chunks: defaultdict[tuple[str, int], list[Chunk]] = defaultdict(list)
 
     def collect(self, request_id: str) -> None:
-        """Hold the chunks of a request back from now on, until its sequences have ended."""
+        """Hold the chunks of a request from now on."""
         self._collected.add(request_id)
 
     def forget(self, request_id: str) -> None:
-        """Drop what is kept of a request: none of its sequences will give another chunk."""
+        """Drop the held chunks of a request that has ended."""
         self._collected.discard(request_id)
-        for place in [place for place in self._chunks if place[0] == request_id]:
-            del self._chunks[place]
+        for sequence in [sequence for sequence in self._chunks if sequence[0] == request_id]:
+            del self._chunks[sequence]
 
     def add(self, chunks: Sequence[Chunk]) -> list[Chunk]:
-        """Take the chunks of a step and return those to send now."""
+        """Add the chunks of a step, and return the chunks to send now."""
         if not self._collected:
             return list(chunks)
         ready = []
@@ -36,10 +36,10 @@ class ChunkCollector:
             if chunk.request_id not in self._collected:
                 ready.append(chunk)
                 continue
-            place = (chunk.request_id, chunk.index)
-            self._chunks[place].append(chunk)
+            sequence = (chunk.request_id, chunk.index)
+            self._chunks[sequence].append(chunk)
             if chunk.finished:
-                ready.append(_joined(self._chunks.pop(place)))
+                ready.append(_joined(self._chunks.pop(sequence)))
         return ready
 
 
@@ -50,8 +50,8 @@ def _joined(chunks: Sequence[Chunk]) -> Chunk:
         index=last.index,
         tokens=tuple(token for chunk in chunks for token in chunk.tokens),
         pieces=tuple(piece for chunk in chunks for piece in chunk.pieces),
-        logprobs=tuple(each for chunk in chunks for each in chunk.logprobs),
-        audits=tuple(each for chunk in chunks for each in chunk.audits),
+        logprobs=tuple(logprobs for chunk in chunks for logprobs in chunk.logprobs),
+        audits=tuple(audit for chunk in chunks for audit in chunk.audits),
         threshold=min(chunk.threshold for chunk in chunks),
         masks=max(chunk.masks for chunk in chunks),
         finished=last.finished,

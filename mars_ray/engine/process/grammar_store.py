@@ -1,7 +1,7 @@
-"""The grammars that an engine in a process of its own has compiled, kept within a bound of memory.
+"""Keep the compiled grammars of an engine process within a memory limit.
 
-Before an engine compiles a grammar, `grammar_checker` finds out what it takes. The engine compiles in a thread, beside
-its steps; requests wait for that here.
+`grammar_checker` measures a grammar before the engine compiles it. The engine compiles in a thread while it steps, and
+requests wait here for their grammar.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from mars_ray.engine.process.messages import Forget, Order, Prepare
 from mars_ray.errors import MarsRayError
 
 ROOM_BYTES = 128 << 20
-"""Memory of all compiled grammars; while requests that run hold more, no large one is compiled."""
+"""Memory limit of compiled grammars. While running requests use more, no large grammar is compiled."""
 SMALL_BYTES = 1 << 20
-"""A grammar up to this size is compiled at once, whatever runs."""
+"""Largest grammar that is compiled even above the limit."""
 LEAST_BYTES = 64 << 10
-"""What every grammar counts at least."""
+"""Smallest size that a grammar counts with."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,11 +28,11 @@ class _Compiled:
     ready: asyncio.Future[None] = field(init=False)
     bytes: int = 0
     users: int = 0
-    """Requests that wait for it or run with it."""
+    """Number of requests that wait for the grammar or run with it."""
 
 
 class GrammarStore:
-    """The grammars of the engine that `send` gives orders to; use it in one event loop."""
+    """The grammars of one engine; `send` sends orders to the engine. Use it in one event loop."""
 
     def __init__(self, checker: GrammarChecker, send: Callable[[Order], None]) -> None:
         self._checker, self._send = checker, send
@@ -47,7 +47,9 @@ class GrammarStore:
         if grammar is None:
             grammar = self._grammars[spec] = _Compiled()
             grammar.ready = asyncio.ensure_future(self._compile(spec, grammar, tenant))
-            grammar.ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # all may have left
+            grammar.ready.add_done_callback(
+                lambda done: done.cancelled() or done.exception()
+            )  # all requests may be gone
         self._grammars.move_to_end(spec)
         grammar.users += 1
         try:
@@ -59,7 +61,7 @@ class GrammarStore:
                 self._freed.notify_all()
 
     def compiled(self, spec: GrammarSpec, error: MarsRayError | None) -> None:
-        """Take what the engine says of a grammar it was to compile."""
+        """Handle the engine's answer to `Prepare`."""
         if (compiling := self._compiling.pop(spec, None)) and not compiling.done():
             if error is None:
                 compiling.set_result(None)
@@ -67,7 +69,7 @@ class GrammarStore:
                 compiling.set_exception(error)
 
     def lose(self, error: MarsRayError) -> None:
-        """End what waits for an engine that is no more."""
+        """Fail the requests that wait for an engine that is gone."""
         for spec in list(self._compiling):
             self.compiled(spec, error)
 
@@ -91,7 +93,7 @@ class GrammarStore:
             raise
 
     def _make_room(self, size: int) -> bool:
-        """Forget grammars that nobody uses, the longest unused first; return whether another may be compiled."""
+        """Forget unused grammars, least recently used first; return whether a new one fits."""
         total = size + sum(grammar.bytes for grammar in self._grammars.values())
         for spec, grammar in list(self._grammars.items()):
             if total <= ROOM_BYTES:

@@ -1,9 +1,7 @@
-"""The messages between an engine in a process of its own and the process that uses it.
+"""The messages between an engine process and its parent.
 
-A frame on the socket is the length in four bytes, then a pickle. It never leaves the machine: both ends are a pair of
-sockets that a parent and its child hold, and nobody else can open.
-
-Ours and not `multiprocessing.connection`: the parent reads on its event loop, and a `Connection` can only block.
+A frame is the length in four bytes, then a pickle. Frames travel through a socket pair that only parent and child hold.
+`multiprocessing.connection` does not fit, because it blocks and the parent reads in an event loop.
 """
 
 import asyncio
@@ -30,7 +28,7 @@ LENGTH = struct.Struct("!I")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
-    """An engine to start."""
+    """The engine to start in a child process."""
 
     folder: Path
     dtype: DtypeOrAuto
@@ -38,20 +36,20 @@ class EngineSpec:
     """Threads of a step on a CPU."""
     options: EngineOptions
     adapters: Mapping[str | None, Path] = field(default_factory=dict)
-    """Folders of adapters by the name that requests know them by; None is that of requests that name none."""
+    """Folders of adapters by the name in requests; None is the name of the default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """What does not change of an engine that runs."""
+    """Constants of a running engine."""
 
     max_model_len: int
-    """Tokens of a sequence, prompt and output."""
+    """Longest sequence in tokens, prompt and output."""
     vocab_size: int
     block: int
-    """Tokens proposed per forward at most."""
+    """Largest number of tokens proposed per forward."""
     token_bytes: tuple[bytes, ...]
-    """The text of each token (see `model.token_bytes`)."""
+    """Bytes of each token (see `model.token_bytes`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +58,19 @@ class Started:
 
     facts: EngineFacts
     tokenizer: GrammarTokenizer | None
-    """The tokenizer for grammars; None where it can follow none."""
+    """Tokenizer for grammars; None if the model's tokenizer is not a fast one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Compile a grammar beside the steps, and keep it; `Prepared` says when that is done."""
+    """Compile a grammar in a thread and keep it; the engine answers with `Prepared`."""
 
     grammar: GrammarSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A grammar is compiled, or cannot be."""
+    """A grammar is compiled, or has failed with `error`."""
 
     grammar: GrammarSpec
     error: MarsRayError | None
@@ -80,7 +78,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Drop a grammar that was prepared."""
+    """Drop a prepared grammar."""
 
     grammar: GrammarSpec
 
@@ -91,24 +89,24 @@ class Add:
 
     request: Request
     stream: bool
-    """Send a chunk after every step; else each sequence is one chunk, sent when it has ended."""
+    """Send a chunk after every step; False sends one chunk for each sequence when it has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """End a request, if it still runs."""
+    """End a request if it still runs."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class AskState:
-    """Ask for the state of the engine; the answers come in order."""
+    """Ask for the state of the engine. Answers come in the order of the questions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request was not queued, or all that runs failed."""
+    """A request was not queued, or failed together with all others."""
 
     request_id: str
     error: MarsRayError
@@ -123,7 +121,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class SetThresholds:
-    """Set the thresholds of requests that name none, from the next step on."""
+    """Set thresholds of classes, from the next step on."""
 
     by_class: Mapping[str, float]
 
@@ -133,13 +131,13 @@ Event = Started | Failed | Refused | Prepared | EngineState | list[Chunk]
 
 
 def frame(message: object) -> bytes:
-    """Return a message as it goes over the socket."""
+    """Return a message as a frame."""
     body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return LENGTH.pack(len(body)) + body
 
 
 async def read_event(reader: asyncio.StreamReader) -> Event | None:
-    """Return what the engine says next; None when it is gone."""
+    """Return the next event; None if the engine is gone."""
     try:
         [length] = LENGTH.unpack(await reader.readexactly(LENGTH.size))
         event: Event = pickle.loads(await reader.readexactly(length))
@@ -149,22 +147,22 @@ async def read_event(reader: asyncio.StreamReader) -> Event | None:
 
 
 class OrderSocket:
-    """The engine's end of the socket, for a thread that may wait."""
+    """The engine's end of the socket, with blocking calls."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket, self._sending = connected, threading.Lock()
 
     def send(self, event: Event) -> None:
-        """Send an event, and wait for room: the other end always reads. Any thread may call this."""
+        """Send an event from any thread. It may block until the other end, which always reads, has read."""
         with self._sending:
             self._socket.sendall(frame(event))
 
     def waiting(self) -> bool:
-        """Return whether there is something to receive, or the other end is gone."""
+        """Return whether an order has arrived or the other end is gone."""
         return bool(select.select([self._socket], [], [], 0)[0])
 
     def receive(self) -> Order | None:
-        """Wait for an order; None when the other end is gone."""
+        """Wait for an order; None if the other end is gone."""
         head = self._exactly(LENGTH.size)
         body = head and self._exactly(*LENGTH.unpack(head))
         return pickle.loads(body) if body else None

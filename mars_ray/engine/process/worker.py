@@ -1,7 +1,6 @@
-"""The process that decodes: it takes orders from a socket between steps, and steps while there is work.
+"""The engine process: it reads orders from a socket between steps, and steps while there is work.
 
-It does not end because of one request, and it does not outlive the process that started it. What goes over the socket
-is in `messages`.
+A failing request does not end it, and it ends with its parent. `messages` defines the orders and events.
 """
 
 import ctypes
@@ -39,16 +38,16 @@ log = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
 NICE = 5
-"""An engine takes all the processor there is. What brings it requests needs little, and must not wait for it: a queue
-that builds before the engine is one that nobody who decides about thresholds can see."""
+"""Niceness of the engine, so that the process that feeds it runs first. Requests that wait outside the engine are
+invisible to the controller of thresholds."""
 COMPILING = 4
-"""Grammars that are compiled at a time."""
+"""Number of grammars compiled at a time."""
 
 
 def serve_engine(engine: Engine, orders: OrderSocket) -> None:
-    """Work until the other end is gone."""
+    """Obey orders and step until the other end is gone."""
     alive: dict[str, int] = {}
-    """Sequences of each request that have not ended."""
+    """Number of running sequences of each request."""
     collector = ChunkCollector()
     compiling = ThreadPoolExecutor(COMPILING)
     try:
@@ -94,7 +93,7 @@ def _obey(order: Order, engine: Engine, orders: OrderSocket, alive: dict[str, in
 
 
 def _prepare(grammar: GrammarSpec, engine: Engine, orders: OrderSocket) -> None:
-    """Compile a grammar in this thread, and say so: the library releases the interpreter meanwhile."""
+    """Compile a grammar in this thread and send `Prepared`. The library releases the interpreter lock meanwhile."""
     error: MarsRayError | None = None
     try:
         engine.grammars.prepare(grammar)
@@ -110,7 +109,7 @@ def _prepare(grammar: GrammarSpec, engine: Engine, orders: OrderSocket) -> None:
 def _step(engine: Engine, orders: OrderSocket, alive: dict[str, int], collector: ChunkCollector) -> None:
     try:
         chunks = engine.step()
-    except Exception as error:  # a bug of ours; those who wait must hear of it all the same
+    except Exception as error:  # a bug of the engine: the waiting requests must still end
         log.exception("a step failed")
         for request_id in alive:
             engine.cancel(request_id)
@@ -129,11 +128,11 @@ def _step(engine: Engine, orders: OrderSocket, alive: dict[str, int], collector:
 
 
 def main(descriptor: int) -> None:
-    """Start the engine that the first message names, on the socket that was handed down."""
-    if sys.platform == "linux":  # even in the middle of a step that never ends
+    """Start the engine of the first message on the inherited socket."""
+    if sys.platform == "linux":  # end with the parent even during a step that never ends
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.nice(NICE)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to act on: what runs may finish
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, so that running requests may finish
     orders = OrderSocket(socket.socket(fileno=descriptor))
     spec = orders.receive()
     assert isinstance(spec, EngineSpec)
@@ -169,7 +168,7 @@ def _start(spec: EngineSpec) -> tuple[Engine, EngineFacts]:
 
 
 def _grammar_tokenizer(engine: Engine) -> GrammarTokenizer | None:
-    """Return the tokenizer for grammars, loaded: later, steps would wait for it."""
+    """Load the tokenizer for grammars before the first step, so that no step waits for it."""
     try:
         return engine.grammars.load()
     except GrammarError as error:
