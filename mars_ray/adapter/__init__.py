@@ -1,1 +1,1 @@
-"""The lossless adapter: low-rank weights at mask positions only, so that the base model stays itself."""
+"""The lossless adapter: low-rank weights that act at mask positions only and leave the base model unchanged."""

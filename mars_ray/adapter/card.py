@@ -1,6 +1,6 @@
-"""Names of adapters to folders, and the cards in them, for all who decide about an adapter and do not load it.
+"""Find the folder of an adapter by name, and read its card.
 
-Never: imports torch: who passes requests on has none.
+Never: imports torch, which processes that only pass requests on do not load.
 """
 
 from collections.abc import Mapping
@@ -18,24 +18,24 @@ from mars_ray.model.resolve import is_elsewhere, resolve_model
 Found = TypeVar("Found")
 CONFIG_FILE = "adapter_config.json"
 SHIPPED = Path(str(files("mars_ray"))) / "assets" / "adapters"
-"""Adapters that come with the package, each in a folder named as the model it is for."""
+"""Adapters in the package, each in a folder with the name of its model."""
 
 
 class AdapterCard(BaseModel):
-    """What `mars.json` of an adapter says."""
+    """The content of `mars.json` in the folder of an adapter."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     method: Literal["adapter"] = "adapter"
     block: Annotated[int, Field(ge=2)]
-    """Masks of the longest block it was trained with."""
+    """Longest block of the training, in tokens."""
     objective: dict[str, bool | float | str]
     base_model: str
     base_digest: str
-    """`model.digest.weights_digest` of the base."""
+    """Digest of the base (`model.digest.weights_digest`)."""
     init_digest: str | None = None
-    """The same of the adapter that training began with; null where it began with a new one. The counts below leave out
-    what that had seen."""
+    """Digest of the adapter that training started from; null for a new adapter. The counts below do not include that
+    adapter's own training."""
     data: str
     examples: int
     tokens: int
@@ -47,12 +47,12 @@ class AdapterCard(BaseModel):
 
 
 def is_adapter(folder: Path) -> bool:
-    """Return whether `folder` looks like an adapter's."""
+    """Return whether `folder` looks like the folder of an adapter."""
     return (folder / CONFIG_FILE).is_file()
 
 
 def read_adapter_card(folder: Path) -> AdapterCard:
-    """Return the card of an adapter. Raises `AdapterError` where there is none, or no valid one."""
+    """Return the card of an adapter. Raises `AdapterError` for a missing or invalid card."""
     try:
         return AdapterCard.model_validate_json((folder / CARD_FILE).read_bytes())
     except (OSError, ValidationError) as error:
@@ -60,29 +60,30 @@ def read_adapter_card(folder: Path) -> AdapterCard:
 
 
 def shipped_adapters() -> list[str]:
-    """Return the names of the adapters that come with the package."""
-    return sorted(each.name for each in SHIPPED.iterdir())
+    """Return the names of the adapters in the package."""
+    return sorted(folder.name for folder in SHIPPED.iterdir())
 
 
 def unnamed(adapter: Found | None) -> dict[str | None, Found]:
-    """Return the adapters of an engine that has this one alone, for all requests, or none."""
+    """Return the mapping of an engine whose only adapter is `adapter`, or that has none."""
     return {} if adapter is None else {None: adapter}
 
 
 def resolve_adapter(name: str | None) -> Path | None:
-    """Return the folder of the adapter that a caller names: a folder or its URL, a shipped one, or one on a hub.
+    """Return the folder of the adapter that a user calls `name`: a folder, a URL, a shipped adapter or a name on a hub.
 
-    A folder that exists comes before a shipped one of its name. Raises `AdapterError` for what is no adapter.
+    An existing folder has precedence over a shipped adapter. Raises `AdapterError` for any other name.
     """
     if name is None:
         return None
-    exists, shipped = Path(name).expanduser().exists(), shipped_adapters()
+    exists = Path(name).expanduser().exists()
+    shipped = shipped_adapters()
     if not exists and name not in shipped and not is_elsewhere(name):
         known = " or ".join(map(repr, shipped))
         raise AdapterError(f"unknown adapter {name!r}: give {known}, a folder, its URL, or organisation/name of a hub.")
     folder = SHIPPED / name if name in shipped and not exists else resolve_model(name)
     if not is_adapter(folder):
-        raise AdapterError(f"{name} is no adapter: it has no {CONFIG_FILE}. Name a model by --model.")
+        raise AdapterError(f"{name} is not an adapter: it has no {CONFIG_FILE}. Give a model with --model.")
     return folder.absolute()
 
 
@@ -91,17 +92,17 @@ def check_base(card: AdapterCard, folder: Path, base: Path) -> None:
     digest = weights_digest(base)
     if card.base_digest != digest:
         raise AdapterError(
-            f"{folder} is an adapter for {card.base_model} (digest {card.base_digest}); the model in {base} has the "
-            f"digest {digest}. Give the model it was trained on, or train an adapter for this one."
+            f"{folder} is an adapter for {card.base_model} (digest {card.base_digest}), but the model in {base} has "
+            f"the digest {digest}. Give the model it was trained on, or train an adapter for this one."
         )
 
 
 def resolve_adapters(adapter: str | None, named: Mapping[str, str]) -> dict[str | None, Path]:
-    """Return the folders of the adapter of all requests, if there is one, and of those with names."""
-    found = unnamed(resolve_adapter(adapter))
-    return found | {name: folder for name, each in named.items() if (folder := resolve_adapter(each))}
+    """Return the folders of the default adapter, if any, and of the named ones, by name."""
+    folders = {name: folder for name, value in named.items() if (folder := resolve_adapter(value))}
+    return unnamed(resolve_adapter(adapter)) | folders
 
 
 def decoding_card(base: Path, adapter: Path | None) -> Card | AdapterCard | None:
-    """Return the card that says how far to look ahead and what thresholds give: the adapter's, else the model's."""
+    """Return the card with block and calibration: the adapter's, or the model's without an adapter."""
     return read_card(base) if adapter is None else read_adapter_card(adapter)

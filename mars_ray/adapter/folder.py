@@ -1,12 +1,12 @@
-"""An adapter on disk: a folder as PEFT lays it out, with a card that names the base it belongs to.
+"""An adapter on disk: a folder in PEFT's layout, with a card that names the base.
 
     adapter_model.safetensors   the factors under PEFT's names, `mask_embedding`, the sampler head; int8 has `…_scale`
-    adapter_config.json         PEFT's keys where they mean the same, and `gated: true`
-    mars.json                   how it was trained, and the digest of its base
+    adapter_config.json         PEFT's keys, and `gated: true`
+    mars.json                   the card: training, and the digest of the base
 
-In:    an adapter and its card; or a folder and the base it is to be put to.
-Out:   the folder, all of it or nothing; or the adapter, not attached yet.
-Never: loads onto another base than the one it was trained on, whose keys and values mean other things.
+In:    an adapter and its card; or a folder and its base.
+Out:   a complete folder or none; or the adapter, not attached yet.
+Never: loads an adapter for another base than the one it was trained on.
 """
 
 import json
@@ -30,7 +30,7 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 def save_adapter(
     adapter: GatedLoRA, card: AdapterCard, folder: Path, *, dtype: torch.dtype = torch.bfloat16, replace: bool = False
 ) -> None:
-    """Write `adapter` to `folder`, which must be absent or empty; with `replace` an older one there goes first."""
+    """Write `adapter` to `folder`, which must be absent or empty; `replace` removes an older adapter first."""
     shape = adapter.shape
     config = {
         "peft_type": "LORA",
@@ -49,11 +49,11 @@ def save_adapter(
         (partial / WEIGHTS_FILE).chmod((partial / CONFIG_FILE).stat().st_mode)
 
     if replace:
-        _let_go(folder)
+        _remove(folder)
     save_folder(folder, write)
 
 
-def _let_go(folder: Path) -> None:
+def _remove(folder: Path) -> None:
     try:
         for name in (WEIGHTS_FILE, CONFIG_FILE, CARD_FILE):
             (folder / name).unlink(missing_ok=True)
@@ -63,16 +63,16 @@ def _let_go(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter and the card it came with."""
+    """An adapter and its card."""
 
     lora: GatedLoRA
     card: AdapterCard
 
 
 def load_adapter(folder: Path, base: Path) -> Adapter:
-    """Return the adapter in `folder` in float32, in eval mode and without gradients.
+    """Load the adapter in `folder` in float32, in eval mode and without gradients.
 
-    Raises `AdapterError` unless it is complete and was trained on the model in `base`.
+    Raises `AdapterError` for an incomplete adapter, or for one of another base than the model in `base`.
     """
     card = read_adapter_card(folder)
     check_base(card, folder, base)
@@ -80,9 +80,9 @@ def load_adapter(folder: Path, base: Path) -> Adapter:
 
 
 def start_from(adapter: GatedLoRA, folder: Path) -> None:
-    """Give `adapter` the weights of the one in `folder`, whatever model that was trained on.
+    """Copy the weights of the adapter in `folder`, of any base, into `adapter`.
 
-    Raises `AdapterError` unless it is complete and has the same sizes.
+    Raises `AdapterError` for an incomplete adapter or other sizes.
     """
     other = _load(folder)
     for name in ("rank", "alpha", "masks", "linears"):

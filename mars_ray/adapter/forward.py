@@ -1,7 +1,7 @@
-"""The two forwards of adapter training: the base over the clean tokens, then masks over its keys and values.
+"""The two forwards of adapter training: the base over clean tokens, then masks over the base's keys and values.
 
-The first is without gradients and gives, once for all masks, what they attend to and what they are to say. Only the
-second carries gradients and low-rank products, and it holds masks alone.
+The first has no gradients; it gives the keys, values and targets of all masks. The second holds only masks, and has
+gradients and low-rank products.
 """
 
 from dataclasses import dataclass
@@ -19,46 +19,49 @@ from mars_ray.method.tiles import Layout, Piece, attend, attend_piece, lay_out
 ATTENTION = "mars_adapter"
 
 KeysAndValues = list[tuple[Tensor, Tensor]]
-"""Those of each layer, [key heads, clean places, D]."""
+"""Keys and values of each layer, [key heads, clean positions, D]."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaskTile:
-    """The masks of a tile, and how many clean slots it has."""
+    """Number of masks and of clean slots in a tile."""
 
     masks: int
     clean: int
     hidden: Tensor
-    """[masks, masks + clean]: 0 where a mask may attend, -inf elsewhere."""
+    """[masks, masks + clean]: 0 if a mask may attend, else -inf."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaskLogits:
-    """What masks say, what the base says in their place, and which masks they are."""
+    """Logits of masks, and of the base at the same positions."""
 
     logits_MV: Tensor
-    """Without the sampler head."""
+    """Logits of masks without the sampler head."""
     hidden_MH: Tensor
-    """What the logits are made from."""
+    """Last hidden states of the masks."""
     teacher_MV: Tensor
+    """Logits of the base."""
     slot_M: Tensor
-    """The slot of each mask, counted through all rows of the streams."""
+    """Slot of each mask, counted through all packed sequences."""
     before_M: Tensor
-    """The token before what each mask is to say: the clean one in its place."""
+    """Token before the target of each mask: the clean token at its position."""
 
 
 def mask_logits(network: PreTrainedModel, adapter: GatedLoRA, streams: Streams) -> MaskLogits:
-    """Run both forwards over the result of `mask_streams`; `network` has the attention `ATTENTION`."""
+    """Run both forwards over the result of `mask_streams`; `network` must use the attention `ATTENTION`."""
     layout = lay_out(streams, network.dtype)
     slot_P = layout.slot_P
     noisy_P = streams.noisy_RS.flatten()[slot_P]
-    slot_M, slot_C = slot_P[noisy_P], slot_P[~noisy_P]
+    slot_M = slot_P[noisy_P]
+    slot_C = slot_P[~noisy_P]
     clean_tiles, mask_tiles = _tiles(layout, noisy_P)
     width = streams.tokens_RS.shape[1]
     twin_M = streams.twin_RS.flatten()[slot_M] + slot_M // width * width
     place_C = (~noisy_P).long().cumsum(dim=0) - 1
     taught_M = place_C[layout.place_RS.flatten()[twin_M]]
-    tokens, positions = streams.tokens_RS.flatten(), streams.position_RS.flatten()
+    tokens = streams.tokens_RS.flatten()
+    positions = streams.position_RS.flatten()
     seen: KeysAndValues = []
     with torch.no_grad():
         teacher_MV = logits_at(
@@ -83,14 +86,17 @@ def mask_logits(network: PreTrainedModel, adapter: GatedLoRA, streams: Streams) 
 
 
 def _tiles(layout: Layout, noisy_P: Tensor) -> tuple[list[list[Piece]], list[MaskTile]]:
-    """Take the tiles apart: their clean pieces, whose keys count from the first clean slot, and their masks."""
+    """Split tiles into their clean pieces, with keys counted from the first clean slot, and their masks."""
     clean_tiles, mask_tiles, start = [], [], 0
     for tile in layout.tiles:
         slots = sum(piece.queries for piece in tile)
         masks = int(noisy_P[start : start + slots].sum())
         clean = tile[1:] if masks else tile
         clean_tiles.append(
-            [Piece(each.queries, slice(each.keys.start - masks, each.keys.stop - masks), each.hidden) for each in clean]
+            [
+                Piece(piece.queries, slice(piece.keys.start - masks, piece.keys.stop - masks), piece.hidden)
+                for piece in clean
+            ]
         )
         hidden = tile[0].hidden if masks else torch.empty(0, slots)
         mask_tiles.append(MaskTile(masks, slots - masks, hidden))
@@ -111,14 +117,15 @@ def _attend(
     mask_tiles: list[MaskTile] | None = None,
     **_unused: Any,
 ) -> tuple[Tensor, None]:
-    """Attend among clean tokens, whose keys and values are kept in `seen`; or from masks to those and to masks."""
+    """Attend among clean tokens and append their keys and values to `seen`, or from masks to `seen` and masks."""
     if mask_tiles is None:
         assert tiles is not None
         seen.append((key_1KPD[0], value_1KPD[0]))
         return attend(module, query_1HPD, key_1KPD, value_1KPD, None, scaling=scaling, tiles=tiles)
-    masks, clean = [tile.masks for tile in mask_tiles], [tile.clean for tile in mask_tiles]
-    of_masks = (torch.split(each[0], masks, dim=1) for each in (query_1HPD, key_1KPD, value_1KPD))
-    of_clean = (torch.split(each, clean, dim=1) for each in seen[module.layer_idx])  # type: ignore[index]
+    masks = [tile.masks for tile in mask_tiles]
+    clean = [tile.clean for tile in mask_tiles]
+    of_masks = (torch.split(states[0], masks, dim=1) for states in (query_1HPD, key_1KPD, value_1KPD))
+    of_clean = (torch.split(states, clean, dim=1) for states in seen[module.layer_idx])  # type: ignore[index]
     outs = [
         attend_piece(query, torch.cat([key, clean_key], 1), torch.cat([value, clean_value], 1), tile.hidden, scaling)
         for tile, query, key, value, clean_key, clean_value in zip(mask_tiles, *of_masks, *of_clean, strict=True)

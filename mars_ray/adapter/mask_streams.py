@@ -1,8 +1,8 @@
-"""The streams an adapter learns from: masks behind clean prefixes, and the clean tokens that the base reads anyway.
+"""The training streams of an adapter: masks, and the clean tokens that the base reads.
 
-A mask sees the clean tokens before its block and the masks of its block, and nothing else: that is what the engine
-shows it, behind a token that was accepted or drafted. Unlike in `method.streams` a block begins anew where a response
-does, the noisy stream holds masks alone, and only those whose next token is of the response.
+A mask sees only the clean tokens before its block and the masks of its block, as in the engine. Different from
+`method.streams`: a new block begins at each response, the noisy stream holds only masks, and only masks whose next
+token belongs to the response.
 """
 
 from torch import Tensor, cat, ones_like
@@ -13,8 +13,8 @@ from mars_ray.method.streams import IGNORE, PADDING, PackedRows, Streams, clean_
 def mask_streams(rows: PackedRows, *, block: int, phase_RT: Tensor | int = 0, decay: float = 1.0) -> Streams:
     """Build `[masks | clean]` with at most `block` masks in a block.
 
-    Where a mask stands `tokens_RS` holds its offset: how many masks stand before it in its block. Its label is the
-    token after it; its twin, the clean token at its position, is labelled too and no other clean token is.
+    `tokens_RS` holds at each mask its offset, the number of masks before it in its block. The label of a mask is the
+    next token. Its twin, the clean token at its position, has the same label; other clean tokens have none.
     """
     clean = clean_stream(rows)
     number_RT = (rows.position_RT + phase_RT) // block

@@ -1,8 +1,8 @@
-"""The sampler head of an adapter: it tells a mask which token was chosen before it.
+"""The sampler head of an adapter, which corrects the logits of a mask by the token chosen before it.
 
-All masks of a block are decoded in one forward, so none knows what the one before it said; each may say something
-likely, and both together something nobody would write. The head corrects the logits of a mask once that token is known:
-those of its likeliest candidates alone, for that costs next to nothing beside a forward.
+All masks of a block are decoded in one forward, so a mask does not know the token at the mask before it, and two likely
+tokens may not fit together. The head corrects the logits of a mask once the token before it is known. It corrects only
+the likeliest candidates, which takes little time compared with a forward.
 
 Source: arXiv 2507.11851, whose sampler computes the logits of the whole vocabulary.
 
@@ -15,16 +15,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
-from mars_ray.adapter.sizes import check_sizes
+from mars_ray.errors import AdapterError
 
 CANDIDATES = 32
-"""Tokens of a mask whose logits are corrected: those it finds likeliest."""
+"""Number of likeliest tokens of a mask whose logits are corrected."""
 CHUNK = 64
 WIDTH = 512
 
 
+def check_shape(name: str, tensor: Tensor, needed: tuple[int, ...]) -> None:
+    """Raise `AdapterError` unless `tensor` has the shape `needed`; `name` is for the message."""
+    if tuple(tensor.shape) != needed:
+        raise AdapterError(
+            f"The adapter does not fit the model: its tensor {name} has the shape {tuple(tensor.shape)}; the model "
+            f"needs {needed}. Give an adapter that was trained on this model."
+        )
+
+
 class SamplerHead(nn.Module):
-    """Two layers over a mask's last hidden state and the token before it. New, it corrects nothing: `write` is zero."""
+    """Two layers over a mask's last hidden state and the token before it. A new head corrects nothing."""
 
     def __init__(self, hidden: int, width: int = WIDTH) -> None:
         super().__init__()
@@ -34,23 +43,23 @@ class SamplerHead(nn.Module):
         nn.init.zeros_(self.write.weight)
 
     def check_fits(self, hidden: int) -> None:
-        """Raise `AdapterError` unless this is the head of a network with this hidden size."""
+        """Raise `AdapterError` unless the head fits a network with this hidden size."""
         width = self.read_hidden.out_features
-        check_sizes("sampler.read_hidden.weight", self.read_hidden.weight, (width, hidden))
-        check_sizes("sampler.read_hidden.bias", self.read_hidden.bias, (width,))
-        check_sizes("sampler.read_token.weight", self.read_token.weight, (width, hidden))
-        check_sizes("sampler.write.weight", self.write.weight, (hidden, width))
+        check_shape("sampler.read_hidden.weight", self.read_hidden.weight, (width, hidden))
+        check_shape("sampler.read_hidden.bias", self.read_hidden.bias, (width,))
+        check_shape("sampler.read_token.weight", self.read_token.weight, (width, hidden))
+        check_shape("sampler.write.weight", self.write.weight, (hidden, width))
 
     def read(self, hidden_MH: Tensor) -> Tensor:
-        """Return what is known of masks before any token is: [M, W]."""
+        """Return the part of the input that depends on masks only, [M, W]."""
         read_MW: Tensor = self.read_hidden(rms_norm(hidden_MH, hidden_MH.shape[-1:]))
         return read_MW
 
     def correction(self, read_MW: Tensor, before_MH: Tensor, candidate_MCH: Tensor) -> Tensor:
-        """Return what is added to the logits of candidates, [M, C].
+        """Return the corrections to add to the logits of candidates, [M, C].
 
-        `before_MH` are the input embeddings of the tokens before the masks, `candidate_MCH` the rows of the output
-        embedding that belong to the candidates.
+        `before_MH` are input embeddings of the tokens before the masks, `candidate_MCH` output embeddings of the
+        candidates.
         """
         read_MW = silu(read_MW + self.read_token(rms_norm(before_MH, before_MH.shape[-1:])))
         correction_MC: Tensor = (candidate_MCH @ self.write(read_MW)[:, :, None])[:, :, 0]
@@ -60,7 +69,8 @@ class SamplerHead(nn.Module):
 def likeliest(logits_MV: Tensor) -> tuple[Tensor, Tensor]:
     """Return the `CANDIDATES` largest logits at each mask, in descending order, and their tokens: two [M, C].
 
-    A sort of the whole vocabulary would take longer than the head: the largest are in the chunks with the largest.
+    A top-k over the whole vocabulary would take longer than the head. The largest logits lie in the chunks with the
+    largest maxima.
     """
     M, V = logits_MV.shape
     if V <= CANDIDATES * CHUNK:
@@ -69,25 +79,25 @@ def likeliest(logits_MV: Tensor) -> tuple[Tensor, Tensor]:
     chunked_MNP = padded_MV.view(M, -1, CHUNK)
     chunk_MC = chunked_MNP.amax(dim=-1).topk(CANDIDATES, dim=-1).indices
     within_MQ = chunked_MNP.gather(1, chunk_MC[:, :, None].expand(-1, -1, CHUNK)).flatten(1)
-    logit_MC, place_MC = within_MQ.topk(CANDIDATES, dim=-1)
-    return logit_MC, chunk_MC.gather(1, place_MC // CHUNK) * CHUNK + place_MC % CHUNK
+    logit_MC, index_MC = within_MQ.topk(CANDIDATES, dim=-1)
+    return logit_MC, chunk_MC.gather(1, index_MC // CHUNK) * CHUNK + index_MC % CHUNK
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The likeliest tokens of M masks, and what the head makes of their logits."""
+    """The likeliest tokens of M masks, and their logits with and without the head."""
 
     token_MC: Tensor
     logit_MC: Tensor
-    """Without the head, float32."""
+    """Logits without the head, float32."""
     corrected_MC: Tensor
 
     @property
     def token_M(self) -> Tensor:
-        """The likeliest token of each mask with the head."""
+        """Likeliest token of each mask after correction."""
         return self.token_MC.gather(1, self.corrected_MC.argmax(dim=-1, keepdim=True))[:, 0]
 
     def log_total(self, log_total_M: Tensor) -> Tensor:
-        """Return log sum exp of all logits of a mask, [M]; `log_total_M` is that without the head."""
+        """Return the log-sum-exp of all logits of each mask, [M]; `log_total_M` is the one without the head."""
         others_M = (1 - (self.logit_MC - log_total_M[:, None]).exp().sum(dim=-1)).clamp(min=1e-6)
         return torch.logaddexp(log_total_M + others_M.log(), self.corrected_MC.logsumexp(dim=-1))

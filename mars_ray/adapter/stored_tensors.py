@@ -1,8 +1,8 @@
-"""The tensors of an adapter as its file holds them: their names, their rounding to 8 bits, and their sizes.
+"""Names, rounding to 8 bits, and shapes of the tensors in the file of an adapter.
 
-In:    an adapter; or the tensors of a file that anybody may have written, with rank and alpha.
-Out:   named tensors; or an adapter in float32 that holds them.
-Never: builds an adapter before every tensor of the file has a known name, the shape it needs and finite values.
+In:    an adapter; or the tensors of an untrusted file, with rank and alpha.
+Out:   named tensors; or an adapter in float32.
+Never: builds an adapter before every tensor has a known name, the right shape and finite values.
 """
 
 from collections.abc import Mapping
@@ -11,19 +11,21 @@ import torch
 from torch import Tensor
 
 from mars_ray.adapter.gated_lora import GatedLoRA, LoraShape
-from mars_ray.adapter.rounding import restored, rounded
 from mars_ray.errors import AdapterError
 
 PREFIX, EMBEDDING, SAMPLER, SCALE = "base_model.model.", "mask_embedding", "sampler.", "_scale"
 FACTORS = ".lora_A.weight", ".lora_B.weight"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 LARGEST = torch.finfo(torch.float16).max
-"""Largest magnitude of a value, so that no product of an adapter overflows in any format of the engine."""
+"""Largest magnitude of a value, so that no product overflows in any number format of the engine."""
+LARGEST_INT8 = 127
 
 
 def stored_tensors(adapter: GatedLoRA, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return what the file of `adapter` holds. In `torch.int8` a matrix has one scale for each row; the embeddings of
-    masks and the bias are in bfloat16."""
+    """Return the tensors of an adapter by their names in a file.
+
+    With `torch.int8` a matrix has one scale for each row, and mask embeddings and the bias are in bfloat16.
+    """
     plain = torch.bfloat16 if dtype is torch.int8 else dtype
     tensors: dict[str, Tensor] = {}
     for name, tensor in _parameters(adapter).items():
@@ -35,17 +37,17 @@ def stored_tensors(adapter: GatedLoRA, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def adapter_of(tensors: Mapping[str, Tensor], rank: object, alpha: object) -> GatedLoRA:
-    """Return the adapter in the tensors of a file. Raises `AdapterError` for what does not fit together."""
+    """Build the adapter from the tensors of a file. Raises `AdapterError` for tensors that do not fit together."""
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
         raise AdapterError(f"r is {rank!r}; it must be a whole number of at least 1.")
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not abs(alpha) <= LARGEST:
         raise AdapterError(f"lora_alpha is {alpha!r}; it must be a number of at most {LARGEST:g}.")
-    found = _in_float32(tensors)
-    masks, hidden = _matrix(found, EMBEDDING)
+    weights = _in_float32(tensors)
+    masks, hidden = _matrix(weights, EMBEDDING)
     first, second = FACTORS
-    names = [name.removesuffix(first) for name in found if name.endswith(first)]
+    names = [name.removesuffix(first) for name in weights if name.endswith(first)]
     linears = {
-        name.removeprefix(PREFIX): (_matrix(found, name + first)[1], _matrix(found, name + second)[0])
+        name.removeprefix(PREFIX): (_matrix(weights, name + first)[1], _matrix(weights, name + second)[0])
         for name in names
         if name.startswith(PREFIX)
     }
@@ -54,22 +56,22 @@ def adapter_of(tensors: Mapping[str, Tensor], rank: object, alpha: object) -> Ga
     shape = LoraShape(rank=rank, alpha=alpha, masks=masks, linears=linears)
     with torch.device("meta"):
         needed = {name: tuple(tensor.shape) for name, tensor in _parameters(GatedLoRA(shape, hidden)).items()}
-    if unknown := sorted(set(found) - set(needed)):
-        raise AdapterError(f"the tensor {unknown[0]} is none of an adapter's.")
+    if unknown := sorted(set(weights) - set(needed)):
+        raise AdapterError(f"the tensor {unknown[0]} does not belong to an adapter.")
     for name, sizes in needed.items():
-        if (there := _shape(found, name)) != sizes:
-            raise AdapterError(f"the tensor {name} has the shape {there}; it needs {sizes}.")
-        if name.endswith(second) and not float(found[name].abs().max()) * abs(alpha) / rank <= LARGEST:
+        if (shape_in_file := _shape(weights, name)) != sizes:
+            raise AdapterError(f"the tensor {name} has the shape {shape_in_file}; it needs {sizes}.")
+        if name.endswith(second) and not float(weights[name].abs().max()) * abs(alpha) / rank <= LARGEST:
             raise AdapterError(f"the tensor {name} times lora_alpha / r holds values larger than {LARGEST:g}.")
     adapter = GatedLoRA(shape, hidden)
     with torch.no_grad():
         for name, parameter in _parameters(adapter).items():
-            parameter.copy_(found[name])
+            parameter.copy_(weights[name])
     return adapter
 
 
 def _parameters(adapter: GatedLoRA) -> dict[str, Tensor]:
-    """Return the parameters of an adapter by their names in its file."""
+    """Return the parameters of an adapter by their names in a file."""
     factors = {
         f"{PREFIX}{name}{half}": factor
         for name, pair in adapter.factors.items()
@@ -79,36 +81,52 @@ def _parameters(adapter: GatedLoRA) -> dict[str, Tensor]:
 
 
 def _in_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return all tensors but the scales, those in int8 multiplied with theirs."""
-    found = {}
+    """Return all tensors except scales in float32; int8 tensors are multiplied by their scales."""
+    weights = {}
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES:
-            known = ", ".join(str(each).removeprefix("torch.") for each in DTYPES)
-            raise AdapterError(f"the tensor {name} is of {tensor.dtype}; an adapter's are of {known}.")
+            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+            raise AdapterError(f"the tensor {name} has the dtype {tensor.dtype}; it must be one of {known}.")
         rows = name.removesuffix(SCALE)
         if rows != name and rows in tensors and tensors[rows].dtype is torch.int8:
             continue
         if tensor.dtype is torch.int8:
             count, _ = _matrix(tensors, name)
-            if (there := _shape(tensors, name + SCALE)) != (count, 1):
-                raise AdapterError(f"the tensor {name}{SCALE} has the shape {there}; it needs {(count, 1)}.")
-            found[name] = restored(tensor, tensors[name + SCALE])
+            if (shape := _shape(tensors, name + SCALE)) != (count, 1):
+                raise AdapterError(f"the tensor {name}{SCALE} has the shape {shape}; it needs {(count, 1)}.")
+            weights[name] = restored(tensor, tensors[name + SCALE])
         else:
-            found[name] = tensor.float()
-        if not bool((found[name].abs() <= LARGEST).all()):  # false for NaN, too
+            weights[name] = tensor.float()
+        if not bool((weights[name].abs() <= LARGEST).all()):  # false for NaN, too
             raise AdapterError(f"the tensor {name} holds values that are NaN or larger than {LARGEST:g}.")
-    return found
+    return weights
 
 
 def _matrix(tensors: Mapping[str, Tensor], name: str) -> tuple[int, int]:
     match _shape(tensors, name):
         case (rows, columns) if rows > 0 and columns > 0:
             return rows, columns
-        case there:
-            raise AdapterError(f"the tensor {name} has the shape {there}; it needs two sizes of at least 1.")
+        case shape:
+            raise AdapterError(f"the tensor {name} has the shape {shape}; it needs two sizes of at least 1.")
 
 
 def _shape(tensors: Mapping[str, Tensor], name: str) -> tuple[int, ...]:
     if name not in tensors:
         raise AdapterError(f"the tensor {name} is missing.")
     return tuple(tensors[name].shape)
+
+
+def rounded(factor_RC: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the nearest int8 values and a float32 scale for each row, [R, 1]."""
+    factor_RC = factor_RC.float()
+    scale_R1 = factor_RC.abs().amax(dim=1, keepdim=True) / LARGEST_INT8
+    # A row of zeros has scale 0, so the divisor is clamped.
+    values_RC = (factor_RC / scale_R1.clamp(min=torch.finfo(torch.float32).tiny)).round()
+    return values_RC.to(torch.int8), scale_R1
+
+
+def restored(values_RC: Tensor, scale_R1: Tensor) -> Tensor:
+    """Undo `rounded`, in float32. Raises `ValueError` for scales of another shape."""
+    if scale_R1.shape != (len(values_RC), 1):
+        raise ValueError(f"scales of the shape {tuple(scale_R1.shape)} for {len(values_RC)} rows")
+    return values_RC.float() * scale_R1.float()

@@ -1,7 +1,6 @@
-"""A model of lm-evaluation-harness: its tasks, decoded by our engine in any of its modes.
+"""The model "mars-ray" for lm-evaluation-harness, decoded by our engine in any mode.
 
-`register` makes the model "mars-ray" known to the harness. No other part imports this one: the harness is an extra that
-need not be installed.
+No other part imports this one, because the harness is an optional dependency.
 """
 
 from mars_ray.errors import ConfigError
@@ -10,12 +9,12 @@ MODEL_NAME = "mars-ray"
 
 
 def register() -> None:
-    """Make `MODEL_NAME` a model of lm-evaluation-harness in this process; a second time changes nothing.
+    """Register `MODEL_NAME` with lm-evaluation-harness in this process; a second call is a no-op.
 
-    The harness has no entry points to find models by. Raises `ConfigError` where it is not installed.
+    The harness has no entry points for models. Raises `ConfigError` if it is not installed.
     """
     try:
-        import lm_eval.models  # noqa: F401  # registers its own models, which it leaves out when it finds one already
+        import lm_eval.models  # noqa: F401  # registers its own models, which it skips if any model is registered
         from lm_eval.api.registry import model_registry
     except ModuleNotFoundError as error:
         raise ConfigError(

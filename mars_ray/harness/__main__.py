@@ -1,11 +1,11 @@
-"""`python -m mars_ray.harness`: the command line of lm-evaluation-harness, `lm-eval`, which then knows our model."""
+"""`python -m mars_ray.harness`: the command `lm-eval` of lm-evaluation-harness with our model registered."""
 
 from mars_ray.harness import register
 from mars_ray.program import run_program
 
 
 def main() -> None:
-    """Run `lm-eval`; an error of ours is one line and an exit code."""
+    """Run `lm-eval`; an error of mars-ray is one line and an exit code."""
     run_program("mars-ray", _evaluate)
 
 

@@ -1,6 +1,6 @@
-"""Read the arguments of a `generate_until` request: how the engine makes the text, and where it is cut.
+"""Parse the arguments of a `generate_until` request into sampling parameters and stop strings.
 
-An argument that would change the answer and that we do not have is an error.
+An unsupported argument that would change the answer is an error.
 """
 
 from collections.abc import Mapping
@@ -13,54 +13,54 @@ from mars_ray.engine.seeds import seed_of
 from mars_ray.errors import ConfigError
 
 SAMPLED_ONLY = ("top_p", "top_k", "min_p")
-"""Arguments without effect on greedy decoding, where tasks write values into them that mean nothing."""
+"""Arguments without effect on greedy decoding, for which tasks give meaningless values."""
 
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 NEUTRAL = {"num_beams": 1, "num_return_sequences": 1}
-"""Arguments that transformers has and we do not, and the value of each that asks for nothing."""
+"""Unsupported arguments of transformers, and the value of each that has no effect."""
 
 _HANDLED = ("until", "max_gen_toks", "do_sample", "temperature", "seed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationSettings:
-    """How one text is to be made."""
+    """Settings of one generated text."""
 
     sampling: SamplingParams
     until: tuple[str, ...]
-    """The text ends before the first of these. The engine stops at those of them that it takes."""
+    """Strings that end the text before them. The engine itself stops at those within its limits."""
 
     def cut(self, text: str) -> str:
-        """Return the text as far as the task wants it."""
+        """Cut the text before the first string of `until`."""
         cut: str = postprocess_generated_text(text, list(self.until), None)
         return cut
 
 
 def parse_gen_kwargs(arguments: Mapping[str, object], *, max_gen_toks: int, request: str) -> GenerationSettings:
-    """Read the arguments of a request, which draws by a seed of its own, made of `seed` and what `request` calls it.
+    """Parse the arguments of a request; its seed is derived from the argument `seed` and the name `request`.
 
-    Without `seed` the engine asks Python's `random`, which the harness seeds. Raises `ConfigError` for an argument that
-    we do not have, `RequestError` for a value out of range.
+    Without `seed` the engine draws one from Python's `random`, which the harness seeds. Raises `ConfigError` for an
+    unsupported argument, `RequestError` for a value out of range.
     """
-    asked = normalize_gen_kwargs(dict(arguments), max_gen_toks)
-    for name, value in asked.items():
+    options = normalize_gen_kwargs(dict(arguments), max_gen_toks)
+    for name, value in options.items():
         if name in NEUTRAL and value != NEUTRAL[name]:
-            raise ConfigError(f"{name} is {value!r} in the arguments of a generation; we have {NEUTRAL[name]} only.")
+            raise ConfigError(f"{name} is {value!r} in the arguments of a generation; it must be {NEUTRAL[name]}.")
         if name not in (*_HANDLED, *SAMPLED_ONLY, *PENALTIES, *NEUTRAL):
             raise ConfigError(
-                f"{name!r} in the arguments of a generation is unknown to us. Set --gen_kwargs without it."
+                f"{name!r} in the arguments of a generation is not supported. Set --gen_kwargs without it."
             )
-    temperature = float(asked.get("temperature", 0.0))
+    temperature = float(options.get("temperature", 0.0))
     names = PENALTIES + (SAMPLED_ONLY if temperature else ())
-    seed = asked.get("seed")
-    until = tuple(text for text in asked["until"] if text)
+    seed = options.get("seed")
+    until = tuple(text for text in options["until"] if text)
     stop = [text for text in until if len(text) <= STOP_CHARACTERS_MAX][:STOP_STRINGS_MAX]
     sampling = SamplingParams(
-        max_tokens=asked["max_gen_toks"],
+        max_tokens=options["max_gen_toks"],
         temperature=temperature,
         stop=tuple(stop),
         seed=seed_of(f"{seed} {request}") if isinstance(seed, int) else seed,
-        **{name: asked[name] for name in names if name in asked},
+        **{name: options[name] for name in names if name in options},
     )
     return GenerationSettings(sampling=sampling, until=until)

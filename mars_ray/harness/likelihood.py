@@ -1,6 +1,6 @@
-"""How likely a model finds texts it is given, one token after another: plain forwards, no decoding.
+"""Compute the log-likelihood of texts with plain forwards.
 
-The mask token gets no probability; like in the engine it is no token a text can have.
+The mask token has no probability, as in the engine.
 """
 
 from collections.abc import Sequence
@@ -16,40 +16,40 @@ from mars_ray.progress import ProgressLine
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Tokens, the last of which are to be judged by all before them."""
+    """A text whose last tokens are scored, each given all tokens before it."""
 
     tokens: tuple[int, ...]
     judged: int
-    """How many tokens at the end are judged: at least 1, and not the first, which has nothing before it."""
+    """Number of scored tokens at the end: at least 1, and never the first token of the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Likelihood:
-    """How likely the judged tokens of one text are."""
+    """Likelihood of the scored tokens of one text."""
 
     logprob: float
-    """Natural logarithm of their probability, summed over the tokens."""
+    """Sum over the tokens of the natural logarithm of their probability."""
     greedy: bool
-    """Whether each of them is the most likely one."""
+    """Whether each token is the most likely one."""
 
 
 @torch.inference_mode()
 def likelihoods(
     network: PreTrainedModel, texts: Sequence[Scored], mask_id: int, progress: ProgressLine
 ) -> list[Likelihood]:
-    """Judge every text; those of like length share a forward, and the order is kept."""
-    found: dict[int, Likelihood] = {}
+    """Score every text, in order; texts of similar length share a forward."""
+    results: dict[int, Likelihood] = {}
     with plain_attention(network):
         for numbers in batches_of_like_length([len(text.tokens) for text in texts]):
-            found |= zip(numbers, _likelihoods(network, [texts[number] for number in numbers], mask_id), strict=True)
-            progress.update(len(found), {})
-    return [found[number] for number in range(len(texts))]
+            results |= zip(numbers, _likelihoods(network, [texts[number] for number in numbers], mask_id), strict=True)
+            progress.update(len(results), {})
+    return [results[number] for number in range(len(texts))]
 
 
 def _likelihoods(network: PreTrainedModel, batch: Sequence[Scored], mask_id: int) -> list[Likelihood]:
     device = network.device
-    # The last token of a text predicts nothing that is asked for, so it is not fed. Attention is causal, so fillers to
-    # the right of a row are never seen.
+    # The last token of a text predicts no scored token, so it is not fed. Attention is causal, so padding to the right
+    # of a text has no effect.
     length = max(len(text.tokens) for text in batch) - 1
     ids_RS = torch.tensor([_padded(text.tokens[:-1], length, mask_id) for text in batch], device=device)
     next_RS = torch.tensor([_padded(text.tokens[1:], length, mask_id) for text in batch], device=device)
@@ -64,7 +64,7 @@ def _likelihoods(network: PreTrainedModel, batch: Sequence[Scored], mask_id: int
     greedy_M = logits_MV.argmax(dim=1) == next_M
     counts = [text.judged for text in batch]
     return [
-        # Hundreds of numbers are added up: in double precision, so that their order does not show.
+        # Sum in double precision, so that the order of hundreds of numbers has no effect.
         Likelihood(logprob=float(logprobs.double().sum()), greedy=bool(greedy.all()))
         for logprobs, greedy in zip(torch.split(logprob_M, counts), torch.split(greedy_M, counts), strict=True)
     ]

@@ -1,9 +1,8 @@
 """The model class for lm-evaluation-harness: `--model mars-ray`.
 
-Texts are decoded by our engine, log-probabilities come from plain forwards, all in the order of the requests. There are
-no batches of `--batch_size`: the engine runs as many sequences as it has room for.
-
-Words are turned into tokens as the harness does it for models of transformers, so that results can be compared.
+The engine generates texts, and plain forwards give log-probabilities. `--batch_size` has no effect, because the engine
+runs as many sequences as it has room for. Texts are tokenised as the harness does for transformers, so that results are
+comparable.
 """
 
 import logging
@@ -31,21 +30,23 @@ from mars_ray.model.folder import open_model
 from mars_ray.progress import ProgressLine
 
 LOG = logging.getLogger("lm_eval.mars_ray")
-"""A logger under the name of the harness, whose command line shows its own messages only."""
+"""A logger below the harness's own, because its command line shows no other messages."""
 
 CACHE_KEY = "answered by"
-"""The entry of the `--use_cache` file that says whose the answers are: they are filed by prompt and arguments alone."""
+"""Entry of the `--use_cache` file for model and settings, because answers are stored by prompt and arguments only."""
 
 GIVEN_ALWAYS = ("batch_size", "max_batch_size")
-"""Arguments the harness gives to every model, and which change no answer."""
+"""Arguments that the harness gives to every model, without effect on answers."""
 
 Pair = tuple[tuple[str, str] | None, list[int], list[int]]
-"""Context and continuation as text, None for a part of a longer text; then both as tokens."""
+"""Context and continuation as text, or None for a window of a longer text; then both as tokens."""
 
 
 class HarnessModel(TemplateLM):  # type: ignore[misc]
-    """A checkpoint with an engine. Raises `ConfigError` for unknown or impossible arguments, `ModelError` for a folder
-    that cannot be loaded."""
+    """A checkpoint with an engine.
+
+    Raises `ConfigError` for wrong arguments, `ModelError` for a folder that cannot be loaded.
+    """
 
     def __init__(self, **arguments: object) -> None:
         super().__init__()
@@ -58,9 +59,9 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         self.tokenizer = self._checkpoint.tokenizer
         if self.tokenizer.eos_token_id is None:
             raise ModelError(
-                f"{settings.model}: the tokenizer has no end-of-sequence token, which likelihoods begin at."
+                f"{settings.model}: the tokenizer has no end-of-sequence token, with which likelihoods begin."
             )
-        # Compiled steps begin when they are ready, and round differently: the answers would depend on the time.
+        # Compiled steps round differently and start at any time, so answers would depend on timing.
         options = EngineOptions(compiled=False, max_request_tokens=self.max_length)
         self._engine = Engine(self._checkpoint, options)
         self._decode = settings.decode(block=self._engine.block)
@@ -73,34 +74,34 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     @property
     def tokens_per_forward(self) -> float | None:
-        """Tokens per forward of all that was generated so far; None before that."""
+        """Tokens per forward of all generated texts; None before the first one."""
         return self._tokens / self._forwards if self._forwards else None
 
     @property
     def eot_token_id(self) -> int:
-        """The token that ends a text."""
+        """Token that ends a text."""
         number: int = self.tokenizer.eos_token_id
         return number
 
     @property
     def prefix_token_id(self) -> int:
-        """The token that stands before a text without a context."""
+        """Token before a text without context."""
         first: int | None = self.tokenizer.bos_token_id
         return self.eot_token_id if first is None else first
 
     @property
     def max_length(self) -> int:
-        """Tokens the model sees at most."""
+        """Longest sequence of the model, in tokens."""
         return self._model.max_positions
 
     @property
     def tokenizer_name(self) -> str:
-        """The name by which the harness tells its caches of requests apart."""
+        """Name of the harness's cache of requests."""
         name: str = self.tokenizer.name_or_path
         return name.replace("/", "__")
 
     def get_model_info(self) -> dict[str, Any]:
-        """Return what the harness writes into the `config` of its results."""
+        """Return entries for the `config` of the harness's results."""
         return self._decoding() | {"tokens_per_forward": self.tokens_per_forward}
 
     def _decoding(self) -> dict[str, Any]:
@@ -114,7 +115,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         }
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Take the file of `--use_cache`. Raises `ConfigError` where others answered in it: a model, or a setting."""
+        """Open the file of `--use_cache`. Raises `ConfigError` if its answers are of another model or setting."""
         super().set_cache_hook(cache_hook)
         if (cache := cache_hook.dbdict) is None:
             return
@@ -123,15 +124,15 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             "device": self._device.type,
             "max_gen_toks": self._settings.max_gen_toks,
         }
-        found = cache.get(CACHE_KEY, {} if len(cache) else own)
-        if differs := [name for name in own if found.get(name) != own[name]]:
+        cached = cache.get(CACHE_KEY, {} if len(cache) else own)
+        if differs := [name for name in own if cached.get(name) != own[name]]:
             raise ConfigError(
-                f"--use_cache: the answers kept there have another {', '.join(differs)}. Give each its own FILE."
+                f"--use_cache: the file has answers with another {', '.join(differs)}. Give another file."
             )
         cache[CACHE_KEY] = own
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Return the conversation as one text; without a generation prompt its last message is to be continued."""
+        """Return the conversation as text; without a generation prompt the last message is continued."""
         if not self.tokenizer.chat_template:
             raise ModelError(f"{self._settings.model} has no chat template; leave out --apply_chat_template.")
         try:
@@ -141,33 +142,33 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=not add_generation_prompt,
             )
-        except Exception as error:  # a template is a program of the model's author: anything may come out of it
+        except Exception as error:  # a template is a program and may raise any error
             raise BadRecordError(f"the chat template refuses a conversation: {error}") from error
         return text
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_unused: object) -> list[int]:
-        """Return token ids; what the tokenizer adds to every text is added unless it is there or is not wanted."""
+        """Return token ids. By default special tokens are added unless the text begins with one."""
         first = self.tokenizer.bos_token
         adds = (not first or not string.startswith(first)) if add_special_tokens is None else add_special_tokens
         ids: list[int] = self.tokenizer.encode(string, add_special_tokens=adds)
         return ids
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Continue the context of each request as its arguments say.
+        """Continue the context of each request.
 
-        Raises `RunError` behind the last one when the engine ended some before their time: no score can count them.
+        Raises `RunError` at the end if some answers are incomplete, because no score can include them.
         """
-        del disable_tqdm  # progress is one line, and goes where errors go
+        del disable_tqdm  # progress is one line on standard error
         contexts = [str(request.args[0]) for request in requests]
-        asked: Counter[str] = Counter()
+        repeats: Counter[str] = Counter()
         generations = []
         for context, request in zip(contexts, requests, strict=True):
-            # Called by its place among all, what is left after a stop would draw otherwise.
-            called = f"{asked[context]} {context}"
+            # Numbers among all requests would change the seeds when a stopped run continues.
+            name = f"{repeats[context]} {context}"
             generations.append(
-                parse_gen_kwargs(request.args[1], max_gen_toks=self._settings.max_gen_toks, request=called)
+                parse_gen_kwargs(request.args[1], max_gen_toks=self._settings.max_gen_toks, request=name)
             )
-            asked[context] += 1
+            repeats[context] += 1
         engine_requests = self._requests(contexts, generations)
         texts = [""] * len(requests)
         tokens = forwards = 0
@@ -179,22 +180,24 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                     failed.append(f"a prompt that ends in {contexts[number][-80:]!r}: {decoded.error}")
                     continue
                 texts[number] = generations[number].cut(decoded.text)
-                tokens, forwards = tokens + len(decoded.tokens), forwards + decoded.forwards
+                tokens += len(decoded.tokens)
+                forwards += decoded.forwards
                 progress.update(done, {})
-                if not generations[number].sampling.temperature:  # repeats of a sampled one would all be the same
+                if not generations[number].sampling.temperature:  # cached, repeats of a sampled request would be equal
                     self.cache_hook.add_partial("generate_until", requests[number].args, texts[number])
         if failed:
             raise RunError(
                 f"{len(failed)} of {len(requests)} prompts have no complete answer, such as {failed[0]} With "
-                "--use_cache what the others answered greedily is kept, and the same command goes on."
+                "--use_cache greedy answers are kept, and the same command continues."
             )
-        self._tokens, self._forwards = self._tokens + tokens, self._forwards + forwards
+        self._tokens += tokens
+        self._forwards += forwards
         rate = tokens / forwards if forwards else 0.0
         LOG.info(f"generated {tokens} tokens in {forwards} forwards: {rate:.3f} tokens per forward")
         return texts
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Return the log-probability of each text, read in windows where it is longer than the model sees."""
+        """Return the log-probability of each text; a text longer than the context is read in windows."""
         del disable_tqdm
         windows: list[Pair] = []
         counts = []
@@ -208,18 +211,18 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             own: list[Pair] = [(None, *make_disjoint_window(pair)) for pair in pairs]
             windows += own
             counts.append(len(own))
-        found = iter(self._loglikelihood_tokens(windows))
-        sums = [sum(next(found)[0] for _ in range(count)) for count in counts]
+        results = iter(self._loglikelihood_tokens(windows))
+        sums = [sum(next(results)[0] for _ in range(count)) for count in counts]
         for request, logprob in zip(requests, sums, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, logprob)
         return sums
 
     def _loglikelihood_tokens(self, requests: Sequence[Pair], **_unused: object) -> list[tuple[float, bool]]:
-        """Judge each continuation; a context that is too long loses its beginning."""
+        """Score each continuation; a context that is too long loses its beginning."""
         texts = [self._scored(context, continuation) for _, context, continuation in requests]
         with ProgressLine("likelihood", total=len(texts)) as progress:
-            found = likelihoods(self._checkpoint.network, texts, self._checkpoint.mask_id, progress)
-        answers = [(each.logprob, each.greedy) for each in found]
+            results = likelihoods(self._checkpoint.network, texts, self._checkpoint.mask_id, progress)
+        answers = [(result.logprob, result.greedy) for result in results]
         for (key, _, _), answer in zip(requests, answers, strict=True):
             if key is not None:
                 self.cache_hook.add_partial("loglikelihood", key, answer)
@@ -228,23 +231,24 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
     def _scored(self, context: list[int], continuation: list[int]) -> Scored:
         if not continuation:
             raise BadRecordError(
-                "a continuation has no token of its own behind its context, so nothing says how likely it is. Leave it "
-                "out of the task."
+                "a continuation has no token of its own after its context, so it has no likelihood. Leave it out of "
+                "the task."
             )
         if len(continuation) > self.max_length:
             raise BadRecordError(
-                f"a continuation has {len(continuation)} tokens and the model sees {self.max_length}; "
-                "its likelihood cannot be told. Leave it out of the task."
+                f"a continuation has {len(continuation)} tokens; the model reads at most {self.max_length}. "
+                "Leave it out of the task."
             )
-        # The last token is judged and not fed, so there may be one more than the model sees.
+        # The last token is scored and not fed, so the text may have one more token than the context.
         dropped = max(0, len(context) + len(continuation) - self.max_length - 1)
         if dropped:
             LOG.warning(f"a context of {len(context)} tokens is too long for its continuation; {dropped} are left out")
         return Scored(tokens=(*context[dropped:], *continuation), judged=len(continuation))
 
     def _requests(self, contexts: Sequence[str], generations: Sequence[GenerationSettings]) -> list[Request]:
-        """Return what the engine is to do; prompts that leave no room for the answer lose their beginning."""
-        requests, longest = [], 0
+        """Return the requests to the engine; prompts that leave no room for the answer lose their beginning."""
+        requests = []
+        longest = 0
         for number, (context, generation) in enumerate(zip(contexts, generations, strict=True)):
             room = self._engine.limits.max_model_len - generation.sampling.max_tokens
             if room < 1:
@@ -261,16 +265,16 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             )
         if longest:
             LOG.warning(
-                f"some prompts, the longest of {longest} tokens, leave no room for an answer among the "
-                f"{self._engine.limits.max_model_len} tokens of a sequence; they lose their beginning"
+                f"some prompts, the longest of {longest} tokens, leave no room for an answer in the "
+                f"{self._engine.limits.max_model_len} tokens of a sequence; their beginning is left out"
             )
         return requests
 
 
 def _device(name: str | None) -> torch.device:
-    """Return the device to run on, once it is sure that it can be used."""
+    """Return the device. Raises `ConfigError` if it cannot be used."""
     if name is None or name.startswith("cuda"):
-        # The command line of the harness says cuda:0 where nobody says anything, so a missing GPU is no error.
+        # The command line of the harness defaults to cuda:0, so a missing GPU is not an error.
         name = (name or "cuda") if torch.cuda.is_available() else "cpu"
     try:
         return torch.empty(0, device=name).device

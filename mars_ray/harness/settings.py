@@ -1,7 +1,6 @@
-"""The settings in `--model_args` of our model.
+"""The settings in `--model_args` of our model, checked before the model is loaded.
 
-Unknown names and impossible values fail before a model is loaded. What a task decides, such as temperature and stop
-strings, comes with its requests.
+Temperature, stop strings and the like come with the requests of a task.
 """
 
 from collections.abc import Mapping
@@ -17,27 +16,26 @@ from mars_ray.model.dtype import DtypeOrAuto
 
 
 class HarnessSettings(BaseModel):
-    """Which model decodes, and how it looks ahead."""
+    """Model and decoding settings."""
 
-    # The harness turns "7" into a number, also where it is the name of a folder.
+    # The harness turns "7" into a number, even if it is the name of a folder.
     model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
 
     model: str
     """'bundled', 'smollm2', a folder, a .gguf file or a name on a hub."""
     mode: Mode = Mode.THRESHOLD
     threshold: float | None = None
-    """The threshold; None is 1, the answers of one token at a time. In mode exact it is what a draft needs, 0.7 by
-    default."""
+    """The threshold; None is 1, which gives the answers of one token at a time. Modes ar and exact ignore it."""
     metric: Metric = Metric.PROBABILITY
-    """The confidence that is compared with the threshold."""
+    """Confidence to compare with the threshold."""
     block: int | None = None
-    """Tokens proposed per forward; None takes what the model was trained with. The load never decides, since in
-    threshold mode the answer depends on it."""
+    """Tokens proposed per forward; None takes the block of the training. It never depends on load, because answers in
+    threshold mode depend on it."""
     max_gen_toks: int = Field(256, ge=1)
-    """Tokens generated at most, where a task does not say."""
+    """Largest number of generated tokens, for tasks that name none."""
     dtype: DtypeOrAuto = "auto"
     device: str | None = None
-    """A device of torch. None takes a GPU where there is one, and where there is none a GPU stands for the CPU."""
+    """A torch device. None takes a GPU if there is one; without a GPU "cuda" means the CPU."""
 
     @model_validator(mode="after")
     def _can_decode(self) -> Self:
@@ -48,7 +46,7 @@ class HarnessSettings(BaseModel):
         return self
 
     def decode(self, *, block: int) -> DecodeParams:
-        """Return how requests look ahead, in blocks of `block` where the settings name none."""
+        """Return the decoding parameters of requests; `block` is the block if the settings name none."""
         return DecodeParams(
             mode=self.mode,
             threshold=self.threshold,
@@ -58,7 +56,7 @@ class HarnessSettings(BaseModel):
 
 
 def parse_settings(arguments: Mapping[str, object]) -> HarnessSettings:
-    """Return the settings in `arguments`. Raises `ConfigError` naming the first that is wrong."""
+    """Parse `arguments`. Raises `ConfigError` for the first wrong one."""
     known = HarnessSettings.model_fields
     unknown = [name for name in arguments if name not in known]
     if unknown:
@@ -69,7 +67,7 @@ def parse_settings(arguments: Mapping[str, object]) -> HarnessSettings:
         return HarnessSettings.model_validate(dict(arguments))
     except ValidationError as error:
         first = error.errors()[0]
-        if not first["loc"]:  # it is about several of them, and says which
+        if not first["loc"]:  # an error about several settings, which names them
             raise ConfigError(f"model_args: {first['ctx']['error']}.") from None
         name = ".".join(map(str, first["loc"]))
         raise ConfigError(f"model_args: {name}: {first['msg']}; it is {first['input']!r}.") from None

@@ -1,1 +1,1 @@
-"""Hugging Face decoder folders: check, load, save, the mask token, and the card that says how one was trained."""
+"""Model folders: find, check, load and save them, with the mask token and the card."""

@@ -1,12 +1,12 @@
-"""Read a config.json as the configuration of a decoder that transformers knows.
+"""Turn a config.json into the configuration of a decoder that transformers supports.
 
 In:    the JSON object.
-Out:   a configuration that names no code, no weight file and no kernel of its own.
-Never: runs remote code. Entries that would ask for it are left out, and a model that cannot exist without them is
-       refused.
+Out:   a configuration that names no code, weight file or kernel of its own.
+Never: runs remote code. Entries that request it are left out, and a model that needs them is refused.
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +18,41 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from mars_ray.errors import ModelError, UnsafeModelError
-from mars_ray.model.sizes import check_sizes
 
 SAME_AS = {"a2d-qwen2": "qwen2"}
-"""Model types that are a known network under another name. The MARS authors published plain Qwen2 as a2d-qwen2."""
+"""Other names of known model types. The MARS authors published plain Qwen2 as a2d-qwen2."""
 
+LARGEST = {
+    "num_hidden_layers": 1 << 10,
+    "hidden_size": 1 << 17,
+    "intermediate_size": 1 << 20,
+    "vocab_size": 1 << 22,
+    "num_attention_heads": 1 << 12,
+    "num_key_value_heads": 1 << 12,
+    "head_dim": 1 << 14,
+    "max_position_embeddings": 1 << 28,
+    "num_experts": 1 << 12,
+    "num_local_experts": 1 << 12,
+    "n_routed_experts": 1 << 12,
+}
+"""Bounds of declared sizes, about ten times those of the largest models, by their names in transformers. A number in a
+file costs nothing, but the network made from it could take all memory."""
 _OF_THE_CLASS = frozenset({"architectures", "model_type"})
-"""Left out at the top, where they belong to the class and are written again when saving."""
+"""Top-level entries to leave out: the class sets them, and saving writes them again."""
 _PARTS = frozenset({"text_config", "decoder", "generator", "text_encoder"})
-"""Where transformers looks for the sizes of the decoder; left out where the class has no such part."""
+"""Parts in which transformers looks for the sizes of the decoder; left out if the class has no such part."""
 _NAMES_CODE = re.compile(
     r"auto_map|trust_remote_code"  # code in the folder
     r"|transformers_weights"  # another weight file than the one that was checked
     r"|\w*_implementation(_internal)?|use_(hub_)?kernels?|\w*kernel_config"  # a kernel to fetch from a hub
     r"|fusion_config|distributed_config|\w*quantization_config"  # rewrite layers
-    r"|custom_pipelines?|custom_generate"  # code in the folder, too
+    r"|custom_pipelines?|custom_generate"  # code in the folder
 )
-"""Left out at any depth: a part of a configuration is one itself."""
+"""Entries to leave out at any depth, because a part of a configuration is a configuration itself."""
 
 
 def decoder_config(raw: dict[str, Any], folder: Path) -> PretrainedConfig:
-    """Return the configuration in `raw`; `folder` is only named in errors."""
+    """Return the configuration in `raw`. Raises `ModelError`, naming `folder`."""
     declared = raw.get("model_type")
     if not isinstance(declared, str) or not declared:
         raise ModelError(f"{folder}/config.json names no model_type. Give a folder saved by transformers.")
@@ -56,15 +70,15 @@ def decoder_config(raw: dict[str, Any], folder: Path) -> PretrainedConfig:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else None
         raise ModelError(
             f"{folder}: the weights are quantised{f' with {method}' if method else ''}, which needs special kernels. "
-            "Give the model as it was before quantisation, whose name mostly lacks the last part (-AWQ, -GPTQ, "
-            "-bnb-4bit), or its .gguf file."
+            "Give the unquantised model, whose name usually lacks the last part (-AWQ, -GPTQ, -bnb-4bit), or its "
+            ".gguf file."
         )
     known = CONFIG_MAPPING[model_type]
     check_sizes(raw, f"{folder}/config.json", known.attribute_map)
     try:
         left_out = _OF_THE_CLASS | (_PARTS - set(known.sub_configs))
         config = known.from_dict({name: value for name, value in _without_code(raw).items() if name not in left_out})
-    # The values are a stranger's and each configuration class has its own ways to reject them.
+    # The values are untrusted, and each configuration class raises other errors.
     except Exception as error:
         raise ModelError(f"{folder}/config.json is not a valid {model_type} configuration: {error}") from error
     if getattr(config, "is_encoder_decoder", False):
@@ -79,8 +93,32 @@ def _without_code(part: Any) -> Any:
 
 
 def _is_decoder(model_type: str) -> bool:
-    # transformers lets BERT and BART pose as causal models; what also has a masked or a
+    # transformers lists BERT and BART as causal models. A type that also has a masked or a
     # sequence-to-sequence form was not trained left to right.
     return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not (
         model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES or model_type in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
     )
+
+
+def check_sizes(declared: Mapping[str, Any], source: str, names: Mapping[str, str] | None = None) -> None:
+    """Raise `ModelError` for a size out of bounds in `declared`, at any depth; `source` is for the message.
+
+    `names` maps names of sizes in transformers to those in `declared`, if they differ.
+    """
+    bounds = LARGEST | {own: LARGEST[name] for name, own in (names or {}).items() if name in LARGEST}
+    left: list[Any] = [declared]
+    while left:
+        match left.pop():
+            case dict() as part:
+                for name, value in part.items():
+                    if name in bounds:
+                        _check_size(source, name, value, bounds[name])
+                left += part.values()
+            case list() as parts:
+                left += parts
+
+
+def _check_size(source: str, name: str, value: Any, largest: int) -> None:
+    for size in value if isinstance(value, list) else [value]:
+        if isinstance(size, int | float) and not 0 <= size <= largest:
+            raise ModelError(f"{source}: {name} is {size}; it must be 0 to {largest}.")

@@ -1,6 +1,6 @@
-"""The card of a checkpoint, `mars.json`: how it was trained, and how fast and accurate it was at each threshold.
+"""The card of a checkpoint, `mars.json`: its training, and its speed and accuracy at each threshold.
 
-Nothing is guessed: an unknown or missing field is an error. A half-written card is never seen.
+An unknown or missing field is an error. Readers never see a half-written card.
 """
 
 import platform
@@ -19,12 +19,12 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class _Frozen(BaseModel):
-    # JSON has no NaN: a number that is not finite is refused here rather than written as null.
+    # JSON has no NaN: infinite numbers and NaN are refused instead of written as null.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class FamilyPoint(_Frozen):
-    """One task family at one threshold."""
+    """Results of one task family at one threshold."""
 
     examples: Count
     tokens_per_forward: float
@@ -32,37 +32,39 @@ class FamilyPoint(_Frozen):
 
 
 class CalibrationPoint(_Frozen):
-    """What one threshold gave on all examples, decoded greedily. Each spread, `*_std`, is the standard deviation
-    over the samples, null for a single one."""
+    """Results of one threshold on all examples with greedy decoding.
+
+    Each `*_std` is the standard deviation over the samples, null for a single sample.
+    """
 
     threshold: float
     tokens_per_forward: float
     """All tokens divided by all forwards."""
     tokens_per_forward_std: float | None
     agreement: float
-    """Share of the tokens that autoregressive decoding chooses too, given what stands before them."""
+    """Share of the tokens that autoregressive decoding would choose too, given the tokens before them."""
     agreement_std: float | None
     accuracy: float | None
-    """Share of right answers by the verifiers of the task families, the mean over them; null for data without."""
+    """Mean over task families of the share of right answers; null for data without verifiers."""
     accuracy_std: float | None
     examples: Count
-    """Examples in all samples together; so are the other counts."""
+    """Number of examples in all samples, as the other counts."""
     tokens: Count
     seeds: Annotated[int, Field(ge=1)]
-    """Number of samples: held-out examples by so many seeds, or so many parts of a file."""
+    """Number of samples: seeds of held-out examples, or parts of a file."""
     data: str
     by_family: dict[str, FamilyPoint]
-    """The results of each task family; empty for other data."""
+    """Results by task family; empty for other data."""
 
 
 class Card(_Frozen):
-    """What `mars.json` says. For a checkpoint trained with method "ar", `block` is null and `objective` is empty."""
+    """The content of `mars.json`. A checkpoint trained with method "ar" has a null `block` and an empty `objective`."""
 
     method: Literal["ar", "mars"]
     block: Annotated[int, Field(ge=1)] | None
-    """Largest number of tokens one forward was trained to predict, the autoregressive one included."""
+    """Largest number of tokens predicted per forward in training, with the autoregressive one."""
     objective: dict[str, bool | float | str]
-    """The other settings of its training objective, as the configuration names them."""
+    """Other settings of the training objective, by their names in the configuration."""
     mask_token: str
     mask_token_id: Count
     data: str
@@ -73,7 +75,7 @@ class Card(_Frozen):
     versions: dict[str, str]
     losses: dict[str, float]
     base_model: str | None = None
-    """The model that training began with, one on a hub as `organisation/name@commit`; null where that is not known."""
+    """Model that training started from, for a hub `organisation/name@commit`; null if unknown."""
     calibration: tuple[CalibrationPoint, ...] = ()
 
     @model_validator(mode="after")
@@ -84,7 +86,7 @@ class Card(_Frozen):
 
 
 def read_card(folder: Path) -> Card | None:
-    """Return the card in `folder`, None when there is no such file; an invalid one is a `ModelError`."""
+    """Return the card in `folder`, None without the file. Raises `ModelError` for an invalid card."""
     path = folder / CARD_FILE
     if not path.is_file():
         return None
@@ -100,7 +102,7 @@ def read_card(folder: Path) -> Card | None:
 
 
 def write_card(card: BaseModel, folder: Path) -> None:
-    """Write `mars.json`, of a model or an adapter, into an existing folder; readers see the old card or the new one."""
+    """Write `mars.json` of a model or an adapter into an existing folder. Readers see the old card or the new one."""
     partial = folder / f".{CARD_FILE}.{uuid.uuid4().hex[:8]}.partial"
     try:
         partial.write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -112,7 +114,7 @@ def write_card(card: BaseModel, folder: Path) -> None:
 
 
 def library_versions() -> dict[str, str]:
-    """Return the versions of what decides the numbers: torch, transformers, mars-ray and python."""
+    """Return the versions of torch, transformers, mars-ray and python."""
     return {name: _installed(name) for name in ("torch", "transformers", "mars-ray")} | {
         "python": platform.python_version()
     }
@@ -121,5 +123,5 @@ def library_versions() -> dict[str, str]:
 def _installed(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # a source tree on the path, never installed
+    except PackageNotFoundError:  # a source tree on the path
         return "not installed"

@@ -1,8 +1,8 @@
-"""A checkpoint in memory, and the plain Hugging Face folder it comes from and goes to.
+"""Load and save a checkpoint as a plain Hugging Face folder.
 
-In:    a folder with a decoder, its tokenizer and perhaps a card.
+In:    a folder with a decoder, its tokenizer and perhaps a card; or a checkpoint.
 Out:   a Checkpoint whose network and tokenizer share a mask token; or a folder any Hugging Face tool opens.
-Never: leaves a half-written folder, writes over another, changes the network it saves.
+Never: leaves a half-written folder, overwrites another, changes the network it saves.
 """
 
 import json
@@ -26,7 +26,7 @@ from mars_ray.model.network import load_network
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A decoder, its tokenizer, the id of the mask token in both, and the card of the run that made it."""
+    """A decoder, its tokenizer, the id of its mask token, and the card of its training."""
 
     network: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -35,7 +35,7 @@ class Checkpoint:
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """Ids that end a response: those of the generation config and the tokenizer's end of sequence."""
+        """Ids that end a response: those of the generation config, and the tokenizer's end of sequence."""
         configured = self.network.generation_config.eos_token_id
         ids = configured if isinstance(configured, list) else [configured]
         return frozenset(number for number in (*ids, self.tokenizer.eos_token_id) if number is not None)
@@ -72,17 +72,17 @@ def load_model(
 
 
 def save_checkpoint(checkpoint: Checkpoint, folder: Path, *, dtype: torch.dtype | None = None) -> None:
-    """Write `checkpoint` to `folder`, which must be absent or empty; `dtype` casts the weights in the file only."""
+    """Write `checkpoint` to `folder`, which must be absent or empty; `dtype` casts only the weights in the file."""
     save_folder(folder, lambda partial: _write(checkpoint, partial, dtype))
 
 
 def save_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Make `folder`, which must be absent or empty, with what `write` puts into it: all of it or nothing."""
+    """Create `folder`, which must be absent or empty, with the files of `write`: all of them or none."""
     folder = folder.absolute()
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise OutputError(f"{folder} is already in use. Give a new folder or remove this one.")
-        # Beside the target, so that the rename stays on one file system.
+        # Next to the target, so that the rename stays on one file system.
         partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")
         partial.mkdir(parents=True)
         try:
@@ -107,13 +107,13 @@ def _write(checkpoint: Checkpoint, folder: Path, dtype: torch.dtype | None) -> N
 
 
 def share_weights(folder: Path) -> None:
-    """Give the weights in `folder` the permissions of its config.json: safetensors keeps them to their owner."""
+    """Give the weights in `folder` the permissions of its config.json; safetensors makes them private."""
     for weights in folder.glob("*.safetensors"):
         weights.chmod((folder / "config.json").stat().st_mode)
 
 
 def _cast(state: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    # Tied tensors must stay one tensor, that is how transformers finds them when it saves.
+    # Tied tensors must stay one tensor, because transformers finds them that way when it saves.
     cast_once: dict[tuple[int, torch.Size], torch.Tensor] = {}
     result = {}
     for name, tensor in state.items():

@@ -1,6 +1,6 @@
-"""Hashes of a model folder: of all in it that changes answers (weights, config, tokenizer, chat template), or weights.
+"""Digests of a model folder: of all files that change answers, or of the weights.
 
-The card does not count: a calibration does not change an answer.
+The card is not included, because a calibration changes no answer.
 """
 
 import hashlib
@@ -12,12 +12,12 @@ DIGITS = 16
 
 
 def folder_digest(folder: Path) -> str:
-    """Return 16 hexadecimal digits; reads every byte of the weights, about a gigabyte in a second."""
+    """Return 16 hexadecimal digits of weights, config, tokenizer and chat template; reads about a gigabyte a second."""
     return _digest(folder, PATTERNS)
 
 
 def weights_digest(folder: Path) -> str:
-    """Return 16 hexadecimal digits of the weights alone, which stay when a config names another library version."""
+    """Return 16 hexadecimal digits of the weights, which do not change with library versions in the config."""
     return _digest(folder, (WEIGHTS,))
 
 

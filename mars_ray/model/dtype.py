@@ -1,7 +1,4 @@
-"""The dtype a model is run in: what was asked for, or what suits the checkpoint and the device.
-
-No tensor is read. It is decided once: whoever has the answer passes it on.
-"""
+"""Choose the dtype of a model by the checkpoint and the device, without reading a tensor."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,35 +7,35 @@ from typing import Literal
 from mars_ray.model.weights import count_parameters
 
 Dtype = Literal["float32", "bfloat16"]
-"""A dtype that models are run in, by the name torch has for it."""
+"""Name in torch of a dtype that models run in."""
 DtypeOrAuto = Literal["auto", "float32", "bfloat16"]
-"""What a user may ask for; see `resolve_dtype`."""
+"""Dtype option of users; see `resolve_dtype`."""
 
 LARGE = 50_000_000
-"""Parameters from which halving the bytes of a step gains more than rounding costs: from 100 million on bfloat16 was
-1.5 to 5 times as fast, at 3.4 million it was slower than float32."""
+"""Smallest number of parameters for bfloat16. With 100 million or more bfloat16 was 1.5 to 5 times as fast as float32,
+with 3.4 million it was slower."""
 HALF = frozenset({"BF16", "F16"})
-"""Dtypes of 16 bits, as safetensors names them."""
+"""Names of 16-bit dtypes in safetensors."""
 CPU_INFO = Path("/proc/cpuinfo")
 FAST_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-"""Flags of processors that multiply in bfloat16; the last is ARM's."""
+"""Flags of processors that multiply in bfloat16; the last one is ARM's."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedDtype:
-    """The dtype a model is run in, and why."""
+    """The dtype of a model, and the reason for it."""
 
     name: Dtype
     reason: str
 
 
-def resolve_dtype(asked: DtypeOrAuto, folder: Path, device: str) -> ResolvedDtype:
-    """Return the dtype asked for; for 'auto' bfloat16 where the checkpoint, its size and the device speak for it.
+def resolve_dtype(dtype: DtypeOrAuto, folder: Path, device: str) -> ResolvedDtype:
+    """Return `dtype`; for "auto" return bfloat16 for large checkpoints of 16 bits if the device is fast at it.
 
-    The folder was checked before.
+    `folder` must have been checked.
     """
-    if asked != "auto":
-        return ResolvedDtype(asked, "asked for")
+    if dtype != "auto":
+        return ResolvedDtype(dtype, "asked for")
     parameters = count_parameters(folder)
     total = parameters.total()
     if 2 * sum(count for name, count in parameters.items() if name in HALF) < total:

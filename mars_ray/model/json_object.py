@@ -1,4 +1,4 @@
-"""Read one JSON object from one file of a model folder."""
+"""Read a JSON object from a file of a model folder."""
 
 import json
 from pathlib import Path
@@ -8,11 +8,11 @@ from mars_ray.errors import ModelError
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in `path`, or raise a `ModelError` that names the file and the reason."""
+    """Return the JSON object in `path`. Raises `ModelError`."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read as JSON: {error}. Download or save the model again.") from error
     if not isinstance(content, dict):
-        raise ModelError(f"{path} holds a JSON {type(content).__name__}, expected an object.")
+        raise ModelError(f"{path} holds a JSON {type(content).__name__}; it must hold an object.")
     return content

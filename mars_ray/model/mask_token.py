@@ -1,8 +1,8 @@
-"""The mask token: one id that stands for "a token to come".
+"""The mask token: the id at positions whose token the model predicts ahead.
 
 In:    a network and its tokenizer.
-Out:   the id, known to both; they are changed in place when it was not.
-Never: changes the row of any other token, draws a random number that is kept.
+Out:   the id; network and tokenizer are changed in place if they had none.
+Never: changes the embedding of another token, or the state of a random generator.
 """
 
 import torch
@@ -10,16 +10,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 MASK_TOKEN = "<|mask|>"
 
-# Matrix products are fastest when the vocabulary is a multiple of 8.
+# Matrix products are fastest if the vocabulary is a multiple of 8.
 _ROWS_MULTIPLE = 8
 
 
 def ensure_mask_token(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the id of the mask token, adding the token when the tokenizer has none.
+    """Return the id of the mask token, adding the token if the tokenizer has none.
 
-    A new token takes the next id. Most vocabularies leave rows of the embedding unused (Qwen2.5: 151,665 tokens,
-    151,936 rows), so it usually lives in a spare row; otherwise the network grows. Rows that are taken or grown start
-    as the mean of the rows of the other tokens.
+    A new token takes the next id. Most embeddings have unused rows (Qwen2.5: 151,665 tokens, 151,936 rows), so it
+    usually takes one of them; otherwise the network grows. Its row, and rows that are added, start as the mean of the
+    rows of the other tokens.
     """
     known_ids = sorted(set(tokenizer.get_vocab().values()))
     taken = tokenizer.mask_token is None and MASK_TOKEN not in tokenizer.get_vocab()
@@ -45,7 +45,7 @@ def _set_to_mean(network: PreTrainedModel, new_rows: list[int], known_rows: list
 
 
 def _tables(network: PreTrainedModel) -> list[torch.Tensor]:
-    """Return the tensors with a row per token: the input embedding, and the output's weight and bias if of its own."""
+    """Return the tensors with a row per token: the input embedding, and an untied output weight and bias."""
     inputs = network.get_input_embeddings().weight
     head = network.get_output_embeddings()
     tables = [inputs]

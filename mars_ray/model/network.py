@@ -1,8 +1,8 @@
-"""Load the network of a checked model folder, every weight of it from the file.
+"""Load the network of a resolved model, with every weight from its files.
 
 In:    a ResolvedModel, a dtype, an attention implementation.
 Out:   the network on the CPU, in eval mode.
-Never: starts from random weights; a key the files lack is an error, where transformers only warns.
+Never: keeps random weights: a weight that the files lack is an error, where transformers only warns.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from mars_ray.model.folder import ResolvedModel
 from mars_ray.model.weights import count_parameters
 
 SPARE_NUMBERS = 1 << 26
-"""Weights that files may lack before a network is made; those that lack fewer are told by name."""
+"""Missing weights tolerated before the network is made; if fewer are missing, the later error names them."""
 
 
 def load_network(model: ResolvedModel, dtype: torch.dtype, attention: str) -> PreTrainedModel:
@@ -35,7 +35,7 @@ def load_network(model: ResolvedModel, dtype: torch.dtype, attention: str) -> Pr
         )
     except ModelError:
         raise
-    # The sizes are a stranger's: a network they do not fit fails in as many ways as there are layers.
+    # The sizes are untrusted, and each layer raises other errors for wrong ones.
     except Exception as error:
         raise ModelError(
             f"{model.folder}: the weights cannot be loaded as {model.config.model_type}: {error}"
@@ -51,11 +51,11 @@ def load_network(model: ResolvedModel, dtype: torch.dtype, attention: str) -> Pr
 
 
 def _check_memory(network_class: Any, model: ResolvedModel) -> None:
-    """Raise `ModelError` for a network far larger than its files: transformers makes all of it before it compares."""
+    """Raise `ModelError` for a network far larger than its files, because transformers would allocate it first."""
     with torch.device("meta"):
         network = network_class(model.config)
     network.tie_weights()
-    needed, held = sum(each.numel() for each in network.parameters()), count_parameters(model.folder).total()
+    needed, held = sum(parameter.numel() for parameter in network.parameters()), count_parameters(model.folder).total()
     if needed > 2 * held + SPARE_NUMBERS:
         raise ModelError(
             f"{model.folder}: config.json asks for {needed:,} weights, the files hold {held:,}. Download or save the "
@@ -64,8 +64,8 @@ def _check_memory(network_class: Any, model: ResolvedModel) -> None:
 
 
 def _untie_in_config_what_is_not_tied(network: PreTrainedModel) -> None:
-    # A file with two different tables under a config that says "tied" loads untied, but the next resize would
-    # believe the config and overwrite the output table.
+    # Files with two different tables load untied even if the config says "tied", but the next resize would
+    # follow the config and overwrite the output table.
     head = network.get_output_embeddings()
     if head is not None and head.weight is not network.get_input_embeddings().weight:
         network.config.tie_word_embeddings = False

@@ -1,6 +1,6 @@
-"""Turn what a user calls a model into a folder.
+"""Find the folder of a model by the name that a user gives.
 
-A folder that exists comes before a name on a hub. Whether the folder is complete is for `check_folder` to say.
+An existing folder has precedence over a name on a hub. `check_folder` checks the folder.
 """
 
 from collections.abc import Sequence
@@ -23,21 +23,21 @@ WHAT_TO_GIVE = (
 
 
 def resolve_model(name: str) -> Path:
-    """Return the folder `name` stands for, downloading or converting it when it is not here yet.
+    """Return the folder of the model called `name`, after downloading or converting it if needed.
 
-    "bundled" is always the packaged model; write "./bundled" for a folder.
+    "bundled" is always the packaged model; "./bundled" is a folder.
     """
     if name == BUNDLED:
         return Path(str(files("mars_ray"))) / "assets" / "bundled"
     if name.startswith(NODE_URL):
-        from mars_ray.model.sources.ray_folder import parse_shared_folder  # here, for it imports Ray
+        from mars_ray.model.sources.ray_folder import parse_shared_folder  # imports Ray
 
         return parse_shared_folder(name).here()
     path = fetched_from_store(name) if is_url(name) else Path(name.removeprefix(FILE_URL)).expanduser()
     if path.is_dir():
         return path
     if path.is_file():
-        from mars_ray.model.sources.gguf import converted  # here, for few need it
+        from mars_ray.model.sources.gguf import converted  # slow to import
 
         return converted(path)
     if name == SMOLLM2:
@@ -47,40 +47,40 @@ def resolve_model(name: str) -> Path:
     hub_name = parse_hub_name(name)
     if hub_name is None:
         raise ModelError(f"unknown model {name!r}: give {WHAT_TO_GIVE}{_hint(path)}")
-    # Whoever mistyped a folder must hear of folders, too.
+    # The name may be a misspelt folder, so the hint covers folders too.
     return download(hub_name, _hint(path, cached_names()))
 
 
 def pin(name: str, folder: Path) -> str:
-    """Return `name`, which was resolved to `folder`; for a model on a hub with the commit that lies there."""
+    """Return `name` with the downloaded commit for a model on a hub; `folder` is its folder."""
     hub_name = hub_name_of(folder.absolute()) if is_hub_name(name) else None
     return str(hub_name or name)
 
 
 def is_hub_name(name: str) -> bool:
-    """Return whether `name` is looked for on a hub: it has the form, and there is no such folder or file."""
+    """Return whether `name` is a name on a hub: it has the form, and no folder or file has this name."""
     return parse_hub_name(name) is not None and not Path(name).exists()
 
 
 def is_elsewhere(name: str) -> bool:
-    """Return whether `name` is looked for in a store, on another node or on a hub."""
+    """Return whether `name` is in a store, on another node or on a hub."""
     return is_url(name) or is_hub_name(name)
 
 
 def is_folder_here(name: str) -> bool:
-    """Return whether `name` is a folder or file of this machine alone: others may have none of that name."""
+    """Return whether `name` is a folder or file of this machine, which other machines may lack."""
     return name != BUNDLED and not is_url(name) and Path(name.removeprefix(FILE_URL)).expanduser().exists()
 
 
 def model_label(name: str, folder: Path) -> str:
-    """Return what reports call the model `name` in `folder`: `organisation/name@commit`, or its short name."""
-    # On another machine than the one that downloaded it, `name` says the commit.
+    """Return the name of a model for reports: `organisation/name@commit`, or its short name."""
+    # On a machine that did not download the model, only `name` has the commit.
     hub_name = hub_name_of(folder.absolute()) or (parse_hub_name(name) if is_hub_name(name) else None)
     return str(hub_name) if hub_name else short_name(name)
 
 
 def short_name(name: str) -> str:
-    """Return the last part of a model's name, without revision or ending; no file or network is looked at."""
+    """Return the last part of a model's name without revision and suffix; reads no file."""
     hub_name = parse_hub_name(name)
     last = hub_name.repository.split("/")[1] if hub_name else Path(name).expanduser().absolute().name
     return last.removesuffix(".gguf")
@@ -88,7 +88,7 @@ def short_name(name: str) -> str:
 
 def _hint(missing: Path, others: Sequence[str] = ()) -> str:
     try:
-        siblings = [str(missing.parent / each.name) for each in missing.parent.iterdir() if _may_be_model(each)]
+        siblings = [str(missing.parent / path.name) for path in missing.parent.iterdir() if _may_be_model(path)]
     except OSError:
         siblings = []
     names = [BUNDLED, SMOLLM2] if missing.parent == Path() else []

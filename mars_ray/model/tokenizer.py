@@ -1,8 +1,8 @@
-"""Check and load the tokenizer of a model folder without running code that came with it.
+"""Check and load the tokenizer of a model folder without running code from it.
 
 In:    a folder and the configuration of its network.
-Out:   the tokenizer AutoTokenizer would give for the folder once saved again, so ids agree everywhere.
-Never: runs a tokenizer class that transformers does not have, contacts a hub.
+Out:   the tokenizer that AutoTokenizer gives for the folder after saving it again, so ids agree everywhere.
+Never: runs a tokenizer class from outside transformers, contacts a hub.
 """
 
 from pathlib import Path
@@ -23,12 +23,12 @@ from mars_ray.model.json_object import read_json_object
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 
-# Without one of these sets of files some tokenizer classes start with an empty vocabulary and say nothing.
+# Without one of these sets of files some tokenizer classes silently start with an empty vocabulary.
 _VOCABULARIES = ((TOKENIZER_FILE,), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 
 
 def check_tokenizer(folder: Path, config: PretrainedConfig) -> bool:
-    """Return whether the tokenizer in `folder` is custom; raise when there is none or only its own code can read it."""
+    """Return whether the tokenizer is custom. Raises `ModelError` if it is missing or needs its own code."""
     settings_file = folder / TOKENIZER_CONFIG_FILE
     settings = read_json_object(settings_file) if settings_file.is_file() else {}
     class_name = settings.get("tokenizer_class") or getattr(config, "tokenizer_class", None)
@@ -44,7 +44,7 @@ def check_tokenizer(folder: Path, config: PretrainedConfig) -> bool:
 
 
 def load_tokenizer(folder: Path, config: PretrainedConfig, custom: bool) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a folder that `check_tokenizer` has seen; `custom` is its answer."""
+    """Load the tokenizer of a folder; `custom` is the result of `check_tokenizer`."""
     try:
         if custom:
             tokenizer = _class_of_custom(config).from_pretrained(
@@ -54,21 +54,21 @@ def load_tokenizer(folder: Path, config: PretrainedConfig, custom: bool) -> PreT
             tokenizer = AutoTokenizer.from_pretrained(
                 str(folder), config=config, local_files_only=True, trust_remote_code=False
             )
-    # The rust library raises bare Exceptions on a malformed tokenizer.json.
+    # The Rust library raises bare Exceptions for a malformed tokenizer.json.
     except Exception as error:
         raise ModelError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
-    for name in ("auto_map", "is_local", "local_files_only"):  # or they would be saved with it
+    for name in ("auto_map", "is_local", "local_files_only"):  # they would be saved with the tokenizer
         tokenizer.init_kwargs.pop(name, None)
     return tokenizer
 
 
 def _class_of_custom(config: PretrainedConfig) -> Any:
-    # AutoTokenizer opens every qwen2 folder with Qwen2Tokenizer, whatever class the folder names. Doing the same
-    # here keeps the ids of a checkpoint the same before and after it is saved.
+    # AutoTokenizer opens every qwen2 folder with Qwen2Tokenizer, whatever class the folder names. The same class
+    # here keeps ids equal before and after saving.
     return Qwen2Tokenizer if config.model_type == "qwen2" else TokenizersBackend
 
 
 def _is_built_in(class_name: object) -> bool:
-    # transformers looks names up among everything it exports, models and pipelines included.
-    found = tokenizer_class_from_name(class_name) if isinstance(class_name, str) else None
-    return isinstance(found, type) and issubclass(found, PreTrainedTokenizerBase)
+    # transformers looks the name up among all its exports, including models and pipelines.
+    exported = tokenizer_class_from_name(class_name) if isinstance(class_name, str) else None
+    return isinstance(exported, type) and issubclass(exported, PreTrainedTokenizerBase)

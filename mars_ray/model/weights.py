@@ -1,7 +1,7 @@
-"""What the headers of a model folder's weights say: that they are complete safetensors files, and how many numbers.
+"""Read the headers of a model folder's weights: completeness, and number of parameters.
 
 In:    a folder.
-Out:   an error when transformers would fail, warn or unpickle; counts.
+Out:   an error if transformers would fail, warn or unpickle; counts.
 Never: reads a tensor, opens a pickle.
 """
 
@@ -31,8 +31,8 @@ def check_weights(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files that hold the weights. Raises a `ModelError` where some are missing."""
-    # transformers prefers the shards of a distributed run to the files beside them.
+    """Return the files of the weights. Raises `ModelError` for missing files."""
+    # transformers prefers the shards of a distributed run to other files in the folder.
     if any(folder.glob("shard-*-model-*.safetensors")):
         raise ModelError(f"{folder} holds the shards of a distributed run. Save it as one {WEIGHTS_FILE} first.")
     if (folder / WEIGHTS_FILE).is_file():
@@ -43,14 +43,14 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def count_parameters(folder: Path) -> Counter[str]:
-    """Return how many numbers of each dtype the weights hold. Raises a `ModelError` where some are missing."""
-    found = Counter[str]()
+    """Return the number of parameters by dtype. Raises `ModelError` for missing files."""
+    counts = Counter[str]()
     for file in weight_files(folder):
         with safe_open(file, framework="numpy") as weights:
             for name in weights.keys():  # noqa: SIM118
                 tensor = weights.get_slice(name)
-                found[tensor.get_dtype()] += prod(tensor.get_shape())
-    return found
+                counts[tensor.get_dtype()] += prod(tensor.get_shape())
+    return counts
 
 
 def _no_weights(folder: Path) -> ModelError:
@@ -70,7 +70,7 @@ def _shards(folder: Path) -> list[Path]:
     names = sorted({str(name) for name in weight_map.values()})
     strange = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
     if strange:
-        raise UnsafeModelError(f"{folder / INDEX_FILE} names {strange[0]!r}, which is no safetensors file beside it.")
+        raise UnsafeModelError(f"{folder / INDEX_FILE} names {strange[0]!r}, which is not a safetensors file in it.")
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise ModelError(

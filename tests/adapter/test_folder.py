@@ -149,5 +149,5 @@ def test_a_folder_comes_before_a_shipped_adapter_of_its_name(
 def test_what_is_no_adapter_is_refused_with_what_there_is(base: Path) -> None:
     with pytest.raises(AdapterError, match="unknown adapter 'smolm2': give 'smollm2', a folder, its URL, or"):
         resolve_adapter("smolm2")
-    with pytest.raises(AdapterError, match="is no adapter"):
+    with pytest.raises(AdapterError, match="is not an adapter"):
         resolve_adapter(str(base))

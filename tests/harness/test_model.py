@@ -245,7 +245,7 @@ def test_answers_of_another_setting_or_model_are_not_taken_for_its_own(
     kept = str(tmp_path / "answers.db")
     CachingLM(first, kept).generate_until(generations(chats(first)[:1], **SPEECH))
     CachingLM(make_model(mode="ar"), kept)
-    with pytest.raises(ConfigError, match=r"another mode, threshold\. Give each its own FILE"):
+    with pytest.raises(ConfigError, match=r"another mode, threshold\. Give another file"):
         CachingLM(make_model(**AT), kept)
     with pytest.raises(ConfigError, match="another block, model"):
         CachingLM(HarnessModel(model=str(tiny_folder), mode="ar"), kept)
@@ -291,7 +291,7 @@ def test_a_context_that_is_too_long_loses_its_beginning(tiny_folder: Path, caplo
     slowly = judged_slowly(plain(model), kept, continuation, model._checkpoint.mask_id)
     assert logprob == pytest.approx(slowly.logprob, abs=1e-3)
     assert "are left out" in caplog.text
-    with pytest.raises(BadRecordError, match="the model sees 64"):
+    with pytest.raises(BadRecordError, match="the model reads at most 64"):
         model.loglikelihood(pairs(("one", text)))
 
 

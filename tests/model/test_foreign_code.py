@@ -169,7 +169,7 @@ def test_sizes_that_no_memory_holds_are_refused_before_anything_is_made_of_them(
 ) -> None:
     folder = make_model_folder()
     edit_json(folder / "config.json", **{name: value})
-    with pytest.raises(ModelError, match=rf"config\.json: {name} is .*; it may be 0 to \d+"):
+    with pytest.raises(ModelError, match=rf"config\.json: {name} is .*; it must be 0 to \d+"):
         load_checkpoint(folder)
 
 

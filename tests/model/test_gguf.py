@@ -96,7 +96,7 @@ def test_a_file_is_converted_once_and_again_when_it_changes(tmp_path: Path, own_
 
 def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(b"PK\3\4")
-    with pytest.raises(ModelError, match=r"model\.bin is no GGUF file\. Give a folder, a \.gguf file or"):
+    with pytest.raises(ModelError, match=r"model\.bin is not a GGUF file\. Give a folder, a \.gguf file or"):
         resolve_model(str(tmp_path / "model.bin"))
 
 

@@ -65,7 +65,7 @@ def test_a_fetch_that_broke_off_goes_on_where_it_was(monkeypatch: pytest.MonkeyP
 def test_a_piece_that_does_not_come_in_time_is_an_error_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_cache, "PIECE_S", 0.1)
     came = threading.Event()
-    with pytest.raises(ModelError, match=r"a of m cannot be had: 4 bytes took over 0\.1 s"):
+    with pytest.raises(ModelError, match=r"a of m cannot be fetched: 4 bytes took over 0\.1 s"):
         fetched("m", [RemoteFile(name="a", size=4, digest="version:1")], lambda *_: b"good" if came.wait() else b"")
     came.set()
 
@@ -73,7 +73,7 @@ def test_a_piece_that_does_not_come_in_time_is_an_error_in_one_line(monkeypatch:
 def test_a_file_that_is_not_what_was_said_is_refused_and_not_kept(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "a").write_bytes(b"good")
     file = RemoteFile(name="a", size=4, digest=file_digest(tmp_path / "a"))
-    with pytest.raises(ModelError, match="a of m came otherwise"):
+    with pytest.raises(ModelError, match="a of m arrived with another size or digest"):
         fetched("m", [file], lambda *_: b"evil")
     assert not list(cache.glob("*/m/a"))
     assert (fetched("m", [file], lambda *_: b"good") / "a").read_bytes() == b"good"

@@ -27,6 +27,6 @@ def test_a_folder_travels_through_ray_and_is_taken_as_it_is_where_it_lies(
 
 
 def test_a_folder_of_a_node_that_is_gone_is_an_error_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="cannot be had from the node it lies on"):
+    with pytest.raises(ModelError, match="cannot be fetched from its node"):
         resolve_model(str(SharedFolder(tmp_path, "ab" * 28)))
     assert ray.is_initialized()

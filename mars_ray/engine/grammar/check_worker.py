@@ -33,8 +33,8 @@ WALL_SECONDS = 60
 WALK_TOKENS = 48
 """Number of further token masks computed, because some grammars are slow only after the first one."""
 NICE, SLOW_NICE = 5, 15
-"""Niceness of a check, equal to the engine's, and after `QUICK_SECONDS`. Ordinary grammars need not wait for the engine, and
-hostile ones do not slow it down."""
+"""Niceness of a check at first, equal to the engine's, and after `QUICK_SECONDS`. So ordinary grammars need not wait
+for the engine, and hostile ones do not slow it down."""
 QUICK_SECONDS = 0.2
 
 TOO_SLOW = f"it takes more than {CPU_SECONDS:g} s to compile; simplify it"

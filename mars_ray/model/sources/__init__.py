@@ -1,1 +1,1 @@
-"""Where models come from: a hub, a .gguf file, a package; each ends as a folder in a cache."""
+"""Sources of models: a hub, a store, another node, a .gguf file, a package. Each gives a folder in a cache."""

@@ -1,7 +1,7 @@
-"""The cache of models that were converted here: each folder is made once, whole.
+"""The cache of converted models, each of which is made once.
 
-In:    the name of a folder, and what writes it.
-Out:   the folder, however many processes ask for it at a time and whatever was killed before.
+In:    the name of a folder, and a function that writes it.
+Out:   the folder, for any number of concurrent processes and after any kill.
 Never: shows a half-written folder.
 """
 
@@ -18,16 +18,16 @@ from mars_ray.storage.private import private_folder
 
 
 def cache_folder() -> Path:
-    """Return where converted models lie: `mars-ray/models` in XDG_CACHE_HOME, which is `~/.cache` by default."""
-    given = os.environ.get("XDG_CACHE_HOME")
-    return (Path(given) if given else Path("~/.cache").expanduser()) / "mars-ray" / "models"
+    """Return the folder of converted models: `mars-ray/models` in XDG_CACHE_HOME, which is `~/.cache` by default."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path("~/.cache").expanduser()) / "mars-ray" / "models"
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
-    """Return the folder or file `name` of the cache; where it is not there yet, `make` is called with its path.
+    """Return the folder or file `name` of the cache, after calling `make` with its path if it is missing.
 
-    `make` writes under another name, as `scratch_for` gives one, and renames. Of several processes one makes it and
-    the others wait. What a killed one left is removed. Raises an `OutputError` where the cache cannot be written to.
+    `make` must write under another name, such as one in `scratch_for`, and rename. One process calls it while others
+    wait. Leftovers of killed processes are removed. Raises `OutputError` for a cache that is not writable.
     """
     path = cache_folder() / name
     if not path.exists():
@@ -41,7 +41,7 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
 
 @contextmanager
 def scratch_for(path: Path) -> Iterator[Path]:
-    """Make a folder beside `path` for what is needed until `path` is made, and remove it."""
+    """Create a temporary folder next to `path`, and remove it at the end of the block."""
     folder = path.with_name(f".{path.name}.scratch.partial")
     folder.mkdir()
     try:
@@ -52,7 +52,7 @@ def scratch_for(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Wait for a lock on `folder`, which the system takes from whoever dies."""
+    """Hold a lock on `folder`; the system releases it if this process dies."""
     try:
         descriptor = os.open(private_folder(folder, within=cache_folder().parent), os.O_RDONLY)
     except (OSError, OutputError) as error:

@@ -1,7 +1,7 @@
-"""Turn a .gguf file into a plain Hugging Face folder, once.
+"""Convert a .gguf file to a plain Hugging Face folder, once.
 
-The weights are unpacked: a file of 32 or 16 bits keeps its dtype and its values, quantised weights become bfloat16,
-whose rounding is finer than theirs. Tokenizer and chat template come along.
+A file of 32 or 16 bits keeps its dtype and values. Quantised weights become bfloat16, which rounds less than their own
+format. Tokenizer and chat template are included.
 """
 
 import hashlib
@@ -17,13 +17,13 @@ from mars_ray.model.sources.cache import made_once
 
 MAGIC = b"GGUF"
 MEMORY_BYTES, MEMORY_TIMES = 2 << 30, 32
-"""Memory that a conversion may take: so much, and so many times the size of the file. Values of 2 bits become 32."""
+"""Memory limit of a conversion: a constant plus a multiple of the file size. Values of 2 bits become 32 bits."""
 SECONDS, BYTES_A_SECOND = 30, 1_000_000
-"""Time that it may take: so much, and that of reading the file so slowly."""
+"""Time limit of a conversion: a constant, plus the time to read the file at this rate."""
 
 
 def converted(file: Path) -> Path:
-    """Return the folder made from `file`, converting it if that was not done since the file last changed."""
+    """Return the folder made from `file`, after converting the file if it is new or changed."""
     try:
         with file.open("rb") as opened:
             magic = opened.read(len(MAGIC))
@@ -31,26 +31,26 @@ def converted(file: Path) -> Path:
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error}.") from error
     if magic != MAGIC:
-        raise ModelError(f"{file} is no GGUF file. Give a folder, a .gguf file or a name on a hub.")
+        raise ModelError(f"{file} is not a GGUF file. Give a folder, a .gguf file or a name on a hub.")
     of_file = f"{file.resolve()}\0{state.st_size}\0{state.st_mtime_ns}"
     digest = hashlib.blake2b(of_file.encode(), digest_size=6).hexdigest()
     return made_once(f"{file.name.removesuffix('.gguf')}-{digest}", lambda folder: convert(file, folder))
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Write the model in `file` to `folder`, which must be absent. Raises a `ModelError` where that cannot be done.
+    """Write the model in `file` to `folder`, which must be absent. Raises `ModelError`.
 
-    What reads the file is a process that may be ended, sees nothing else of its folder, and cannot ask anybody whether
-    code that came with it may run.
+    A child process reads the file. It can be killed, sees no other file of the folder, and has no input to confirm
+    that code may run.
     """
     size = file.stat().st_size
     memory = min(MEMORY_BYTES + MEMORY_TIMES * size, psutil.virtual_memory().total)
     seconds = SECONDS + size / BYTES_A_SECOND
-    with TemporaryDirectory() as alone:
-        link = Path(alone) / file.name
+    with TemporaryDirectory() as scratch:
+        link = Path(scratch) / file.name
         link.symlink_to(file.resolve())
-        given = (str(link), str(folder.absolute()), str(memory))
-        command = [sys.executable, "-P", "-m", "mars_ray.model.sources.gguf_worker", *given]
+        arguments = (str(link), str(folder.absolute()), str(memory))
+        command = [sys.executable, "-P", "-m", "mars_ray.model.sources.gguf_worker", *arguments]
         try:
             done = subprocess.run(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=seconds, check=False

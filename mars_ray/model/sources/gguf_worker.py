@@ -1,10 +1,10 @@
-"""Convert a .gguf file in a process of its own, which may not take more memory than the file can need.
+"""Convert a .gguf file in a child process with a memory limit.
 
     python -m mars_ray.model.sources.gguf_worker FILE FOLDER BYTES
 
-In:    a file that lies alone in its folder, where the model is to be written, and the memory that may be taken.
-Out:   the folder; on standard output nothing, or what is wrong with the file.
-Never: reads another file beside it, where transformers would look for code to run.
+In:    a file that is alone in its folder, the folder to write, and the memory limit.
+Out:   the folder; on standard output nothing, or the error.
+Never: reads another file in the same folder, where transformers would look for code to run.
 """
 
 import resource
@@ -26,13 +26,13 @@ from transformers import (
 from transformers.utils import logging
 
 from mars_ray.errors import MarsRayError, ModelError
+from mars_ray.model.architecture import check_sizes
 from mars_ray.model.checkpoint import save_folder, share_weights
 from mars_ray.model.folder import check_folder
-from mars_ray.model.sizes import check_sizes
 from mars_ray.progress import ProgressLine
 
 _KEPT = {"F32": torch.float32, "F16": torch.float16}
-"""Dtypes that a folder keeps, as GGUF names them."""
+"""Dtypes that are kept, by their names in GGUF."""
 _SIZES = {
     "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size",
@@ -44,11 +44,11 @@ _SIZES = {
     "context_length": "max_position_embeddings",
     "expert_count": "num_experts",
 }
-"""Sizes as GGUF names them behind the architecture, and as transformers does."""
+"""Names of sizes: in GGUF after the architecture, and in transformers."""
 
 
 def main(file: Path, folder: Path, memory_bytes: int) -> None:
-    """Convert `file`, and print why that cannot be done."""
+    """Convert `file`; print the reason if that fails."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     _limit_memory(memory_bytes)
@@ -57,8 +57,8 @@ def main(file: Path, folder: Path, memory_bytes: int) -> None:
     except MarsRayError as error:
         print(error)
     except MemoryError:
-        print(f"it takes more than {memory_bytes / 1e9:.1f} GB of memory, which a file of its size does not need.")
-    # A damaged or unknown file fails in as many ways as it has fields.
+        print(f"it takes more than {memory_bytes / 1e9:.1f} GB of memory, too much for a file of its size")
+    # A damaged or unknown file can raise any error.
     except Exception as error:
         print(error or repr(error))
 
@@ -76,7 +76,7 @@ def _convert(file: Path, folder: Path) -> None:
             str(file.parent),
             gguf_file=file.name,
             dtype=dtype,
-            # Otherwise weights stay packed where a kernel can be fetched from a hub.
+            # Otherwise weights stay packed if a kernel can be fetched from a hub.
             quantization_config=GgufConfig(dequantize=True),
             local_files_only=True,
             trust_remote_code=False,
@@ -92,11 +92,11 @@ def _convert(file: Path, folder: Path) -> None:
 
 
 def _checked_dtype(file: Path) -> torch.dtype:
-    """Return the dtype of the matrices if it is one to keep; vectors are of 32 bits in most files.
+    """Return the common dtype of the matrices if it is in `_KEPT`, else bfloat16. Vectors mostly have 32 bits.
 
     Raises `ModelError` for sizes out of bounds.
     """
-    from gguf import GGUFReader  # here, for it is slow to import and few need it
+    from gguf import GGUFReader  # slow to import
 
     reader = GGUFReader(file)
     declared = {
@@ -111,7 +111,7 @@ def _checked_dtype(file: Path) -> torch.dtype:
 
 @contextmanager
 def _shown(file: Path) -> Iterator[None]:
-    """Show progress as everything here does: the loader draws a bar of its own, without a terminal too."""
+    """Replace the loader's progress bar by a `ProgressLine` within the block."""
     bar = modeling_gguf_pytorch_utils.tqdm
     with ProgressLine(f"unpack {file.name}", total=None) as progress:
 
@@ -131,7 +131,7 @@ def _shown(file: Path) -> Iterator[None]:
 
 def _write(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     network.config.__dict__.pop("quantization_config", None)
-    network.hf_quantizer = None  # save_pretrained refuses what this one says was quantised
+    network.hf_quantizer = None  # save_pretrained would refuse a quantised network
     network.save_pretrained(folder)
     share_weights(folder)
     for name in ("is_local", "local_files_only"):

@@ -1,13 +1,14 @@
 """Download a model from a Hugging Face hub into the cache of huggingface_hub, pinned to one commit.
 
-Weights in safetensors, configuration and tokenizer are taken, and nothing else: no pickle, no code. The library itself
-goes by HF_ENDPOINT, HF_TOKEN, HF_HUB_CACHE and HF_HUB_OFFLINE, goes on within a file whose connection broke, and keeps
-whole files from one call to the next. Progress goes to standard error.
+Only weights in safetensors, configuration and tokenizer are downloaded: no pickle, no code. The library itself reads
+HF_ENDPOINT, HF_TOKEN, HF_HUB_CACHE and HF_HUB_OFFLINE, resumes interrupted files and keeps complete ones. Progress goes
+to standard error.
 """
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import (
@@ -19,10 +20,12 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import are_progress_bars_disabled
+from huggingface_hub.utils import tqdm as HubBar
 
 from mars_ray.errors import ModelError
 from mars_ray.model.card import CARD_FILE
-from mars_ray.model.sources.download_bar import DownloadBar
+from mars_ray.progress import ProgressLine
 
 FILES = (
     "*.safetensors",
@@ -40,16 +43,20 @@ FILES = (
     "chat_template.jinja",
     CARD_FILE,
 )
-"""The files of a model that are downloaded."""
+"""Files to download."""
 LEFT_OUT = ("*/*", "consolidated*.safetensors")
-"""Files that are not: those in folders, and the same weights a second time."""
+"""Files to leave out: those in folders, and second copies of the weights."""
+
+WRITTEN = "huggingface_hub.snapshot_download"
+"""Name of the library's progress bar over the written bytes of all files."""
+MEGABYTE = 1_000_000
 
 _NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[A-Za-z0-9][\w./-]*))?")
 
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """A model on a hub, as `organisation/name`, and a branch, tag or commit of it; None is the newest."""
+    """A model on a hub: `organisation/name`, and a branch, tag or commit; None is the newest."""
 
     repository: str
     revision: str | None
@@ -59,30 +66,31 @@ class HubName:
 
 
 def parse_hub_name(name: str) -> HubName | None:
-    """Return what `organisation/name` or `organisation/name@revision` names; None for what is not of that form."""
-    found = _NAME.fullmatch(name)
-    return HubName(found["repository"], found["revision"]) if found else None
+    """Parse `organisation/name` or `organisation/name@revision`; return None for any other form."""
+    match = _NAME.fullmatch(name)
+    return HubName(match["repository"], match["revision"]) if match else None
 
 
 def hub_name_of(folder: Path) -> HubName | None:
-    """Return the model and the commit whose files lie in `folder` of the cache; None for any other folder."""
-    snapshots, repository = folder.parent, folder.parent.parent.name.split("--")
+    """Return model and commit of a folder in the cache; None for any other folder."""
+    snapshots = folder.parent
+    repository = snapshots.parent.name.split("--")
     if snapshots.name != "snapshots" or repository[0] != "models" or len(repository) < 3:
         return None
     return HubName(f"{repository[1]}/{'--'.join(repository[2:])}", folder.name)
 
 
 def cached_names() -> list[str]:
-    """Return the models in the cache, whole or in part."""
-    found = (hub_name_of(folder) for folder in Path(constants.HF_HUB_CACHE).glob("models--*--*/snapshots/*"))
-    return sorted({name.repository for name in found if name})
+    """Return the names of complete and incomplete models in the cache."""
+    names = (hub_name_of(folder) for folder in Path(constants.HF_HUB_CACHE).glob("models--*--*/snapshots/*"))
+    return sorted({name.repository for name in names if name})
 
 
 def download(name: HubName, hint: str) -> Path:
-    """Return the folder in the cache that holds the model, downloading what is missing.
+    """Return the folder of the model in the cache, after downloading missing files.
 
-    Without a network the cache must hold all of it. Raises a `ModelError` that says what to do; where there may be no
-    such model it ends with `hint`.
+    Without a network the cache must be complete. Raises `ModelError`; `hint` ends the message if the model may not
+    exist.
     """
     try:
         folder = Path(
@@ -95,15 +103,33 @@ def download(name: HubName, hint: str) -> Path:
                 tqdm_class=DownloadBar,
             )
         )
-    # The library lets errors of its transport through, which is another one from time to time.
+    # The library passes on errors of its HTTP client, which changes between versions.
     except Exception as error:
         raise ModelError(_reason(name, error, hint)) from error
     if not any(folder.glob("*.safetensors")):
         raise ModelError(
-            f"{name} has no weights in safetensors on {constants.ENDPOINT}. Give a model that has; "
-            "of one in GGUF download the .gguf file and give its path."
+            f"{name} has no weights in safetensors on {constants.ENDPOINT}. Give another model, or download its .gguf "
+            "file and give the path."
         )
     return folder
+
+
+class DownloadBar(HubBar):  # type: ignore[misc]
+    """A `tqdm_class` for `snapshot_download`: its bar on a terminal, else a plain line from time to time."""
+
+    def __init__(self, *args: Any, name: str | None = None, **settings: Any) -> None:
+        # `disable=None` hides the bar without a terminal; the default shows it.
+        super().__init__(*args, name=name, **{"disable": None} | settings)
+        shown = self.disable and name == WRITTEN and not are_progress_bars_disabled(name)
+        self._line = ProgressLine("download, MB", total=None) if shown else None
+        self._bytes = 0
+
+    def update(self, n: float | None = 1) -> None:
+        """Add `n` bytes or files, and print a line when it is due."""
+        super().update(n)
+        self._bytes += int(n or 0)
+        if self._line is not None:
+            self._line.update(self._bytes // MEGABYTE, {}, -(-self.total // MEGABYTE))
 
 
 def _reason(name: HubName, error: Exception, hint: str) -> str:
@@ -115,14 +141,14 @@ def _reason(name: HubName, error: Exception, hint: str) -> str:
     if isinstance(error, RepositoryNotFoundError | HFValidationError):
         return f"{hub} has no model {name.repository!r}, or it is private and HF_TOKEN does not open it{hint}"
     if isinstance(error.__cause__, HfHubHTTPError) and isinstance(error, LocalEntryNotFoundError):
-        error = error.__cause__  # the hub answered, and the cache could not stand in for it
+        error = error.__cause__  # the hub answered with an error, and the cache lacks the files
     if isinstance(error, IncompleteSnapshotError):
-        return f"the cache holds only a part of {name}, and {_offline(hub)}. Run the same again with a network."
+        return f"the cache holds only a part of {name}, and {_offline(hub)}. Run the same command with a network."
     if isinstance(error, LocalEntryNotFoundError):
         return f"{name} is not in the cache {constants.HF_HUB_CACHE}, and {_offline(hub)}{hint}"
     if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
         return f"{hub} refuses {name} ({error.response.status_code}). Set HF_TOKEN to a token that may read it."
-    return f"the download of {name} from {hub} broke off: {error}. Run the same again: whole files are kept."
+    return f"the download of {name} from {hub} failed: {error}. Run the same command again: complete files are kept."
 
 
 def _offline(hub: str) -> str:

