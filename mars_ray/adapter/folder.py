@@ -86,13 +86,16 @@ def start_from(adapter: GatedLoRA, folder: Path) -> None:
     """
     other = _load(folder)
     for name in ("rank", "alpha", "masks", "linears"):
-        here, there = getattr(adapter.shape, name), getattr(other.shape, name)
-        if here != there:
-            shown = f"{name} {there}, here it is {here}" if name != "linears" else "other linear layers"
-            raise AdapterError(f"Training cannot begin with the adapter in {folder}: it has {shown}.")
-    if (there := other.mask_embedding_KH.shape[1]) != (here := adapter.mask_embedding_KH.shape[1]):
+        size = getattr(other.shape, name)
+        needed = getattr(adapter.shape, name)
+        if size != needed:
+            difference = "other linear layers" if name == "linears" else f"{name} {size}, here it is {needed}"
+            raise AdapterError(f"Training cannot begin with the adapter in {folder}: it has {difference}.")
+    hidden = other.mask_embedding_KH.shape[1]
+    if hidden != adapter.mask_embedding_KH.shape[1]:
         raise AdapterError(
-            f"Training cannot begin with the adapter in {folder}: it has hidden size {there}, here it is {here}."
+            f"Training cannot begin with the adapter in {folder}: it has hidden size {hidden}, here it is "
+            f"{adapter.mask_embedding_KH.shape[1]}."
         )
     with torch.no_grad():
         adapter.mask_embedding_KH.copy_(other.mask_embedding_KH)

@@ -87,7 +87,9 @@ def mask_logits(network: PreTrainedModel, adapter: GatedLoRA, streams: Streams) 
 
 def _tiles(layout: Layout, noisy_P: Tensor) -> tuple[list[list[Piece]], list[MaskTile]]:
     """Split tiles into their clean pieces, with keys counted from the first clean slot, and their masks."""
-    clean_tiles, mask_tiles, start = [], [], 0
+    clean_tiles: list[list[Piece]] = []
+    mask_tiles: list[MaskTile] = []
+    start = 0
     for tile in layout.tiles:
         slots = sum(piece.queries for piece in tile)
         masks = int(noisy_P[start : start + slots].sum())

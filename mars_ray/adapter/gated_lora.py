@@ -76,11 +76,13 @@ class GatedLoRA(nn.Module):
     @contextmanager
     def at(self, where_M: Tensor | None) -> Iterator[None]:
         """Add the products in forwards within the block, at these packed positions; None adds them at all positions."""
-        self._open, self._where_M = True, where_M
+        self._open = True
+        self._where_M = where_M
         try:
             yield
         finally:
-            self._open, self._where_M = False, None
+            self._open = False
+            self._where_M = None
 
     def check_fits(self, network: Any) -> None:
         """Raise `AdapterError` unless every tensor has the shape that `network` needs.

@@ -27,7 +27,9 @@ class AdapterLoss(nn.Module):
         super().__init__()
         network.set_attn_implementation(ATTENTION)
         network.requires_grad_(False)
-        self.adapter, self._base, self._distill = adapter, (network,), distill
+        self.adapter = adapter
+        self._base = (network,)  # a tuple hides the network from torch
+        self._distill = distill
 
     def forward(self, streams: Streams) -> tuple[Tensor, Tensor]:
         """Return the weighted sum of the masks' cross-entropies, and the sum of the base's at the same positions.
@@ -93,7 +95,8 @@ def heldout_agreement(network: PreTrainedModel, adapter: GatedLoRA, streams: Str
     agrees_M = sampled(network, adapter, masks).token_M == masks.teacher_MV.argmax(dim=-1)
     offset_M = streams.tokens_RS.flatten()[masks.slot_M]
     # Masks of a block are in order, so a run continues from one offset to the next.
-    runs, unbroken = 0, False
+    runs = 0
+    unbroken = False
     for offset, agrees in zip(offset_M.tolist(), agrees_M.tolist(), strict=True):
         unbroken = agrees and (unbroken or offset == 0)
         runs += unbroken

@@ -30,7 +30,7 @@ class Likelihood:
     logprob: float
     """Sum over the tokens of the natural logarithm of their probability."""
     greedy: bool
-    """Whether each token is the most likely one."""
+    """True if each token is the most likely one."""
 
 
 @torch.inference_mode()

@@ -48,7 +48,10 @@ class AsyncLLM:
         dtype: DtypeOrAuto = "auto",
         options: EngineOptions = DEFAULT_OPTIONS,
     ) -> None:
-        self._model, self._adapter, self._dtype, self._options = model, adapter, dtype, options
+        self._model = model
+        self._adapter = adapter
+        self._dtype = dtype
+        self._options = options
 
     async def __aenter__(self) -> Self:
         model = await asyncio.to_thread(open_model, self._model)

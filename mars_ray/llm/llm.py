@@ -136,7 +136,7 @@ class LLM:
             return self._decode(requests, line)
 
     def _decode(self, requests: Sequence[Request], progress: ProgressLine | None) -> list[RequestOutput]:
-        """Return the outputs in the order of `requests`; an interruption cancels what still runs."""
+        """Return the outputs in the order of `requests`; an interruption cancels the running ones."""
         collectors = {request.id: RequestCollector(request, self.tokenizer) for request in requests}
         finished = tokens = forwards = 0
         try:

@@ -71,7 +71,8 @@ class RequestCollector:
     """Builds the output of one request from its chunks."""
 
     def __init__(self, request: Request, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._request, self._tokenizer = request, tokenizer
+        self._request = request
+        self._tokenizer = tokenizer
         self._chunks: list[list[Chunk]] = [[] for _ in range(request.sampling.n)]
         self._running = request.sampling.n
 
@@ -82,7 +83,7 @@ class RequestCollector:
 
     @property
     def finished(self) -> bool:
-        """Whether all answers have ended."""
+        """True once all answers have ended."""
         return self._running == 0
 
     def output(self) -> RequestOutput:

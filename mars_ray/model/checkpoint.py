@@ -60,7 +60,8 @@ def load_model(
     attention: str = "sdpa",
 ) -> Checkpoint:
     """Load a model in eval mode, in its resolved dtype or in `dtype`; a mask token is added if it has none."""
-    card, tokenizer = model.card, model.load_tokenizer()
+    card = model.card
+    tokenizer = model.load_tokenizer()
     network = load_network(model, dtype or getattr(torch, model.dtype.name), attention)
     mask_id = ensure_mask_token(network, tokenizer)
     if card is not None and card.mask_token_id != mask_id:

@@ -1,6 +1,6 @@
 """Resolve a model: find its folder, check the files in it, and read everything but the weights.
 
-In:    what a user calls a model, or a folder.
+In:    the name of a model, or a folder.
 Out:   a ResolvedModel.
 Never: runs code from the folder, opens a pickle, reads weights beyond their headers.
 """
@@ -30,7 +30,7 @@ class ResolvedModel:
     dtype: ResolvedDtype
     """Number format to load the weights in."""
     tokenizer_is_custom: bool
-    """Whether the tokenizer names code of its own; tokenizer.json is read instead."""
+    """True if the tokenizer names code of its own; tokenizer.json is read instead."""
 
     @property
     def max_positions(self) -> int:

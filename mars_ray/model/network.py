@@ -55,7 +55,8 @@ def _check_memory(network_class: Any, model: ResolvedModel) -> None:
     with torch.device("meta"):
         network = network_class(model.config)
     network.tie_weights()
-    needed, held = sum(parameter.numel() for parameter in network.parameters()), count_parameters(model.folder).total()
+    needed = sum(parameter.numel() for parameter in network.parameters())
+    held = count_parameters(model.folder).total()
     if needed > 2 * held + SPARE_NUMBERS:
         raise ModelError(
             f"{model.folder}: config.json asks for {needed:,} weights, the files hold {held:,}. Download or save the "

@@ -192,8 +192,8 @@ def test_values_without_effect_on_greedy_decoding_are_let_pass(make_model: MakeM
 @pytest.mark.parametrize(
     ("asked", "kind", "message"),
     [
-        ({"num_beams": 4}, ConfigError, "num_beams is 4 in the arguments of a generation; we have 1 only"),
-        ({"length_penalty": 0.5}, ConfigError, "'length_penalty' in the arguments of a generation is unknown"),
+        ({"num_beams": 4}, ConfigError, "num_beams is 4 in the arguments of a generation; it must be 1"),
+        ({"length_penalty": 0.5}, ConfigError, "'length_penalty' in the arguments of a generation is not supported"),
         ({"do_sample": True, "temperature": 1.0, "top_p": 3}, RequestError, "top_p is 3"),
         ({"seed": "x"}, RequestError, "seed is 'x'"),
     ],

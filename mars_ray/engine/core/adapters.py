@@ -31,7 +31,7 @@ class Adapters:
         self.loras = [adapter.lora for adapter in by_name.values()]
         """Weights of each adapter, by the number that `of` returns."""
         cards: list[Card | AdapterCard | None] = [adapter.card for adapter in by_name.values()] or [card]
-        self.block = max((known.block for known in cards if known and known.block), default=BLOCK_WITHOUT_CARD)
+        self.block = max((own.block for own in cards if own and own.block), default=BLOCK_WITHOUT_CARD)
         """Largest number of tokens proposed per forward."""
         default = by_name[None].card if None in by_name else cards[0]
         points = default.calibration if default else ()
@@ -70,5 +70,5 @@ class Adapters:
         """Raise a `RequestError` for an unknown adapter."""
         name = request.decode.adapter
         if name is not None and name not in self._numbers:
-            known = ", ".join(known for known in self._numbers if known) or "none with a name"
-            raise RequestError(f"adapter is {name!r}; this engine has {known}.")
+            names = ", ".join(filter(None, self._numbers)) or "none with a name"
+            raise RequestError(f"adapter is {name!r}; this engine has {names}.")

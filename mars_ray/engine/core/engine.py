@@ -11,7 +11,7 @@ import random
 import time
 from collections import abc
 
-from mars_ray.engine.chunk import Chunk, Finished, FinishReason, TokenLogprobs
+from mars_ray.engine.chunk import Chunk, Finished, FinishReason
 from mars_ray.engine.core.adapters import Adapters, AdaptersByName
 from mars_ray.engine.core.limits import EngineLimits, resolve_limits
 from mars_ray.engine.execution.choose_runner import choose_runner
@@ -87,7 +87,8 @@ class Engine:
         new_seed: abc.Callable[[], int] | None = None,
     ) -> None:
         network = checkpoint.network
-        self._checkpoint, self._clock = checkpoint, clock
+        self._checkpoint = checkpoint
+        self._clock = clock
         self._adapters = Adapters(adapters or {}, checkpoint.card)
         self._new_seed = new_seed or (lambda: random.getrandbits(62))
         self.limits = limits = resolve_limits(network.config, network.dtype, network.device, options)
@@ -142,7 +143,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether a step has work to do or chunks to return."""
+        """True while a step has work to do or chunks to return."""
         return bool(self._requests or self._cancelled)
 
     def state(self) -> EngineState:
@@ -170,8 +171,9 @@ class Engine:
         if request.id in self._requests:
             raise RequestError(f"a request with the id {request.id!r} is already here; ids must differ.")
         if request.service_class not in self._thresholds.by_class:
-            known = ", ".join(self._thresholds.by_class)
-            raise RequestError(f"service_class is {request.service_class!r}; this engine has {known}.")
+            raise RequestError(
+                f"service_class is {request.service_class!r}; this engine has {', '.join(self._thresholds.by_class)}."
+            )
         seed = self._new_seed() if request.sampling.seed is None else request.sampling.seed
         sequences = _new_sequences(request, seed, self._checkpoint, self.limits, self.grammars)
         self._stats.arrived(request)
@@ -232,7 +234,7 @@ class Engine:
         try:
             inputs, picks = self._packer.pack(batch, self._slots.num_active, audit=audit)
             output = self._runner.run(inputs)
-            choosing = [picks_of(*each) for each in zip(batch, picks, strict=True)]
+            choosing = [picks_of(*scheduled) for scheduled in zip(batch, picks, strict=True)]
             self._adapters.correct_masks(self._runner.mask_samplers, batch, choosing, output)
             proposed = propose_all(batch, choosing, output)
         except Exception as error:  # out of memory, or a bug of the model's code: other sequences must go on
@@ -267,15 +269,13 @@ class Engine:
         emitted = advance(sequence, verified, verify=needs.verify)
         if emitted.tokens:
             self._stats.gained(sequence)
-        logprobs: tuple[TokenLogprobs, ...] = ()
-        if count is not None:
-            logprobs = logprobs_of(emitted, picks_of(scheduled, picks).start, count, output, sequence.forwards)
+        start = picks_of(scheduled, picks).start
         return Chunk(
             request_id=sequence.request.id,
             index=sequence.index,
             tokens=emitted.tokens,
             pieces=emitted.pieces,
-            logprobs=logprobs,
+            logprobs=() if count is None else logprobs_of(emitted, start, count, output, sequence.forwards),
             audits=audits,
             threshold=needs.quality,
             masks=scheduled.num_masks,

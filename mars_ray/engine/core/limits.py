@@ -40,7 +40,8 @@ class EngineLimits:
 
     def check(self, request: Request) -> None:
         """Raise a `RequestError` for a request that this engine cannot serve."""
-        sampling, prompt = request.sampling, request.prompt
+        sampling = request.sampling
+        prompt = request.prompt
         if not prompt:
             raise RequestError("the prompt is empty; give at least one token.")
         if len(prompt) >= self.max_model_len:

@@ -25,7 +25,8 @@ class Grammars:
     """Compiled grammars for the tokenizer of `checkpoint`."""
 
     def __init__(self, checkpoint: Checkpoint, vocabulary: int) -> None:
-        self._checkpoint, self._vocabulary = checkpoint, vocabulary
+        self._checkpoint = checkpoint
+        self._vocabulary = vocabulary
         self._prepared: dict[GrammarSpec, LLMatcher] = {}
         self._compiled_here = OrderedDict[GrammarSpec, LLMatcher]()
         self._library_tokenizer: LLTokenizer | None = None
@@ -76,7 +77,10 @@ class Matcher:
     """The position of one sequence in its grammar: after its settled tokens and the tokens taken ahead."""
 
     def __init__(self, library: LLMatcher, stop_ids: frozenset[int], no_text: frozenset[int], vocabulary: int) -> None:
-        self._library, self._stop_ids, self._no_text, self._vocabulary = library, stop_ids, no_text, vocabulary
+        self._library = library
+        self._stop_ids = stop_ids
+        self._no_text = no_text
+        self._vocabulary = vocabulary
         self.ahead: list[int] = []
         """Tokens taken since the last `settle`."""
         self._plans: list[tuple[list[int], int]] = [([], 0)]
@@ -84,14 +88,15 @@ class Matcher:
 
     @property
     def ended(self) -> bool:
-        """Whether the answer is complete and nothing can follow."""
+        """True once the answer is complete and no token may follow."""
         return self._library.is_stopped() and not self._library.is_error()
 
     def forced(self) -> int | None:
         """Return the next token if the grammar forces its text and the tokenizer has one spelling for it."""
         run, taken = self._plans[-1]
         if taken == len(run):
-            run, taken = self._library.compute_ff_tokens(), 0
+            run = self._library.compute_ff_tokens()
+            taken = 0
             self._plans[-1] = (run, taken)
         return run[taken] if run and run[taken] not in self._no_text else None
 

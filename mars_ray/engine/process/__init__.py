@@ -1,1 +1,1 @@
-"""An engine in a process of its own, and what passes between it and its owner."""
+"""An engine in a child process, its client, and the messages between them."""

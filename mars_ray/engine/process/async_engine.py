@@ -69,7 +69,8 @@ class AsyncEngine:
     """Client of an engine that `serve_engine` runs at the other end of the socket. Use it in one running event loop."""
 
     def __init__(self, connected: socket.socket, *, buffered_tokens: int = BUFFERED_TOKENS) -> None:
-        self._socket, self._buffered_tokens = connected, buffered_tokens
+        self._socket = connected
+        self._buffered_tokens = buffered_tokens
         self._streams: dict[str, _Stream] = {}
         self._states: deque[asyncio.Future[EngineState]] = deque()
         self._writer: asyncio.StreamWriter | None = None
@@ -293,12 +294,14 @@ class _Stream:
     """Buffered chunks of one request."""
 
     def __init__(self, request: Request, buffered_tokens: int) -> None:
-        self._left, self._limit, self._buffered = request.sampling.n, buffered_tokens, 0
+        self._left = request.sampling.n
+        self._limit = buffered_tokens
+        self._buffered = 0
         self._chunks: asyncio.Queue[Chunk | MarsRayError] = asyncio.Queue()
         self.open = True
-        """Whether more chunks will arrive."""
+        """True while more chunks will arrive."""
         self.begun = False
-        """Whether a chunk has arrived."""
+        """True once a chunk has arrived."""
         self.added: int | None = None
         """Number of hang checks when the request was sent; None before that."""
 

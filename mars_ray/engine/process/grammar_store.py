@@ -35,7 +35,8 @@ class GrammarStore:
     """The grammars of one engine; `send` sends orders to the engine. Use it in one event loop."""
 
     def __init__(self, checker: GrammarChecker, send: Callable[[Order], None]) -> None:
-        self._checker, self._send = checker, send
+        self._checker = checker
+        self._send = send
         self._grammars = OrderedDict[GrammarSpec, _Compiled]()
         self._compiling: dict[GrammarSpec, asyncio.Future[None]] = {}
         self._freed = asyncio.Condition()

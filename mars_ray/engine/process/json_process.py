@@ -45,7 +45,7 @@ class JsonProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether the child is known to have ended."""
+        """True once the child has ended."""
         return self.process.returncode is not None
 
     def send(self, message: Mapping[str, Any]) -> None:

@@ -150,7 +150,8 @@ class OrderSocket:
     """The engine's end of the socket, with blocking calls."""
 
     def __init__(self, connected: socket.socket) -> None:
-        self._socket, self._sending = connected, threading.Lock()
+        self._socket = connected
+        self._sending = threading.Lock()
 
     def send(self, event: Event) -> None:
         """Send an event from any thread. It may block until the other end, which always reads, has read."""
