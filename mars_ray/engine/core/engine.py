@@ -125,10 +125,7 @@ class Engine:
         """Sequences that ended in this step and still have slots."""
 
     def set_thresholds(self, thresholds: abc.Mapping[str, float]) -> None:
-        """Set thresholds of some classes, for requests that name none; call it between steps.
-
-        Raises `ConfigError` for an unknown class or a value out of range, and then changes none.
-        """
+        """Set thresholds of some classes between two steps. Raises `ConfigError`, and then changes none."""
         self._thresholds.set(thresholds)
 
     @property

@@ -1,4 +1,4 @@
-"""What goes wrong elsewhere when one step gives several tokens: stops, limits, logprobs, penalties, seeds."""
+"""Chunks of several tokens from one step: stops, limits, logprobs, penalties, seeds and failures."""
 
 from collections import Counter
 from typing import Any
