@@ -266,7 +266,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         if longest:
             LOG.warning(
                 f"some prompts, the longest of {longest} tokens, leave no room for an answer in the "
-                f"{self._engine.limits.max_model_len} tokens of a sequence; their beginning is left out"
+                f"{self._engine.limits.max_model_len} tokens of a sequence; they lose their beginning"
             )
         return requests
 
