@@ -31,7 +31,7 @@ class Terminations:
 
     @property
     def came(self) -> bool:
-        """Whether there was a SIGTERM."""
+        """True after a SIGTERM."""
         return self._last_s is not None
 
     def handle(self, _number: int, _frame: FrameType | None) -> None:

@@ -1,1 +1,1 @@
-"""Decode a file of prompts, row by row, into parquet; what cannot be decoded goes to an errors file."""
+"""Answer a file of prompts row by row, into parquet files and an errors file."""

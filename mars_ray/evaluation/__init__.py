@@ -1,1 +1,1 @@
-"""What a model gets right, and how many forwards it takes."""
+"""Measure accuracy, agreement and speed of a model."""

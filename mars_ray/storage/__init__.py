@@ -1,1 +1,1 @@
-"""Places by path or URL: a disk and an object store alike."""
+"""Files on disks and in object stores, by path or URL."""

@@ -16,7 +16,7 @@ class Seldom:
 
     @property
     def due(self) -> bool:
-        """Whether the action may run now."""
+        """True if the action may run now."""
         return time.monotonic() >= self._due_s
 
     @contextmanager

@@ -11,9 +11,9 @@ from playwright.sync_api import Browser, Page, expect
 from mars_ray.batch.output.report_page import job_page
 from mars_ray.evaluation.report.page import evaluate_page
 from mars_ray.evaluation.scoring.disagreements import Disagreement
-from tests.batch.test_report_page import FULL
+from tests.batch.test_job_page import FULL
 from tests.evaluation.evaluate_samples import figures, question, results
-from tests.evaluation.test_page import shown
+from tests.evaluation.test_evaluation_page import shown
 from tests.web.test_look import pictured, violations
 
 

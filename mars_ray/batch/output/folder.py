@@ -46,7 +46,7 @@ class OutputFolder:
         self._kinds: dict[str, Kind | None] = {}
         self._format: FileFormat = "parquet"
         self._in_step = True
-        """Whether ledger and log agree. A Ctrl-C can come between the two writes; then the log is right."""
+        """True if ledger and log agree. A Ctrl-C can come between the two writes; then the log is right."""
         self._existing_shards: set[str] = set()
         """Shards that `replay` need not write again."""
 

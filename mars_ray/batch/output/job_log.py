@@ -99,7 +99,7 @@ class JobLog:
 
     @property
     def failed(self) -> bool:
-        """Whether an earlier write failed, such as because another driver has begun."""
+        """True after a failed write, such as when another driver has begun."""
         return self._failure is not None
 
     @contextmanager
@@ -158,7 +158,7 @@ class JobLog:
         return self._next - 1
 
     def _check_own(self, path: UPath) -> None:
-        """Raise unless this driver wrote the object: a client repeats a request whose response was lost."""
+        """Raise unless this driver wrote the object, because a client repeats a request after a lost response."""
         if Event.from_bytes(path.read_bytes()).driver != self.driver:
             raise RunError(
                 f"Another driver has resumed the job in {self._folder.parent.parent}. "

@@ -1,1 +1,1 @@
-"""The shells that put a job on Ray Data."""
+"""The Ray Data shells of a job."""

@@ -1,1 +1,1 @@
-"""One row: its id, its format, its answer, its result."""
+"""A row of a job: its id, its format and its result."""

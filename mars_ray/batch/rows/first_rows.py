@@ -1,4 +1,4 @@
-"""Refuse an input whose first rows all cannot be answered, before a cluster and a model are started for it."""
+"""Refuse an input if none of its first rows can be answered, before starting a cluster and a model."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -56,7 +56,7 @@ def _refusal(reasons: Counter[str], columns: list[str], missing: list[str]) -> s
 
 
 def _hint(missing: list[str], columns: list[str]) -> str:
-    """Return a question that names a column whose name is close to a missing one, if there is one."""
+    """Return a hint with a column whose name is close to a missing one, or an empty text."""
     for name in missing:
         if close := get_close_matches(name, columns, n=1):
             return f"Did you mean {close[0]!r}?"

@@ -30,7 +30,7 @@ class RowId:
     id: str
     """The row's own id, or a hash of its content, which the k-th row with that content ends with "-k"."""
     repeated: bool
-    """Whether an earlier row has the same id of its own."""
+    """True if an earlier row has the same id of its own."""
 
 
 class RowIdAssigner:

@@ -1,1 +1,1 @@
-"""A job while it runs: the worker around an engine, progress, metrics."""
+"""A running job: plan, worker, progress and metrics."""

@@ -7,7 +7,7 @@ are small in small jobs. Large jobs have larger blocks, because each costs some 
 import math
 
 SMALL_BLOCKS = 1024
-"""Blocks of a job whose blocks have fewer than `BLOCK_ROWS` rows."""
+"""Most blocks of a job with blocks of fewer than `BLOCK_ROWS` rows."""
 BLOCK_ROWS = 64
 """Usual number of rows in a block."""
 BLOCKS = 4096

@@ -42,7 +42,7 @@ class JobPlan:
 
     @property
     def openai(self) -> bool:
-        """Whether the input is an OpenAI batch file."""
+        """True for an OpenAI batch file."""
         return isinstance(self.row_format, OpenAIFormatSettings)
 
     @property

@@ -1,1 +1,1 @@
-"""What each threshold gives on a model, measured for its card."""
+"""Measure each threshold of a model for its card."""

@@ -1,1 +1,1 @@
-"""The results of an evaluation as a page with charts."""
+"""The report of an evaluation as a page with charts."""

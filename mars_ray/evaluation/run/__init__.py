@@ -1,1 +1,1 @@
-"""An evaluation from its settings to its report."""
+"""Run an evaluation, from its options to its report."""

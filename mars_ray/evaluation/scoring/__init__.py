@@ -1,1 +1,1 @@
-"""Scores, agreement and statistics: how answers become metrics."""
+"""Compute scores, agreement and statistics from answers."""

@@ -28,7 +28,7 @@ class ShownToken:
     forward: int
     """Index of the forward that gave the token, from 0."""
     same: bool
-    """Whether autoregressive decoding has the same token at this position."""
+    """True if autoregressive decoding has the same token at this position."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

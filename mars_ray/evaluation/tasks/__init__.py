@@ -1,1 +1,1 @@
-"""The tasks of an evaluation: questions, and what judges their answers."""
+"""The tasks of an evaluation: questions with references."""

@@ -35,7 +35,7 @@ class Question:
     messages: Conversation
     reference: str
     match: str
-    """How answers are compared with the reference: a name in `verify.MATCHES`, or "code"."""
+    """Kind of comparison with the reference: a name in `verify.MATCHES`, or "code"."""
 
     @property
     def name(self) -> str:
