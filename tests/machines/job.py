@@ -33,12 +33,12 @@ class Job:
         driver.write("rows.jsonl", "".join(lines))
 
     def start(self) -> None:
-        """Give the command, and return when rows are under way."""
+        """Give the command, and return when rows are running."""
         self._process = self._driver.start(*self._words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self.said += line
-            if re.search(r" [1-9][\d,]*/| [1-9]\d* under way", line):
+            if re.search(r" [1-9][\d,]*/| [1-9]\d* running", line):
                 return
         raise AssertionError(self.said)
 
