@@ -1,19 +1,17 @@
-"""Any model learns to look ahead, and stays itself: an adapter, from conversations or from its own answers.
+"""Train an adapter for any model, from conversations or from the model's own answers.
 
     python -m pipelines.adapt --model smollm2 --data train.jsonl.gz --heldout val.jsonl.gz --own 2000
 
-1. The model answers held-out prompts, one token at a time, with `generate` (Ray Data): all is measured on them. With
-   `--own` it answers prompts of the data, too: text that the model would write is what it will have to foresee.
-   Without, the answers in the data are learnt from.
-2. An adapter is trained on the conversations (Ray Train); the model itself is its teacher at every mask. With `--from`
-   it begins with one that there is: that of human text goes on with own answers, that of a base with what was
-   fine-tuned from it.
-3. It is calibrated: what each threshold gives is written into its card.
-4. It is evaluated: an answer is right that is the model's own, word for word.
+1. The model answers held-out prompts with `generate` (Ray Data), one token at a time; all measurements use them. With
+   `--own` it also answers prompts of the data, and the adapter learns from these answers instead of those in the data,
+   because it will have to predict text of the model.
+2. Ray Train trains the adapter on the conversations, with the model as teacher at every mask. With `--from` it begins
+   with an existing adapter.
+3. The adapter is calibrated, and the curve is written into its card.
+4. The adapter is evaluated: an answer is correct if it equals the answer of the model.
 
-What a step has made is kept: stopped by Ctrl-C, a kill or a reboot, the same command goes on. In the output folder
-`model` is the adapter, `adapters` what it was after so many steps, `metrics.jsonl` has the figures of each step, and
-`evaluation` the report.
+Finished steps are kept, so the same command resumes after Ctrl-C, a kill or a reboot. In the output folder `model` is
+the adapter, `adapters` has earlier states of it, `metrics.jsonl` has the figures of each training step, and `evaluation` has the report.
 """
 
 import argparse
@@ -46,20 +44,20 @@ from pipelines.pipeline_files import agree, write
 RECORDS_AT_ONCE = 1024
 MAX_TOKENS = 256
 DECAY = 0.9
-"""What a mask counts against the one before it."""
+"""Weight of a mask relative to the mask before it."""
 CHECKPOINT_EVERY = 50
 THRESHOLDS = (0.95, 0.9, 0.8, 0.7, 0.5)
 
 
 def main() -> None:
-    """Answer, train, calibrate, evaluate; each from where it stopped."""
+    """Answer, train, calibrate and evaluate, resuming each step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2", help="what `mars-ray train` takes")
-    parser.add_argument("--data", type=Path, required=True, help="conversations; prompts alone will do with --own")
-    parser.add_argument("--heldout", type=Path, required=True, help="the same, for what is measured")
-    parser.add_argument("--heldout-prompts", type=int, default=96, help="how many of them")
+    parser.add_argument("--model", default="smollm2", help="model name or folder")
+    parser.add_argument("--data", type=Path, required=True, help="conversations, or prompts with --own")
+    parser.add_argument("--heldout", type=Path, required=True, help="held-out conversations or prompts")
+    parser.add_argument("--heldout-prompts", type=int, default=96, help="number of held-out prompts")
     parser.add_argument("--own", type=int, default=0, help="prompts to answer with the model itself")
-    parser.add_argument("--from", dest="start", help="adapter to begin with, of the same rank and block")
+    parser.add_argument("--from", dest="start", help="adapter of the same rank and block to begin with")
     parser.add_argument("--output", type=Path, default=Path("runs/adapt"))
     parser.add_argument("--rank", type=int, default=32)
     parser.add_argument("--block", type=int, default=8)
@@ -71,12 +69,12 @@ def main() -> None:
     given = parser.parse_args()
     logging.disable_progress_bar()
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(given).items()}
-    agree(given.output / "adapt.json", {name: each for name, each in settings.items() if name != "output"})
+    agree(given.output / "adapt.json", {name: value for name, value in settings.items() if name != "output"})
     heldout = own_conversations(given.model, given.heldout, given.heldout_prompts, given.output / "own" / "heldout")
-    learnt = given.data
+    source = given.data
     if given.own:
-        learnt = own_conversations(given.model, given.data, given.own, given.output / "own" / "train").conversations
-    train(training(given, learnt, heldout.conversations))
+        source = own_conversations(given.model, given.data, given.own, given.output / "own" / "train").conversations
+    train(training(given, source, heldout.conversations))
     adapter = RunFolder(given.output).model_here()
     if not read_adapter_card(adapter).calibration:
         calibrate(resolve_model(given.model), CalibrateOptions(data=heldout.questions, max_tokens=MAX_TOKENS), adapter)
@@ -95,14 +93,14 @@ def main() -> None:
     print(f"The adapter is in {adapter}, the report in {evaluation / 'report.html'}.")
 
 
-def training(given: argparse.Namespace, learnt: Path, heldout: Path) -> TrainConfig:
+def training(given: argparse.Namespace, source: Path, heldout: Path) -> TrainConfig:
     """Return the settings of the training."""
     return parse_config(
         {
             "model": given.model,
             "output": given.output,
             "data": {
-                "train": learnt,
+                "train": source,
                 "heldout": heldout,
                 "length": given.length,
                 "overlong": "truncate",
@@ -111,7 +109,7 @@ def training(given: argparse.Namespace, learnt: Path, heldout: Path) -> TrainCon
             "objective": {
                 "kind": "mars",
                 "block": given.block,
-                "growth": given.start is None,  # one that looks ahead already need not begin with short blocks
+                "growth": given.start is None,  # an adapter that looks ahead need not begin with short blocks
                 "decay": DECAY,
                 "adapter": {"rank": given.rank, "init": given.start},
             },
@@ -131,28 +129,29 @@ def training(given: argparse.Namespace, learnt: Path, heldout: Path) -> TrainCon
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """Files of what a model said to some prompts, greedily."""
+    """Files with the greedy answers of a model."""
 
     conversations: Path
-    """The prompts with the answers, to learn from."""
+    """The prompts with their answers, for training."""
     questions: Path
-    """The prompts, each with its answer as the reference."""
+    """The prompts with their answers as references, for measurements."""
 
 
 def own_conversations(model: str, source: Path, count: int, folder: Path) -> Own:
-    """Let the model answer the first `count` prompts of `source`, or all; answers that `MAX_TOKENS` cut are kept."""
-    prompts, own = folder / "prompts.jsonl", Own(folder / "conversations.jsonl", folder / "questions.jsonl")
+    """Let the model answer up to `count` prompts of `source`; answers cut at `MAX_TOKENS` are kept."""
+    prompts = folder / "prompts.jsonl"
+    own = Own(folder / "conversations.jsonl", folder / "questions.jsonl")
     if not prompts.exists():
         check_source(source)
-        asked = enumerate(islice(questions(source), count))
-        write(prompts, (line({"id": f"{n:08d}", "messages": each}) for n, each in asked))
+        numbered = enumerate(islice(questions(source), count))
+        write(prompts, (line({"id": f"{n:08d}", "messages": messages}) for n, messages in numbered))
     if not own.conversations.exists():
         rows = own_answers(model, prompts, folder / "answers", max_tokens=MAX_TOKENS, keep_cut=True)
-        # Columns that are no text stand as JSON in rows.
-        said = [(json.loads(row["messages"]), row["text"]) for row in rows if row["text"].strip()]
-        write(own.questions, (line({"messages": asked, "reference": text}) for asked, text in said))
-        answers = ((asked, {"role": "assistant", "content": text}) for asked, text in said)
-        write(own.conversations, (line({"messages": [*asked, answer]}) for asked, answer in answers))
+        # Columns other than text are JSON in the rows.
+        answered = [(json.loads(row["messages"]), row["text"]) for row in rows if row["text"].strip()]
+        write(own.questions, (line({"messages": prompt, "reference": text}) for prompt, text in answered))
+        turns = ((prompt, {"role": "assistant", "content": text}) for prompt, text in answered)
+        write(own.conversations, (line({"messages": [*prompt, turn]}) for prompt, turn in turns))
     return own
 
 
@@ -162,7 +161,7 @@ def line(fields: dict[str, object]) -> str:
 
 
 def questions(source: Path) -> Iterator[Sequence[Message]]:
-    """Yield what was said before the first answer, of each conversation that is whole."""
+    """Yield the messages before the first answer of each valid conversation."""
     for chunk in read_records(source, RECORDS_AT_ONCE):
         for raw in chunk:
             try:
@@ -170,9 +169,9 @@ def questions(source: Path) -> Iterator[Sequence[Message]]:
                 messages = parse_messages(fields.get("messages") or [{"role": "user", "content": fields.get("prompt")}])
             except BadRecordError:
                 continue
-            asked = list(takewhile(lambda message: message["role"] != "assistant", messages))
-            if asked and asked[-1]["content"].strip():
-                yield asked
+            prompt = list(takewhile(lambda message: message["role"] != "assistant", messages))
+            if prompt and prompt[-1]["content"].strip():
+                yield prompt
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""A filtered data set: several answers to each prompt, of which a verifier keeps a right one.
+"""Make a filtered data set: sample several answers to each prompt and keep one that a verifier accepts.
 
     python -m pipelines.best_of_n --output runs/best-of-n --prompts 2000 --n 4
 
-1. take prompts of the task families (put your own into `write_prompts`);
+1. take prompts of the task families (replace them in `write_prompts`);
 2. sample n answers to each with `generate` (Ray Data);
-3. keep of each prompt the shortest answer that is right (put your own verifier into `is_right`);
-4. report for each family how many answers were right, and of how many prompts one was kept.
+3. keep the shortest correct answer to each prompt (replace the verifier in `is_right`);
+4. report the shares of correct answers and of kept prompts by family.
 
-`kept.jsonl` is what `mars-ray train` reads; `kept.json` has the shares. Stopped by Ctrl-C or a crash, the same command
-goes on; other settings need another output folder.
+`kept.jsonl` is input of `mars-ray train`; `kept.json` has the shares. The same command resumes after Ctrl-C or a crash;
+other settings need another output folder.
 """
 
 import argparse
@@ -35,11 +35,11 @@ Row = dict[str, Any]
 
 @dataclass(slots=True)
 class Share:
-    """What was kept of one family."""
+    """Counts of one family."""
 
     prompts: int = 0
     kept: int = 0
-    """Prompts with a right answer."""
+    """Prompts with a correct answer."""
     answers: int = 0
     right: int = 0
 
@@ -48,13 +48,11 @@ def main() -> None:
     """Sample, filter, report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("runs/best-of-n"), help="folder of the run")
-    parser.add_argument(
-        "--model", default="bundled", help="a model as everywhere: 'bundled', 'smollm2', a folder, a name on a hub"
-    )
+    parser.add_argument("--model", default="bundled", help="'bundled', 'smollm2', a folder, or a name on a hub")
     parser.add_argument("--prompts", type=int, default=2000)
     parser.add_argument("--n", type=int, default=4, help="answers to each prompt")
     parser.add_argument("--temperature", type=float, default=0.8)
-    parser.add_argument("--seed", type=int, default=0, help="of prompts and answers")
+    parser.add_argument("--seed", type=int, default=0, help="seed of prompts and answers")
     given = parser.parse_args()
     prompts, answers = given.output / "prompts.jsonl", given.output / "answers"
     sampling = SamplingParams(temperature=given.temperature, n=given.n, seed=given.seed, max_tokens=256)
@@ -74,20 +72,20 @@ def main() -> None:
 
 
 def write_prompts(path: Path, seed: int, count: int) -> None:
-    """Write prompts, each with what its verifier needs; `generate` keeps these columns beside the answers."""
+    """Write prompts with the columns of their verifiers, which `generate` copies to its rows."""
     examples = islice(mixture("train", seed), count)
     write(
         path,
         (
-            json.dumps({"id": str(number), "family": each.family, "prompt": each.prompt, "answer": each.answer})
-            for number, each in enumerate(examples)
+            json.dumps({"id": str(n), "family": example.family, "prompt": example.prompt, "answer": example.answer})
+            for n, example in enumerate(examples)
         ),
     )
 
 
 def kept(job: Path, shares: dict[str, Share]) -> Iterator[Row]:
-    """Yield the shortest right answer to each prompt that has one, counting in `shares`."""
-    # The answers to a prompt stand together, in the order of the shards.
+    """Yield the shortest correct answer to each prompt, and count in `shares`."""
+    # The answers to a prompt are consecutive rows of the shards.
     for _, rows in groupby(rows_in(job), key=itemgetter("id")):
         answers = list(rows)
         right = [row for row in answers if is_right(row)]
@@ -106,11 +104,11 @@ def is_right(row: Row) -> bool:
 
 
 def show(shares: dict[str, Share]) -> None:
-    """Print the shares, and those of all families together."""
+    """Print the shares by family and in total."""
     table = Table(title="Best of n")
     for name in ("family", "prompts", "answers right", "prompts kept"):
         table.add_column(name, justify="left" if name == "family" else "right")
-    total = Share(*(sum(column) for column in zip(*(asdict(each).values() for each in shares.values()), strict=True)))
+    total = Share(*(sum(column) for column in zip(*(asdict(share).values() for share in shares.values()), strict=True)))
     for name, share in [*sorted(shares.items()), ("all", total)]:
         right, kept_of = share.right / max(1, share.answers), share.kept / max(1, share.prompts)
         table.add_row(name, f"{share.prompts:,}", f"{right:.1%}", f"{kept_of:.1%}")

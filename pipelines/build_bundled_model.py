@@ -1,4 +1,4 @@
-"""Make the bundled model from nothing but this repository: `python -m pipelines.build_bundled_model`.
+"""Make the bundled model from this repository alone: `python -m pipelines.build_bundled_model`.
 
 Five steps, each skipped when its result is there, so a run that was stopped goes on with the same command:
 
@@ -39,7 +39,7 @@ ASSETS = HERE.parent / "mars_ray" / "assets"
 SEED = 2026
 TRAIN_EXAMPLES = 230_000
 HELDOUT_EXAMPLES = 2_000
-"""Looked at while training; the card is measured on others."""
+"""Held-out examples measured during training; the card uses others."""
 DEMO_PER_FAMILY = 20
 VOCABULARY = 1024
 TOKENIZER_EXAMPLES = 20_000
@@ -79,7 +79,7 @@ def autoregressive_model() -> Path:
 
 
 def write_examples(path: Path, examples: Iterable[TaskExample]) -> None:
-    """Write examples as JSONL, whole or not at all."""
+    """Write examples as JSONL, atomically."""
     if not path.exists():
         write(path, (json.dumps(asdict(example)) for example in examples))
 
@@ -113,7 +113,7 @@ def make_start(folder: Path) -> None:
 
 
 def make_tokenizer() -> PreTrainedTokenizerBase:
-    """Train a byte-level BPE with Qwen's rules: every digit is a token. Rows stay spare for the mask token."""
+    """Train a byte-level BPE with Qwen's rules: every digit is a token. Embeddings stay unused for the mask token."""
     special = ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
     examples = islice(mixture("train", SEED), TOKENIZER_EXAMPLES)
     texts = (text for example in examples for text in (example.prompt, example.response))
@@ -126,7 +126,7 @@ def make_tokenizer() -> PreTrainedTokenizerBase:
 
 
 def calibrated(model: Path, thresholds: tuple[float, ...]) -> Card:
-    """Return the card of `model`, calibrated now unless it was before."""
+    """Return the card of `model`, and calibrate it if needed."""
     card = read_card(model)
     assert card is not None  # the training runs wrote it
     if not card.calibration:
@@ -135,11 +135,11 @@ def calibrated(model: Path, thresholds: tuple[float, ...]) -> Card:
 
 
 def publish(model: Path, card: Card, before: Card) -> None:
-    """Put the model, its card in words, and the prompts of the demo into the assets; `before` is the AR model's."""
+    """Put the model, its README and the demo's prompts into the assets; `before` is the card of the AR model."""
     checkpoint = load_checkpoint(model, dtype=torch.bfloat16)
     target = ASSETS / "bundled"
     shutil.rmtree(target, ignore_errors=True)
-    # Said outright, though it is what transformers takes where nothing is said: the answers are exact.
+    # Greedy decoding is the default of transformers, stated because the answers are exact.
     checkpoint.network.generation_config.do_sample = False
     save_checkpoint(checkpoint, target)
     text = card_text(

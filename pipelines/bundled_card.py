@@ -1,4 +1,4 @@
-"""The card of the bundled model in words and tables, written from what was measured and nothing else."""
+"""Write the README of the bundled model from its measured cards."""
 
 from collections.abc import Iterable, Sequence
 
@@ -31,7 +31,7 @@ mean over families. At threshold 1 every token ahead is verified.
 
 
 def card_text(card: Card, before_card: Card, *, parameters: int, file_bytes: int) -> str:
-    """Return the card as Markdown; `before_card` is of the autoregressive checkpoint the model was made from."""
+    """Return the README as Markdown; `before_card` is the card of the AR checkpoint the model was trained from."""
     curve, before = card.calibration, before_card.calibration[0]
     families = list(curve[0].by_family)
     introduction = INTRODUCTION.format(

@@ -1,7 +1,7 @@
 """Make the sample of training data in pipelines/sample: `python -m pipelines.make_sample`.
 
-Half of its conversations ask for something the bundled model was not taught, lists with letters: "a) Ann". The other
-half are of its task families, so that it forgets nothing while it learns.
+Half of its conversations ask for lists with letters ("a) Ann"), which the bundled model does not know. The other half
+are of its task families, so that it does not forget them.
 """
 
 import re
@@ -23,8 +23,8 @@ def main() -> None:
 
 
 def conversations(split: Split) -> Iterator[str]:
-    """Yield a list with letters and an example of the families, in turns."""
-    lists = (each for each in examples(FAMILIES["list_format"], split, SEED) if "numbered" in each.prompt)
+    """Yield lists with letters and examples of the families in turns."""
+    lists = (example for example in examples(FAMILIES["list_format"], split, SEED) if "numbered" in example.prompt)
     for numbered, other in zip(lists, mixture(split, SEED), strict=False):
         lettered = re.sub(
             r"^(\d)\.", lambda place: "_abcdef"[int(place[1])] + ")", numbered.response, flags=re.MULTILINE

@@ -1,6 +1,6 @@
-"""A model's own answers, to learn from in place of references (arXiv 1606.07947).
+"""Let a model answer prompts, as training data instead of references (arXiv 1606.07947).
 
-A prompt that has many right answers has one here, so a model that learns from them is surer of what comes next.
+The answers of one model vary less than references, so a model trained on them is more certain of the next tokens.
 """
 
 from operator import itemgetter
@@ -16,10 +16,10 @@ from pipelines.pipeline_files import Json, rows_in
 def own_answers(
     model: str, prompts: Path, answers: Path, *, max_tokens: int, workers: int | None = None, keep_cut: bool = False
 ) -> list[Json]:
-    """Answer the prompts of a file one token at a time, with `generate` (Ray Data), which resumes in `answers`.
+    """Answer the prompts of a file one token at a time with `generate` (Ray Data), which resumes in `answers`.
 
-    Returns the rows that were answered to the end, by id; with `keep_cut` those that reached `max_tokens`, too. `text`
-    is the answer, beside what the prompts came with.
+    Returns the rows in order of id, without answers cut at `max_tokens` unless `keep_cut` is set. `text` is the answer;
+    the other columns are those of the prompts.
     """
     generate_files(
         GenerateOptions(

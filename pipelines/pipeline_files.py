@@ -1,4 +1,4 @@
-"""What the pipelines read and write: rows of a job, conversations to train on, settings of a folder."""
+"""Files of the pipelines: rows of a job, conversations for training, settings of a folder."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -14,19 +14,19 @@ Json = dict[str, Any]
 
 
 def rows_in(job: Path) -> Iterator[Json]:
-    """Yield the rows of a job of `generate`, a batch in memory at a time."""
+    """Yield the rows of a `generate` job batch by batch."""
     for batch in dataset(job / "rows").to_batches():
         yield from batch.to_pylist()
 
 
 def conversation(prompt: str, response: str) -> str:
-    """Return a line of JSON as `mars-ray train` reads it."""
+    """Return a line of input for `mars-ray train`."""
     messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
     return json.dumps({"messages": messages}, ensure_ascii=False)
 
 
 def agree(path: Path, settings: Json) -> None:
-    """Refuse to go on with other settings than the folder was begun with."""
+    """Record the settings of a folder. Raises `ConfigError` if it was begun with other settings."""
     if not path.exists():
         write(path, [json.dumps(settings)])
     for name, before in json.loads(path.read_text()).items():
@@ -35,6 +35,6 @@ def agree(path: Path, settings: Json) -> None:
 
 
 def write(path: Path, lines: Iterable[str]) -> None:
-    """Write a file whole or not at all, and its folder."""
+    """Write a file atomically, with its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_lines(path, lines)

@@ -1,4 +1,4 @@
-"""Draw the race that the README begins with, as rich exports it.
+"""Draw the race at the top of the README as SVG.
 
     python -m pipelines.race_picture --model smollm2 --adapter smollm2 --output docs/race.svg
 
@@ -21,14 +21,14 @@ from pipelines.pipeline_files import write
 
 WIDTH = 120
 FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
-"""What rich would load from a network; readers have a font of their own."""
+"""Web fonts of rich, which are removed."""
 
 
 def main() -> None:
     """Race, draw, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2", help="as of `mars-ray demo`")
-    parser.add_argument("--adapter", help="the same")
+    parser.add_argument("--model", default="smollm2", help="model to race")
+    parser.add_argument("--adapter", help="adapter of the model")
     parser.add_argument("--output", type=Path, default=Path("docs/race.svg"))
     given = parser.parse_args()
     with Track(given.model, given.adapter) as track:

@@ -1,4 +1,4 @@
-"""A MARS model taught by itself: does training on its own answers make it look further ahead?
+"""Train a MARS model on its own answers, and measure whether it looks further ahead.
 
     python -m pipelines.self_distill --output runs/self-distill --seeds 0 1 2 --json self-distill.json
 
@@ -45,16 +45,16 @@ from pipelines.pipeline_files import Json, agree, conversation, write
 THRESHOLD = 0.95
 MAX_TOKENS = 256
 LENGTH = 256
-"""Tokens of a packed row; longer conversations are not learnt from."""
+"""Tokens of a packed sequence; longer conversations are dropped."""
 TEACHERS = ("self", "gold")
 MODELS = ("before", *TEACHERS)
 MEASURED_WHILE_TRAINING = 64
-"""Held-out examples that are measured while training."""
+"""Held-out examples measured during training."""
 FIGURES = {"tokens_per_forward": "{:.3f}", "agreement": "{:.2%}", "accuracy": "{:.2%}"}
 
 
 def main() -> None:
-    """Run every seed, then compare the models over all of them."""
+    """Run every seed, then compare the models."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("runs/self-distill"), help="folder of the run")
     parser.add_argument("--json", type=Path, help="file for the comparison")
@@ -62,7 +62,7 @@ def main() -> None:
         "--model", default="bundled", help="'bundled' or another MARS model, by folder or by its name on a hub"
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--prompts", type=int, default=1024, help="to learn from, per seed")
+    parser.add_argument("--prompts", type=int, default=1024, help="training prompts per seed")
     parser.add_argument("--epochs", type=float, default=3.0)
     parser.add_argument("--learning-rate", type=float, default=5e-5)
     parser.add_argument("--per-family", type=int, default=40, help="held-out prompts of each family, per seed")
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def block_of(model: str) -> int:
-    """Return how many tokens the model was trained to look ahead in a forward."""
+    """Return the block of the model."""
     card = read_card(resolve_model(model))
     if card is None or card.block is None:
         raise ModelError(f"{model} was not trained with MARS, by its mars.json. Begin with `mars-ray train`.")
@@ -93,7 +93,7 @@ def block_of(model: str) -> int:
 
 
 def run_seed(folder: Path, seed: int, settings: Json) -> Json:
-    """Return what came of one seed, from where an earlier run of it stopped."""
+    """Run or resume one seed and return its results."""
     configs = {teacher: training(folder, teacher, seed, settings) for teacher in TEACHERS}
     agree(folder / "settings.json", settings)
     result = folder / "result.json"
@@ -117,7 +117,7 @@ def write_prompts(path: Path, split: Split, seed: int, count: int) -> None:
 
 
 def answer(folder: Path, model: str) -> int:
-    """Answer the prompts with the model itself, and write what each teacher says to those it answered to the end.
+    """Answer the prompts with the model, and write the training data of each teacher for complete answers.
 
     Returns how many that are.
     """
@@ -145,7 +145,7 @@ def training(folder: Path, teacher: str, seed: int, settings: Json) -> TrainConf
 
 
 def measured(model: Path, seed: int, per_family: int) -> Json:
-    """Return what held-out prompts give; those of a seed are the same for all models."""
+    """Return the figures on held-out prompts, which are the same for all models of a seed."""
     prompts = family_prompts(per_family, range(seed, seed + 1))
     sampling = SamplingParams(max_tokens=MAX_TOKENS)
     [point] = calibration_curve(load_checkpoint(model), prompts, (THRESHOLD,), sampling, "task families, held out")
@@ -153,7 +153,7 @@ def measured(model: Path, seed: int, per_family: int) -> Json:
 
 
 def gain(run: Json, name: str) -> Json:
-    """Return by how much the figures of a model are above those before, on the same prompts."""
+    """Return the change of the figures on the same prompts."""
     return {figure: run["models"][name][figure] - run["models"]["before"][figure] for figure in FIGURES}
 
 
@@ -164,7 +164,7 @@ def over_seeds(found: list[Json]) -> Json:
 
 
 def show(comparison: Json) -> None:
-    """Print the models and what each teacher brought."""
+    """Print the models and the change by each teacher."""
     runs = comparison["runs"]
     examples = sum(run["models"]["before"]["examples"] for run in runs)
     table = Table(
@@ -180,7 +180,7 @@ def show(comparison: Json) -> None:
 
 
 def shown(figure: Json, form: str) -> str:
-    """Return a mean with its spread, if it has one."""
+    """Return a mean with its standard deviation, if there is one."""
     spread = "" if figure["std"] is None else f" ± {form.format(figure['std'])}"
     return form.format(figure["mean"]) + spread
 

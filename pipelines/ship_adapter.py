@@ -1,4 +1,4 @@
-"""Put an adapter into the package, in 8 bits, if its drafts stay what they were.
+"""Put an adapter into the package in 8 bits, if rounding keeps its drafts.
 
     python -m pipelines.ship_adapter runs/smollm2/model --model smollm2 --heldout runs/smollm2/data/heldout
 
@@ -31,25 +31,25 @@ from pipelines.pipeline_files import write
 
 ROWS_AT_ONCE = 4
 POINTS = 0.1
-"""Rounding must lose less agreement, in percentage points."""
+"""Largest accepted loss of agreement, in percentage points."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
-    """What 8 bits did to the drafts of an adapter."""
+    """Effect of 8 bits on the drafts of an adapter."""
 
     masks: int
     agreement: float
-    """Share of the masks that say what the model says in their place, its most likely token."""
+    """Share of the masks whose most likely token is that of the model."""
     agreement_int8: float
     changed: float
-    """Share of the masks whose most likely token is another one in 8 bits."""
+    """Share of the masks whose most likely token changes with 8 bits."""
     bytes: int
     bytes_int8: int
 
     @property
     def points(self) -> float:
-        """Percentage points of agreement lost; negative where there is more of it."""
+        """Percentage points of agreement lost; negative if agreement grows."""
         return 100 * (self.agreement - self.agreement_int8)
 
 
@@ -57,11 +57,11 @@ def main() -> None:
     """Round, measure, and put it into the package."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("adapter", type=Path, help="folder of a trained adapter")
-    parser.add_argument("--model", default="smollm2", help="the model it was trained for, and the name it gets")
-    parser.add_argument("--heldout", type=Path, required=True, help="packed rows, as `mars-ray prepare` makes them")
-    parser.add_argument("--rows", type=int, default=64, help="rows to measure with, at most")
+    parser.add_argument("--model", default="smollm2", help="the model of the adapter, and its name in the package")
+    parser.add_argument("--heldout", type=Path, required=True, help="output of `mars-ray prepare`")
+    parser.add_argument("--rows", type=int, default=64, help="most rows to measure")
     parser.add_argument("--to", type=Path, help="folder to write, instead of the package")
-    parser.add_argument("--json", type=Path, help="where to write what was measured")
+    parser.add_argument("--json", type=Path, help="file for the measurements")
     given = parser.parse_args()
     base = resolve_model(given.model)
     trained = load_adapter(given.adapter, base)
@@ -89,7 +89,7 @@ def main() -> None:
 def measure(
     base: Path, pair: tuple[GatedLoRA, GatedLoRA], data: PackedData, rows: int, block: int, sizes: list[int]
 ) -> Rounding:
-    """Let both adapters of `pair`, the second in 8 bits, look at the same masks."""
+    """Compare both adapters of `pair`, the second in 8 bits, at the same masks."""
     network = load_checkpoint(base, dtype=torch.bfloat16).network
     network.set_attn_implementation(ATTENTION)
     for lora in pair:

@@ -1,4 +1,4 @@
-"""Structure tasks of real text: what people wrote, to be put into JSON or a table, each with its one right answer.
+"""Make structure tasks of real text: text to put into JSON or a table, each with one correct answer.
 
     python -m pipelines.structure_tasks --instruct ../shared/data/instruct --output data/structure
     mars-ray evaluate --model smollm2 --tasks data/structure/heldout.jsonl --output out/structure
@@ -26,16 +26,16 @@ from pipelines.pipeline_files import Json, write
 FILES = {"train": "train.jsonl.gz", "heldout": "val.jsonl.gz"}
 RECORDS_AT_ONCE = 1024
 SHARES = {"commands": 0.4, "table": 0.4, "turns": 0.15, "questions": 0.05}
-"""Of each kind, as far as the held-out text goes."""
+"""Held-out tasks of each kind, as far as the text goes."""
 ANSWER_CHARACTERS = 500
-"""Longer answers are left out; this many are about 150 tokens."""
+"""Longest answer in characters, about 150 tokens."""
 PASSES = 8
-"""How often commands are put together anew: few of them make many tasks."""
+"""Number of passes that combine the commands in a new order."""
 COMMAND = re.compile(r"(?P<does>.+) with `(?P<tool>[^`]+)`\.")
 SPEAKERS = {"user": "Customer", "assistant": "Barista"}
 
 Row = dict[str, str]
-"""An object of an array, or a row of a table."""
+"""An object of an array, or a line of a table."""
 
 
 def main() -> None:
@@ -43,8 +43,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--instruct", type=Path, required=True, help="folder with train.jsonl.gz and val.jsonl.gz")
     parser.add_argument("--output", type=Path, default=Path("data/structure"))
-    parser.add_argument("--train", type=int, default=4000, help="tasks to learn from")
-    parser.add_argument("--heldout", type=int, default=200, help="tasks to be judged by")
+    parser.add_argument("--train", type=int, default=4000, help="training tasks")
+    parser.add_argument("--heldout", type=int, default=200, help="held-out tasks")
     given = parser.parse_args()
     for name, file in FILES.items():
         source = given.instruct / file
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def conversations(source: Path) -> dict[str, list[Sequence[Message]]]:
-    """Return the conversations of a file by where they come from."""
+    """Return the conversations of a file by source."""
     check_source(source)
     found: dict[str, list[Sequence[Message]]] = defaultdict(list)
     for chunk in read_records(source, RECORDS_AT_ONCE):
@@ -66,7 +66,7 @@ def conversations(source: Path) -> dict[str, list[Sequence[Message]]]:
 
 
 def tasks(found: dict[str, list[Sequence[Message]]], count: int) -> list[Json]:
-    """Return so many tasks, all different, in an order drawn; fewer where there is not text enough."""
+    """Return up to `count` different tasks in random order."""
     draw = random.Random(0)
     commands = [row for row in map(command, found["tldr"]) if row]
     stories = [rows for rows in map(questions, found["fairytaleqa"]) if rows]
@@ -84,7 +84,7 @@ def tasks(found: dict[str, list[Sequence[Message]]], count: int) -> list[Json]:
 
 
 def command(messages: Sequence[Message]) -> Row | None:
-    """Return what a tldr page says of one command, if it is of the usual form and can stand in a table."""
+    """Return the description of one command on a tldr page, if it fits into a table."""
     asked = COMMAND.fullmatch(messages[0]["content"])
     answer = messages[1]["content"].strip("`")
     return None if asked is None or "|" in answer else {**asked.groupdict(), "command": answer}
@@ -96,7 +96,7 @@ def turn(message: Message) -> Row:
 
 
 def questions(messages: Sequence[Message]) -> list[Row]:
-    """Return the questions on a story; the first stands behind its text."""
+    """Return the questions on a story; the first one follows its text."""
     if not messages[0]["content"].startswith("Read the text and answer."):
         return []
     asked = [each["content"].rpartition("\n")[2] for each in messages if each["role"] == "user"]
@@ -105,7 +105,7 @@ def questions(messages: Sequence[Message]) -> list[Row]:
 
 
 def groups(rows: Sequence[Row], draw: random.Random) -> Iterator[list[Row]]:
-    """Yield all rows in an order drawn, two or three at a time, then all in another order."""
+    """Yield all items in random order, two or three at a time, again and again."""
     for _ in range(PASSES):
         left = iter(draw.sample(rows, len(rows)))
         while some := list(islice(left, draw.randint(2, 3))):
@@ -113,7 +113,7 @@ def groups(rows: Sequence[Row], draw: random.Random) -> Iterator[list[Row]]:
 
 
 def as_json(name: str, rows: Sequence[Row], line: str) -> Json:
-    """Return the task to make JSON of lines: an array of objects."""
+    """Return the task to turn lines into a JSON array of objects."""
     keys = ", ".join(f'"{key}"' for key in rows[0])
     text = "\n".join(line.format(**row) for row in rows)
     answer = json.dumps(rows, ensure_ascii=False)

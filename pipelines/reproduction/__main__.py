@@ -1,4 +1,4 @@
-"""The paper's claims and every baseline at one budget, side by side, with spread over seeds.
+"""Reproduce the paper's claims and compare every baseline at one budget, with the spread over seeds.
 
     python -m pipelines.reproduction --output runs/reproduce --json benchmarks/results/reproduction.json
 
@@ -44,33 +44,33 @@ from pipelines.reproduction.report import markdown
 from pipelines.reproduction.training import LENGTH, STATES, random_draft, train_recipe
 
 DATA_SEED = 7
-"""Seed of the examples; the base has seen others."""
+"""Seed of the examples, other than that of the base model."""
 HELDOUT = 256
-"""Held-out examples that are looked at while training."""
+"""Held-out examples measured during training."""
 BASELINES = ("ar", "mars-4", "mars-8", "draft-ar", "draft-mars-4", "medusa")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """One piece of work; it is done when its file is there."""
+    """One piece of work, done once its result file exists."""
 
     result: Path
     work: Callable[[], Json]
     needs: tuple[Path, ...] = ()
-    """Other units whose results it needs."""
+    """Result files of other units that it needs."""
     alone: bool = False
-    """Whether nothing else may run beside it, because its seconds count."""
+    """True if no other unit may run at the same time, because its seconds are measured."""
 
 
 def main() -> None:
-    """Do what is left, then compare."""
+    """Run the units that are left, then compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("runs/reproduce"), help="folder of the run")
-    parser.add_argument("--json", type=Path, help="file for all figures; the report lies beside it as .md")
+    parser.add_argument("--json", type=Path, help="file for all figures; the report is the .md file next to it")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--examples", type=int, default=20_000, help="to learn from")
+    parser.add_argument("--examples", type=int, default=20_000, help="training examples")
     parser.add_argument("--per-family", type=int, default=40, help="held-out questions of each family")
-    parser.add_argument("--base", help="model all begin with; without, the AR checkpoint of the bundled one is made")
+    parser.add_argument("--base", help="base model; by default the AR checkpoint of the bundled model is trained")
     given = parser.parse_args()
     logging.disable_progress_bar()
     place = given.output.absolute()
@@ -101,7 +101,7 @@ def main() -> None:
 
 
 def begin(place: Path, base: Path, examples: int) -> None:
-    """Write and pack what the recipes learn from: references, and the base's own answers."""
+    """Write and pack the training data: references, and the base's own answers."""
     connect()
     splits: dict[Split, int] = {"train": examples, "heldout": HELDOUT}
     for split, count in splits.items():
@@ -119,7 +119,7 @@ def begin(place: Path, base: Path, examples: int) -> None:
 
 
 def about_own_answers(place: Path) -> Json:
-    """Return what share of the base's own answers is the reference to the letter, and what making them took."""
+    """Return the share of own answers that equal the reference, and the CPU seconds they took."""
     references, own = (
         [json.loads(line) for line in (place / name).read_text().splitlines()] for name in ("train.jsonl", "own.jsonl")
     )
@@ -141,7 +141,7 @@ def pack(base: Path, source: Path, folder: Path) -> None:
 
 
 def training(place: Path, base: Path, folder: Path, recipe: Recipe, seed: int) -> Unit:
-    """Return the unit that trains a recipe. Raises `ConfigError` where its folder holds what another one left."""
+    """Return the unit that trains a recipe. Raises `ConfigError` if its folder belongs to another recipe."""
     agree(folder / recipe.name / "recipe.json", asdict(recipe))
     starts = {BASE: base, DRAFT: folder / DRAFT}
     begins = starts.get(recipe.start, folder / recipe.start / "model")
@@ -156,7 +156,7 @@ def training(place: Path, base: Path, folder: Path, recipe: Recipe, seed: int) -
         goes_on = (output / STATES).exists() or RunFolder(output).model.exists()
         started_s = time.process_time()
         train_recipe(recipe, begins, output, seed)
-        # What an earlier process spent on it, nobody knows.
+        # The time of an earlier process is not known.
         return {"cpu_s": None if goes_on else time.process_time() - started_s}
 
     needs = () if recipe.start in starts else (folder / f"{recipe.start}.json",)
@@ -164,7 +164,7 @@ def training(place: Path, base: Path, folder: Path, recipe: Recipe, seed: int) -
 
 
 def measures(place: Path, base: Path, folder: Path, seed: int, per_family: int) -> Iterator[Unit]:
-    """Yield what is measured of the models of a seed."""
+    """Yield the units that measure the models of a seed."""
 
     def unit(name: str, work: Callable[[], Json], *needs: str, alone: bool = False) -> Unit:
         return Unit(
@@ -191,7 +191,7 @@ def measures(place: Path, base: Path, folder: Path, seed: int, per_family: int) 
 
 
 def do(units: list[Unit]) -> None:
-    """Run what has no result yet, in this order, as Ray tasks. Raises `RunError` when one fails."""
+    """Run the units without results as Ray tasks, in order. Raises `RunError` when one fails."""
     left = [unit for unit in units if not unit.result.exists()]
     cores = cluster_cores()
     coming: dict[ray.ObjectRef[None], Unit] = {}
@@ -212,7 +212,7 @@ def do(units: list[Unit]) -> None:
 
 
 def next_unit(left: list[Unit], coming: list[Unit], cores: int) -> Unit | None:
-    """Return the first unit for which everything is there, once there is room for it."""
+    """Return the first unit whose needs are met, or None until a core is free."""
     for unit in left:
         if all(need.exists() for need in unit.needs):
             alone = unit.alone or any(each.alone for each in coming)
@@ -228,12 +228,12 @@ def _run(unit: Unit) -> None:
 
 
 def cluster_cores() -> int:
-    """Return how many units may run side by side."""
+    """Return the number of units that may run at the same time."""
     return max(1, int(cluster_cpus()))
 
 
 def results(folder: Path) -> Json:
-    """Return all that was measured of a seed, and what training took."""
+    """Return all figures of a seed, and the times of its trainings."""
     found = {
         path.name.removesuffix(".figures.json"): json.loads(path.read_text()) for path in folder.glob("*.figures.json")
     }

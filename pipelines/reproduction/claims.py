@@ -1,4 +1,4 @@
-"""What arXiv 2604.07023 says, and what it does not try, each as a difference that should be positive.
+"""Claims of arXiv 2604.07023 and our own, each as a difference that should be positive.
 
 A claim holds when its difference is larger than chance explains: the spread over seeds (t-test, one-sided, 5 %), and of
 accuracies also that over questions, which are the same in all seeds. It does not hold when that is so the other way
@@ -55,18 +55,18 @@ MARS_BOTH = "speculative, MARS both"
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One statement, what was published, and our difference."""
+    """A claim, the published figure, and our difference."""
 
     says: str
     published: str
-    """What the paper says; empty where it does not try it."""
+    """The figure of the paper; empty for our own claims."""
     difference: Figure
     accuracies: tuple[Way, Way] | None = None
-    """The accuracies it is a difference of."""
+    """The accuracies whose difference it is."""
 
 
 def verdict(claim: Claim, seeds: Sequence[Json]) -> Verdict:
-    """Say whether it holds."""
+    """Return the verdict on a claim."""
     found = [value for value in map(claim.difference, seeds) if value is not None]
     if len(found) < len(seeds) or len(found) < 2:
         return "cannot tell"
@@ -79,7 +79,7 @@ def verdict(claim: Claim, seeds: Sequence[Json]) -> Verdict:
 
 
 def claims() -> Iterator[Claim]:
-    """Yield those of the paper."""
+    """Yield the claims of the paper."""
     yield from _training()
     yield from _thresholds()
     yield from _decoding()
@@ -210,7 +210,7 @@ def _decoding() -> Iterator[Claim]:
 
 
 def ours() -> Iterator[Claim]:
-    """Yield what we found beyond it."""
+    """Yield our own claims."""
     yield Claim(
         "Exact mode, one prompt at a time, is faster than AR in the same engine",
         "",

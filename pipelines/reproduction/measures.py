@@ -45,17 +45,17 @@ ENTROPIES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.4)
 MAX_TOKENS = 96
 SAMPLING = SamplingParams(max_tokens=MAX_TOKENS)
 QUESTIONS_SEED = 100
-"""The questions are the same for every seed of training: what spreads is the model."""
+"""Seed of the questions, the same for every seed of training."""
 THRESHOLD = 0.95
 DRAFTS = 4
-"""Drafts of a round of speculative decoding."""
+"""Drafts per round of speculative decoding."""
 BATCHES = (1, 4, 16)
 ROUNDS = 3
-"""Rounds of everything by the clock, behind one that warms up."""
+"""Timed rounds, after one that warms up."""
 
 
 def questions(per_family: int) -> list[CalibrationPrompt]:
-    """Return held-out questions, as many of each family."""
+    """Return held-out questions, the same number for each family."""
     return family_prompts(per_family, range(QUESTIONS_SEED, QUESTIONS_SEED + 1))
 
 
@@ -92,7 +92,7 @@ def _rows(checkpoint: Checkpoint, decodes: Mapping[str, DecodeParams], asked: Se
 
 
 def figures(asked: Sequence[CalibrationPrompt], right: Sequence[bool]) -> Json:
-    """Return how many answers are right, every family alike, and of each question whether it is."""
+    """Return the accuracy, averaged over families, and the verdict on each question."""
     of_family: dict[str, list[bool]] = {name: [] for name in FAMILIES}
     for prompt, each in zip(asked, right, strict=True):
         assert prompt.example is not None  # they are of the families
@@ -200,7 +200,7 @@ def decoded(
 
 
 def caches(model: Path, requests: int) -> Json:
-    """Return the tokens per second of everyone who decodes with a cache or without, by batch."""
+    """Return the tokens per second of each decoder by batch."""
     torch.set_num_threads(1)
     on = subject(str(model), requests, "float32")
     found: Json = {}
@@ -216,7 +216,7 @@ def caches(model: Path, requests: int) -> Json:
 
 
 def memory(recipes: Iterable[Recipe], start: Path, data: Path, seed: int) -> Json:
-    """Return the peak memory of a training by each recipe, in bytes above that of a process that has only begun."""
+    """Return the peak memory of training each recipe, in bytes above that of an idle process."""
     found: Json = {}
     for recipe in recipes:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:

@@ -27,23 +27,23 @@ Kind = Literal["streams", "diffusion", "medusa"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """One model of every seed."""
+    """One model of each seed."""
 
     name: str
     about: str
     start: str = BASE
-    """The recipe it goes on from; or `BASE`, or `DRAFT`."""
+    """The recipe whose model it begins with, `BASE` or `DRAFT`."""
     kind: Kind = "streams"
     objective: dict[str, Any] = field(default_factory=dict)
     """See `ObjectiveSection`; of diffusion its `block`, of Medusa its `heads`."""
     passes: float = PASS
     learning_rate: float = 1e-3
     own_answers: bool = False
-    """Learn from the answers of the AR model in place of the references."""
+    """True trains on the answers of the AR model instead of the references."""
 
 
 def recipes() -> Iterator[Recipe]:
-    """Yield every recipe behind those it needs."""
+    """Yield the recipes, each after those it needs."""
     yield Recipe(name="ar-longer", about="AR SFT with MARS's compute", objective={"kind": "ar"}, passes=PASS * COST)
     for block in BLOCKS:
         yield Recipe(name=f"mars-{block}", about=f"MARS, B = {block}, as in the paper", objective=_mars(block))
@@ -69,7 +69,7 @@ def recipes() -> Iterator[Recipe]:
 
 
 def _beyond() -> Iterator[Recipe]:
-    """What the paper does not try: each adds one thing to `mars-8`, or to `random-16`, which adds it to `mars-16`."""
+    """Yield variants beyond the paper: each adds one thing to `mars-8`, `random-16` or `mars-16`."""
     yield Recipe(name="random-8", about="random block phase, B = 8", objective=_mars(8, phase="random"))
     yield Recipe(
         name="share-8", about="half of the masks, the other tokens shown, B = 8", objective=_mars(8, mask_share=0.5)
@@ -104,7 +104,7 @@ def _beyond() -> Iterator[Recipe]:
 
 
 def _long() -> Iterator[Recipe]:
-    """What we found best against the paper's best block, for as long as the bundled model is trained."""
+    """Yield our best variant against the paper's best block, for as long as the bundled model is trained."""
     yield Recipe(name="mars-8-long", about="MARS, B = 8, as in the paper, for longer", objective=_mars(8), passes=LONG)
     yield Recipe(
         name="best",
@@ -115,5 +115,5 @@ def _long() -> Iterator[Recipe]:
 
 
 def _mars(block: int, **other: Any) -> dict[str, Any]:
-    """Return the objective of the paper, and what is other in it."""
+    """Return the objective of the paper with some changes."""
     return {"kind": "mars", "block": block, "phase": "absolute", "growth": False} | other

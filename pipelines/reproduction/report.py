@@ -1,4 +1,4 @@
-"""All figures of the reproduction as Markdown: tables with spread, and whether the claims hold."""
+"""Write all figures of the reproduction as Markdown: tables with spread, and verdicts on the claims."""
 
 from collections.abc import Iterable, Iterator, Sequence
 

@@ -33,7 +33,7 @@ CLIP_NORM = 1.0
 HEADS_FILE = "medusa.safetensors"
 MEMORY_STEPS = 4
 STATES = "states"
-"""Folder of what a training that was stopped goes on from; there is one from its first state on."""
+"""Folder with the states to resume from."""
 
 
 def random_draft(folder: Path, like: Path, seed: int) -> None:
@@ -63,14 +63,14 @@ def random_draft(folder: Path, like: Path, seed: int) -> None:
 
 
 def train_recipe(recipe: Recipe, start: Path, output: Path, seed: int) -> None:
-    """Train on the packed data in `output/data`; the model is in `output/model` then."""
+    """Train on the packed data in `output/data` and write the model to `output/model`."""
     torch.set_num_threads(1)
     if not RunFolder(output).model.exists():
         {"streams": _streams, "diffusion": _diffusion, "medusa": _medusa}[recipe.kind](recipe, start, output, seed)
 
 
 def peak_memory(recipe: Recipe, start: Path, data: Path, seed: int) -> int:
-    """Return by how many bytes some steps of a training raise the peak memory of this process.
+    """Return the bytes by which some training steps raise the peak memory of this process.
 
     Only in a fresh process: memory that was used before is not counted again.
     """
@@ -83,7 +83,7 @@ def peak_memory(recipe: Recipe, start: Path, data: Path, seed: int) -> int:
 
 
 def _peak_memory() -> int:
-    """Return that of the process so far. `getrusage` would count the process that started this one."""
+    """Return the peak memory of this process; `getrusage` would include that of its parent."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.split("VmHWM:")[1].split()[0])
 
@@ -136,7 +136,7 @@ def _diffusion(recipe: Recipe, start: Path, output: Path, seed: int) -> None:
         torch.nn.utils.clip_grad_norm_(network.parameters(), CLIP_NORM)
         optimizer.step()
         optimizer.zero_grad()
-    # Without a card: nothing but the reproduction can decode it, and no card has a name for it.
+    # The model gets no card, because only the reproduction can decode it.
     save_checkpoint(
         Checkpoint(network, checkpoint.tokenizer, checkpoint.mask_id, card=None), RunFolder(output).model_here()
     )
@@ -161,21 +161,21 @@ def _batches(data: PackedData, steps: int, seed: int) -> Iterator[PackedRows]:
 
 
 class LocalStore:
-    """Keeps the newest state; see `CheckpointStore`."""
+    """A `CheckpointStore` in a local folder that keeps the newest state."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @contextmanager
     def latest(self) -> Iterator[Path | None]:
-        """Open the newest whole state, if there is one."""
+        """Open the newest complete state, if there is one."""
         kept = sorted(
             (path for path in self._folder.glob("[0-9]*") if not path.suffix), key=lambda path: int(path.name)
         )
         yield kept[-1] if kept else None
 
     def save(self, write: Callable[[Path], None]) -> None:
-        """Write a state and let go of all before, and of what a kill left."""
+        """Write a state and delete all earlier and incomplete ones."""
         before = list(self._folder.glob("[0-9]*"))
         number = 1 + max((int(path.stem) for path in before), default=0)
         partial = self._folder / f"{number}.partial"

@@ -1,1 +1,1 @@
-"""The decoders and heads that MARS is compared with, each on any unmodified network, one sequence at a time."""
+"""Baselines of MARS: decoders and heads for unmodified networks, one sequence at a time."""

@@ -1,4 +1,4 @@
-"""Autoregressive decoding with the reader of the other baselines: what their wall-clock time is compared with."""
+"""Autoregressive decoding with the reader of the other baselines, as the reference of their times."""
 
 from collections.abc import Sequence
 

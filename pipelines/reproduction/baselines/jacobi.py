@@ -1,4 +1,4 @@
-"""Jacobi decoding: an autoregressive network, unchanged, corrects guesses of its own until they stand still.
+"""Jacobi decoding: an unchanged autoregressive network corrects its own guesses until they no longer change.
 
 The tokens are those of autoregressive decoding, up to the rounding of the network, and every forward gives one or
 more.

@@ -1,4 +1,4 @@
-"""Medusa-1: heads on a frozen autoregressive network that guess the tokens behind its next one.
+"""Medusa-1: heads on a frozen autoregressive network that guess the tokens after its next one.
 
 The network itself does not change, and the tokens are those of autoregressive decoding, up to its rounding.
 
@@ -32,7 +32,7 @@ DECAY = 0.8
 
 
 class MedusaHeads(nn.Module):
-    """K heads side by side. New ones say what the network says whose output embedding [V, D] they begin with."""
+    """K heads. New heads predict what the network with their initial output embedding [V, D] predicts."""
 
     def __init__(self, heads: int, output_VD: Tensor) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ def train_heads(
             raise DivergedError(
                 f"the loss of the heads is {float(loss.detach())}. Lower the learning rate {learning_rate}."
             )
-        # Named, for the output embedding lies on the way and must not gather gradients.
+        # Only the parameters of the heads, because the output embedding must not gather gradients.
         torch.autograd.backward(loss, inputs=list(heads.parameters()))
         optimizer.step()
         optimizer.zero_grad()
@@ -129,13 +129,13 @@ def train_heads(
 
 @torch.no_grad()
 def hidden_at(network: PreTrainedModel, rows: PackedRows, where_RT: Tensor) -> Tensor:
-    """Return what enters the output embedding where `where_RT` is True: [M, D]."""
+    """Return the inputs of the output embedding where `where_RT` is True: [M, D]."""
     streams = clean_stream(rows).to(network.device)
     picked: list[Tensor] = []
 
     def pick(_module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
         picked.append(args[0][where_RT.to(args[0].device)])
-        # The logits are not wanted: those of one position cost little.
+        # The logits are not needed; those of one position cost little.
         return (args[0][:1, :1],)
 
     hook = network.get_output_embeddings().register_forward_pre_hook(pick)
@@ -173,7 +173,7 @@ def decode_medusa(
             accepted = verify_greedily(guessed, reading.logits_MV.argmax(dim=-1).tolist())
             output.extend(accepted)
             reader.crop(len(prefix) + len(accepted) - 1)
-            # The position that gave the last token: the heads look past it from there.
+            # The heads look ahead from the position that gave the last token.
             logits_KV = heads(reading.hidden_MD[len(accepted) - 1, None])[:, 0]
             logits_KV[:, mask_id] = -torch.inf
             guesses = logits_KV.argmax(dim=-1).tolist()

@@ -1,4 +1,4 @@
-"""The output of a baseline decoder: tokens, why they ended, and how many forwards they took."""
+"""Output of a baseline decoder: tokens, finish reason and forwards."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ class BaselineOutput:
     forwards: int = 0
     """Forwards of the network whose answer this is, the one that reads the prompt included."""
     draft_forwards: int = 0
-    """Forwards of the network that drafts, where there is one."""
+    """Forwards of the draft network, if there is one."""
     finish_reason: FinishReason = "length"
 
     def __post_init__(self) -> None:
@@ -32,7 +32,7 @@ class BaselineOutput:
 
     @property
     def is_finished(self) -> bool:
-        """Whether it takes no more tokens."""
+        """True once the answer takes no more tokens."""
         return self.finish_reason == "stop" or self.left == 0
 
     def extend(self, tokens: Sequence[int]) -> None:

@@ -1,7 +1,6 @@
-"""A network that reads one sequence and keeps what it read in a cache, so that a forward computes new slots only.
+"""Read one sequence with a network and a key-value cache, so that a forward computes only new slots.
 
-The ids of the whole sequence are given each time; the cache knows how many of them were read before. It does not find
-out by itself that a cached token was wrong: who guessed says how much to keep.
+Callers pass the ids of the whole sequence each time. A caller whose guesses were wrong crops the cache.
 """
 
 from collections.abc import Sequence
@@ -74,7 +73,7 @@ class Reader:
             hook.remove()
         self.forwards += 1
         assert hidden_MD is not None
-        # Converted once: the CPU searches float32 four times as fast as bfloat16.
+        # A CPU searches float32 four times as fast as bfloat16.
         logits_MV = logits_MV.to(torch.promote_types(logits_MV.dtype, torch.float32))
         logits_MV[:, self._mask_id] = -torch.inf
         return Reading(logits_MV, hidden_MD)

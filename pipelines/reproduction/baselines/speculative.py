@@ -29,12 +29,12 @@ from pipelines.reproduction.baselines.verify import verify_greedily
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskWindow:
-    """How far a network's own masks are trusted. Raises `ConfigError` for values out of range."""
+    """Use of a network's own masks. Raises `ConfigError` for values out of range."""
 
     block: int = 1
-    """Tokens proposed behind a token: the autoregressive one and block - 1 masks."""
+    """Tokens proposed after a token: the autoregressive one and block - 1 masks."""
     threshold: float = 1.0
-    """A mask's token is taken when its probability is as large; 1 takes none."""
+    """Least probability to accept the token of a mask; 1 accepts none."""
 
     def __post_init__(self) -> None:
         if self.block < 1:
@@ -105,7 +105,7 @@ class Drafter:
         return self._reader.forwards
 
     def crop(self, length: int) -> None:
-        """Forget what was read behind the first `length` tokens: the drafts there were wrong."""
+        """Crop the cache to the first `length` tokens."""
         self._reader.crop(length)
 
     def propose(self, prefix: list[int], length: int) -> list[int]:

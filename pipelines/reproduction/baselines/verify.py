@@ -1,4 +1,4 @@
-"""Greedy verification: which guesses are the tokens that autoregressive decoding gives there."""
+"""Greedy verification of guessed tokens."""
 
 from collections.abc import Sequence
 
