@@ -19,7 +19,7 @@ threshold_app = typer.Typer(
     help="Set thresholds of an endpoint by hand, or let its policy decide.", no_args_is_help=True
 )
 
-Url = Annotated[str, typer.Option(help="A running `mars-ray serve`.")]
+Url = Annotated[str, typer.Option(help="URL of a running `mars-ray serve`.")]
 ApiKey = Annotated[
     str | None,
     typer.Option(
@@ -27,7 +27,7 @@ ApiKey = Annotated[
         help="A key of the role 'operate'. Other users of this machine see it in ps: better set the variable.",
     ),
 ]
-ServiceClass = Annotated[str | None, typer.Option("--class", help="A class of service; all by default.")]
+ServiceClass = Annotated[str | None, typer.Option("--class", help="Class of service. Default: all classes.")]
 URL = "http://127.0.0.1:8000"
 EVERY_SECONDS = 1.0
 WIDTH = 200
@@ -38,9 +38,11 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 def status(
     url: Url = URL,
     api_key: ApiKey = None,
-    once: Annotated[bool, typer.Option("--once", help="Print it once; so it is without a terminal.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print once and exit, which is the default without a terminal.")
+    ] = False,
 ) -> None:
-    """Show replicas, load, thresholds and the reasons for them; Ctrl-C ends it."""
+    """Show replicas, load, thresholds and their reasons until Ctrl-C."""
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     if once or not console.is_terminal:
         console.print(*_tables(_ask("GET", url, api_key)))
@@ -56,15 +58,15 @@ def status(
 
 @threshold_app.command("set")
 def set_threshold(
-    threshold: Annotated[float, typer.Argument(help="From the floor of the class to its ceiling.")],
+    threshold: Annotated[float, typer.Argument(help="New threshold, from the floor of the class to its ceiling.")],
     service_class: ServiceClass = None,
     lasting: Annotated[
-        str | None, typer.Option("--for", help="Such as 90s, 10m or 2h; else until it is cleared.")
+        str | None, typer.Option("--for", help="Duration, such as 90s, 10m or 2h. Default: until cleared.")
     ] = None,
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Set a threshold, whatever the policy says."""
+    """Set a threshold, overriding the policy."""
     seconds = None if lasting is None else seconds_of(lasting, "--for")
     body = {"threshold": threshold, "service_class": service_class, "seconds": seconds}
     _ask("PUT", url, api_key, "/threshold", json=body)

@@ -11,8 +11,8 @@ from mars_ray.serve.middleware.api_keys import read_keys as read_keys
 
 keys_app = typer.Typer(help="Add, list and remove API keys of the endpoint.", no_args_is_help=True)
 
-File = Annotated[Path, typer.Option("--file", help="YAML of names, roles and hashes: `keys` of a serve config.")]
-Name = Annotated[str, typer.Option("--name", help="Stands in logs and metrics: letters, digits, '.', '_' and '-'.")]
+File = Annotated[Path, typer.Option("--file", help="YAML file of keys, as `keys` in a serve config.")]
+Name = Annotated[str, typer.Option("--name", help="Name in logs and metrics: letters, digits, '.', '_' and '-'.")]
 
 
 @keys_app.command()
@@ -24,10 +24,10 @@ def add(
     ] = "use",
     service_class: Annotated[
         str | None,
-        typer.Option("--class", help="Class of service; the first of the config by default."),
+        typer.Option("--class", help="Class of service. Default: the first class of the serve config."),
     ] = None,
 ) -> None:
-    """Add a key, making the file if there is none, and print the key: nothing else ever tells it."""
+    """Add a key and print it. The key is shown only once; the file stores its hash."""
     key = add_key(file, name, role, service_class)
     print(key)
     _say(f"keep the key above, it is not stored. It works within {CHECK_SECONDS:g} s wherever {file} is read.")
@@ -46,7 +46,7 @@ def list_keys(file: File) -> None:
 
 @keys_app.command()
 def remove(file: File, name: Name) -> None:
-    """Remove a key: it stops working wherever the file is read."""
+    """Remove a key; every endpoint that reads the file stops accepting it."""
     remove_key(file, name)
     _say(f"removed {name!r}. It works no more after {CHECK_SECONDS:g} s; what runs may finish.")
 

@@ -37,10 +37,10 @@ def _show_version(asked: bool) -> None:
 @app.callback()
 def _options(
     _: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show it and exit.")
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Take what stands before the command."""
+    """Read the options before the command."""
 
 
 for command in (status, generate, evaluate, train, prepare, calibrate, serve, demo, simulate):

@@ -1,4 +1,4 @@
-"""The load on one replica or on a cluster, as policies see it.
+"""The load on one replica or on a cluster, for policies.
 
 In:    demand and speed.
 Out:   the share of its time that demand would take, at any thresholds, within a promised time per token.
@@ -19,7 +19,7 @@ from mars_ray.errors import ReportError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """What a driver tells the controller of its job. Raises `ReportError` for what cannot be."""
+    """Remaining work of a batch job, as its driver reports it. Raises `ReportError` for invalid values."""
 
     tokens: float
     """Tokens still to be generated, as far as is known; rows that run count in full, which leaves time for the last."""
@@ -74,7 +74,7 @@ class ClusterLoad:
         return (demand.requests_s + demand.waiting / DRAIN_S) * self.request_seconds(name, threshold, tpot_s)
 
     def request_seconds(self, name: str, threshold: float, tpot_s: float | None = None) -> float:
-        """Return what one request of a class takes of a busy replica.
+        """Return the seconds of a busy replica that one request of a class takes.
 
         As many sequences run as there are rows, or no more than get a token each in `tpot_s`, prompts read beside them.
         """
@@ -92,7 +92,7 @@ class ClusterLoad:
 
 
 def sum_by_class(demands: Sequence[ClassDemand]) -> tuple[ClassDemand, ...]:
-    """Return the demand of several replicas as one, by class."""
+    """Return the sum of the demand of several replicas, by class."""
 
     def name(demand: ClassDemand) -> str:
         return demand.name

@@ -1,4 +1,4 @@
-"""What an operator may set of the controller.
+"""Settings of the controller.
 
 In:    fields of a config file.
 Out:   frozen settings; unknown names and impossible values fail when they are read.
@@ -26,7 +26,7 @@ class _Settings(BaseModel):
 
 
 class SloSettings(_Settings):
-    """What callers were promised."""
+    """Latency targets, in the promise to callers."""
 
     ttft_ms: float | None = Field(None, gt=0)
     """Milliseconds from arrival to first token, kept for 95 of 100 requests."""
@@ -70,10 +70,10 @@ def interpolate_quality(points: Sequence[tuple[float, float]], threshold: float)
 
 
 class ControlPlan(_Settings):
-    """All a controller needs to decide."""
+    """Model, settings and calibration: all inputs of the controller except reports."""
 
     model: str = ""
-    """What it is asked about: the speed of one model says nothing of another."""
+    """The model: its speed applies to no other."""
     settings: ControlSettings = ControlSettings()
     ceiling: float = Field(DEFAULT_THRESHOLD, ge=0, le=1)
     """The threshold of all classes while there is room; 1 is lossless."""

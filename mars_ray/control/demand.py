@@ -22,7 +22,7 @@ explains."""
 SIZES_S = 60.0
 """Seconds over which the sizes of requests are averaged."""
 TOKENS_AT_FIRST = 128.0
-"""Tokens an answer is taken to have before any has ended."""
+"""Assumed length of an answer before the first one has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class DemandMeter:
         self.last = first
 
     def observe(self, report: ReplicaReport) -> bool:
-        """Take a report; return False for one that is not newer than all before, which changes nothing."""
+        """Add a report; return False, without effect, if it is not newer than all before."""
         if report.number <= self.last.number:
             return False
         if report.seconds < self.last.seconds:  # its clock was set back: nothing before can be compared
@@ -90,7 +90,7 @@ class DemandMeter:
         return _demand(now, _class(self._reports[0], now.name), max(rate, jump))
 
     def _arrived(self, now: ClassState, window_s: float) -> tuple[int, float]:
-        """Return how many arrived since the oldest report of the last seconds, and how long ago that was."""
+        """Return the arrivals within the window, and the seconds that they span."""
         start = self._start(window_s)
         before = _class(start, now.name)
         return max(0, now.arrived - before.arrived) if before else 0, self.last.seconds - start.seconds

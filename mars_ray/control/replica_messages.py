@@ -1,4 +1,4 @@
-"""What a replica tells the controller once a second.
+"""The messages between replica and controller: a report once a second, and the directive that answers.
 
 In:    the state of an engine.
 Out:   a frozen report whose every number is finite and not negative, and shares at most 1.
@@ -28,7 +28,7 @@ _checked = deque[object]([()], maxlen=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaReport:
-    """One heartbeat. Raises `ReportError` for what cannot be."""
+    """One heartbeat. Raises `ReportError` for invalid values."""
 
     replica: str
     number: int
@@ -112,7 +112,7 @@ class Directive:
     answers: int
     """Number of the report that this answers."""
     controller: str
-    """Which controller decided, by a name that no other has, before or after."""
+    """Unique id of the controller that decided."""
     epoch: int
     """Number of the decision of the controller that this comes from."""
     thresholds: Mapping[str, float]

@@ -1,4 +1,4 @@
-"""What a replica can do at each threshold: from the step-time model and the profile it reports.
+"""The speed of a replica at each threshold, from its step-time model and its profile.
 
 In:    rows, step time, what each threshold gives and costs in a forward.
 Out:   tokens per second for any number of sequences that run, at the block that gives most.

@@ -96,7 +96,7 @@ def error_kind(error_class: type[MarsRayError]) -> _ErrorKind | None:
 
 
 def api_error(error: MarsRayError, *, request_id: str | None = None, retry_after_s: int = 1) -> ApiError:
-    """Return what the caller is told. `retry_after_s` goes with errors that trying again later can mend."""
+    """Return the error for the caller. `retry_after_s` is sent with errors that a later attempt may avoid."""
     kind = error_kind(type(error)) or _INTERNAL
     if not kind.shown:
         return _hidden(kind, request_id)
@@ -111,7 +111,7 @@ def api_error(error: MarsRayError, *, request_id: str | None = None, retry_after
 
 
 def internal_error(request_id: str | None = None) -> ApiError:
-    """Return what the caller is told about an unexpected exception: how to ask the operator for it."""
+    """Return the error for an unexpected exception; it names only the request id."""
     return _hidden(_INTERNAL, request_id)
 
 

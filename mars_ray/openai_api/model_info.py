@@ -1,4 +1,4 @@
-"""What must be known of a model to check requests for it and to answer them."""
+"""Facts about a model that checks and answers of requests need."""
 
 from dataclasses import dataclass, replace
 

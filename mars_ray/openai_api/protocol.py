@@ -117,7 +117,7 @@ LogitBias = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Befor
 
 
 def _not_supported(names: Sequence[str]) -> str:
-    """Return why fields are refused, all in one error, and what to do instead."""
+    """Return the message that refuses unsupported fields."""
     if len(names) == 1:
         told = f"{names[0]} is not supported by this server; leave it out."
     else:

@@ -1,4 +1,4 @@
-"""What all bodies of requests share: known fields only, no conversions, and refusals that cost little.
+"""The base of request bodies: known fields only, no conversions, and refusals that cost little.
 
 In:    parsed JSON, up to a megabyte of it wrong.
 Out:   pydantic's errors, a few of them.

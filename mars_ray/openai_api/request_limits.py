@@ -1,4 +1,4 @@
-"""How much one request, one key and this process may ask for.
+"""Limits of one request, one key and this process.
 
 Each limit is checked by the code that would pay for going beyond it.
 """

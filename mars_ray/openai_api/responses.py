@@ -1,4 +1,4 @@
-"""What chat responses and completion responses have in common.
+"""Build responses of chat completions and of completions, complete or streamed.
 
 In:    deltas of the choices, and what the response says about itself.
 Out:   objects of the `openai` package, complete or as stream chunks.
@@ -29,7 +29,7 @@ LEAST_LOGPROB = -9999.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseMetadata:
-    """What every object of one response says about itself, and how its tokens are spelt."""
+    """Fields that all objects of one response share, and the bytes of tokens."""
 
     id: str
     created: int

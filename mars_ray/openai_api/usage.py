@@ -1,4 +1,4 @@
-"""What the response to one HTTP request used: tokens, forwards, thresholds, and how its sequences ended.
+"""Usage of one HTTP request: tokens, forwards, thresholds, finish reasons.
 
 In:    chunks, as they come.
 Out:   usage as callers see it; the figures of the log and the metrics.

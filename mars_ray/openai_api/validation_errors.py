@@ -1,4 +1,4 @@
-"""Turn what pydantic found wrong with a body into one error that names the field, in words of this API.
+"""Turn the validation errors of pydantic into one error of this API that names the field.
 
 It never names a branch of a union type, which is no part of the body, and quotes at most `NAME_CHARS` of a name.
 """

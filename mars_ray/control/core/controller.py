@@ -110,11 +110,11 @@ class Controller:
         return self._directive(report)
 
     def update_backlog(self, backlog: Backlog, *, paused: bool) -> None:
-        """Take what is left of a batch job, and whether its workers are to take no new rows. Holds until the next."""
+        """Set the remaining work of a batch job, and whether its workers pause. Valid until the next call."""
         self._job.update(backlog, self._now_s(), paused=paused)
 
     def set_threshold(self, threshold: float, name: str | None, seconds: float | None) -> None:
-        """Override what the policy says, of one class or of all, for so long or until cleared.
+        """Override the policy for one class or all, for some seconds or until cleared.
 
         Raises `ConfigError` for an unknown class or a value out of range; then nothing changes.
         """
@@ -157,7 +157,7 @@ class Controller:
         return {name: decision.threshold for name, decision in self._decisions.items()}
 
     def status(self) -> ClusterStatus:
-        """Return what is known and decided, for people."""
+        """Return state and decisions, for operators."""
         requests_s = self._replicas.requests_s()
         return ClusterStatus(
             policy=self._plan.settings.policy,

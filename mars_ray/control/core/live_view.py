@@ -1,4 +1,4 @@
-"""What the replicas did in the last fifteen minutes, for people who look at it.
+"""History of the replicas over the last fifteen minutes, and the report for the live view.
 
 In:    the newest reports, every `STEP_S` seconds.
 Out:   frames: a few figures of each replica at one moment.
@@ -85,7 +85,7 @@ def _figures(state: EngineState, tokens_s: float) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePoint:
-    """What a threshold would give now, if all classes had it."""
+    """Speed and demand now, if all classes had one threshold."""
 
     threshold: float
     tokens_s: float
@@ -96,7 +96,7 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveReport:
-    """The cluster now, and what was before as far as the reader does not know it."""
+    """The cluster now, and the history that the reader does not have yet."""
 
     controller: str
     """Which life of the controller this is: another after each restart."""
@@ -122,7 +122,7 @@ class RunningJob:
 
 
 def curve_of(load: ClusterLoad, plan: ControlPlan) -> tuple[CurvePoint, ...]:
-    """Return what each threshold up to the ceiling would give; nothing before a speed was measured."""
+    """Return speed and demand at each threshold up to the ceiling; empty before a speed was measured."""
     if load.speed is None or not load.replicas:
         return ()
     thresholds = sorted({plan.ceiling, *(each for each in GRID if each < plan.ceiling)}, reverse=True)

@@ -1,4 +1,4 @@
-"""Thresholds that an operator set by hand: which are in force, and the JSON in which they outlive the controller.
+"""Thresholds set by an operator, and the JSON in which they outlive the controller.
 
 In:    a class, a threshold, for how long.
 Out:   the override in force for a class.
@@ -38,7 +38,7 @@ def from_json(text: bytes) -> dict[str, Override]:
 
 
 class OverrideStore(Protocol):
-    """Where overrides outlive the controller."""
+    """Storage in which overrides outlive the controller."""
 
     def load(self) -> dict[str, Override]:
         """Return what was saved last."""
@@ -83,7 +83,7 @@ class Overrides:
         return override
 
     def set(self, threshold: float, name: str | None, seconds: float | None) -> None:
-        """Override one class or all, for so long or until cleared.
+        """Override one class or all, for some seconds or until cleared.
 
         Raises `ConfigError` for an unknown class or a value out of range; then nothing changes.
         """

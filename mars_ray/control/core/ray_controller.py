@@ -1,4 +1,4 @@
-"""The controller as one named, detached Ray actor, and those who ask it (shell around `Controller`).
+"""The controller as one named, detached Ray actor, and its clients (shell around `Controller`).
 
 It is an actor of its own and not a deployment of Serve: when it is killed it is back in two seconds instead of ten,
 behind the same handle. Its name contains a digest of its plan: with other settings it is another controller, so that
@@ -27,15 +27,15 @@ from mars_ray.errors import MarsRayError, UnavailableError
 from mars_ray.ray_private import NAMESPACE, kv_get, kv_put
 
 BATCH = "generate-"
-"""How the names of applications that are batch jobs begin."""
+"""Prefix of the application names of batch jobs."""
 IDLE_SECONDS = 60.0
-"""Seconds after which a controller that nobody asks ends itself: what it controlled is gone."""
+"""Seconds without calls after which a controller ends itself."""
 ASK_SECONDS = 5.0
 _KIND = "controller:"
 
 
 class ControllerActor:
-    """What runs in the actor. Errors travel as values: an exception would come out as one of Ray's."""
+    """The actor. It returns errors as values, because Ray wraps exceptions in its own."""
 
     def __init__(self, app: str, plan: ControlPlan) -> None:
         self._controller = Controller(plan, store=_ClusterStore(app, plan.model))
@@ -51,7 +51,7 @@ class ControllerActor:
             return error
 
     async def status(self) -> ClusterStatus:
-        """Return what is known and decided."""
+        """Return state and decisions."""
         return self._controller.status()
 
     async def live(self, controller: str, after: int) -> LiveReport:
@@ -103,7 +103,7 @@ class RayController:
         return directive
 
     async def status(self) -> ClusterStatus:
-        """Return what the controller knows and decided."""
+        """Return the state and decisions of the controller."""
         status: ClusterStatus = await self._ask("status")
         return status
 
@@ -183,7 +183,7 @@ async def running_jobs() -> list[RunningJob]:
 
 
 async def _ask_all(names: Sequence[str], method: str) -> dict[str, object]:
-    """Return what each controller says, or what went wrong with it."""
+    """Return the answer of each controller, or its exception, by name."""
 
     async def ask(name: str) -> object:
         handle = await asyncio.to_thread(ray.get_actor, name, namespace=NAMESPACE)

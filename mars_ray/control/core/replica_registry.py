@@ -1,4 +1,4 @@
-"""The replicas that report to the controller, and what their reports add up to.
+"""The replicas that report to the controller, and sums over their reports.
 
 In:    reports in any order; the time each arrives.
 Out:   the load on all of them or on each alone; the thresholds in force.
@@ -74,7 +74,7 @@ class ReplicaRegistry:
         return {each.name: each.requests_s for each in demands}
 
     def status(self, now_s: float) -> tuple[ReplicaStatus, ...]:
-        """Return what is known of each replica, for people."""
+        """Return the status of each replica, for operators."""
         return tuple(
             ReplicaStatus(replica=replica, age_s=now_s - self._seen_s[replica], state=meter.last.state)
             for replica, meter in self._meters.items()

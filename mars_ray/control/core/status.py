@@ -1,4 +1,4 @@
-"""What the controller knows and decided, for operators and for the driver of a batch job."""
+"""State and decisions of the controller, for operators and for the driver of a batch job."""
 
 from dataclasses import dataclass
 
@@ -41,7 +41,7 @@ class ClassStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterStatus:
-    """What the controller knows and decided."""
+    """State and decisions of the controller."""
 
     policy: str
     epoch: int

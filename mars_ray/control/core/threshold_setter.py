@@ -16,7 +16,7 @@ from mars_ray.control.policies.policy import Decision
 
 
 class Smoother:
-    """Smooths one threshold: down to the higher of the last two decisions, up to the least one of `recover_s` seconds.
+    """Smooths one threshold: down to the higher of the last two decisions, up to the lowest of `recover_s` seconds.
 
     So it needs no dead band beside the steps of the grid, and cannot wind up.
     """

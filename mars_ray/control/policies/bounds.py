@@ -1,4 +1,4 @@
-"""How low a threshold may go: what the operator set, what calibration says, and what the live audit found.
+"""Bounds of thresholds, from the operator's floor, the calibration and the live audit.
 
 In:    the plan, the profiles of the replicas.
 Out:   floor and ceiling of each class, and why a floor is higher than was set.
@@ -23,7 +23,7 @@ alarms."""
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How far the threshold of one class may move, and which values in between are worth choosing."""
+    """The range of the threshold of one class, and the worthwhile values in it."""
 
     floor: float
     ceiling: float
@@ -60,12 +60,12 @@ def bounds_of(plan: ControlPlan, profiles: Iterable[tuple[ProfilePoint, ...]]) -
 
 
 def describe_raised_floor(name: str, asked: float, floor: float, reason: str) -> str:
-    """Return in a sentence why the floor of a class is not the one that was set; empty where it is."""
+    """Return a sentence about a raised floor of a class; empty if the floor is the one set."""
     return f"class {name}: floor {asked:g} asked, {floor:g} in force, for {reason}" if reason else ""
 
 
 def describe_bounds(name: str, bounds: Bounds) -> str:
-    """Return in a sentence how far load moves the threshold of a class, and what stops it there."""
+    """Return a sentence about the range of the threshold of a class, and the reason for its lower end."""
     if bounds.floor >= bounds.ceiling:
         moves = f"threshold {bounds.ceiling:g}, whatever the load"
     else:
@@ -75,7 +75,7 @@ def describe_bounds(name: str, bounds: Bounds) -> str:
 
 
 def _quality_floor(plan: ControlPlan, profiles: Iterable[tuple[ProfilePoint, ...]]) -> tuple[float, str]:
-    """Return the least threshold at which, and above which, nothing speaks against the quality asked for."""
+    """Return the lowest threshold that, like all above it, keeps the demanded quality, and the limiting reason."""
     asked, calibrated = plan.settings.min_agreement, dict(plan.agreement)
     right, lowest = dict(plan.accuracy), 0.0
     audits = defaultdict[float, list[ProfilePoint]](list)

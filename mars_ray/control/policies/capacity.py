@@ -40,9 +40,9 @@ def _fit_priority(
     shares: Mapping[str, float],
     above: Mapping[str, Decision],
 ) -> dict[str, Decision]:
-    """Return the highest thresholds at which classes of one priority fit beside those above them.
+    """Return the highest thresholds at which the classes of one priority fit next to those of higher priority.
 
-    All go down together, and who asks for little for its share stops first: who asks for most pays.
+    All thresholds fall together; a class that demands little for its share stops first.
     """
     tpot_s = aimed_tpot_s(plan)
     found = dict[str, Decision]()
@@ -65,6 +65,6 @@ def _fit_priority(
 
 
 def _room(plan: ControlPlan, load: ClusterLoad, name: str, bounds: Bounds, threshold: float) -> float:
-    """Return the share of the time that a class may take at a threshold before the next lower one pays."""
+    """Return the share of the time that a class may take before the next lower threshold is worth its cost."""
     lower = [choice for choice in bounds.choices if choice < threshold]
     return room_above(plan, load, name, threshold, lower[0]) if lower else 1 - plan.settings.headroom

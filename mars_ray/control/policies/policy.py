@@ -1,4 +1,4 @@
-"""What a control policy is: a pure function from the load to a threshold for each class, with a state of its own.
+"""The interface of a control policy: a pure function from load and state to a threshold for each class.
 
 In:    load, bounds of each class, the settings, the state that the policy returned last.
 Out:   a decision and its reason for each class; the next state.
@@ -21,7 +21,7 @@ State = TypeVar("State")
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Where the threshold of one class should be."""
+    """The threshold that a policy wants for one class, and the reason."""
 
     threshold: float
     reason: str
@@ -49,7 +49,7 @@ def threshold_of(decision: Decision) -> float:
 
 
 def fair_loads(plan: ControlPlan, requests: Mapping[str, float]) -> dict[str, float]:
-    """Return for each class the load there would be if all of its priority used what there is as it does.
+    """Return for each class the load if all classes of its priority used the cluster as it does.
 
     It is at most what there is; classes of lower priority do not count.
     """

@@ -1,4 +1,4 @@
-"""Which thresholds bring more requests in time than they cost in right answers, at the operator's exchange rate."""
+"""Select thresholds that bring more requests in time than they cost right answers, at the operator's exchange rate."""
 
 import math
 from collections.abc import Mapping, Sequence

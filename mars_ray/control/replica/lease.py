@@ -1,4 +1,4 @@
-"""The replica's side: reports out, directives in, and what holds when none comes.
+"""The lease of a replica: send reports, follow directives, and decide alone without one.
 
 In:    states of the engine, directives in any order, a clock.
 Out:   numbered reports; the thresholds in force.
@@ -48,7 +48,7 @@ class Lease:
         return ReplicaReport(replica=self._replica, number=self._number, seconds=now_s, state=state)
 
     def take(self, directive: Directive) -> bool:
-        """Follow a directive from now on; return False for one that does not count, which changes nothing."""
+        """Follow a directive from now on; return False, without effect, for an invalid one."""
         made_s = self._made_s.get(directive.answers)
         if directive.replica != self._replica or made_s is None:
             return False
@@ -78,7 +78,7 @@ class Lease:
         return self._directive if self._directive is not None and self._now_s() < self._ends_s else None
 
     def in_force(self, report: ReplicaReport) -> Directive:
-        """Return what holds: the directive, or what this replica decides for itself by its newest report."""
+        """Return the directive in force, or the replica's own decision from its newest report."""
         if held := self.directive:
             self._alone = None
             return held

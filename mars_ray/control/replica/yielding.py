@@ -27,7 +27,7 @@ class Yielding:
 
 
 def _short(status: ClusterStatus) -> bool:
-    """Say whether callers pay for the load: in quality, by waiting, or until more replicas are up."""
+    """Return whether callers suffer from load: lower thresholds, waiting, or missing replicas."""
     return (
         any(each.threshold < each.ceiling and each.override is None for each in status.classes)
         or any(each.state.waiting for each in status.replicas)

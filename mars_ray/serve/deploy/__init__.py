@@ -1,1 +1,1 @@
-"""What an operator sets, and what has to be there before Ray Serve starts."""
+"""Settings of the operator, and the preparations before Ray Serve starts."""

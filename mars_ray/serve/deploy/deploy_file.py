@@ -1,4 +1,4 @@
-"""A Serve config file of this endpoint: found, read, checked, completed.
+"""Read, check and complete a Serve config file of this endpoint.
 
 In:    a path, or none; what the command line says besides.
 Out:   the fields of Ray Serve's schema, with one application. What stands under `args` is checked here; the names and
@@ -80,7 +80,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _mapping(fields: dict[str, Any], name: str, source: str) -> dict[str, Any]:
-    """Return what stands under `name`; nothing there is no setting there."""
+    """Return the fields under `name`; none if the name is missing."""
     found = fields.get(name)
     if not isinstance(found, dict | None):
         raise ConfigError(f"{source}: {name} is {found!r}; give fields.")
@@ -88,7 +88,7 @@ def _mapping(fields: dict[str, Any], name: str, source: str) -> dict[str, Any]:
 
 
 def _certificate(http: dict[str, Any], source: str) -> dict[str, Any]:
-    """Return the paths of certificate and key as every process can find them. Raises `ConfigError` for one alone."""
+    """Return the absolute paths of certificate and key. Raises `ConfigError` if only one is given."""
     given = {name: http[name] for name in ("ssl_certfile", "ssl_keyfile") if http.get(name)}
     for name in ("ssl_keyfile_password", "ssl_ca_certs"):
         if http.get(name):
@@ -115,7 +115,7 @@ def _application(fields: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def _adapters(given: Sequence[str]) -> dict[str, Any]:
-    """Return the settings that `--adapter DIR` and `--adapter NAME=DIR` stand for."""
+    """Return the settings of `--adapter DIR` and `--adapter NAME=DIR`."""
     found: dict[str, Any] = {"adapter": None, "adapters": {}}
     for each in given:
         name, named, folder = each.partition("=")
@@ -129,7 +129,7 @@ def _adapters(given: Sequence[str]) -> dict[str, Any]:
 
 
 def _absolute(config: ServeConfig) -> dict[str, Any]:
-    """Return the paths in the settings as every process can find them."""
+    """Return the path settings that change when made absolute."""
     paths: dict[str, Any] = {} if config.keys is None else {"keys": str(config.keys.expanduser().absolute())}
     paths["model"], paths["adapter"] = _found(config.model), config.adapter and _found(config.adapter)
     paths["adapters"] = {name: _found(adapter) for name, adapter in config.adapters.items()}
@@ -137,13 +137,13 @@ def _absolute(config: ServeConfig) -> dict[str, Any]:
 
 
 def _found(name: str) -> str:
-    """Return a folder here as every process can find it. Else it is on the nodes only, or misspelt, and stays so."""
+    """Return the absolute path of a folder on this machine; any other name unchanged."""
     folder = Path(name).expanduser()
     return str(folder.absolute()) if name != BUNDLED and folder.exists() else name
 
 
 def share_cpus(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields with the CPUs of this machine shared between as many engines as there may be.
+    """Return the fields with the CPUs of this machine shared between the largest number of engines that may run.
 
     Raises `ModelError` for a model that cannot be used.
     """

@@ -1,4 +1,4 @@
-"""What Ray and Ray Serve read from the environment, set for an endpoint before they are imported.
+"""Set the environment variables of Ray and Ray Serve for an endpoint, before they are imported.
 
 In:    a private folder for the files of the proxy; where it is to listen.
 Out:   environment variables; those the user has set stay.
@@ -37,7 +37,7 @@ exec '{python}' -P -m mars_ray.serve.deploy.haproxy "$@"
 
 
 def set_environment(folder: Path, http_options: Mapping[str, Any]) -> None:
-    """Set what is not set yet; `folder` is to be readable by this user alone and to live as long as the endpoint.
+    """Set the variables that are not set yet. `folder` must be private to this user and live as long as the endpoint.
 
     What `http_options` of the deploy file say holds for a cluster that is started here. On one that is there already,
     the environment of its nodes does.
@@ -74,7 +74,7 @@ def haproxy_files(folder: Path) -> dict[str, str]:
 
 
 def free_ports() -> Iterator[int]:
-    """Yield ports where nobody listens, and which the kernel gives nobody meanwhile.
+    """Yield free ports outside the range from which the kernel picks ports.
 
     Ray opens hundreds of ports while it starts, all from the kernel's range (32768 and up) or, in a cluster of
     several machines, from 10002 to 19999; a port between the two is still free when HAProxy gets to it.

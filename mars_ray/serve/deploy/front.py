@@ -1,4 +1,4 @@
-"""What the load balancer of a machine offers to callers: an address, a certificate, a share of its connections.
+"""Settings of the load balancer of a machine: its address, its certificate, connections per caller.
 
 In:    the environment of Ray on that machine: `mars-ray serve` sets it for a cluster it starts, you for one of yours.
 Out:   the `bind` line of HAProxy's configuration, and what limits the connections of a caller.
@@ -15,20 +15,20 @@ from typing import Any
 from mars_ray.errors import ConfigError
 
 HOST = "MARS_RAY_HTTP_HOST"
-"""Where HAProxy listens, if gateways listen elsewhere."""
+"""Address on which HAProxy listens, if it differs from that of the gateways."""
 CERTIFICATE = "MARS_RAY_TLS_CERTFILE"
 KEY = "MARS_RAY_TLS_KEYFILE"
 CONNECTIONS = "MARS_RAY_CONNECTIONS_PER_SOURCE"
-"""Connections that one address may have at a time; no limit where it is not set."""
+"""Largest number of connections per client address; unlimited if not set."""
 BEHIND = "127.0.0.1"
-"""Where gateways listen behind a load balancer on the same machine."""
+"""Address on which gateways listen if the load balancer runs on the same machine."""
 TLS = "alpn http/1.1 ssl-min-ver TLSv1.2"
 """No HTTP/2: the limits of heads, bodies and times are those of connections with one request at a time."""
 UNACKNOWLEDGED_SECONDS = 30
 
 
 def set_front(http_options: Mapping[str, Any]) -> None:
-    """Put what `http_options` of a deploy file ask of the load balancer into the environment of this process."""
+    """Write the load balancer settings of `http_options` into the environment of this process."""
     os.environ[HOST] = str(http_options["host"])
     for name, field in ((CERTIFICATE, "ssl_certfile"), (KEY, "ssl_keyfile")):
         os.environ.pop(name, None)
@@ -42,7 +42,7 @@ def has_load_balancer() -> bool:
 
 
 def bind_line(ray_s: str, pem: Path) -> str:
-    """Return the line that stands for `ray_s`, Ray's own; with TLS if there is a file `pem`."""
+    """Return the `bind` line that replaces `ray_s`, Ray's own, with TLS if the file `pem` exists."""
     indent, (_, address) = ray_s[: len(ray_s) - len(ray_s.lstrip())], ray_s.split()
     host, _, port = address.rpartition(":")
     host = {None: host, "0.0.0.0": "*", "::": "::"}.get(os.environ.get(HOST), os.environ.get(HOST, host))
@@ -52,7 +52,7 @@ def bind_line(ray_s: str, pem: Path) -> str:
 
 
 def connection_limit() -> Iterator[str]:
-    """Yield the lines that limit the connections of one address, where that is asked for."""
+    """Yield the lines that limit the connections of one client address, if a limit is set."""
     if most := os.environ.get(CONNECTIONS):
         if not most.isdecimal() or not int(most):
             raise ConfigError(f"{CONNECTIONS} is {most!r}; give a number of connections from 1 on, or nothing.")
@@ -62,7 +62,7 @@ def connection_limit() -> Iterator[str]:
 
 
 def certificate_with_key() -> str | None:
-    """Return certificate and key as HAProxy reads them; None without TLS. Raises `ConfigError` if useless."""
+    """Return certificate and key in one PEM text; None without TLS. Raises `ConfigError` for an unusable pair."""
     certificate, key = os.environ.get(CERTIFICATE), os.environ.get(KEY)
     if not certificate and not key:
         return None
@@ -73,7 +73,7 @@ def certificate_with_key() -> str | None:
 
 
 def check_certificate(certificate: Path, key: Path) -> None:
-    """Raise a `ConfigError` with the reason unless a server with the two can speak TLS today."""
+    """Raise a `ConfigError` with the reason unless a TLS handshake succeeds with the two files now."""
     for file, what in ((certificate, "the certificate"), (key, "the key")):
         try:
             file.read_bytes()
@@ -98,7 +98,7 @@ def check_certificate(certificate: Path, key: Path) -> None:
 
 
 def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
-    """Let the two speak within this process; a certificate that has run out fails here."""
+    """Run a TLS handshake between the two in memory; an expired certificate fails here."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     caller = client.wrap_bio(to_client, to_server)
     called = server.wrap_bio(to_server, to_client, server_side=True)

@@ -1,4 +1,4 @@
-"""HAProxy as the endpoint needs it: Ray Serve writes its configuration, this program patches it and becomes HAProxy.
+"""Patch the HAProxy configuration that Ray Serve writes, then run HAProxy in place of this process.
 
 In:    the command line of HAProxy, as Ray gives it (`RAY_SERVE_HAPROXY_BINARY_PATH` names this program).
 Out:   HAProxy in place of this process, with the configuration changed; its answers in files beside it.
@@ -58,7 +58,7 @@ ANSWERS = {
     503: UNAVAILABLE,
     504: UNAVAILABLE,
 }
-"""What is sent in place of HAProxy's own answer with a status: a status, its name, OpenAI's code and message."""
+"""Replacements for HAProxy's own answers, by status: status sent, its name, OpenAI's code and message."""
 
 _SECTION = re.compile(r"(?:global|defaults|frontend|backend|listen)\b.*")
 
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def patch(path: Path) -> None:
-    """Change what is said above in the configuration at `path`; HAProxy's answers are put beside it.
+    """Apply the changes listed above to the configuration at `path`, and write HAProxy's answers next to it.
 
     Raises `OutputError` if another account could change the files there, `ConfigError` for a certificate of no use.
     """
@@ -130,7 +130,7 @@ def _patched(config: str, answers: Path) -> Iterator[str]:
 
 
 def _with_servers(lines: Iterable[str], memory: Path) -> Iterator[str]:
-    """Yield the lines, with the servers that `memory` has for a backend without any; it learns those of the others."""
+    """Yield the lines; a backend without servers gets those of the last configuration, kept in the file `memory`."""
     had: dict[str, list[str]] = json.loads(memory.read_text()) if memory.exists() else {}
     sections: list[list[str]] = [[]]
     for line in lines:
@@ -148,7 +148,7 @@ def _with_servers(lines: Iterable[str], memory: Path) -> Iterator[str]:
 
 
 def _close(folder: Path) -> None:
-    """Close a folder to other accounts. Raises `OutputError` where one of them could put another in its place."""
+    """Make a folder private. Raises `OutputError` if another account could replace the folder."""
     private_folder(folder)
     above = folder.parent.stat()
     if above.st_uid not in (os.geteuid(), 0) or (above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX):
@@ -162,7 +162,7 @@ def _certificate_file(folder: Path) -> Path:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file of this user alone that appears whole: what is there stays when the disk is full."""
+    """Replace a private file atomically: the old content stays when the disk is full."""
     whole = path.with_name(f"{path.name}.new")
     whole.touch(mode=0o600)
     whole.write_text(text, newline="")

@@ -1,4 +1,4 @@
-"""What an operator may set of the endpoint: the `args` of the application in a Serve config file.
+"""Settings of the endpoint: the `args` of the application in a Serve config file.
 
 In:    the parsed YAML.
 Out:   frozen settings; unknown names and impossible values fail when they are read.
@@ -103,7 +103,7 @@ class ServeConfig(_Settings):
         return self.name or short_name(self.model)
 
     def engine_spec(self, folder: Path, cpus: float = 1.0) -> EngineSpec:
-        """Return the engine to start for the model in `folder` where Ray has set aside so many CPUs."""
+        """Return the engine to start for the model in `folder`, on a replica for which Ray reserved `cpus`."""
         engine, limits = self.engine, self.limits
         return EngineSpec(
             folder=folder,
@@ -120,7 +120,7 @@ class ServeConfig(_Settings):
         )
 
     def plan(self, folder: Path) -> ControlPlan:
-        """Return what the controller of the model in `folder` goes by. Raises `ModelError` for an invalid card."""
+        """Return the control plan for the model in `folder`. Raises `ModelError` for an invalid card."""
         card = decoding_card(folder, resolve_adapter(self.adapter))
         points = card.calibration if card else ()
         return ControlPlan(
@@ -145,7 +145,7 @@ def parse_config(fields: dict[str, Any], source: str = "args", place: str = "") 
 
 
 def check_exposure(host: str, config: ServeConfig) -> None:
-    """Raise a `ConfigError` when strangers could reach an endpoint that has no keys."""
+    """Raise a `ConfigError` if other machines could reach an endpoint that has no keys."""
     if config.keys is None and host not in LOOPBACK:
         raise ConfigError(
             f"the host is {host!r} and there are no API keys: everyone who reaches this machine could use the model. "

@@ -1,4 +1,4 @@
-"""The HTTP server of a gateway, with an end to heads: uvicorn collects one of any length, and waits for it for ever.
+"""Limit size and time of request heads in uvicorn, which accepts heads of any length and waits without end.
 
 In:    connections to a gateway's own port, where no load balancer stands in front.
 Out:   those whose heads come whole, in time and within their size; 431 or 408 for the others, and the end.
@@ -23,12 +23,12 @@ class BoundedHeadProtocol(HttpToolsProtocol):
     _late: TimerHandle | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-        """Wait for the first head from now on; between requests uvicorn's keep-alive holds."""
+        """Start the time limit of the first head."""
         super().connection_made(transport)
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait for nothing any more."""
+        """Stop the time limit."""
         self._stop_waiting()
         super().connection_lost(exc)
 
@@ -41,13 +41,13 @@ class BoundedHeadProtocol(HttpToolsProtocol):
                 self._refuse(TOO_LARGE)
 
     def on_message_begin(self) -> None:
-        """A head begins."""
+        """Start the time limit of the next head."""
         super().on_message_begin()
         if not self._late:
             self._wait_for_head()
 
     def on_headers_complete(self) -> None:
-        """The head is there."""
+        """Stop the time limit: the head is complete."""
         self._stop_waiting()
         super().on_headers_complete()
 
@@ -68,6 +68,6 @@ class BoundedHeadProtocol(HttpToolsProtocol):
 
 
 def bound_heads(most_bytes: int) -> None:
-    """Let servers that uvicorn starts in this process from now on take heads of about so many bytes."""
+    """Limit heads to about `most_bytes` in servers that uvicorn starts in this process later."""
     BoundedHeadProtocol.most_bytes = most_bytes
     auto.AutoHTTPProtocol = BoundedHeadProtocol

@@ -1,4 +1,4 @@
-"""Conversations of other deployments, answered as the HTTP API answers them, without HTTP.
+"""Answer conversations of other deployments with the checks and objects of the HTTP API, without HTTP.
 
 In:    messages, and the other fields of a body of `/v1/chat/completions`.
 Out:   objects of the `openai` package; a `MarsRayError` for what cannot be answered.

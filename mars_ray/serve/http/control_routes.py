@@ -29,7 +29,7 @@ class ControlClient(Protocol):
     """The controller, wherever it is."""
 
     async def status(self) -> ClusterStatus:
-        """Return what it knows and decided."""
+        """Return state and decisions."""
 
     async def live(self, controller: str, after: int) -> LiveReport:
         """Return the cluster now, and its history behind frame `after` of that life of the controller."""
@@ -46,23 +46,23 @@ class ControlClient(Protocol):
 
 EVERY_S = 1.0
 LASTS_S = 15.0
-"""Seconds until a viewer has to ask again: a gateway that is to stop waits for what it has begun."""
+"""Seconds until a viewer must ask again, because a stopping gateway waits for open responses."""
 JOBS_EVERY_S = 5.0
 VIEWERS = 8
 """Live views at a time: each holds one of the places that operators have."""
 MANY_REPLICAS = 200
 THIN = 3
-"""With so many replicas every third frame of the past is sent, which draws the same at the width of a page."""
+"""Above `MANY_REPLICAS` only every third past frame is sent, enough for the width of a page."""
 
 
 class LiveFeed:
-    """Events for everybody who looks."""
+    """Events for all viewers."""
 
     def __init__(self, control: ControlClient) -> None:
         self._control, self._viewers = control, 0
 
     def events(self, controller: str, after: int) -> AsyncGenerator[str, None]:
-        """Return the events for one viewer, who knows the frames up to `after` of that life of the controller.
+        """Return the events for one viewer, who has the frames up to `after` of the controller with that id.
 
         Raises an `ApiError` where there are too many viewers.
         """

@@ -1,4 +1,4 @@
-"""Answer one request of the API, from its checked body to its response.
+"""Answer a request of the API: from its checked body to its response.
 
 In:    bodies; engines behind an `EngineClient`; a tokenizer behind `TokenizerProcess`.
 Out:   Starlette responses, complete or streamed; the usage of each in its `Exchange`, for log and metrics.
@@ -81,7 +81,7 @@ class _Generation:
     usage: ResponseUsage
 
     def running(self) -> asyncio.Semaphore:
-        """Return how many prompts of this request may run at a time."""
+        """Return a semaphore for the prompts of this request that run at a time."""
         return asyncio.Semaphore(max(1, MAX_RUNNING_CHOICES // self.body.n))
 
     def choice(self, prompt: int, chunk: Chunk) -> int:
@@ -111,7 +111,7 @@ class Endpoint:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run the tokenizer, and what looks after the engines, within the block. Raises `ModelError`."""
+        """Run the tokenizer and the watch over the engines within the block. Raises `ModelError`."""
         watching = asyncio.create_task(self.client.watch())
         try:
             await self.tokenizer.start()
@@ -122,14 +122,14 @@ class Endpoint:
             await self.tokenizer.close()
 
     async def model_info(self) -> ModelInfo:
-        """Return what is known of the model. Raises `MarsRayError` until an engine has been up once."""
+        """Return the facts about the model. Raises `MarsRayError` until an engine has been up once."""
         if self._model is None:
             self._model = await self.client.model_info()
             self._longest_token_bytes = max(map(len, self._model.engine.token_bytes))
         return self._model
 
     async def check_model(self, name: str | None) -> ModelInfo:
-        """Return what is known of the model or adapter. Raises a 404 for another name; None is the model served."""
+        """Return the facts about a model or adapter; None is the model served. Raises a 404 for another name."""
         model = await self.model_info()
         if (found := model.by_name(name)) is None:
             known = ", ".join(map(repr, (model.name, *model.adapters)))
@@ -138,7 +138,7 @@ class Endpoint:
         return found
 
     def service_class(self, body: GenerateRequest, own: str) -> str:
-        """Return the class that serves a request: the caller's `own`, or the one that may wait."""
+        """Return the class of service of a request: the caller's `own`, or the batch class for `service_tier: flex`."""
         return self._batch_class or own if body.service_tier == "flex" else own
 
     async def chat(self, body: ChatCompletionRequest, http: Request) -> Response:

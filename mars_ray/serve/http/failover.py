@@ -1,4 +1,4 @@
-"""What to do when the replica that serves a request dies: try again elsewhere, or say so.
+"""Send a request again to another replica when the one that serves it dies.
 
 In:    a way to send a request to some replica.
 Out:   its chunks.
@@ -13,13 +13,13 @@ from mars_ray.engine.chunk import Chunk
 from mars_ray.errors import ReplicaLostError
 
 ATTEMPTS = 3
-"""A request that kills whoever serves it must not go round for ever."""
+"""Attempts at most: a request may be what kills the replicas."""
 
 T = TypeVar("T")
 
 
 async def collect_with_retry(send: Callable[[], Awaitable[T]], attempts: int = ATTEMPTS) -> T:
-    """Return what `send` returns, from the first replica that lives. Raises `ReplicaLostError`."""
+    """Return the result of `send`, repeated while replicas die. Raises `ReplicaLostError`."""
     for _ in range(attempts - 1):
         try:
             return await send()
@@ -31,7 +31,7 @@ async def collect_with_retry(send: Callable[[], Awaitable[T]], attempts: int = A
 async def stream_with_retry(
     send: Callable[[], AsyncGenerator[Chunk, None]], attempts: int = ATTEMPTS
 ) -> AsyncGenerator[Chunk, None]:
-    """Yield what `send` yields; begun anew elsewhere as long as nothing was yielded. Raises `ReplicaLostError`."""
+    """Yield the chunks of `send`, repeated while replicas die before the first chunk. Raises `ReplicaLostError`."""
     for attempt in range(attempts):
         begun = False
         async with aclosing(send()) as chunks:

@@ -26,7 +26,7 @@ from mars_ray.web.pages import open_paths
 
 
 def make_endpoint(client: EngineClient, config: ServeConfig, folder: Path) -> Endpoint:
-    """Return what answers requests for the model in `folder`."""
+    """Return the endpoint of the model in `folder`."""
     return Endpoint(
         client,
         TokenizerProcess(folder),

@@ -1,4 +1,4 @@
-"""The metrics of the HTTP gateway, and how the metrics of several processes become one page.
+"""Metrics of the HTTP gateway, and the merge of metrics of several processes into one page.
 
 In:    exchanges; the texts of the engines.
 Out:   Prometheus text.
@@ -57,7 +57,7 @@ class GatewayMetrics:
 
 
 def merge_metrics(texts: Iterable[str]) -> str:
-    """Return one text with every sample of `texts`; a family that several have is named once, as Prometheus demands."""
+    """Return one text with every sample of `texts`; each family is named once, as Prometheus requires."""
     families: dict[str, Metric] = {}
     for text in texts:
         for family in text_string_to_metric_families(text):

@@ -151,7 +151,7 @@ def openai_routes(endpoint: Endpoint) -> APIRouter:
 
 
 def health_routes(endpoint: Endpoint, metrics: Callable[[], Awaitable[str]]) -> APIRouter:
-    """Return the routes that say whether and how well the endpoint runs."""
+    """Return the routes for health, version and metrics."""
     routes = APIRouter(route_class=JsonRoute, redirect_slashes=False)
 
     @routes.get("/healthz", response_class=PlainTextResponse)
@@ -201,7 +201,7 @@ NOT_SERVED = (
     "nothing is served at this path. This server has /v1/chat/completions, /v1/completions, /v1/models, /tokenize and "
     "/detokenize; /openapi.json describes them."
 )
-"""It names no path that was asked for: clients of OpenAI's other APIs see what there is instead."""
+"""The message of a 404. It lists the served paths for clients of OpenAI's other APIs."""
 
 
 def add_error_handlers(app: FastAPI, retry_after_s: Callable[[], int]) -> None:

@@ -1,4 +1,4 @@
-"""Await several streams at once, and stop when the client disconnects.
+"""Merge streams, send them as server-sent events, and stop when the client disconnects.
 
 In:    asynchronous generators; an ASGI `receive`.
 Out:   one generator; a result, unless the client disconnected first.
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 async def merge_streams(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """Yield what any of `streams` yields, with the number of the stream. The first error ends all."""
+    """Yield the items of all `streams` as they come, each with the number of its stream. The first error ends all."""
     # One place for items: a stream is read no faster than its reader takes it. A semaphore gives it to who waits the
     # longest; a queue with one place would let a stream that always has an item keep all others out.
     arrived: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue()
@@ -56,14 +56,14 @@ async def merge_streams(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGene
 
 
 async def limited_stream(limit: asyncio.Semaphore, stream: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Yield what `stream` yields, and hold a place of `limit` from its first item to its end."""
+    """Yield the items of `stream` while holding `limit`."""
     async with limit, aclosing(stream):
         async for item in stream:
             yield item
 
 
 async def limited_call(limit: asyncio.Semaphore, call: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of `call`, and hold a place of `limit` while it runs."""
+    """Return the result of `call`, made while holding `limit`."""
     async with limit:
         return await call()
 
@@ -100,13 +100,13 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 
 WRITE_SECONDS = 30.0
-"""A client that takes nothing for so long is gone, whatever TCP says."""
+"""Seconds after which a client that reads nothing counts as disconnected."""
 
 DONE = "[DONE]"
 
 
 class EventStreamResponse(Response):
-    """Sends what `events` yields. The generator is closed when it ends, the client disconnects, or it stops reading."""
+    """Sends `events` and closes the generator at its end, or when the client disconnects or stops reading."""
 
     media_type = "text/event-stream"
 

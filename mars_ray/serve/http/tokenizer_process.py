@@ -21,13 +21,13 @@ from mars_ray.errors import ModelError, RequestError
 
 
 class Turns:
-    """A lock for one event loop. Within a key the longest wait comes first; a key that had its turn goes to the end."""
+    """A fair lock for one event loop: keys take turns, and callers of one key are served in order."""
 
     def __init__(self) -> None:
         self._taken: str | None = None
         """The key whose turn it is."""
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """By key, the key whose turn is next first."""
+        """Waiting callers by key; the first key is next."""
 
     @asynccontextmanager
     async def turn(self, key: str) -> AsyncIterator[None]:

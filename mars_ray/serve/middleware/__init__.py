@@ -1,1 +1,1 @@
-"""What a request passes before a route sees it: hosts, keys, limits, bodies. Plain ASGI."""
+"""Checks before a request reaches a route: hosts, keys, limits, bodies. Plain ASGI."""

@@ -1,4 +1,4 @@
-"""How many requests are in flight: per key, in this process, and apart on the paths of operators and of pages.
+"""Limit the requests in flight: per key, in this process, and separately for operators and for pages.
 
 In:    who asks, and the role that the path needs or that it is a page, when a request begins and when it is over.
 Out:   a place, or an `ApiError` 429 that says when to come back.
@@ -15,16 +15,16 @@ from mars_ray.openai_api.request_limits import RequestLimits
 from mars_ray.serve.middleware.api_keys import Role
 
 OPERATOR_REQUESTS = 16
-"""On the paths of operators, whatever callers have in flight: under overload an operator has to see and to act. What
-they ask for is short; more than a few at a time is a mistake."""
+"""Requests in flight on the paths of operators, on top of those of callers: operators must be able to act under
+overload."""
 
 
 PAGE_REQUESTS = 64
-"""For pages and the files they load, which need no key: nobody who asks for them is known."""
+"""Requests in flight for pages and their files, which need no key."""
 
 
 class Admission:
-    """Counts of one process; used on its event loop only."""
+    """Counts requests in flight in one process. Use it on one event loop."""
 
     def __init__(self, limits: RequestLimits, retry_after_s: Callable[[], int]) -> None:
         self._limits, self.retry_after_s = limits, retry_after_s
@@ -54,7 +54,7 @@ class Admission:
 
     @contextmanager
     def admit_tokenizing(self, caller: str, *, has_key: bool) -> Iterator[None]:
-        """Hold a place within the block for a request that is nothing but tokenised, beside that of `admit`."""
+        """Hold a tokenizer place within the block, on top of the place of `admit`."""
         if self._tokenizing[caller] >= (most := self._limits.tokenize_per_key):
             whose = "This key has" if has_key else "Callers without a key have together"
             raise self._refusal(f"{whose} {most} requests to tokenise in flight already.", "rate_limit_exceeded")

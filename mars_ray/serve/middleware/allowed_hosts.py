@@ -1,4 +1,4 @@
-"""Whose name a request may call us by: the defence against DNS rebinding and requests made by foreign web pages.
+"""Check Host and Origin, against DNS rebinding and requests made by foreign web pages.
 
 In:    the names this endpoint is reached by; the headers Host and Origin of a request, and Sec-Fetch-Site, which a
        browser sends where it sends no Origin: with the images and scripts of a page.
@@ -16,7 +16,7 @@ from mars_ray.serve.middleware.scope import Headers, values
 _HOST = rb"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)"
 _AUTHORITY = re.compile(_HOST + rb"(?::[0-9]{0,5})?")
 _OWN_SITE = frozenset({b"same-origin", b"none"})
-"""Sec-Fetch-Site of our own pages, and of what a person typed in."""
+"""Values of Sec-Fetch-Site for our own pages and for typed addresses."""
 _ORIGIN = re.compile(rb"[a-z][a-z0-9+.-]*://" + _HOST + rb"(?::[0-9]{0,5})?")
 
 
@@ -29,7 +29,7 @@ class AllowedHosts:
         self._names = {_own_name(name) for name in names - {"*"}}
 
     def check(self, headers: Headers, *, page: bool = False) -> None:
-        """Raise an `ApiError` unless the request is meant for us and comes from no foreign page.
+        """Raise an `ApiError` unless Host names this endpoint and no foreign page sent the request.
 
         A link on a foreign page may lead to a `page`.
         """
@@ -66,7 +66,7 @@ def _foreign_page() -> ApiError:
 
 
 def _own_name(name: str) -> bytes:
-    """Return `name` as it stands in a Host header. Raises `ConfigError` for what could never match one."""
+    """Return `name` in the form of a Host header. Raises `ConfigError` for a name that no header can match."""
     lower = name.lower().encode(errors="replace")
     written = b"[" + lower + b"]" if lower.count(b":") > 1 and not lower.startswith(b"[") else lower
     if not re.fullmatch(_HOST, written):

@@ -1,4 +1,4 @@
-"""API keys: a YAML file that lists the hash, the name and the role of each, never a key itself.
+"""API keys: a YAML file with the hash, the name and the role of each key, never a key itself.
 
 In:    the file, which may change at any time; what a caller presents.
 Out:   the entry it belongs to, or None; a new key, told once.
@@ -72,7 +72,7 @@ class KeyFile:
         self._complaint: str | None = None
 
     def find(self, presented: str) -> Key | None:
-        """Return the key a caller presented. All entries are compared, so the time does not say which one matched."""
+        """Return the key that a caller presented. All entries are compared, so the time does not tell which matched."""
         self._reload()
         sha256, found = _sha256(presented), None
         for key in self._keys:
@@ -81,7 +81,7 @@ class KeyFile:
         return found
 
     def _reload(self) -> None:
-        """Take over a changed file. The keys read last stay in force while it is broken or gone."""
+        """Load the file if it changed. The keys read last stay in force while it is broken or missing."""
         now = self._clock()
         if now - self._checked_at < CHECK_SECONDS:
             return
@@ -106,7 +106,7 @@ class KeyFile:
 def add_key(
     path: Path, name: str, role: Role, service_class: str | None = None, today: Callable[[], date] = date.today
 ) -> str:
-    """Add a key to the file, making it if there is none, and return the key: nothing else ever tells it.
+    """Add a key to the file, creating the file if needed, and return the key, which is stored nowhere.
 
     Raises `ConfigError` for a taken or unusable name or role. Comments in the file are lost.
     """
@@ -120,7 +120,7 @@ def add_key(
 
 
 def remove_key(path: Path, name: str) -> None:
-    """Take a key out of the file: it stops working at the next check. Raises `ConfigError` when there is none."""
+    """Remove a key from the file: it stops working at the next check. Raises `ConfigError` for an unknown name."""
     with _locked(path) as file:
         keys = read_keys(file)
         left = [key for key in keys if key.name != name]
@@ -135,7 +135,7 @@ def _sha256(presented: str) -> str:
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Return what changes when the file does; None when it cannot be looked at."""
+    """Return time, inode and size of the file, to detect changes; None if it cannot be read."""
     try:
         seen = path.stat()
     except OSError:
@@ -144,7 +144,7 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def read_keys(path: Path, classes: Collection[str] | None = None) -> Sequence[Key]:
-    """Return what the file holds. Raises `ConfigError` naming file, entry and value."""
+    """Return the keys in the file. Raises `ConfigError` naming file, entry and value."""
     try:
         # The base loader makes strings of all values: it runs no constructors, so nothing but these errors comes out.
         entries = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
@@ -177,7 +177,7 @@ def _key(path: Path, number: int, entry: object) -> Key:
 
 
 def _shown(value: object) -> str:
-    """Return as much of a value as tells which it is: somebody may have put a key where its hash belongs."""
+    """Return a shortened value for an error: somebody may have written a key instead of its hash."""
     if not isinstance(value, str):
         return f"a {type(value).__name__}"
     return repr(value) if len(value) <= 2 * _SHOWN_CHARS else f"{value[:_SHOWN_CHARS]!r}… ({len(value)} characters)"
@@ -199,7 +199,7 @@ def _checked(path: Path, keys: Sequence[Key]) -> Sequence[Key]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[Path]:
-    """Keep others from changing the file, and give its true path: a link stays one when the file is replaced."""
+    """Lock the file within the block and yield its resolved path, so that a symbolic link stays a link."""
     file = path.resolve()
     lock = file.with_name(f".{file.name}.lock")  # beside it, since the file itself is another one after each change
     try:
@@ -214,7 +214,7 @@ def _locked(path: Path) -> Iterator[Path]:
 
 
 def _write(file: Path, keys: Sequence[Key]) -> None:
-    """Replace the file at once and durably. A temporary file is readable by its owner alone from the start."""
+    """Replace the file atomically and durably. The temporary file is private from the start."""
     content = yaml.safe_dump([key.model_dump(exclude_none=True) for key in keys], sort_keys=False)
     try:
         descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")

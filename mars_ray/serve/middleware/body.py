@@ -1,4 +1,4 @@
-"""The body of a request, read whole before anything works on it.
+"""Read the whole body of a request.
 
 In:    the headers and `receive` of a request, a size and a time.
 Out:   the body; an `ApiError` when it is too large (413) or too slow (408); None when the client left.
@@ -27,7 +27,7 @@ def has_body(headers: Headers) -> bool:
 
 
 async def read_body(headers: Headers, receive: Receive, *, limit_bytes: int, seconds: float) -> bytes | None:
-    """Return the whole body. What content-length says is only believed when it is too large."""
+    """Return the whole body. A content-length is trusted only if it is beyond the limit."""
     for length in values(headers, b"content-length"):
         if length.isdigit() and (len(length) > LENGTH_DIGITS or int(length) > limit_bytes):
             raise _too_large(limit_bytes)
@@ -70,7 +70,7 @@ async def drain_body(receive: Receive) -> None:
 
 
 def replay_body(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives the body as one message, and then what the server says: that the client left."""
+    """Return a `receive` that yields the body as one message, then the messages of the server."""
     first = True
 
     async def receive_again() -> Message:

@@ -1,4 +1,4 @@
-"""One HTTP request and its response, as the log and the metrics see it.
+"""The record of one HTTP request and its response, for the log and the metrics.
 
 In:    what the access middleware sees of it, and the usage of the response.
 Out:   one record, which travels with the request in its ASGI scope.

@@ -31,7 +31,7 @@ class JsonRoute(APIRoute):
     """A route whose body, if it takes one, is JSON in UTF-8."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return what FastAPI would call, behind our reading of the body."""
+        """Return FastAPI's handler, with our reading of the body in front."""
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
@@ -92,7 +92,7 @@ def _no_collecting() -> Iterator[None]:
 
 
 def _check_headers(request: Request) -> None:
-    """Raise the 415 of a body that is said to be something else."""
+    """Raise a 415 unless the headers describe uncompressed JSON."""
     for encoding in request.headers.getlist("content-encoding"):
         if encoding.strip().lower() not in ("", "identity"):
             raise ApiError(
@@ -115,7 +115,7 @@ def _check_headers(request: Request) -> None:
 
 
 def _lone_surrogate(value: Any) -> tuple[tuple[str, ...], str] | None:
-    """Return a lone surrogate in a JSON value and where it is; that of a name is where its object is."""
+    """Return the path to a lone surrogate in a JSON value, and the surrogate; for a name, the path to its object."""
     place: list[str | int] = []
     levels: list[Iterator[tuple[str | int, Any]]] = [iter([("", value)])]
     # No recursion, and one place for all: a body may be as deep as the interpreter can go, and wide there.

@@ -14,12 +14,12 @@ Headers = list[tuple[bytes, bytes]]
 
 
 def headers_of(scope: Scope) -> Headers:
-    """Return names in lower case, as ASGI promises and not every server keeps, with their values."""
+    """Return the headers with names in lower case, which ASGI requires and some servers omit."""
     return [(bytes(name).lower(), bytes(value).strip(b" \t")) for name, value in scope["headers"]]
 
 
 def values(headers: Headers, name: bytes) -> list[bytes]:
-    """Return every value of `name`. A caller that needs one must say what two mean."""
+    """Return every value of the header `name`."""
     return [value for each, value in headers if each == name]
 
 
@@ -33,14 +33,14 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz", "/health", "/ping"})
 """Paths without a key: Kubernetes' names, and those by which clients of vLLM and SGLang ask whether an engine is up."""
 
 TOKENIZER_PATHS = frozenset({"/tokenize", "/detokenize"})
-"""Paths that do nothing but ask the tokenizer."""
+"""Paths that use only the tokenizer."""
 
 USE_PATHS = TOKENIZER_PATHS | {"/openapi.json", "/version"}
-"""Paths beside those below /v1/ that need the role `use` only."""
+"""Paths outside /v1/ that need only the role `use`."""
 
 
 def routed_path(scope: Scope) -> str:
-    """Return what Starlette's router will match: the decoded path, less the root path it is mounted at."""
+    """Return the path that Starlette's router matches: decoded, without the root path of the mount."""
     path, root = str(scope["path"]), str(scope.get("root_path") or "")
     if root and path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/"):
         return path[len(root) :]
@@ -48,7 +48,7 @@ def routed_path(scope: Scope) -> str:
 
 
 def is_open(scope: Scope, open_paths: frozenset[str]) -> bool:
-    """Return whether the request needs no key: what the router sees and what was sent must both say so.
+    """Return whether the request needs no key: the routed path and the raw path must both be open.
 
     The two differ for an encoded path such as /%68ealthz. The Host header, of which URLs are rebuilt, has no say.
     """

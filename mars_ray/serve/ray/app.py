@@ -1,4 +1,4 @@
-"""A model as a Serve application: gateways that take HTTP or calls of handles, engines behind them (shell).
+"""Build a Serve application of a model: gateways for HTTP or handle calls, and engines (shell).
 
 `serve deploy` and `mars-ray serve` build it from the `args` of a config file; what stands under `deployments` there
 takes the place of what is set here.
@@ -50,8 +50,8 @@ HEALTH_TIMEOUT_SECONDS = 30
 """Seconds for a health check; after three failures in a row the replica is replaced."""
 
 ONGOING_REQUESTS = 100_000
-"""Calls that Serve lets a replica have at once: more than there ever are. Gateways and engines refuse by themselves, in
-words that a client understands; a replica that is full for Serve would not even answer whether it is there."""
+"""Serve's limit of concurrent calls of a replica, set out of reach: gateways and engines refuse with OpenAI's errors,
+and a replica that Serve considers full would not answer health questions."""
 
 
 def build_openai_app(args: dict[str, Any]) -> Application:
@@ -121,5 +121,5 @@ def _pinned_adapter(adapter: str | None) -> str | None:
 
 
 def _everywhere(name: str, folder: Path) -> str:
-    """Return a name for the model or adapter in `folder` that means the same on every node, and later."""
+    """Return a name for the model or adapter in `folder` that means the same on every node and does not change."""
     return str(share_folder(folder)) if is_folder_here(name) else pin(name, folder)

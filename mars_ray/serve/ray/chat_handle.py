@@ -1,4 +1,4 @@
-"""The engines of a model for other deployments, which call its handle (shell around `ChatCalls`)."""
+"""Deployment through which other deployments call a model by handle (shell around `ChatCalls`)."""
 
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
@@ -17,7 +17,7 @@ from mars_ray.serve.ray.ray_engine_client import RayEngineClient
 
 
 class ChatHandle:
-    """What can be called by handle. `calls` answers; who inherits sets it."""
+    """The methods of the handle. Subclasses set `calls`, which answers."""
 
     calls: ChatCalls
 
@@ -26,7 +26,7 @@ class ChatHandle:
         self._config = config.model_copy(update={"controller": config.controller or _application()})
 
     async def gateway_settings(self) -> tuple[DeploymentHandle, ServeConfig]:
-        """Return by what a gateway in another process serves the same engines."""
+        """Return handle and settings with which a gateway in another process serves the same engines."""
         return self._engines, self._config
 
     async def chat(self, messages: Messages, **fields: Any) -> AsyncGenerator[ChatCompletionChunk, None]:

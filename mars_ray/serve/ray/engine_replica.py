@@ -23,7 +23,7 @@ from mars_ray.serve.replicas.engine_client import LocalEngineClient
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
 
 STEP_SECONDS = 30
-"""An engine that answers callers takes no step so long: it hangs, and they are answered by another."""
+"""Seconds after which a step counts as hung; its callers then go to another engine."""
 
 
 class EngineReplica:
@@ -68,7 +68,7 @@ class EngineReplica:
             return error
 
     async def model_info(self) -> ModelInfo:
-        """Return what is known of the model."""
+        """Return the facts about the model."""
         return await self._client.model_info()
 
     async def metrics(self) -> str:
@@ -76,16 +76,16 @@ class EngineReplica:
         return "".join(await self._client.metrics())
 
     async def running(self, requests: Sequence[str]) -> tuple[str, list[str]]:
-        """Return who this is and which of some requests it has: a gateway asks whether this replica answers at all."""
+        """Return the name of this replica and which of `requests` it has; gateways use the call as a liveness check."""
         return self._name, [each for each in requests if self._engine.has(each)]
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return what `serve.ray.autoscaling` goes by; nothing while no controller answers."""
+        """Return the desired replicas for `serve.ray.autoscaling`; empty without a controller."""
         held = self._lease.directive
         return {DESIRED: float(held.desired_replicas)} if held and held.desired_replicas else {}
 
     async def check_health(self) -> None:
-        """Wait for the step the engine is at. When it does not end, Serve starts another replica."""
+        """Wait for the current step of the engine. If it does not end, Serve starts another replica."""
         await self._client.ready()
 
     async def __del__(self) -> None:
@@ -94,6 +94,6 @@ class EngineReplica:
 
 
 async def _end_with(engine: AsyncEngine) -> None:
-    """End this process with its engine: routers send nothing more to a replica that died, and Serve starts another."""
+    """Exit when the engine ends, so that routers skip this replica and Serve starts another."""
     await engine.gone.wait()
     os._exit(1)

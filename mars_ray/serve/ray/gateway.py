@@ -23,7 +23,7 @@ from mars_ray.serve.ray.ray_engine_client import RayEngineClient
 
 
 def check_listening(config: ServeConfig) -> None:
-    """Raise a `ConfigError` where strangers would be let in, or where callers would not get the TLS asked for."""
+    """Raise a `ConfigError` if the endpoint would admit strangers, or lack the TLS that its settings demand."""
     options = serve_http_options()
     check_exposure(os.environ.get(front.HOST) or options.host, config)
     if options.ssl_certfile and has_load_balancer():
@@ -34,7 +34,7 @@ def check_listening(config: ServeConfig) -> None:
 
 
 class Gateway(ChatHandle):
-    """Raises `ConfigError` when it would let strangers in, or show keys that TLS should hide."""
+    """The HTTP gateway. Raises `ConfigError` if it would admit strangers, or expose keys that TLS should hide."""
 
     def __init__(self, engines: DeploymentHandle, config: ServeConfig) -> None:
         check_listening(config)
@@ -53,7 +53,7 @@ class Gateway(ChatHandle):
 
 
 def make_ray_gateway(engines: DeploymentHandle, config: ServeConfig, *, name: str) -> tuple[Endpoint, ASGIApp]:
-    """Return the gateway to the engines, and what answers within it; `config` names the controller."""
+    """Return the endpoint and its gateway app; `config` names the controller."""
     assert config.controller
     folder = resolve_model(config.model)
     endpoint = make_endpoint(RayEngineClient(engines), config, folder)
@@ -62,7 +62,7 @@ def make_ray_gateway(engines: DeploymentHandle, config: ServeConfig, *, name: st
 
 
 def without_request_id(gateway: ASGIApp) -> ASGIApp:
-    """Return the app without x-request-id, which Serve puts on every answer: a client would see two."""
+    """Return the app without its x-request-id header, because Serve adds one to every answer."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_on(message: Message) -> None:

@@ -19,7 +19,7 @@ from mars_ray.serve.replicas.liveness import HEARD, LOST, WaitingCalls
 
 WATCH_SECONDS = 1.0
 ANSWER_SECONDS = 5.0
-"""Seconds an engine has to say that it is there."""
+"""Seconds within which an engine must answer."""
 UP_SECONDS = 2.5
 OUTAGE_SECONDS = 30.0
 """Seconds without any engine after which waiting calls end: Serve itself would hold them for ever. A replica that died
@@ -38,12 +38,12 @@ class RayEngineClient:
         self._engines = engines.options(request_serialization="pickle", response_serialization="pickle")
         self._streams = self._engines.options(stream=True)
         self._up_s = time.monotonic()
-        """When an engine answered last, or this client began."""
+        """Time of the last answer of an engine, or of the start of this client."""
         self._heard = False
         self._calls = WaitingCalls()
 
     async def watch(self) -> None:
-        """Look after the engines until cancelled, so that no call waits for one that never answers."""
+        """Watch the engines until cancelled, so that no call waits for an engine that never answers."""
         asking = set[asyncio.Task[None]]()
         try:
             while True:
@@ -85,7 +85,7 @@ class RayEngineClient:
         return collected
 
     async def model_info(self) -> ModelInfo:
-        """Return what is known of the model."""
+        """Return the facts about the model."""
         with fresh_request_id():
             response = self._engines.model_info.remote()
         model: ModelInfo = await self._answer(uuid4().hex, response)
@@ -115,7 +115,7 @@ class RayEngineClient:
 
 
 def _value(said: Any) -> Any:
-    """Return what a replica said. Raises what it gave as an error (see `EngineReplica`)."""
+    """Return the value of a replica; raise it if it is an error (see `EngineReplica`)."""
     if isinstance(said, MarsRayError):
         raise said
     return said

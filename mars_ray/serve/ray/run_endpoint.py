@@ -108,7 +108,7 @@ def run(schema: ServeDeploySchema) -> None:
 
 
 def _behind_the_load_balancer(schema: ServeDeploySchema) -> ServeDeploySchema:
-    """Return what Serve is told: on one machine, gateways listen where HAProxy alone finds them, in plain HTTP."""
+    """Return the schema for Serve: behind HAProxy on one machine, gateways listen on loopback without TLS."""
     if "RAY_ADDRESS" in os.environ or not has_load_balancer():
         return schema
     listening = {"host": BEHIND, "ssl_certfile": None, "ssl_keyfile": None}
@@ -120,8 +120,7 @@ def _say(line: str, started_s: float) -> None:
 
 
 def _thresholds(schema: ServeDeploySchema) -> list[str]:
-    """Say between which thresholds load moves answers, and what stops it; nothing where the model is on other machines
-    only."""
+    """Return a line for each class about its range of thresholds; none if the model is on other machines only."""
     config = parse_config(schema.applications[0].args)
     try:
         bounds = bounds_of(config.plan(resolve_model(config.model)), [])
@@ -131,7 +130,7 @@ def _thresholds(schema: ServeDeploySchema) -> list[str]:
 
 
 def _check_this_machine(schema: ServeDeploySchema) -> None:
-    """Raise what would otherwise come up half a minute later, or in a log: no model, bad keys, a port in use."""
+    """Raise early for a missing model, bad keys, a bad certificate or a port in use."""
     config = parse_config(schema.applications[0].args)
     check_folder(resolve_model(config.model))
     if config.keys:
@@ -151,7 +150,7 @@ def _check_this_machine(schema: ServeDeploySchema) -> None:
 
 
 def _deployed_s(name: str) -> float | None:
-    """Return when the application was deployed last, by Serve's clock; None where there is none."""
+    """Return the time of the last deployment by Serve's clock; None without the application."""
     application = serve.status().applications.get(name)
     return None if application is None else application.last_deployed_time_s
 

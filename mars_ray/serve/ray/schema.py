@@ -42,7 +42,7 @@ def _check_autoscaling(fields: dict[str, Any], source: str, place: Sequence[str 
 
 
 def _wrong(error: ValidationError, source: str, fields: Any, above: Sequence[str | int] = ()) -> ConfigError:
-    """Return the first thing that is wrong, by its place in the file: pydantic's goes on into the types it tried."""
+    """Return the first error with its path in the file, without the types that pydantic tried."""
     first = error.errors()[0]
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in above)
     for part in first["loc"]:

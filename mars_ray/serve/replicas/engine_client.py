@@ -1,4 +1,4 @@
-"""What the HTTP gateway needs of the engines behind it, be they in this process or on a cluster.
+"""The interface of the HTTP gateway to its engines, and its implementation for an engine of this process.
 
 In:    engine requests.
 Out:   chunks; what is known of the model; metrics.
@@ -21,7 +21,7 @@ class EngineClient(Protocol):
     """A client of the engines that serve one model. Every method may raise a `MarsRayError`."""
 
     async def watch(self) -> None:
-        """Look after the engines until cancelled; runs as long as the gateway does."""
+        """Watch the engines until cancelled; runs as long as the gateway."""
 
     def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         """Yield the chunks of a request as they come; closing the generator cancels it."""
@@ -30,7 +30,7 @@ class EngineClient(Protocol):
         """Return all chunks of a request once it ended; cancelling the task cancels it."""
 
     async def model_info(self) -> ModelInfo:
-        """Return what is known of the model."""
+        """Return the facts about the model."""
 
     async def ready(self) -> bool:
         """Return whether a request sent now would be served."""
@@ -62,7 +62,7 @@ class LocalEngineClient:
             return [chunk async for chunk in chunks]
 
     async def model_info(self) -> ModelInfo:
-        """Return what is known of the model."""
+        """Return the facts about the model."""
         return self._model
 
     async def ready(self) -> bool:

@@ -48,20 +48,22 @@ class EngineMetrics:
         self.success = Counter(
             "mars:request_success", "Ended, by reason.", [*self._labels, "finished_reason"], registry=self._registry
         )
-        self._running = self._gauge("num_requests_running", "Sequences that have a row.")
+        self._running = self._gauge("num_requests_running", "Sequences that have a slot.")
         self._waiting = self._gauge("num_requests_waiting", "Sequences in the queue.")
         self._kv_cache_usage = self._gauge("kv_cache_usage_perc", "Share of the cache that is filled, 0 to 1.")
         self._steps = self._gauge("engine_steps", "Steps that ran a forward so far.")
-        self._preemptions = self._gauge("num_preemptions", "Sequences that gave their row back so far.")
+        self._preemptions = self._gauge("num_preemptions", "Sequences preempted so far.")
         self._threshold = Gauge(
             "mars:threshold",
-            "Of requests that name none.",
+            "Threshold of requests that name none.",
             [*self._labels, "service_class"],
             registry=self._registry,
         )
-        self._threshold_changes = self._gauge("threshold_changes", "How often it was changed so far.")
-        self._curve = self._by_threshold("tokens_per_forward", "What each threshold would give.")
-        self._agreement = self._by_threshold("agreement", "Share that autoregressive decoding would have chosen too.")
+        self._threshold_changes = self._gauge("threshold_changes", "Changes of the threshold so far.")
+        self._curve = self._by_threshold("tokens_per_forward", "Tokens per forward at each threshold.")
+        self._agreement = self._by_threshold(
+            "agreement", "Share of tokens that autoregressive decoding would choose too."
+        )
 
     def begin(self, request: Request) -> "RequestObserver":
         """Return the observer of a request that arrives now."""
@@ -72,7 +74,7 @@ class EngineMetrics:
         self.success.labels(**self._labels, finished_reason=reason).inc()
 
     def text(self, state: EngineState) -> str:
-        """Return everything, with the engine in `state`."""
+        """Return all metrics as Prometheus text, with the gauges of `state`."""
         self._running.set(state.running)
         self._waiting.set(state.waiting)
         self._kv_cache_usage.set(state.kv_cache_usage)
@@ -112,10 +114,10 @@ class RequestObserver:
         self._metrics, self._prompt_tokens = metrics, len(request.prompt)
         self._arrived_s = metrics.clock()
         self._last_s: dict[int, float] = {}
-        """When the last chunk of each sequence came."""
+        """Arrival time of the last chunk of each sequence."""
 
     def observe(self, chunk: Chunk) -> None:
-        """Count a chunk that just left the engine."""
+        """Count a chunk that leaves the engine."""
         metrics, now_s = self._metrics, self._metrics.clock()
         if count := len(chunk.tokens):
             metrics.generation_tokens.inc(count)

@@ -1,9 +1,8 @@
-"""Which replicas this process hears of. The client of the engines asks them once a second; the router sends nothing to
-those that fell silent, and Ray Serve, which makes the two apart from each other, leaves them no other way to meet.
+"""Track which replicas answer, and end calls whose replica no longer does.
 
-In:    names of replicas that answered.
-Out:   whether one answered before, and does not any more.
-Never: calls a replica silent that was never asked.
+In:    names of replicas that answered, asked once a second; the calls that wait, and which of them an engine has.
+Out:   silent replicas, to which the router sends nothing; an error for a call whose engine is lost, or if none is up.
+Never: calls a replica silent that has not answered yet; ends a call that an engine has, however long it takes.
 """
 
 import asyncio
@@ -15,36 +14,36 @@ from typing import TypeVar
 from mars_ray.errors import MarsRayError, ReplicaLostError
 
 SILENT_SECONDS = 3.0
-"""A replica that was heard, but not for so long, hangs or is cut off."""
+"""A replica that has not answered for longer hangs or is cut off."""
 FORGOTTEN_SECONDS = 600.0
 
 
 class Heard:
-    """When replicas answered last."""
+    """Times at which replicas answered last."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._now_s = clock
         self._heard_s: dict[str, float] = {}
 
     def note(self, replica: str) -> None:
-        """Take which replica answered."""
+        """Record an answer of a replica."""
         now_s = self._now_s()
         if replica not in self._heard_s:  # others may be gone for good
             self._heard_s = {name: at_s for name, at_s in self._heard_s.items() if now_s - at_s < FORGOTTEN_SECONDS}
         self._heard_s[replica] = now_s
 
     def silent(self, replica: str) -> bool:
-        """Return whether it answered before, and does not any more."""
+        """Return whether a replica answered before and has stopped."""
         now_s = self._now_s()
         return now_s - self._heard_s.get(replica, now_s) > SILENT_SECONDS
 
 
 HEARD = Heard()
-"""What this process heard."""
+"""Answers in this process: the client of the engines writes, the router, which Ray Serve creates by itself, reads."""
 
 
 LOST_ROUNDS = 10
-"""A call is lost when no engine that answers had it so many times in a row."""
+"""A call is lost after this number of rounds in a row in which no answering engine had it."""
 
 LOST = "the replica that answered died. Send the request again."
 
@@ -52,23 +51,23 @@ T = TypeVar("T")
 
 
 class WaitingCall:
-    """One call, for as long as somebody waits for its answer."""
+    """One call to an engine that somebody waits for."""
 
     def __init__(self) -> None:
         self.begun = False
-        """Whether something of the answer came."""
+        """Whether a part of the answer has arrived."""
         self.missed = 0
-        """How often engines were asked while this call waited, and none said that it has it."""
+        """Rounds in a row in which no engine had this call while it waited."""
         self._limit: asyncio.Timeout | None = None
         self._error: MarsRayError | None = None
 
     @property
     def waits(self) -> bool:
-        """Whether an answer is waited for just now: a reader may take its time, too."""
+        """Whether the call waits for the engine, and not for its reader."""
         return self._limit is not None
 
     async def wait_for(self, answer: Awaitable[T]) -> T:
-        """Return the next answer. Raises the error that the call is ended with."""
+        """Return the next answer. Raises the error given to `end`."""
         self.missed = 0
         try:
             async with asyncio.timeout(None) as self._limit:
@@ -83,7 +82,7 @@ class WaitingCall:
         return found
 
     def end(self, error: MarsRayError) -> None:
-        """Let who waits go on with an error."""
+        """Raise an error in the waiting caller."""
         if self._limit is not None and self._error is None:
             self._error = error
             self._limit.reschedule(asyncio.get_running_loop().time())
@@ -97,7 +96,7 @@ class WaitingCalls:
 
     @contextmanager
     def call(self, name: str) -> Iterator[WaitingCall]:
-        """Look after a call within the block."""
+        """Track a call within the block."""
         call = self._calls[name] = WaitingCall()
         try:
             yield call
@@ -106,7 +105,7 @@ class WaitingCalls:
                 del self._calls[name]
 
     def unheard(self, *, up: bool) -> list[str]:
-        """Return the calls to ask the engines for: those that waited when they were asked the last time, too.
+        """Return the calls to ask the engines about: those that already waited in the round before.
 
         `up` says whether any engine answers; calls that are lost end. While none answers, a call that has not begun may
         not have been sent yet: it waits for an engine to come up.
@@ -118,7 +117,7 @@ class WaitingCalls:
         return [name for name, call in self._calls.items() if call.missed > 1]
 
     def hear(self, running: Iterable[str]) -> None:
-        """Take which of the calls an engine has."""
+        """Record the calls that an engine has."""
         for name in running:
             if name in self._calls:
                 self._calls[name].missed = 0

@@ -1,4 +1,4 @@
-"""Which replica should get a request: the one that has seen its beginning, unless it is much busier than others.
+"""Rank replicas for a request: first the one that has its prefix cached, unless it is much busier than others.
 
 In:    a request's key, and how many requests each replica has.
 Out:   replicas, best first.
@@ -12,7 +12,7 @@ PREFIX_TOKENS = 64
 """Requests whose first tokens are the same share a key: a system prompt, or the conversation so far."""
 
 SLACK = 4
-"""Requests a replica may have more than the least loaded one and still be preferred for what it has cached."""
+"""Extra requests, compared with the least loaded replica, at which a replica is still preferred for its cache."""
 
 
 def prefix_key(tenant: str, prompt: tuple[int, ...]) -> str:
