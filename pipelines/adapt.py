@@ -11,7 +11,8 @@
 4. The adapter is evaluated: an answer is correct if it equals the answer of the model.
 
 Finished steps are kept, so the same command resumes after Ctrl-C, a kill or a reboot. In the output folder `model` is
-the adapter, `adapters` has earlier states of it, `metrics.jsonl` has the figures of each training step, and `evaluation` has the report.
+the adapter, `adapters` has earlier states of it, `metrics.jsonl` has the figures of each training step, and
+`evaluation` has the report.
 """
 
 import argparse
