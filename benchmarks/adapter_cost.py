@@ -26,8 +26,8 @@ from mars_ray.adapter.folder import Adapter
 from mars_ray.adapter.gated_lora import GatedLoRA, LoraShape, linears_of
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.core.engine import Engine
-from mars_ray.engine.execution.input_packer import ForwardBatch
 from mars_ray.engine.execution.model_runner import ForwardOutput
+from mars_ray.engine.kv.forward_batch import ForwardBatch
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions, Quantize
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams

@@ -24,6 +24,7 @@ from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.core.offline import decode_all
 from mars_ray.engine.kernels.decoder import FusedDecoder
 from mars_ray.engine.kv.cache import SlotKVCache
+from mars_ray.engine.kv.forward_batch import ForwardBatch
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
@@ -90,9 +91,7 @@ def read(model: str, name: str, own: Sequence[Answer], given: Sequence[Answer]) 
         for number, (prompt, answer) in enumerate([*own, *given], start=1):
             ids = torch.tensor(prompt + answer)
             picks = torch.arange(len(prompt) - 1, len(ids) - 1)
-            likeliest, _, logits, _ = decoder.forward(
-                cache.layers, ids, torch.zeros_like(ids), torch.arange(len(ids)), picks
-            )
+            likeliest, _, logits, _ = decoder.forward(cache.layers, _batch_of(ids, picks))
             if number <= len(own):
                 agreements.append(mean(one == other for one, other in zip(likeliest, answer, strict=True)))
             else:
@@ -106,6 +105,27 @@ def read(model: str, name: str, own: Sequence[Answer], given: Sequence[Answer]) 
         "perplexity": math.exp(sum(loss * count for loss, count in losses) / tokens),
         "tokens": tokens,
     }
+
+
+def _batch_of(id_N: torch.Tensor, pick_M: torch.Tensor) -> ForwardBatch:
+    """Return the forward of one text in slot 0."""
+    position_N, zero_N, none_N = torch.arange(len(id_N)), torch.zeros_like(id_N), torch.full_like(id_N, -1)
+    return ForwardBatch(
+        id_N=id_N,
+        slot_N=zero_N,
+        position_N=position_N,
+        target_N=position_N,
+        prefix_N=position_N + 1,
+        behind_N=zero_N,
+        offset_N=none_N,
+        adapter_N=none_N,
+        back_N=position_N,
+        pick_M=pick_M,
+        where_RP=position_N[None],
+        column_C=position_N,
+        prefill=None,
+        kv_tokens=0,
+    )
 
 
 def main() -> None:

@@ -5,8 +5,8 @@ from typing import cast
 
 from benchmarks.decode.script import Script
 from mars_ray.engine.core.engine import Engine
-from mars_ray.engine.execution.input_packer import ForwardBatch
 from mars_ray.engine.execution.model_runner import ForwardOutput, ModelRunner
+from mars_ray.engine.kv.forward_batch import ForwardBatch
 from mars_ray.engine.kv.slot_allocator import SlotAllocator
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.scheduling.sequence import Sequence

@@ -14,8 +14,9 @@ from mars_ray.adapter.card import AdapterCard, unnamed
 from mars_ray.adapter.folder import Adapter
 from mars_ray.adapter.gated_lora import GatedLoRA, LoraShape, linears_of
 from mars_ray.engine.core.engine import Engine
-from mars_ray.engine.execution.input_packer import ForwardBatch, InputPacker
+from mars_ray.engine.execution.input_packer import InputPacker
 from mars_ray.engine.grammar.spec import GrammarSpec
+from mars_ray.engine.kv.forward_batch import ForwardBatch
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions, Quantize
 from mars_ray.engine.request import DecodeParams

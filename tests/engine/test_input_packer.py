@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mars_ray.engine.execution.input_packer import ForwardBatch, InputPacker
-from mars_ray.engine.kv.attention import rectangle
+from mars_ray.engine.execution.input_packer import InputPacker
+from mars_ray.engine.kv.attention import decoding_rectangle, prefill_rectangle
+from mars_ray.engine.kv.forward_batch import ForwardBatch
 from mars_ray.engine.scheduling.scheduler import DECODE_TOKENS, ScheduledSequence
 from tests.engine.engine_parts import sequence_of, slot_of
 
@@ -57,13 +58,11 @@ def seen_at(packed: ForwardBatch, place: int) -> set[int]:
 
 def seen_by_hand(packed: ForwardBatch) -> list[set[int]]:
     """Columns that each packed position attends to through torch."""
-    given = (packed.position_N, packed.prefix_N, packed.behind_N)
-    parts = [(packed.where_RP, packed.column_C)]
-    parts += [(packed.prefill.where_LQ, packed.prefill.column_C)] if packed.prefill else []
     lines = []
-    for where, columns in parts:
-        visible = rectangle(where, *given, columns, 1, torch.float32).visible
-        lines += [{*line.isfinite().nonzero().flatten().tolist()} for line in visible.flatten(0, 2)]
+    for rectangle in (decoding_rectangle(packed, 1, torch.float32), prefill_rectangle(packed, 1, torch.float32)):
+        if rectangle is not None:
+            cells = rectangle.visible.flatten(0, 2)
+            lines += [{*line.isfinite().nonzero().flatten().tolist()} for line in cells]
     return [lines[cell] for cell in packed.back_N.tolist()]
 
 

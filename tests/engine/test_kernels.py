@@ -28,6 +28,7 @@ from mars_ray.engine.kernels.build import KernelError, kernel_library
 from mars_ray.engine.kernels.decoder import FusedDecoder
 from mars_ray.engine.kernels.packed import quantize_int4, quantize_int8
 from mars_ray.engine.kv.cache import SlotKVCache
+from mars_ray.engine.kv.forward_batch import ForwardBatch
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions, Quantize
 from mars_ray.engine.request import DecodeParams
@@ -98,7 +99,28 @@ class Stand:
         ids = torch.cat([tokens for _, _, tokens in parts])
         slots = torch.cat([torch.full_like(tokens, slot) for slot, _, tokens in parts])
         positions = torch.cat([torch.arange(len(tokens)) + start for _, start, tokens in parts])
-        return self.decoder.forward(self.cache.layers, ids, slots, positions, torch.arange(len(ids)))[2]
+        return self.decoder.forward(self.cache.layers, causal_batch(ids, slots, positions))[2]
+
+
+def causal_batch(id_N: Tensor, slot_N: Tensor, position_N: Tensor) -> ForwardBatch:
+    """A batch without masks whose logits are all read."""
+    number_N, none_N = torch.arange(len(id_N)), torch.full_like(id_N, -1)
+    return ForwardBatch(
+        id_N=id_N,
+        slot_N=slot_N,
+        position_N=position_N,
+        target_N=position_N,
+        prefix_N=position_N + 1,
+        behind_N=torch.zeros_like(id_N),
+        offset_N=none_N,
+        adapter_N=none_N,
+        back_N=number_N,
+        pick_M=number_N,
+        where_RP=number_N[None],
+        column_C=number_N,
+        prefill=None,
+        kv_tokens=0,
+    )
 
 
 def some_tokens(count: int, seed: int = 0) -> Tensor:
@@ -192,7 +214,7 @@ def test_the_mask_is_never_the_likeliest_token_and_has_no_probability() -> None:
         network.get_output_embeddings().weight[MASK_ID] *= 100
     stand, tokens = Stand(network), some_tokens(30)
     ids, confidences, logits, _ = stand.decoder.forward(
-        stand.cache.layers, tokens, torch.zeros_like(tokens), torch.arange(30), torch.arange(30)
+        stand.cache.layers, causal_batch(tokens, torch.zeros_like(tokens), torch.arange(30))
     )
     assert ids == expected_logits(network, tokens).argmax(dim=1).tolist()
     torch.testing.assert_close(torch.tensor(confidences), logits.softmax(dim=1).amax(dim=1))

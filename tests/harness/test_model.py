@@ -11,8 +11,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedModel
 
 from mars_ray.data.chat import ChatEncoder
-from mars_ray.engine.execution.input_packer import ForwardBatch
 from mars_ray.engine.execution.model_runner import ForwardOutput
+from mars_ray.engine.kv.forward_batch import ForwardBatch
 from mars_ray.errors import BadRecordError, ConfigError, ModelError, RequestError, RunError
 from mars_ray.harness.model import HarnessModel
 from mars_ray.method.metric import Metric

@@ -19,19 +19,20 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedModel
 
 from mars_ray.engine.execution import forward
 from mars_ray.engine.execution.forward import Forward, forward_of
-from mars_ray.engine.kv import attention
+from mars_ray.engine.kv import attention, forward_batch
 from mars_ray.engine.kv.cache import SlotKVCache
+from mars_ray.engine.kv.forward_batch import ForwardBatch
 from mars_ray.storage.private import is_private, private_folder
 
 log = logging.getLogger(__name__)
@@ -59,12 +60,12 @@ class CompiledSteps:
         self._thread = threading.Thread(target=self._warm, args=(mask_id,), name="compiled", daemon=True)
         self._thread.start()
 
-    def get(self, where_RP: Tensor) -> Forward | None:
-        """Return the variant for these slots and positions if it is ready, else None. Called once a step."""
+    def get(self, batch: ForwardBatch) -> Forward | None:
+        """Return the variant for the slots and positions of `batch` if it is ready, else None. Called once a step."""
         self._steps += 1
         if self._steps == COMPILE_AFTER_STEPS:
             self._wanted.set()
-        rows, positions = where_RP.shape
+        rows, positions = batch.where_RP.shape
         return self._ready.get((rows > 1, positions > 1))
 
     def wait(self) -> None:
@@ -175,22 +176,36 @@ def example(network: PreTrainedModel, rows: int, positions: int) -> tuple[Any, .
     count = rows * positions
     number_N = torch.arange(count, device=network.device)
     where_RP = number_N.view(rows, positions)
-    pick_M = number_N[-max(2, count - 2) :].clone()
     column_C = torch.arange(columns, device=network.device)
-    slot_N, position_N, back_N = number_N // positions, number_N % positions + columns - positions, number_N.clone()
-    target_N, prefix_N, behind_N = position_N.clone(), position_N + 1, torch.zeros_like(position_N)
-    places = (number_N, slot_N, position_N, target_N, prefix_N, behind_N, back_N)
+    position_N = number_N % positions + columns - positions
+    batch = ForwardBatch(
+        id_N=number_N,
+        slot_N=number_N // positions,
+        position_N=position_N,
+        target_N=position_N.clone(),
+        prefix_N=position_N + 1,
+        behind_N=torch.zeros_like(position_N),
+        offset_N=torch.full_like(position_N, -1),
+        adapter_N=torch.full_like(position_N, -1),
+        back_N=number_N.clone(),
+        pick_M=number_N[-max(2, count - 2) :].clone(),
+        where_RP=where_RP,
+        column_C=column_C,
+        prefill=None,
+        kv_tokens=0,
+    )
     dynamic = [(part, size) for layer in cache.layers for part in layer for size in (0, 2)]
-    dynamic += [(tensor, 0) for tensor in (*places, pick_M)] if count > 1 else []
+    per_position = [getattr(batch, field.name) for field in fields(batch) if field.name.endswith(("_N", "_M"))]
+    dynamic += [(tensor, 0) for tensor in per_position] if count > 1 else []
     dynamic += [(where_RP, size) for size in (0, 1) if where_RP.shape[size] > 1] + [(column_C, 0)]
     for tensor, size in dynamic:
         torch._dynamo.mark_dynamic(tensor, size)
-    return cache.layers, *places, where_RP, pick_M, column_C
+    return cache.layers, batch
 
 
 def _key(network: PreTrainedModel, mask_id: int) -> str:
     """Return a name for everything that what is compiled depends on."""
-    sources = [Path(str(module.__file__)).read_text() for module in (attention, forward)]
+    sources = [Path(str(module.__file__)).read_text() for module in (attention, forward, forward_batch)]
     processor = torch.cuda.get_device_name() if network.device.type == "cuda" else torch.cpu.get_capabilities()
     parts = [
         network.config.to_diff_dict() | {"_name_or_path": None, "transformers_version": transformers.__version__},

@@ -7,11 +7,11 @@ from transformers import PreTrainedModel
 
 from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.engine.execution.fused_mask_sampler import FusedMaskSampler
-from mars_ray.engine.execution.input_packer import ForwardBatch
 from mars_ray.engine.execution.mask_sampler import embeddings_of
 from mars_ray.engine.execution.model_runner import ForwardOutput, MaskCorrector
 from mars_ray.engine.kernels.decoder import FusedDecoder
 from mars_ray.engine.kv.cache import SlotKVCache
+from mars_ray.engine.kv.forward_batch import ForwardBatch
 from mars_ray.engine.options import Quantize
 
 
@@ -37,19 +37,7 @@ class CPURunner:
     @torch.inference_mode()
     def run(self, batch: ForwardBatch) -> ForwardOutput:
         """Run one forward; the keys and values of all its positions are in the cache afterwards."""
-        tokens, confidences, logits_MV, hidden_MH = self._decoder.forward(
-            self._cache.layers,
-            batch.id_N,
-            batch.slot_N,
-            batch.position_N,
-            batch.pick_M,
-            target_N=batch.target_N,
-            prefix_N=batch.prefix_N,
-            behind_N=batch.behind_N,
-            offset_N=batch.offset_N,
-            adapter_N=batch.adapter_N,
-        )
-        return ForwardOutput(tokens, confidences, logits_MV, hidden_MH)
+        return ForwardOutput(*self._decoder.forward(self._cache.layers, batch))
 
     def wait_until_compiled(self) -> None:
         """Return at once: kernels are compiled before the first step."""

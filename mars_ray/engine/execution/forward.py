@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mars_ray.engine.kv.attention import Layers, PrefillBatch, Rectangle, rectangle
+from mars_ray.engine.kv.attention import Layers, decoding_rectangle, prefill_rectangle
 from mars_ray.engine.kv.cache import kv_shape
+from mars_ray.engine.kv.forward_batch import ForwardBatch
 
 Forward = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
@@ -23,36 +24,18 @@ def forward_of(network: PreTrainedModel, mask_id: int) -> Forward:
     groups = text.num_attention_heads // kv_shape(text)[1]
 
     def forward(
-        layers: Layers,
-        id_N: Tensor,
-        slot_N: Tensor,
-        position_N: Tensor,
-        target_N: Tensor,
-        prefix_N: Tensor,
-        behind_N: Tensor,
-        back_N: Tensor,
-        where_RP: Tensor,
-        pick_M: Tensor,
-        column_C: Tensor,
-        prefill: PrefillBatch | None = None,
-        embedded_NH: Tensor | None = None,
+        layers: Layers, batch: ForwardBatch, embedded_NH: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        def laid_out(where_RP: Tensor, column_C: Tensor) -> Rectangle:
-            return rectangle(where_RP, position_N, prefix_N, behind_N, column_C, groups, network.dtype)
-
         logits: Tensor = network(
-            input_ids=id_N[None] if embedded_NH is None else None,
+            input_ids=batch.id_N[None] if embedded_NH is None else None,
             inputs_embeds=None if embedded_NH is None else embedded_NH[None],
-            position_ids=position_N[None],
+            position_ids=batch.position_N[None],
             use_cache=False,
-            logits_to_keep=pick_M,
+            logits_to_keep=batch.pick_M,
             layers=layers,
-            slot_N=slot_N,
-            target_N=target_N,
-            back_N=back_N,
-            decoding=laid_out(where_RP, column_C),
-            prefill=prefill and laid_out(prefill.where_LQ, prefill.column_C),
-            prefill_slot_L=prefill and prefill.slot_L,
+            batch=batch,
+            decoding=decoding_rectangle(batch, groups, network.dtype),
+            prefill=prefill_rectangle(batch, groups, network.dtype),
         ).logits
         logits_MV = logits[0].float()
         mask_V = torch.arange(logits_MV.shape[-1], device=logits_MV.device) == mask_id

@@ -10,44 +10,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mars_ray.engine.kv.attention import PrefillBatch
+from mars_ray.engine.kv.forward_batch import ForwardBatch, PrefillBatch
 from mars_ray.engine.scheduling.scheduler import ScheduledSequence
 from mars_ray.engine.scheduling.sequence import Sequence
-
-
-@dataclass(slots=True)
-class ForwardBatch:
-    """The inputs of one forward."""
-
-    id_N: Tensor
-    """Token ids."""
-    slot_N: Tensor
-    """The slot of the cache each position belongs to."""
-    position_N: Tensor
-    """The place of each position in its sequence."""
-    target_N: Tensor
-    """The column of the slot where its keys and values go: its place, but for rows of masks beside one another."""
-    prefix_N: Tensor
-    """How many columns of the slot it attends to, from the first on."""
-    behind_N: Tensor
-    """Columns behind the prefix it attends to besides, a bit each: its own row of masks where there are several."""
-    offset_N: Tensor
-    """How many masks stand before a mask in its row; -1 where there is no mask."""
-    adapter_N: Tensor
-    """The adapter that decodes a mask; -1 where the base does alone, as it does all that is no mask."""
-    back_N: Tensor
-    """Where each position stands in the rectangles of attention."""
-    pick_M: Tensor
-    """Which of the N positions have their logits read."""
-    where_RP: Tensor
-    """Which of the N positions stands where in the first rectangle."""
-    column_C: Tensor
-    """The columns of the cache that the first rectangle reads."""
-    prefill: PrefillBatch | None
-    """The second rectangle, for prompts that would stretch the first."""
-    kv_tokens: int
-    """Tokens in the cache that are attended to, summed over the sequences. Those of this forward do not count: they are
-    counted as positions, or a fit of step times could not tell the two apart."""
 
 
 @dataclass(slots=True)
@@ -103,18 +68,20 @@ class InputPacker:
             back += behind
             where, slot_L = self._tensors(prefill_cells, slots[first:])
             prefill = PrefillBatch(where.view(count, longest), slot_L, self._columns[: max(packed.reaches[first:])])
-        lists = (
-            packed.ids,
-            packed.slots,
-            packed.positions,
-            packed.targets,
-            packed.prefixes,
-            packed.behind,
-            packed.offsets,
-            packed.adapters,
-        )
         id_N, slot_N, position_N, target_N, prefix_N, behind_N, offset_N, adapter_N, back_N, pick_M, where = (
-            self._tensors(*lists, back, packed.picks, cells)
+            self._tensors(
+                packed.ids,
+                packed.slots,
+                packed.positions,
+                packed.targets,
+                packed.prefixes,
+                packed.behind,
+                packed.offsets,
+                packed.adapters,
+                back,
+                packed.picks,
+                cells,
+            )
         )
         forward_batch = ForwardBatch(
             id_N=id_N,

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from mars_ray.engine.execution.input_packer import ForwardBatch
+from mars_ray.engine.kv.forward_batch import ForwardBatch
 
 
 @dataclass(frozen=True, slots=True)

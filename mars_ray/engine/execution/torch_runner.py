@@ -11,11 +11,11 @@ from transformers import PreTrainedModel
 from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.engine.execution.compiled import CompiledSteps
 from mars_ray.engine.execution.forward import forward_of
-from mars_ray.engine.execution.input_packer import ForwardBatch
 from mars_ray.engine.execution.mask_sampler import MaskSampler, embeddings_of
 from mars_ray.engine.execution.model_runner import ForwardOutput, MaskCorrector
 from mars_ray.engine.kv.attention import ATTENTION
 from mars_ray.engine.kv.cache import SlotKVCache
+from mars_ray.engine.kv.forward_batch import ForwardBatch
 from mars_ray.errors import ModelError
 
 
@@ -50,24 +50,26 @@ class TorchRunner:
     @torch.inference_mode()
     def run(self, batch: ForwardBatch) -> ForwardOutput:
         """Run one forward; the keys and values of all its positions are in the cache afterwards."""
-        places = (batch.id_N, batch.slot_N, batch.position_N, batch.target_N, batch.prefix_N, batch.behind_N)
-        given = (self._cache.layers, *places, batch.back_N, batch.where_RP, batch.pick_M, batch.column_C)
+        layers = self._cache.layers
         if self._adapters:
-            embedded_NH = self._network.get_input_embeddings()(batch.id_N)
             with ExitStack() as acting:
-                for number, lora in enumerate(self._adapters):
-                    where_L = (batch.adapter_N == number).nonzero().flatten()
-                    if len(where_L):
-                        masks_LH = lora.masks(batch.offset_N[where_L]).to(embedded_NH.dtype)
-                        embedded_NH = embedded_NH.index_copy(0, where_L, masks_LH)
-                        acting.enter_context(lora.at(where_L))
-                token_M, confidence_M, logits_MV = self._forward(*given, batch.prefill, embedded_NH)
-        elif batch.prefill is not None:
-            token_M, confidence_M, logits_MV = self._forward(*given, batch.prefill)
+                embedded_NH = self._adapted_embeddings(batch, acting)
+                token_M, confidence_M, logits_MV = self._forward(layers, batch, embedded_NH)
         else:
-            forward = (self._compiled and self._compiled.get(batch.where_RP)) or self._forward
-            token_M, confidence_M, logits_MV = forward(*given)
+            compiled = self._compiled.get(batch) if self._compiled and batch.prefill is None else None
+            token_M, confidence_M, logits_MV = (compiled or self._forward)(layers, batch)
         return ForwardOutput(token_M.tolist(), confidence_M.tolist(), logits_MV, self._hidden_MH)
+
+    def _adapted_embeddings(self, batch: ForwardBatch, acting: ExitStack) -> Tensor:
+        """Return the embeddings [N, H] of a batch; each adapter acts on its masks until `acting` is closed."""
+        embedded_NH: Tensor = self._network.get_input_embeddings()(batch.id_N)
+        for number, lora in enumerate(self._adapters):
+            where_L = (batch.adapter_N == number).nonzero().flatten()
+            if len(where_L):
+                masks_LH = lora.masks(batch.offset_N[where_L]).to(embedded_NH.dtype)
+                embedded_NH = embedded_NH.index_copy(0, where_L, masks_LH)
+                acting.enter_context(lora.at(where_L))
+        return embedded_NH
 
     def _keep_hidden(self, _head: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         [self._hidden_MH] = inputs[0]

@@ -6,6 +6,7 @@ So a token that was drafted and checked has the same logits as one that was deco
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -23,6 +24,7 @@ from mars_ray.engine.kernels.build import KernelError, kernel_library
 from mars_ray.engine.kernels.packed import COLUMNS, Format, Matrix, pack, pack_weight
 from mars_ray.engine.kv.attention import Layers
 from mars_ray.engine.kv.cache import kv_shape
+from mars_ray.engine.kv.forward_batch import ForwardBatch
 
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 """Networks whose layers are those of `decoder.cpp`; a subclass may differ, so a type must be one of these."""
@@ -123,64 +125,43 @@ class FusedDecoder:
         self._layers: Layers | None = None
         """The cache whose addresses `_keys` and `_values` hold: it is another list once its tensors are."""
 
-    def forward(
-        self,
-        layers: Layers,
-        id_N: Tensor,
-        slot_N: Tensor,
-        position_N: Tensor,
-        pick_M: Tensor,
-        *,
-        target_N: Tensor | None = None,
-        prefix_N: Tensor | None = None,
-        behind_N: Tensor | None = None,
-        offset_N: Tensor | None = None,
-        adapter_N: Tensor | None = None,
-    ) -> tuple[list[int], list[float], Tensor, Tensor]:
+    def forward(self, layers: Layers, batch: ForwardBatch) -> tuple[list[int], list[float], Tensor, Tensor]:
         """Return the likeliest token and its probability at each of M picks, and all logits and last hidden states.
 
         Logits are [M, V] in float32, hidden states [M, H] in the dtype of the network. Keys and values of the N
-        positions are in `layers` afterwards, in the columns `target_N`, by default those of their positions. A position
-        attends to the first `prefix_N` columns of its slot, by default up to its own, and to those of the next 63 whose
-        bit is set in `behind_N`. `adapter_N` tells which adapter decodes a position, -1 for none, and `offset_N` how
-        many masks stand before such a position in its row.
+        positions are in `layers` afterwards. The rectangles of attention are not read.
         """
-        target_N = position_N if target_N is None else target_N
-        prefix_N = position_N + 1 if prefix_N is None else prefix_N
-        behind_N = torch.zeros_like(position_N) if behind_N is None else behind_N
         self._point_into(layers)
-        positions, picks, keys = id_N.shape[0], pick_M.shape[0], layers[0][0]
+        picks = len(batch.pick_M)
+        keys = layers[0][0]
         groups: list[_Group] = []
-        if self._adapters and adapter_N is not None and offset_N is not None:
-            order_N = adapter_N.argsort(stable=True)  # what the base alone decodes, then the masks of each adapter
-            given_N = (id_N, slot_N, position_N, target_N, prefix_N, behind_N, offset_N)
-            id_N, slot_N, position_N, target_N, prefix_N, behind_N, offset_N = (part[order_N] for part in given_N)
-            pick_M = order_N.argsort()[pick_M]
-            groups = self._groups(adapter_N, offset_N)
+        if self._adapters:
+            batch = _by_adapter(batch)
+            groups = self._groups(batch.adapter_N, batch.offset_N)
         packed_groups = (_Group * len(groups))(*groups)
         cosine_ND, sine_ND = (
             part[0].float().contiguous()
-            for part in self._body.rotary_emb(torch.empty(0, dtype=self._dtype), position_N[None])
+            for part in self._body.rotary_emb(torch.empty(0, dtype=self._dtype), batch.position_N[None])
         )
         logits_MV = torch.empty(picks, self._model.head.columns)
         hidden_MH = torch.empty(picks, self._model.hidden, dtype=self._dtype)
         token_M, confidence_M = torch.empty(picks, dtype=torch.int64), torch.empty(picks)
-        given = (id_N, slot_N, position_N, target_N, prefix_N, behind_N, cosine_ND, sine_ND, pick_M)
-        batch = _Batch(
-            positions,
+        places = (batch.id_N, batch.slot_N, batch.position_N, batch.target_N, batch.prefix_N, batch.behind_N)
+        given = _Batch(
+            len(batch.id_N),
             picks,
             torch.get_num_threads(),
             len(groups),
             ctypes.addressof(packed_groups),
-            None if offset_N is None else offset_N.data_ptr(),
-            *(tensor.data_ptr() for tensor in given),
+            batch.offset_N.data_ptr(),
+            *(tensor.data_ptr() for tensor in (*places, cosine_ND, sine_ND, batch.pick_M)),
             ctypes.addressof(self._keys),
             ctypes.addressof(self._values),
             keys.stride(0),
             keys.stride(1),
             *(tensor.data_ptr() for tensor in (hidden_MH, logits_MV, token_M, confidence_M)),
         )
-        self._call(ctypes.byref(self._model), ctypes.byref(batch))
+        self._call(ctypes.byref(self._model), ctypes.byref(given))
         return token_M.tolist(), confidence_M.tolist(), logits_MV[:, : self._model.vocabulary], hidden_MH
 
     def _point_into(self, layers: Layers) -> None:
@@ -281,6 +262,23 @@ class FusedDecoder:
     def _address(self, tensor: Tensor) -> int:
         self._kept.append(tensor)
         return tensor.data_ptr()
+
+
+def _by_adapter(batch: ForwardBatch) -> ForwardBatch:
+    """Return what the base alone decodes first, then the masks of each adapter; attention is not laid out again."""
+    order_N = batch.adapter_N.argsort(stable=True)
+    return replace(
+        batch,
+        id_N=batch.id_N[order_N],
+        slot_N=batch.slot_N[order_N],
+        position_N=batch.position_N[order_N],
+        target_N=batch.target_N[order_N],
+        prefix_N=batch.prefix_N[order_N],
+        behind_N=batch.behind_N[order_N],
+        offset_N=batch.offset_N[order_N],
+        adapter_N=batch.adapter_N[order_N],
+        pick_M=order_N.argsort()[batch.pick_M],
+    )
 
 
 def _addresses(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:

@@ -6,8 +6,7 @@ over the cache alone. No position looks at a column that was not written.
 Registered with transformers under `ATTENTION`; the model is called with `use_cache=False` and our tensors as keyword
 arguments, which it hands down to this function.
 
-Letters: N packed positions, R active slots, P positions of the widest decoding one, L slots that read a prompt,
-Q positions of the longest part of a prompt, C columns of the cache, G query heads per key head, H heads, D their size.
+Letters are those of `forward_batch`, and G query heads per key head, H heads, D their size.
 """
 
 from dataclasses import dataclass
@@ -17,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from mars_ray.engine.kv.forward_batch import ForwardBatch
+
 ATTENTION = "mars_slots"
 
 Layers = list[tuple[Tensor, Tensor]]
@@ -25,47 +26,34 @@ Layers = list[tuple[Tensor, Tensor]]
 
 @dataclass(slots=True)
 class Rectangle:
-    """Some of the packed positions, laid out for one attention call, a row for each slot."""
+    """Some of the packed positions, laid out for one attention call with a line for each slot."""
 
     where_RP: Tensor
-    """Which of the N positions stands here; fillers name any."""
+    """The packed position in each cell; fillers name any."""
     position_RP: Tensor
     column_C: Tensor
-    """The columns of the cache that are read."""
+    """Columns of the cache that are read."""
     visible: Tensor
     """[R, 1, G * P, C]: 0 where a position may attend to a column, -inf elsewhere, in the dtype of the queries."""
 
 
-def rectangle(
-    where_RP: Tensor,
-    position_N: Tensor,
-    prefix_N: Tensor,
-    behind_N: Tensor,
-    column_C: Tensor,
-    groups: int,
-    dtype: torch.dtype,
-) -> Rectangle:
-    """Lay out attention over the columns 0..C-1 of each row, the same in all layers of a step.
+def decoding_rectangle(batch: ForwardBatch, groups: int, dtype: torch.dtype) -> Rectangle:
+    """Lay out attention of the active slots, the same in all layers of a step."""
+    return _rectangle(batch, batch.where_RP, batch.column_C, groups, dtype)
 
-    A position attends to the first `prefix_N` columns, and to those of the next 63 whose bit is set in `behind_N`.
-    """
-    position_RP, prefix_RP1, behind_RP1 = (
-        position_N[where_RP],
-        prefix_N[where_RP][..., None],
-        behind_N[where_RP][..., None],
-    )
-    beyond_RPC = column_C - prefix_RP1
+
+def prefill_rectangle(batch: ForwardBatch, groups: int, dtype: torch.dtype) -> Rectangle | None:
+    """Lay out attention of the slots that read a prompt; None where they share the first rectangle."""
+    if batch.prefill is None:
+        return None
+    return _rectangle(batch, batch.prefill.where_LQ, batch.prefill.column_C, groups, dtype)
+
+
+def _rectangle(batch: ForwardBatch, where_RP: Tensor, column_C: Tensor, groups: int, dtype: torch.dtype) -> Rectangle:
+    beyond_RPC = column_C - batch.prefix_N[where_RP][..., None]
+    behind_RP1 = batch.behind_N[where_RP][..., None]
     hidden_RPC = (beyond_RPC >= 0) & ((behind_RP1 >> beyond_RPC.clamp(0, 63)) & 1 == 0)
-    return Rectangle(where_RP, position_RP, column_C, _hidden(hidden_RPC, groups, dtype))
-
-
-@dataclass(slots=True)
-class PrefillBatch:
-    """The slots that read a prompt, in a rectangle of their own."""
-
-    where_LQ: Tensor
-    slot_L: Tensor
-    column_C: Tensor
+    return Rectangle(where_RP, batch.position_N[where_RP], column_C, _hidden(hidden_RPC, groups, dtype))
 
 
 def attend(
@@ -77,33 +65,31 @@ def attend(
     *,
     scaling: float,
     layers: Layers,
-    slot_N: Tensor,
-    target_N: Tensor,
-    back_N: Tensor,
+    batch: ForwardBatch,
     decoding: Rectangle,
-    prefill: Rectangle | None = None,
-    prefill_slot_L: Tensor | None = None,
+    prefill: Rectangle | None,
     sliding_window: int | None = None,
     **_unused: Any,
 ) -> tuple[Tensor, None]:
     """Write keys and values, attend, and return [1, N, H, D].
 
-    `decoding` covers all active slots, which are the first of the cache; `prefill` the slots `prefill_slot_L`, copied.
+    `decoding` covers the active slots, which are the first of the cache; `prefill` covers copies of its slots.
     """
     keys, values = layers[module.layer_idx]  # type: ignore[index]
     # Compiled, an index_copy_ into one slot would copy the whole layer; this writes in place.
-    keys[slot_N, :, target_N] = key_1KND[0].transpose(0, 1)
-    values[slot_N, :, target_N] = value_1KND[0].transpose(0, 1)
+    keys[batch.slot_N, :, batch.target_N] = key_1KND[0].transpose(0, 1)
+    values[batch.slot_N, :, batch.target_N] = value_1KND[0].transpose(0, 1)
     if decoding.where_RP.shape[0] == 1 and prefill is None:
         return _attend_alone(query_1HND, keys[:1], values[:1], decoding, scaling, sliding_window), None
     query_NHD = query_1HND[0].transpose(0, 1)
     rows = decoding.where_RP.shape[0]
     out_NHD = _attend(query_NHD, keys[:rows], values[:rows], decoding, scaling, sliding_window)
-    if prefill is not None:
+    if batch.prefill is not None and prefill is not None:
+        slot_L = batch.prefill.slot_L
         columns = prefill.column_C.shape[0]
-        read = (keys[prefill_slot_L, :, :columns], values[prefill_slot_L, :, :columns])
+        read = (keys[slot_L, :, :columns], values[slot_L, :, :columns])
         out_NHD = torch.cat([out_NHD, _attend(query_NHD, *read, prefill, scaling, sliding_window)])
-    return out_NHD[back_N][None], None
+    return out_NHD[batch.back_N][None], None
 
 
 def _attend_alone(
