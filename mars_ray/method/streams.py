@@ -7,7 +7,7 @@ Letters: R rows, T clean positions, N noisy positions, S = N + T slots, B block 
 
 Source: arXiv 2604.07023, section 3. Ours: the noisy stream holds only the blocks that hold a response token (the others
 have no mask and are seen by nobody); blocks may begin at a random phase in each example, so that a decoder that stops
-anywhere has been trained there; masks may weigh less by `decay`, and tokens may stand in their place (`unmasking`).
+anywhere has been trained there; masks may weigh less by `decay`.
 """
 
 import math
@@ -95,7 +95,6 @@ def mars_streams(
     block: int,
     mask_id: int,
     phase_RT: Tensor | int = 0,
-    unmasked_RT: Tensor | None = None,
     decay: float = 1.0,
     first: bool = False,
     multiple_of: int = 1,
@@ -104,10 +103,9 @@ def mars_streams(
 
     `phase_RT` is 0 for absolute blocks (as the authors) or the result of `random_phases`. A mask is labelled with
     the token after it. The first token of a response is predicted by a prompt token, which says the same in both
-    streams where no mask stands before it in its block; there `first` labels the noisy one too. `unmasked_RT` holds the
-    ids of tokens that stand in the noisy stream in place of masks, `IGNORE` elsewhere. A mask with k masks before it in
-    its block weighs `decay`^k in the loss. N is rounded up to a multiple of `multiple_of`, or to T, with padding:
-    kernels compiled for a shape then meet few shapes.
+    streams where no mask stands before it in its block; there `first` labels the noisy one too. A mask with k masks
+    before it in its block weighs `decay`^k in the loss. N is rounded up to a multiple of `multiple_of`, or to T, with
+    padding, so that kernels compiled for a shape meet few shapes.
     """
     clean = clean_stream(rows)
     block_RT = (rows.position_RT + phase_RT) // block
@@ -115,8 +113,6 @@ def mars_streams(
     counted_RT = rows.response_RT | (before_RT == 0) if first else rows.response_RT
     label_RT = torch.where(counted_RT, clean.label_RS, IGNORE)
     tokens_RT = rows.tokens_RT.masked_fill(rows.response_RT, mask_id)
-    if unmasked_RT is not None:
-        tokens_RT = torch.where(rows.response_RT & (unmasked_RT != IGNORE), unmasked_RT, tokens_RT)
     slot_RN, padding_RN = _blocks_with(rows.response_RT | (label_RT != IGNORE), rows, block_RT, multiple_of)
 
     def both(noisy_RT: Tensor, clean_RT: Tensor, padding: int) -> Tensor:

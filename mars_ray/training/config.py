@@ -66,10 +66,6 @@ class ObjectiveSection(_Section):
     """Blocks start at multiples of `block` (as the authors) or are shifted at random per example."""
     ar_weight: float = Field(1.0, ge=0)
     """What the loss of the clean stream counts against that of the noisy one."""
-    mask_share: float = Field(1.0, gt=0, le=1)
-    """Share of the response tokens of the noisy stream that are masks; the others stand there as they are."""
-    guesses: bool = False
-    """Show the network's own guesses at the beginning of each block instead of masks."""
     decay: float = Field(1.0, gt=0, le=1)
     """What a mask counts against the one before it in its block."""
     distill: float = Field(0.0, ge=0, le=1)
@@ -87,11 +83,9 @@ class ObjectiveSection(_Section):
     def _each_has_an_effect(self) -> "ObjectiveSection":
         chosen = [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]
         if self.kind == "ar" and (idle := [name for name in chosen if name != "kind"]):
-            raise ValueError(f"{', '.join(idle)}: of kind mars; kind ar has no masks")
-        if self.guesses and self.mask_share < 1:
-            raise ValueError("mask_share has no effect beside guesses: true")
-        if self.adapter and (idle := [name for name in ("ar_weight", "mask_share", "guesses") if name in chosen]):
-            raise ValueError(f"{', '.join(idle)}: of a model that is trained; with an adapter it stays as it is")
+            raise ValueError(f"{', '.join(idle)}: only kind mars has masks; kind is ar")
+        if self.adapter and "ar_weight" in chosen:
+            raise ValueError("ar_weight trains the model itself, which stays as it is with an adapter")
         return self
 
 

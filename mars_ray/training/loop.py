@@ -23,11 +23,9 @@ from mars_ray.errors import DivergedError
 from mars_ray.method import tiles
 from mars_ray.method.loss import StreamLoss
 from mars_ray.method.streams import PADDING, PackedRows, Streams, clean_stream, mars_streams, random_phases
-from mars_ray.method.unmasking import unmask_with_data, unmask_with_guesses
 from mars_ray.model.card import CARD_FILE
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from mars_ray.model.sources.store import folder_here
-from mars_ray.storage.location import AnyPath
 from mars_ray.storage.whole_file import write_folder
 from mars_ray.training.allocator import keep_freed_memory
 from mars_ray.training.cards import adapter_card, model_card
@@ -40,7 +38,6 @@ from mars_ray.training.schedule import block_size, generator_for, learning_rate,
 from mars_ray.training.step import train_step
 
 LOOKAHEAD_THRESHOLD = 0.95
-FIRST_KEPT_STEP = 64
 FLEX_TILE = 128
 """FlexAttention is compiled for a shape and works in tiles of 128 slots."""
 
@@ -124,7 +121,6 @@ class TrainingRun:
                 losses = {"ar": metrics.ar_loss} | ({} if metrics.mask_loss is None else {"mask": metrics.mask_loss})
                 if writer:
                     writer.write(metrics)
-                self._keep_adapter(state, losses)
                 if state.steps % self._config.checkpoint_every == 0 and state.steps < self._steps:
                     if writer:  # who goes on from this state writes the lines behind it, and finds those before it
                         writer.flush()
@@ -181,11 +177,12 @@ class TrainingRun:
         generator = generator_for(self._config.seed, step)
         block = self._block(step)
         phase_RT = self._phases(rows, block, generator)
-        draw_RT = torch.rand(rows.tokens_RT.shape, generator=generator)
         mine = range(self._accelerator.process_index, len(rows.tokens_RT), self._accelerator.num_processes)
         size = self._config.optimizer.micro_rows
         cuts = [list(mine[start : start + size]) for start in range(0, len(mine), size)]
-        return [self._streams(rows.select(cut), block, phase_RT[cut], draw_RT[cut]) for cut in cuts]
+        # Without the AR loss nothing else trains the first token of a response.
+        first = self._config.objective.ar_weight == 0
+        return [self._streams(rows.select(cut), block, phase_RT[cut], first=first) for cut in cuts]
 
     def _block(self, step: int) -> int:
         objective = self._config.objective
@@ -197,8 +194,7 @@ class TrainingRun:
             return torch.zeros_like(rows.position_RT)
         return random_phases(rows, block, generator)
 
-    def _streams(self, rows: PackedRows, block: int, phase_RT: Tensor, draw_RT: Tensor | None = None) -> Streams:
-        """Build the streams; without draws every response token is masked."""
+    def _streams(self, rows: PackedRows, block: int, phase_RT: Tensor, *, first: bool = False) -> Streams:
         objective = self._config.objective
         if objective.kind == "ar":
             return clean_stream(rows)
@@ -209,26 +205,10 @@ class TrainingRun:
             block=block,
             mask_id=self._checkpoint.mask_id,
             phase_RT=phase_RT,
-            unmasked_RT=None if draw_RT is None else self._unmasked(rows, block, phase_RT, draw_RT),
             decay=objective.decay,
-            # Without the AR loss nothing else trains it.
-            first=draw_RT is not None and objective.ar_weight == 0,
+            first=first,
             multiple_of=FLEX_TILE if self._flex else 1,
         )
-
-    def _unmasked(self, rows: PackedRows, block: int, phase_RT: Tensor, draw_RT: Tensor) -> Tensor | None:
-        objective, checkpoint = self._config.objective, self._checkpoint
-        if objective.guesses:
-            with self._accelerator.autocast():
-                return unmask_with_guesses(
-                    checkpoint.network,
-                    rows,
-                    block=block,
-                    mask_id=checkpoint.mask_id,
-                    phase_RT=phase_RT,
-                    draw_RT=draw_RT,
-                )
-        return unmask_with_data(rows, objective.mask_share, draw_RT) if objective.mask_share < 1 else None
 
     def _look_ahead(self) -> HeldoutLookahead | HeldoutAgreement | None:
         """Measure the held-out rows; every worker does, since a sharded network needs them all for a forward."""
@@ -251,28 +231,16 @@ class TrainingRun:
     def _save(self, state: RunState) -> None:
         self._store.save(lambda folder: save_state(folder, state, self._accelerator))
 
-    def _keep_adapter(self, state: RunState, losses: dict[str, float]) -> None:
-        """Keep what the adapter was whenever it has seen twice as much: what more training brings is read from that."""
-        doubled = state.steps >= FIRST_KEPT_STEP and state.steps.bit_count() == 1
-        if self._adapter and doubled and self._accelerator.is_main_process:
-            kept = self._folder.path / "adapters" / f"step-{state.steps:06d}"
-            self._write_adapter(self._adapter, kept, state, losses, replace=True)
-
     def _finish(self, state: RunState, losses: dict[str, float]) -> None:
         weights = self._accelerator.get_state_dict(self._loss)
         if not self._accelerator.is_main_process:
             return
         if self._adapter:
-            self._write_adapter(self._adapter, self._folder.model, state, losses)
+            told = adapter_card(self._config, self._base, self._data, state, losses)
+            write_folder(self._folder.model, partial(save_adapter, self._adapter, told), last=CARD_FILE)
             return
         network = self._checkpoint.network
         network.load_state_dict({name.removeprefix("network."): tensor for name, tensor in weights.items()})
         card = model_card(self._config, self._base, self._checkpoint, self._data, state, losses)
         trained = Checkpoint(network, self._checkpoint.tokenizer, self._checkpoint.mask_id, card)
         write_folder(self._folder.model, partial(save_checkpoint, trained), last=CARD_FILE)
-
-    def _write_adapter(
-        self, adapter: GatedLoRA, place: AnyPath, state: RunState, losses: dict[str, float], *, replace: bool = False
-    ) -> None:
-        card = adapter_card(self._config, self._base, self._data, state, losses)
-        write_folder(place, partial(save_adapter, adapter, card, replace=replace), last=CARD_FILE)

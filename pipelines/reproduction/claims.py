@@ -231,8 +231,6 @@ def ours() -> Iterator[Claim]:
             )
     for recipe, other, about in (
         ("random-8", "mars-8", "random block phase, B = 8"),
-        ("share-8", "mars-8", "half of the masks"),
-        ("guesses-8", "mars-8", "own guesses left visible"),
         ("decay-8", "mars-8", "loss weights by offset"),
         ("distill-8", "mars-8", "the clean stream teaches"),
         ("own-8", "mars-8", "self-distilled targets"),

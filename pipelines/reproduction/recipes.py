@@ -71,15 +71,6 @@ def recipes() -> Iterator[Recipe]:
 def _beyond() -> Iterator[Recipe]:
     """Yield variants beyond the paper: each adds one thing to `mars-8`, `random-16` or `mars-16`."""
     yield Recipe(name="random-8", about="random block phase, B = 8", objective=_mars(8, phase="random"))
-    yield Recipe(
-        name="share-8", about="half of the masks, the other tokens shown, B = 8", objective=_mars(8, mask_share=0.5)
-    )
-    yield Recipe(
-        name="guesses-8",
-        about="own guesses left visible at the beginning of blocks, B = 8",
-        objective=_mars(8, guesses=True),
-        passes=PASS * 0.75,  # it takes a third forward
-    )
     yield Recipe(name="decay-8", about="a mask weighs 0.8 of the one before it, B = 8", objective=_mars(8, decay=0.8))
     yield Recipe(
         name="distill-8", about="the clean stream teaches the noisy one, B = 8", objective=_mars(8, distill=1.0)

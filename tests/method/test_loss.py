@@ -8,7 +8,6 @@ from transformers import PreTrainedModel
 
 from mars_ray.method.loss import LabelWeights, StreamLoss, training_logits
 from mars_ray.method.streams import IGNORE, PackedRows, Streams, mars_streams
-from mars_ray.method.unmasking import unmask_with_data, unmask_with_guesses
 from tests.samples import MASK_ID, packed
 
 examples = st.lists(st.booleans(), min_size=1, max_size=14)
@@ -83,47 +82,3 @@ def test_the_teacher_does_not_learn_from_the_noisy_stream(network: PreTrainedMod
     [gradient] = torch.autograd.grad(mask_loss, states)
     taught_RS = gradient.abs().sum(dim=-1) > 0
     assert torch.equal(taught_RS, (streams.label_RS != IGNORE) & streams.noisy_RS)
-
-
-@given(layout=rows, share=st.sampled_from([0.25, 1.0]), seed=st.integers(0, 9))
-def test_tokens_are_shown_where_the_draw_says(layout: list, share: float, seed: int) -> None:
-    packed_rows = packed(layout)
-    draw_RT = torch.rand(packed_rows.tokens_RT.shape, generator=torch.Generator().manual_seed(seed))
-    unmasked_RT = unmask_with_data(packed_rows, share, draw_RT)
-    streams = mars_streams(packed_rows, block=4, mask_id=MASK_ID, unmasked_RT=unmasked_RT)
-    first = streams.tokens_RS.shape[1] - packed_rows.tokens_RT.shape[1]
-    for r, s in spots(streams):
-        t = int(streams.twin_RS[r, s]) - first
-        shown = draw_RT[r, t] >= share
-        assert streams.tokens_RS[r, s] == (packed_rows.tokens_RT[r, t] if shown else MASK_ID)
-
-
-@given(layout=rows, block=st.integers(2, 6), seed=st.integers(0, 9))
-def test_guesses_are_those_of_a_decoder_at_the_beginning_of_the_block(
-    network: PreTrainedModel, layout: list, block: int, seed: int
-) -> None:
-    packed_rows = packed(layout)
-    draw_RT = torch.rand(packed_rows.tokens_RT.shape, generator=torch.Generator().manual_seed(seed))
-    unmasked_RT = unmask_with_guesses(
-        network,
-        packed_rows,
-        block=block,
-        mask_id=MASK_ID,
-        phase_RT=torch.zeros_like(packed_rows.position_RT),
-        draw_RT=draw_RT,
-    )
-    for r, t in packed_rows.response_RT.nonzero().tolist():
-        before = masks_before_by_hand(packed_rows, r, t, block)
-        if before >= int(draw_RT[r, t - before] * block):
-            assert unmasked_RT[r, t] == IGNORE
-        elif packed_rows.position_RT[r, t] > 0:
-            example_T = packed_rows.example_RT[r] == packed_rows.example_RT[r, t]
-            ids_T = packed_rows.tokens_RT[r].clone()
-            begin = t - int(packed_rows.position_RT[r, t]) % block
-            masked_T = packed_rows.response_RT[r] & (torch.arange(len(ids_T)) >= begin)
-            ids_T[masked_T] = MASK_ID
-            with torch.no_grad():
-                logits_V = network(input_ids=ids_T[example_T][None], use_cache=False).logits[0]
-            logits_V[:, MASK_ID] = -torch.inf
-            expected = logits_V[int(packed_rows.position_RT[r, t]) - 1].argmax()
-            assert unmasked_RT[r, t] == expected

@@ -82,7 +82,7 @@ def paper(more: float = 0.0) -> Row:
             ),
         },
     }
-    for name in ("random-8", "share-8", "guesses-8", "decay-8", "distill-8", "own-8", "random-16"):
+    for name in ("random-8", "decay-8", "distill-8", "own-8", "random-16"):
         figures[name] = mars(0.297, 0.005, 2.3)
     for name in ("distill-16", "growth-16", "mars-8-long"):
         figures[name] = mars(0.297, 0.005, 2.8)
