@@ -92,12 +92,12 @@ def reports(replicas: int, seconds: range) -> list[list[ReplicaReport]]:
     model, draw = read_machine(None), random.Random(0)
     times = [
         StepTime(
-            **{each.name: getattr(model.times(), each.name) * draw.uniform(0.95, 1.05) for each in fields(StepTime)}
+            **{each.name: getattr(model.step_time, each.name) * draw.uniform(0.95, 1.05) for each in fields(StepTime)}
         )
         for _ in range(replicas)
     ]
     profiles = [
-        tuple(replace(point, tokens=tuple(1 + (each - 1) * share for each in point.tokens)) for point in model.points)
+        tuple(replace(point, tokens=tuple(1 + (each - 1) * share for each in point.tokens)) for point in model.profile)
         for share in (draw.uniform(0.95, 1.0) for _ in range(replicas))
     ]
 

@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ from mars_ray.adapter.card import decoding_card, resolve_adapter
 from mars_ray.control.control_settings import ControlPlan
 from mars_ray.data.prompt_file import read_prompts
 from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.stats.profile import ProfilePoint
+from mars_ray.engine.stats.step_time import StepTime
 from mars_ray.load.arrivals import TraceRow, read_trace
 from mars_ray.load.client import Target
 from mars_ray.load.generator import run_load
@@ -46,7 +48,7 @@ from mars_ray.measure import machine
 from mars_ray.model.card import CalibrationPoint
 from mars_ray.model.resolve import resolve_model
 from mars_ray.simulate.arrivals import Arrival, Arrivals
-from mars_ray.simulate.machine import Machine, StepSeconds, ThresholdPoint, read_machine
+from mars_ray.simulate.machine import Machine, read_machine
 from mars_ray.simulate.simulator import Simulation, SimulationOptions, simulate
 
 POLICIES: dict[str, dict[str, Any]] = {
@@ -269,11 +271,11 @@ def machine_of(seen: list[dict[str, Any]], calibrated: Sequence[CalibrationPoint
         max_waiting_seqs=QUEUE,
         max_prefill_tokens=EngineOptions().max_prefill_tokens,
         max_model_len=read_machine(None).max_model_len,
-        step_time=StepSeconds(
-            **{name: mean(*(state["step_time"][name] for state in states)) for name in StepSeconds.model_fields}
+        step_time=StepTime(
+            **{field.name: mean(*(state["step_time"][field.name] for state in states)) for field in fields(StepTime)}
         ),
         profile=tuple(
-            ThresholdPoint(
+            ProfilePoint(
                 threshold=same[0]["threshold"],
                 tokens=tuple(map(mean, *(each["tokens"] for each in same))),
                 positions=tuple(map(mean, *(each["positions"] for each in same))),

@@ -9,7 +9,7 @@ import argparse
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -26,7 +26,7 @@ from mars_ray.load.prompts import Texts, bundled_prompts
 from mars_ray.measure import machine
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import resolve_model
-from mars_ray.simulate.machine import Machine, StepSeconds, ThresholdPoint
+from mars_ray.simulate.machine import Machine
 
 MAX_TOKENS = 128
 TIMED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -53,17 +53,9 @@ def measure(model: str, threads: int) -> Machine:
         max_waiting_seqs=engine.limits.max_waiting_seqs,
         max_prefill_tokens=EngineOptions().max_prefill_tokens,
         max_model_len=engine.limits.max_model_len,
-        step_time=StepSeconds(**asdict(times)),
+        step_time=times,
         # Calibration measures agreement on far more tokens than this run audits.
-        profile=tuple(
-            ThresholdPoint(
-                threshold=point.threshold,
-                tokens=point.tokens,
-                positions=point.positions,
-                agreement=agreement.get(point.threshold),
-            )
-            for point in points
-        ),
+        profile=tuple(replace(point, agreement=agreement.get(point.threshold), audited=0.0) for point in points),
         accuracy=tuple((point.threshold, point.accuracy) for point in calibrated if point.accuracy is not None),
         measured_on={"model": model, "threads": threads, "dtype": "float32", "clock": clock.__name__, **machine()},
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -105,5 +105,5 @@ def _plain(machine: Machine) -> Machine:
     """Return the machine without drafts at threshold 1."""
     first, *others = machine.profile
     plain = autoregressive(len(first.tokens))
-    update = {"tokens": tuple(plain.tokens_B.tolist()), "positions": tuple(plain.positions_B.tolist())}
-    return machine.model_copy(update={"profile": (first.model_copy(update=update), *others)})
+    first = replace(first, tokens=tuple(plain.tokens_B.tolist()), positions=tuple(plain.positions_B.tolist()))
+    return machine.model_copy(update={"profile": (first, *others)})

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mars_ray.engine.stats.lookahead import between
+from mars_ray.engine.stats.lookahead import interpolate
 from mars_ray.engine.stats.profile import ProfilePoint
 from mars_ray.engine.stats.state import EngineState
 from mars_ray.engine.stats.step_time import StepTime
@@ -47,7 +47,7 @@ class ReplicaSpeed:
 
     def _rates(self, threshold: float) -> Array:
         known, times = [each.threshold for each in self.profile], self.step_time
-        tokens_B, positions_B = between(known, lambda number: self.profile[number].lookahead, threshold)
+        tokens_B, positions_B = interpolate(known, lambda number: self.profile[number].lookahead, threshold)
         rows_R1 = np.arange(1, self.rows + 1)[:, None]
         per_row_s_B = times.seq_s + times.position_s * positions_B + times.kv_token_s * self.kv_tokens_per_row
         per_step_s_B = times.fixed_s + times.masks_s * (np.arange(len(tokens_B)) > 0)

@@ -50,7 +50,7 @@ class Fleet:
     ) -> None:
         self._machine = machine
         by_class = (replicas, len(classes))
-        self._times = machine.times()
+        self._times = machine.step_time
         self.queues = Queues(replicas, classes, machine.max_waiting_seqs)
         self.held_NC: Ints = np.zeros(by_class, np.int64)
         """Slots in use."""
@@ -271,7 +271,7 @@ class ThresholdCurves:
             return
         for value in np.unique(thresholds_NC[changed]).tolist():
             if value not in self._by_threshold:
-                self._by_threshold[value] = _curves(self._machine.lookahead(value), self._machine.times())
+                self._by_threshold[value] = _curves(self._machine.lookahead(value), self._machine.step_time)
             where = changed & (thresholds_NC == value)
             self.tokens_NCB[where], self.feeding_s_NCB[where], self.credit_NCB[where] = self._by_threshold[value]
         self.changes_N += changed.sum(axis=1)

@@ -3,7 +3,7 @@
 They come from a JSON file of `python -m benchmarks.simulated_machine`, or from the one in the package.
 """
 
-from functools import cached_property
+from dataclasses import astuple
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -11,51 +11,26 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from mars_ray.control.control_settings import interpolate_quality
-from mars_ray.engine.stats.lookahead import Lookahead, between
+from mars_ray.engine.stats.lookahead import Lookahead, interpolate
 from mars_ray.engine.stats.profile import ProfilePoint
 from mars_ray.engine.stats.step_time import StepTime
 from mars_ray.errors import ConfigError
 
 Share = Annotated[float, Field(ge=0, le=1)]
-Seconds = Annotated[float, Field(ge=0)]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class StepSeconds(_Frozen):
-    """The fields of a `StepTime`, validated."""
-
-    fixed_s: float = Field(gt=0)
-    seq_s: Seconds = 0.0
-    position_s: Seconds = 0.0
-    kv_token_s: Seconds = 0.0
-    prompt_s: Seconds = 0.0
-    prompt_token_s: Seconds = 0.0
-    masks_s: Seconds = 0.0
-
-
-class ThresholdPoint(_Frozen):
-    """The fields of a `ProfilePoint`, validated."""
-
-    threshold: Share
-    tokens: tuple[float, ...] = Field(min_length=1)
-    positions: tuple[float, ...] = Field(min_length=1)
-    agreement: Share | None = None
-    audited: float = Field(0.0, ge=0)
-
-
-class Machine(_Frozen):
+class Machine(BaseModel):
     """Figures of one replica."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     max_num_seqs: int = Field(ge=1, le=4096)
     max_waiting_seqs: int = Field(ge=1, le=65536)
     max_prefill_tokens: int = Field(512, ge=1)
     max_model_len: int = Field(ge=2)
     """Most tokens of one sequence, prompt and output together."""
-    step_time: StepSeconds
-    profile: tuple[ThresholdPoint, ...] = Field(min_length=2)
+    step_time: StepTime
+    profile: tuple[ProfilePoint, ...] = Field(min_length=2)
     """Tokens and positions of each threshold, from 1 downwards."""
     accuracy: tuple[tuple[Share, Share], ...] = Field(min_length=1)
     """Calibrated pairs of threshold and accuracy, from the highest threshold downwards."""
@@ -71,11 +46,17 @@ class Machine(_Frozen):
                 raise ValueError(f"thresholds of {name} must fall")
         if (
             self.profile[0].threshold != 1
+            or not self.profile[0].tokens
             or len({len(values) for point in self.profile for values in (point.tokens, point.positions)}) != 1
         ):
             raise ValueError("profile must begin at threshold 1 and have the same number of blocks at each threshold")
         if any(value < 1 for point in self.profile for value in (*point.tokens, *point.positions)):
             raise ValueError("tokens and positions of profile must be at least 1")
+        shares = [share for point in self.profile for share in (point.threshold, point.agreement) if share is not None]
+        if any(not 0 <= share <= 1 for share in shares):
+            raise ValueError("thresholds and agreements of profile must be from 0 to 1")
+        if self.step_time.fixed_s <= 0 or min(astuple(self.step_time)) < 0:
+            raise ValueError("fixed_s of step_time must be above 0, the other seconds at least 0")
         return self
 
     @property
@@ -83,19 +64,10 @@ class Machine(_Frozen):
         """Masks after a token at the full block."""
         return len(self.profile[0].tokens) - 1
 
-    def times(self) -> StepTime:
-        """Return the step times as the engine reports them."""
-        return StepTime(**self.step_time.model_dump())
-
-    @cached_property
-    def points(self) -> tuple[ProfilePoint, ...]:
-        """The profile as the engine reports it."""
-        return tuple(ProfilePoint(**point.model_dump()) for point in self.profile)
-
     def lookahead(self, threshold: float) -> Lookahead:
         """Return tokens and positions of a threshold by block, interpolated as in the engine."""
-        thresholds = [point.threshold for point in self.points]
-        return between(thresholds, lambda number: self.points[number].lookahead, threshold)
+        thresholds = [point.threshold for point in self.profile]
+        return interpolate(thresholds, lambda number: self.profile[number].lookahead, threshold)
 
     @property
     def agreement(self) -> tuple[tuple[float, float], ...]:

@@ -16,7 +16,7 @@ class Prefill:
 
     def __init__(self, machine: Machine, replicas: int) -> None:
         self._budget = float(machine.max_prefill_tokens)
-        self._times = machine.times()
+        self._times = machine.step_time
         self.until_N = np.zeros(replicas)
         """Time at which each replica will have read all its prompts."""
         self.extra_N = np.zeros(replicas)

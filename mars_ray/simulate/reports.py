@@ -8,7 +8,7 @@ import numpy as np
 
 from mars_ray.control.replica_messages import ReplicaReport
 from mars_ray.engine.service_class import ServiceClass
-from mars_ray.engine.stats.latency_window import MAX_VALUES, WINDOW_S
+from mars_ray.engine.stats.engine_stats import MAX_VALUES, WINDOW_S
 from mars_ray.engine.stats.state import ClassState, EngineState
 from mars_ray.simulate.fleet import Fleet
 from mars_ray.simulate.machine import Machine
@@ -22,8 +22,8 @@ class Reports:
         self._fleet = fleet
         self._machine = machine
         self._classes = classes
-        self._points = machine.points
-        self._times = machine.times()
+        self._points = machine.profile
+        self._times = machine.step_time
         self._firsts, self._paces = ([deque[Floats](maxlen=int(WINDOW_S)) for _ in range(watched)] for _ in range(2))
         """Times to the first token and times per token of each second of the window, by replica."""
         self._kv_tokens_N = fleet.kv_tokens_N

@@ -10,7 +10,7 @@ from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request
 from mars_ray.engine.service_class import ServiceClass
-from mars_ray.engine.stats.latency_window import WINDOW_S
+from mars_ray.engine.stats.engine_stats import WINDOW_S
 from mars_ray.engine.stats.state import ClassState
 from mars_ray.errors import ConfigError, QueueFullError, RequestError
 from mars_ray.model.checkpoint import Checkpoint

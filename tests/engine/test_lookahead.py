@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.engine.stats.lookahead import autoregressive, between, trusted, verified
+from mars_ray.engine.stats.lookahead import autoregressive, interpolate, trusted, verified
 
 SHARES = st.lists(st.floats(0, 1), max_size=6)
 
@@ -55,8 +55,8 @@ def test_drafts_that_are_always_right_give_what_trusting_them_gives(shares: list
 def test_a_threshold_of_one_is_verified_and_just_below_it_nothing_is_accepted() -> None:
     top, low = trusted(np.array([0.9, 0.8])), trusted(np.array([0.6, 0.4]))
     known, at = [1.0, 0.9], [top, low].__getitem__
-    assert between(known, at, 1.0) is top
-    assert between(known, at, 1 - 1e-12).tokens_B == pytest.approx(autoregressive(3).tokens_B)
-    assert between(known, at, 0.95).tokens_B == pytest.approx([1, 1.3, 1.5])
-    assert between(known, at, 0.9).tokens_B == pytest.approx(low.tokens_B)
-    assert between(known, at, 0.2).tokens_B == pytest.approx(low.tokens_B)
+    assert interpolate(known, at, 1.0) is top
+    assert interpolate(known, at, 1 - 1e-12).tokens_B == pytest.approx(autoregressive(3).tokens_B)
+    assert interpolate(known, at, 0.95).tokens_B == pytest.approx([1, 1.3, 1.5])
+    assert interpolate(known, at, 0.9).tokens_B == pytest.approx(low.tokens_B)
+    assert interpolate(known, at, 0.2).tokens_B == pytest.approx(low.tokens_B)

@@ -90,7 +90,7 @@ def test_a_plot_of_no_known_kind_is_refused_before_any_work(trace: str, tmp_path
     ("change", "place"),
     [
         ({"max_num_seqs": 0}, "max_num_seqs"),
-        ({"step_time": {"fixed_s": 0.0}}, "step_time.fixed_s"),
+        ({"step_time": {"fixed_s": 0.0}}, "fixed_s of step_time must be above 0"),
         ({"profile": [{"threshold": 1.0, "tokens": [1.0], "positions": [1.0]}] * 2}, "must fall"),
         ({"rwos": 4}, "rwos"),
     ],

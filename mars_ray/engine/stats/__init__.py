@@ -1,1 +1,1 @@
-"""What the engine learns while it runs: acceptance by threshold, step times, latencies."""
+"""Statistics of a running engine: acceptance by threshold, step times, latencies; the choice of blocks."""

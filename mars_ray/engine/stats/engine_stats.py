@@ -1,20 +1,40 @@
-"""What an engine counts and measures of its own work, beside the step: requests, latencies, step times."""
+"""Counters and latencies of an engine, and the times of its steps."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from mars_ray.engine.request import Request
 from mars_ray.engine.scheduling.scheduler import ScheduledSequence, Scheduler
 from mars_ray.engine.scheduling.sequence import Sequence
-from mars_ray.engine.stats.latency_window import LatencyWindow
 from mars_ray.engine.stats.state import ClassState
 from mars_ray.engine.stats.step_time import StepTimeFit, StepWork
+
+WINDOW_S = 10.0
+MAX_VALUES = 1024
+
+
+class LatencyWindow:
+    """The latencies of the last `WINDOW_S` seconds, at most `MAX_VALUES` of them."""
+
+    def __init__(self) -> None:
+        self._values: deque[tuple[float, float]] = deque(maxlen=MAX_VALUES)
+
+    def add(self, now_s: float, latency_s: float) -> None:
+        """Record a latency."""
+        self._values.append((now_s, latency_s))
+
+    def p95(self, now_s: float) -> float | None:
+        """Return the 95th percentile; None for an empty window."""
+        latencies = [latency_s for seen_s, latency_s in self._values if now_s - seen_s <= WINDOW_S]
+        return float(np.percentile(latencies, 95)) if latencies else None
 
 
 @dataclass(slots=True)
 class _Counts:
-    """What one class of service asked for and got since the engine started (see `ClassState`)."""
+    """Counters of one class of service since the engine started (see `ClassState`)."""
 
     arrived: int = 0
     prompt_tokens: int = 0
@@ -23,7 +43,7 @@ class _Counts:
 
 
 class EngineStats:
-    """Counts by class of service, recent latencies, and the time of each step, which `step_time` learns from."""
+    """Counts by class of service, keeps recent latencies, and feeds the times of steps to `step_time`."""
 
     def __init__(self, classes: Iterable[str], step_time: StepTimeFit, clock: Callable[[], float]) -> None:
         self._step_time, self._clock = step_time, clock
@@ -31,7 +51,7 @@ class EngineStats:
         self._ttft_s, self._tpot_s = LatencyWindow(), LatencyWindow()
         self._began_s = 0.0
         self._ended_s: float | None = None
-        """When the last step ended, if there was more to do then."""
+        """End of the last step; None if the engine was idle then."""
         self.steps = 0
         """Steps that ran a forward."""
         self.kv_tokens = 0
@@ -41,10 +61,10 @@ class EngineStats:
         """Count a request, whether it is queued or refused because the queue is full."""
         counts = self._counts[request.service_class]
         counts.arrived += request.sampling.n
-        counts.prompt_tokens += len(request.prompt)  # the others of its n find it in the cache
+        counts.prompt_tokens += len(request.prompt)  # once: its n sequences share the prompt in the cache
 
     def ended(self, sequence: Sequence) -> None:
-        """Count a sequence that ended, if it ever ran."""
+        """Count a sequence that ended, unless it ended in the queue."""
         if sequence.started_s is not None:
             counts = self._counts[sequence.service_class]
             counts.ended += 1
@@ -54,17 +74,17 @@ class EngineStats:
                 self._tpot_s.add(now_s, (now_s - sequence.first_token_s) / (sequence.num_output_tokens - 1))
 
     def gained(self, sequence: Sequence) -> None:
-        """Record that a sequence gained tokens now."""
+        """Record the time to the first token of a sequence that gained tokens."""
         if sequence.first_token_s is None:
             sequence.first_token_s = now_s = self._clock()
             self._ttft_s.add(now_s, now_s - sequence.added_s)
 
     def step_began(self) -> None:
-        """Record that a step begins."""
+        """Record the start of a step."""
         self._began_s = self._clock()
 
     def step_ended(self, batch: list[ScheduledSequence]) -> None:
-        """Record the work of a step that ends, and how long it took."""
+        """Record the work and the time of a step."""
         self.steps += 1
         decoding = [scheduled for scheduled in batch if scheduled.is_decode]
         work = StepWork(
@@ -74,13 +94,13 @@ class EngineStats:
             prompt_tokens=sum(scheduled.num_positions for scheduled in batch if not scheduled.is_decode),
             masks=sum(scheduled.num_masks for scheduled in decoding),
         )
-        # What lies between steps, such as sending chunks, is part of what a step takes.
+        # The time between steps, such as sending chunks, counts as part of the step.
         since_s = self._began_s if self._ended_s is None else self._ended_s
         self._ended_s = self._clock()
         self._step_time.observe(work, self._ended_s - since_s)
 
     def idle(self) -> None:
-        """Record that there is nothing more to do: the next step begins when it is asked for."""
+        """Record that no work is left, so the time until the next step does not count."""
         self._ended_s = None
 
     def class_states(self, scheduler: Scheduler, thresholds: Mapping[str, float]) -> tuple[ClassState, ...]:
@@ -101,9 +121,9 @@ class EngineStats:
         )
 
     def ttft_p95_s(self) -> float | None:
-        """Return the 95th percentile of recent times to the first token; None when there were none."""
+        """Return the 95th percentile of recent times to the first token; None if there were none."""
         return self._ttft_s.p95(self._clock())
 
     def tpot_p95_s(self) -> float | None:
-        """Return the 95th percentile of the time per token of sequences that ended lately; None when none did."""
+        """Return the 95th percentile of the time per token of recently ended sequences; None if none ended."""
         return self._tpot_s.p95(self._clock())

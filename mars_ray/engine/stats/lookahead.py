@@ -1,7 +1,6 @@
-"""What looking ahead gives and costs in a mean forward of one sequence, for each block.
+"""Compute the tokens gained and the positions used by a mean forward of one sequence, for each block size.
 
-It follows from how often the token at each mask is accepted, or drafted and later found right. A block of b has b - 1
-masks. Letters: `K` masks, `B` blocks, which are K + 1.
+A block of b has b - 1 masks. Letters: K masks, B = K + 1 block sizes.
 """
 
 from bisect import bisect_right
@@ -16,23 +15,24 @@ Floats = NDArray[np.float64]
 
 
 class Lookahead(NamedTuple):
-    """A mean forward of one sequence, by block."""
+    """Gain and cost of a mean forward of one sequence, by block size."""
 
     tokens_B: Floats
-    """Tokens gained, at least 1, with blocks of 1, 2, ... B."""
+    """Tokens gained with blocks of 1, 2, ... B, each at least 1."""
     positions_B: Floats
-    """Positions that go through the network: tokens, drafts and masks."""
+    """Tokens, drafts and masks that go through the network."""
 
 
 def autoregressive(blocks: int) -> Lookahead:
-    """Return what masks give whose tokens are never accepted."""
+    """Return the lookahead when no token at a mask is accepted."""
     return trusted(np.zeros(blocks - 1))
 
 
 def trusted(survival_K: Floats) -> Lookahead:
-    """Return what masks give whose tokens leave at once, where the k-th is accepted in this share of forwards.
+    """Return the lookahead when accepted tokens leave the engine at once, without verification.
 
-    Every token is fed once more, as a token, beside the masks of the next forward.
+    `survival_K` is the share of forwards in which the k-th mask is accepted. Each accepted token takes a position in
+    the next forward.
     """
     masks_B = np.arange(len(survival_K) + 1)
     tokens_B = 1 + _sums(survival_K)
@@ -40,27 +40,28 @@ def trusted(survival_K: Floats) -> Lookahead:
 
 
 def verified(drafted_K: Floats, right_K: Floats, *, rows: float = 1.0) -> Lookahead:
-    """Return what masks give whose tokens the next forward has to agree with (mode exact).
+    """Return the lookahead when the next forward verifies every draft (mode exact).
 
-    `drafted_K`: share of forwards whose k-th mask gives a draft.
-    `right_K`: share of those whose k-th mask gives a draft that is right, with all before it.
-    `rows`: masks in a forward, as multiples of its longest row; there may be one behind each draft.
+    `drafted_K` is the share of forwards whose k-th mask gives a draft. `right_K` is the share whose k-th mask gives a
+    draft that is verified together with all drafts before it. `rows` is the number of masks in a forward divided by the
+    length of its longest row of masks.
     """
     masks_B = np.arange(len(drafted_K) + 1)
     return Lookahead(1 + _sums(right_K), 1 + _sums(drafted_K) + rows * masks_B)
 
 
-def between(known: Sequence[float], at: Callable[[int], Lookahead], threshold: float) -> Lookahead:
-    """Return what a threshold gives, read linearly between those `known`, which fall from 1; `at` gives it for each.
+def interpolate(thresholds: Sequence[float], at: Callable[[int], Lookahead], threshold: float) -> Lookahead:
+    """Interpolate the lookahead at `threshold` linearly between `thresholds`, which fall from 1.
 
-    At 1 drafts are verified. Just below it nothing is: the surest masks fade out towards it.
+    `at` returns the lookahead at the threshold with an index. At 1 drafts are verified. Just below 1 they are not, and
+    hardly any is accepted, so the interpolation begins at autoregressive decoding there.
     """
-    if threshold >= 1 or len(known) == 1:
+    if threshold >= 1 or len(thresholds) == 1:
         return at(0)
-    above = max(0, bisect_right(known, -threshold, key=neg) - 1)
-    below = min(above + 1, len(known) - 1)
-    gap = known[above] - known[below]
-    weight = (known[above] - threshold) / gap if gap else 0.0
+    above = max(0, bisect_right(thresholds, -threshold, key=neg) - 1)
+    below = min(above + 1, len(thresholds) - 1)
+    gap = thresholds[above] - thresholds[below]
+    weight = (thresholds[above] - threshold) / gap if gap else 0.0
     low = at(below)
     high = at(above) if above else autoregressive(len(low.tokens_B))
     return Lookahead(*(one + weight * (other - one) for one, other in zip(high, low, strict=True)))

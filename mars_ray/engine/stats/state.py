@@ -1,4 +1,4 @@
-"""What an engine reports of itself between two steps."""
+"""A snapshot of an engine between two steps."""
 
 from dataclasses import dataclass
 
@@ -8,19 +8,19 @@ from mars_ray.engine.stats.step_time import StepTime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassState:
-    """One class of service in an engine. What arrived and ended is counted since the engine started."""
+    """Load of one class of service. The counters begin at the start of the engine."""
 
     name: str
     threshold: float
-    """Threshold of the requests that name none."""
+    """Threshold of requests that set none."""
     running: int
     """Sequences that have a slot of the cache."""
     waiting: int
     """Sequences in the waiting queue."""
     arrived: int
-    """Sequences asked for, also those that were refused because the queue was full."""
+    """Sequences requested, including those refused because the queue was full."""
     prompt_tokens: int
-    """Tokens of the prompts that arrived; the n sequences of a request share one prompt."""
+    """Prompt tokens that arrived; the n sequences of a request share one prompt."""
     ended: int
     """Sequences that ran and ended."""
     tokens: int
@@ -32,7 +32,7 @@ class EngineState:
     """An engine at one moment."""
 
     max_num_seqs: int
-    """Sequences the engine runs at a time at most."""
+    """Limit of sequences that run at the same time."""
     classes: tuple[ClassState, ...]
     tokens_running: int
     """Tokens generated so far by the sequences that run."""
@@ -41,32 +41,32 @@ class EngineState:
     kv_tokens: int
     """Tokens in the cache that the last step attended to."""
     steps: int
-    """Steps that ran a forward so far."""
+    """Steps that ran a forward."""
     preemptions: int
-    """How often a running sequence had to give its slot back so far."""
+    """Times that a running sequence lost its slot."""
     threshold_changes: int
-    """How often the threshold of a class took another value so far."""
+    """Times that the threshold of a class changed."""
     block: int
-    """The block chosen for the last step."""
+    """Block chosen for the last step."""
     profile: tuple[ProfilePoint, ...]
     step_time: StepTime | None
-    """What a step takes; None before enough steps were seen."""
+    """Model of the time of a step; None before the first fit."""
     ttft_p95_s: float | None
-    """Seconds from arrival to first token, 95th percentile of the last seconds."""
+    """95th percentile of the time from arrival to the first token, over the last seconds."""
     tpot_p95_s: float | None
-    """Seconds for each token after the first, 95th percentile of the sequences that ended in the last seconds."""
+    """95th percentile of the time per token after the first, over sequences that ended in the last seconds."""
 
     @property
     def running(self) -> int:
         """Sequences that have a slot of the cache."""
-        return sum(each.running for each in self.classes)
+        return sum(state.running for state in self.classes)
 
     @property
     def tokens(self) -> int:
-        """Tokens generated, those of sequences that run included; a preempted one counts again once it runs."""
-        return self.tokens_running + sum(each.tokens for each in self.classes)
+        """Tokens generated, including running sequences; a preempted sequence counts only while it runs."""
+        return self.tokens_running + sum(state.tokens for state in self.classes)
 
     @property
     def waiting(self) -> int:
         """Sequences in the waiting queue."""
-        return sum(each.waiting for each in self.classes)
+        return sum(state.waiting for state in self.classes)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams
-from mars_ray.engine.stats.block_choice import BlockChoice
-from mars_ray.engine.stats.mask_rows import mask_rows
+from mars_ray.engine.stats import block_choice
+from mars_ray.engine.stats.block_choice import BlockChoice, masks_behind_drafts
 from tests.engine.grammar_samples import regex
 from tests.engine_samples import MakeEngine, Output, request, run
 
@@ -57,7 +57,7 @@ def test_a_mask_stands_where_the_chance_that_it_is_read_is_worth_it(
 ) -> None:
     worth = sorted(worth, reverse=True)
     most = data.draw(st.lists(st.integers(0, 8), min_size=len(confidences) + 1, max_size=len(confidences) + 1))
-    rows = mask_rows(confidences, worth, price, most)
+    rows = masks_behind_drafts(confidences, worth, price, most)
     for right, (count, limit) in enumerate(zip(rows, most, strict=True)):
         chance = 1 - confidences[right] if right < len(confidences) else 1.0
         for each in confidences[:right]:
@@ -69,9 +69,9 @@ def test_a_mask_stands_where_the_chance_that_it_is_read_is_worth_it(
 
 
 def test_sure_drafts_leave_no_masks_to_the_rows_before_them_and_unsure_ones_do() -> None:
-    assert mask_rows([0.99, 0.99], [0.5, 0.3, 0.1], 0.05, [9, 9, 9]) == (0, 0, 3)
-    assert mask_rows([0.6], [0.5, 0.3, 0.1], 0.05, [9, 9]) == (2, 3)
-    assert mask_rows([0.6], [0.5, 0.3, 0.1], 0.001, [9, 1]) == (3, 1)
+    assert masks_behind_drafts([0.99, 0.99], [0.5, 0.3, 0.1], 0.05, [9, 9, 9]) == (0, 0, 3)
+    assert masks_behind_drafts([0.6], [0.5, 0.3, 0.1], 0.05, [9, 9]) == (2, 3)
+    assert masks_behind_drafts([0.6], [0.5, 0.3, 0.1], 0.001, [9, 1]) == (3, 1)
 
 
 @pytest.mark.usefixtures("fixed_price")
@@ -93,7 +93,7 @@ def test_with_masks_behind_every_draft_a_wrong_one_voids_none(
 ) -> None:
     chosen = prompts[::12]
     rows = answer(at_price(make_engine(), 0.001), chosen, Mode.EXACT, 6, temperature=1.0, seed=1)
-    monkeypatch.setattr("mars_ray.engine.stats.block_choice.mask_rows", lambda sure, *_: (*(0 for _ in sure), 5))
+    monkeypatch.setattr(block_choice, "masks_behind_drafts", lambda sure, *_: (*(0 for _ in sure), 5))
     line = answer(at_price(make_engine(), 0.001), chosen, Mode.EXACT, 6, temperature=1.0, seed=1)
     assert [each.tokens for each in rows] == [each.tokens for each in line]
     assert sum(each.finished.forwards for each in rows) < sum(each.finished.forwards for each in line)
