@@ -23,7 +23,7 @@ def shown_prompts() -> set[str]:
     return {
         *(prompt for prompt in re.findall(r'"([A-Z][^"\n]*)"', programs) if len(prompt.split()) >= 5),
         *re.findall(r'id="prompt".*placeholder="([^"]*)"', (ROOT / "mars_ray/web/playground.html").read_text()),
-        *re.findall(r'"content": "([^"]*)"', (ROOT / "mars_ray/serve/ray/serve.py").read_text()),
+        *re.findall(r'"content": "([^"]*)"', (ROOT / "mars_ray/serve/ray/run_endpoint.py").read_text()),
     }
 
 
