@@ -248,7 +248,7 @@ def test_an_engine_that_consumes_its_network_frees_the_weights_it_packed() -> No
 def test_a_network_the_kernels_do_not_know_runs_through_torch_and_says_why() -> None:
     gemma = network_of(GemmaConfig(**SIZES))
     engine = Engine(Checkpoint(gemma, load_checkpoint(resolve_model("bundled")).tokenizer, MASK_ID, None))
-    assert engine.kernels.startswith("torch, for") and "not GemmaForCausalLM" in engine.kernels
+    assert engine.kernels.startswith("torch, because") and "not GemmaForCausalLM" in engine.kernels
 
 
 def test_a_network_the_kernels_do_not_know_is_not_quantised() -> None:
@@ -262,7 +262,7 @@ def test_a_network_the_kernels_do_not_know_is_not_quantised() -> None:
     ("config", "reason"),
     [
         (LlamaConfig(**SIZES | {"hidden_size": 102}), "multiples of 32, not 102"),
-        (LlamaConfig(**SIZES | {"head_dim": 48}), "heads of 48"),
+        (LlamaConfig(**SIZES | {"head_dim": 48}), "heads of size 48"),
         (LlamaConfig(**SIZES | {"hidden_act": "gelu"}), "activation gelu"),
         (LlamaConfig(**SIZES | {"num_key_value_heads": 4}), "multiple of the key heads, not 6 and 4"),
     ],

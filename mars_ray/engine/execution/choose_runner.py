@@ -1,4 +1,4 @@
-"""Choose what runs the forwards of a network: compiled kernels where they fit it, else torch."""
+"""Choose the runner of a network: compiled CPU kernels if they support it, otherwise torch."""
 
 from collections.abc import Sequence
 
@@ -23,10 +23,10 @@ def choose_runner(
     consume: bool,
     adapters: Sequence[GatedLoRA],
 ) -> tuple[ModelRunner, str]:
-    """Return the runner, and in words what it is and why.
+    """Return the runner, and a description of it with the reason for the choice.
 
-    With `consume` the network's own weights may be freed once they are packed. Raises `ModelError` where the weights
-    shall be quantised and the kernels for it cannot be had.
+    With `consume`, the network's own weights may be freed once they are packed. Raises `ModelError` if quantized weights
+    are requested and the kernels, which they need, do not support the network or the machine.
     """
     try:
         runner = CPURunner(
@@ -36,5 +36,5 @@ def choose_runner(
         if options.quantize:
             raise ModelError(f"quantize {options.quantize} needs kernels that do not run here: {error}") from None
         through_torch = TorchRunner(network, cache, mask_id=mask_id, compiled=options.compiled, adapters=adapters)
-        return through_torch, f"torch, for {error}" if network.device.type == "cpu" else "torch"
+        return through_torch, f"torch, because {error}" if network.device.type == "cpu" else "torch"
     return runner, f"CPU kernels, {options.quantize}" if options.quantize else "CPU kernels"

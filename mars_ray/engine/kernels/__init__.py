@@ -1,1 +1,1 @@
-"""The step of the engine on a CPU as compiled kernels: packed weights, and a whole decoder in one call."""
+"""Compiled CPU kernels: packed weights, and a decoder step in one call."""

@@ -1,4 +1,4 @@
-// Attention of packed positions over the cache, and the rotary embedding that comes before.
+// Attention of packed positions over the cache, and the rotary embedding applied before it.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -6,11 +6,11 @@
 
 #include "linear.h"
 
-// What a position may attend to in its slot: the first `prefix` columns, and behind them those whose bit is set.
+// The columns of its slot that a position may attend to: the first `prefix`, and later ones whose `behind` bit is set.
 struct Sight {
   int64_t prefix;
   uint64_t behind;
-  int64_t first;  // with a sliding window, columns before this one are out of sight
+  int64_t first;  // first column of the sliding window; 0 without a window
   int64_t columns() const { return prefix + (behind ? 64 - __builtin_clzll(behind) : 0); }
   bool sees(int64_t column) const {
     if (column < prefix) return column >= first;
@@ -18,7 +18,7 @@ struct Sight {
   }
 };
 
-constexpr int64_t QUERIES = 24;  // that read the same keys together, at most
+constexpr int64_t QUERIES = 24;  // maximum queries that read the same keys together
 
 // One query head of one position.
 template <class T>
@@ -28,7 +28,7 @@ struct Query {
   Sight sight;
 };
 
-// Lays 32 keys out as `tile` reads weights: the words of all of them side by side. Behind the last its copies stand.
+// Transposes 32 keys into the layout of weights in `tile`, word by word. With fewer than 32 keys, the last is repeated.
 template <int D, class T>
 void transpose(const T* keys, int64_t count, int32_t* to) {
   constexpr int64_t words = D * sizeof(T) / 4;
@@ -62,7 +62,7 @@ void transpose(const T* keys, int64_t count, int32_t* to) {
     }
 }
 
-// Products of R queries with 32 keys.
+// Dot products of R queries with 32 keys.
 template <class Dot, int R>
 void score(const Rows& queries, int64_t first, const char* keys, int64_t words, float* scores, int64_t padded) {
   __m512 out[R][2];
@@ -75,7 +75,7 @@ template <class Dot>
 constexpr Score SCORES[ROWS] = {score<Dot, 1>, score<Dot, 2>, score<Dot, 3>, score<Dot, 4>,  score<Dot, 5>,  score<Dot, 6>,
                                 score<Dot, 7>, score<Dot, 8>, score<Dot, 9>, score<Dot, 10>, score<Dot, 11>, score<Dot, 12>};
 
-// Turns a row of products into weights that are still to be divided by their sum. Returns that sum.
+// Turns a row of scores into unnormalized softmax weights in place, and returns their sum.
 inline float soften(float* row, const Sight& sight, int64_t begin, int64_t padded, float scaling) {
   const __m512 nothing = _mm512_set1_ps(-INFINITY);
   __m512 largest = nothing;
@@ -101,7 +101,7 @@ inline float soften(float* row, const Sight& sight, int64_t begin, int64_t padde
   return _mm512_reduce_add_ps(total);
 }
 
-// Sums values by the weights of R queries. One that is not there repeats the last: it costs less than a branch.
+// Sums values with the weights of R queries. If `rows` < R, the last row is repeated, which is cheaper than a branch.
 template <int D, int R, class T>
 void gather(const Query<T>* queries, const float* weights, const float* totals, int64_t rows, const T* values,
             int64_t begin, int64_t columns, int64_t padded) {
@@ -124,16 +124,16 @@ void gather(const Query<T>* queries, const float* weights, const float* totals, 
       store(queries[r].to + 16 * d, _mm512_mul_ps(sum[r][d], _mm512_set1_ps(1.0f / totals[r])));
 }
 
-// The floats that `attend` needs.
+// Returns the number of floats that `attend` needs.
 inline int64_t scratch_size(int64_t columns, int64_t head_dim) { return QUERIES * (columns + COLUMNS + head_dim); }
 
-// Attention of up to QUERIES queries of one slot that share a key head. `scratch` is of this thread.
+// Attention of up to QUERIES queries of one slot that share a key head. `scratch` belongs to this thread.
 //
-// The sums of a query have one order, whatever stands beside it: columns that only its neighbours see add zeros.
+// The sums of a query have the same order whatever the other queries are: columns that only they see add zeros.
 template <int D, class T>
 void attend(const Query<T>* queries, int64_t rows, const T* keys, const T* values, float scaling, float* scratch) {
   constexpr int64_t words = D * sizeof(T) / 4;
-  constexpr int TOGETHER = D > 192 ? 1 : 384 / D, FEW = D > 192 ? 1 : TOGETHER / 2;  // whose sums fit into registers
+  constexpr int TOGETHER = D > 192 ? 1 : 384 / D, FEW = D > 192 ? 1 : TOGETHER / 2;  // sums that fit into registers
   using Dot = std::conditional_t<sizeof(T) == 4, DotFloat32, DotBFloat16>;
   int64_t columns = 0, begin = queries[0].sight.first;
   for (int64_t r = 0; r < rows; r++) {

@@ -1,7 +1,7 @@
 """Compile the kernels of this folder for the processor of this machine, once, and load them.
 
-A compiler and AVX-512 are needed; where either is missing the engine runs the network through torch instead.
-The library is kept in the user's cache folder, by the digest of its sources and the processor.
+This needs a C++ compiler and AVX-512; without either, the engine runs the network through torch. The library is kept in
+the user's cache folder under a digest of its sources and the processor.
 """
 
 import ctypes
@@ -17,20 +17,20 @@ from mars_ray.errors import ModelError, OutputError
 from mars_ray.storage.private import is_private, private_folder
 
 CACHE = Path(".cache/mars-ray/kernels")
-"""Folder of compiled kernels below the home of the user. What is in it is run, so no other account may write there."""
+"""Folder of compiled kernels in the user's home. Its files are executed, so no other account may write there."""
 FLAGS: tuple[str, ...] = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-w")
-"""No fast-math: sums must have one order. No warnings: GCC 12 warns of its own headers."""
+"""Compiler flags. No fast-math, which would reorder sums; no warnings, because GCC 12 warns about its own headers."""
 NEEDED = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512_bf16", "avx512_vnni"})
-"""What the processor must be able to do, as /proc/cpuinfo names it."""
+"""Required processor features, by their names in /proc/cpuinfo."""
 
 
 class KernelError(ModelError):
-    """The kernels cannot be had on this machine."""
+    """The kernels cannot run on this machine."""
 
 
 @cache
 def kernel_library() -> ctypes.CDLL:
-    """Return the compiled kernels. Raises `KernelError` with the reason where they cannot be had."""
+    """Return the compiled kernels. Raises `KernelError` with the reason if they cannot be compiled or run."""
     processor = _processor()
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if compiler is None:
@@ -51,11 +51,11 @@ def kernel_library() -> ctypes.CDLL:
 
 
 def _processor() -> str:
-    """Return the model and abilities of the processor, on which the compiled code depends."""
+    """Return the features of the processor, which the compiled code depends on. Raises `KernelError`."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        raise KernelError("this system does not say what its processor can do; the kernels are for Linux.") from None
+        raise KernelError("/proc/cpuinfo cannot be read; the kernels run on Linux only.") from None
     flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
     missing = NEEDED - set(flags)
     if missing:
@@ -65,9 +65,10 @@ def _processor() -> str:
 
 def _compile(compiler: str, sources: list[Path], library: Path) -> None:
     with TemporaryDirectory(dir=library.parent) as folder:
-        parts, whole = Path(folder) / "part.o", Path(folder) / "whole.so"
+        parts = Path(folder) / "part.o"
+        whole = Path(folder) / "whole.so"
         (source,) = (source for source in sources if source.suffix == ".cpp")
-        # Linked without OpenMP's library: that of torch serves both, or two sets of threads would fight for the cores.
+        # Do not link OpenMP: the kernels share torch's copy, because two thread pools would compete for the cores.
         for command in ([*FLAGS, "-fopenmp", "-c", str(source), "-o", str(parts)], ["-shared", parts, "-o", whole]):
             try:
                 done = subprocess.run([compiler, *command], capture_output=True, text=True, check=False)
@@ -76,12 +77,12 @@ def _compile(compiler: str, sources: list[Path], library: Path) -> None:
             if done.returncode:
                 reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
                 raise KernelError(f"{compiler} cannot compile the kernels: {reason}")
-        whole.chmod(0o700)  # whatever the umask is
+        whole.chmod(0o700)  # regardless of the umask
         whole.replace(library)
 
 
 def _load_openmp() -> None:
-    """Make the OpenMP that torch has loaded visible to what is loaded next."""
+    """Make the symbols of the OpenMP library that torch has loaded available to the kernels."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     loaded = next((line.split(maxsplit=5)[5] for line in lines if "libgomp" in line), "libgomp.so.1")
     ctypes.CDLL(loaded, ctypes.RTLD_GLOBAL)

@@ -1,8 +1,8 @@
-// One forward of a decoder of the Llama family over the cache, in one call: the step of the engine on a CPU.
+// One forward of a Llama-family decoder over the KV cache, in one call: the engine's step on a CPU.
 //
-// All threads walk through the layers together, each with its share of rows, columns or heads, and wait for each other
-// between operations. What a position gives depends on its tokens alone, bit for bit: not on the rows beside it, nor on
-// the number of threads.
+// All threads go through the layers together. Each computes its share of rows, columns or heads, and they synchronize
+// between operations. The output at a position depends, bit for bit, only on its own tokens: not on other rows or the
+// number of threads.
 #include <omp.h>
 
 #include <algorithm>
@@ -12,18 +12,18 @@
 #include "linear.h"
 #include "sampler_head.h"
 
-constexpr int64_t RUNS_EACH = 3;  // of attention, for each thread, if there are so many positions
+constexpr int64_t RUNS_EACH = 3;  // target number of attention runs per thread
 
 struct Layer {
   const float* attention_norm;
   Matrix qkv;
-  const float* query_norm;  // or none
-  const float* key_norm;    // or none
+  const float* query_norm;  // may be null
+  const float* key_norm;    // may be null
   Matrix output;
   const float* mlp_norm;
   Matrix gate_up;
   Matrix down;
-  int64_t window;  // 0: none
+  int64_t window;  // sliding window; 0 means none
 };
 
 struct Model {
@@ -37,11 +37,11 @@ struct Model {
 
 struct Adapter {
   const void* mask_embedding;  // [masks, hidden]
-  const LowRank* pairs;        // four of each layer: qkv, output, gate_up, down
-  int64_t ranks;               // of the widest of them
+  const LowRank* pairs;        // four per layer: qkv, output, gate_up, down
+  int64_t ranks;               // maximum over the pairs
 };
 
-// Masks that one adapter decodes. They stand side by side.
+// A contiguous range of masks that one adapter decodes.
 struct Group {
   const Adapter* adapter;
   int64_t first, count;
@@ -49,32 +49,32 @@ struct Group {
 
 struct Batch {
   int64_t positions, picks, threads, num_groups;
-  const Group* groups;  // masks of adapters, behind everything else
-  const int64_t* offsets;  // masks before a mask in its row
+  const Group* groups;  // masks of each adapter, after all other positions
+  const int64_t* offsets;  // number of masks before a mask in its row
   const int64_t* ids;
   const int64_t* slots;
-  const int64_t* places;    // in the sequence
-  const int64_t* columns;   // of the slot, where keys and values go
+  const int64_t* places;    // positions in the sequence
+  const int64_t* columns;   // columns of the slot that keys and values are written to
   const int64_t* prefixes;  // see Sight
   const uint64_t* behind;
   const float* cosines;  // [positions, head_dim]
   const float* sines;
   const int64_t* picked;
-  void* const* keys;  // of each layer, [slots, kv_heads, width, head_dim]
+  void* const* keys;  // per layer, [slots, kv_heads, width, head_dim]
   void* const* values;
   int64_t slot_stride, head_stride;
-  void* hidden;  // [picks, hidden], the last hidden states
-  float* logits;  // [picks, vocabulary padded to whole blocks]
+  void* hidden;  // last hidden states, [picks, hidden]
+  float* logits;  // [picks, vocabulary padded to a multiple of COLUMNS]
   int64_t* tokens;
   float* confidences;
 };
 
-// Positions of one slot, side by side, that read its keys together.
+// Consecutive positions of one slot, which read its keys together.
 struct Run {
   int64_t first, count;
 };
 
-// Short enough for each thread to have some, and for their queries to be read at once.
+// Splits positions into runs short enough to give every thread some, with at most QUERIES queries per key head.
 inline std::vector<Run> runs_of(const Model& model, const Batch& batch) {
   const int64_t most = std::max<int64_t>(1, QUERIES * model.kv_heads / model.heads);
   const int64_t share = batch.positions * model.kv_heads / (RUNS_EACH * batch.threads);
@@ -88,7 +88,7 @@ inline std::vector<Run> runs_of(const Model& model, const Batch& batch) {
   return runs;
 }
 
-// Rows rounded to 8 bits in groups of 32, as `Rows` are read.
+// Rows rounded to 8 bits in groups of 32, in the layout of `Rows`.
 struct Rounded {
   std::vector<int32_t> words, sums;
   std::vector<float> scales;
@@ -120,7 +120,7 @@ struct Rounded {
   }
 };
 
-// What a thread has to itself: a low-rank product is so small that each makes its own copy sooner than it waits for one.
+// Buffers of one thread. Low-rank products are so small that computing them in every thread is faster than waiting.
 template <class T>
 struct Own {
   std::vector<float> attention;
@@ -197,7 +197,7 @@ class Step {
 #pragma omp barrier
   }
 
-  // This thread's part of so many columns.
+  // Returns this thread's share of the blocks of `columns` columns.
   Blocks share(int64_t columns) const {
     const int64_t blocks = columns / COLUMNS;
     return {blocks * thread / threads, blocks * (thread + 1) / threads};
@@ -264,7 +264,7 @@ class Step {
       std::copy_n(row + (m.heads + m.kv_heads + head) * size, size, values + cell + head * b.head_stride);
   }
 
-  // Attention of a run's positions to the keys of one head, for all query heads that share it.
+  // Attention of the positions of a run over one key head, for all query heads that share it.
   void attend_run(const Layer& l, const Run& run, int64_t head, const T* keys, const T* values) {
     const int64_t groups = m.heads / m.kv_heads, width = (m.heads + 2 * m.kv_heads) * m.head_dim;
     const int64_t offset = b.slots[run.first] * b.slot_stride + head * b.head_stride;
@@ -292,12 +292,12 @@ class Step {
     }
   }
 
-  // Rows as `w` reads them; of 8 bits, `round_rows` has made them before.
+  // Returns rows in the layout that `w` reads. For 8-bit rows, `round_rows` must have been called before.
   Rows rows(const Matrix& w, const T* from) const {
     return w.format < INT8 ? plain(w.depth, from) : at.rounded.from(0, w.depth);
   }
 
-  // Rounds this thread's rows where `w` is of 8 bits.
+  // Rounds this thread's rows if `w` reads 8-bit rows, and returns whether it does.
   bool round_rows(const Matrix& w, const T* from) {
     if (w.format < INT8) return false;
     each(b.positions, [&](int64_t n) { at.rounded.round(from + n * w.depth, n * w.depth, w.depth); });
@@ -312,7 +312,7 @@ class Step {
            });
   }
 
-  // Adds the low-rank products at masks to what layer `w` gave in this thread's columns.
+  // Adds the low-rank products at masks to the output of layer `w`, in this thread's columns.
   void adapt(int64_t number, const Matrix& w, const T* from, T* to) {
     for (int64_t g = 0; g < b.num_groups; g++) {
       const Group& group = b.groups[g];
@@ -323,7 +323,7 @@ class Step {
     }
   }
 
-  // The products of all ranks, in this thread's own memory.
+  // Projects the masks of a group to all ranks, in this thread's own buffer.
   void narrow(const LowRank& pair, const Group& group, const Matrix& w, const T* from) {
     const int64_t ranks = pair.down.columns;
     const bool rounds = pair.down.format >= INT8;
@@ -342,7 +342,7 @@ class Step {
 
   void widen(const LowRank& pair, const Group& group, T* to, int64_t width) {
     const Blocks mine = share(width);
-    int64_t rank = 0, begin = 0;  // of this part's ranks, and of its blocks
+    int64_t rank = 0, begin = 0;  // first rank and first block of this part
     for (int64_t part = 0; part < pair.parts; part++) {
       const Matrix& up = pair.up[part];
       const int64_t blocks = up.columns / COLUMNS, ranks = pair.down.columns;
@@ -358,12 +358,12 @@ class Step {
     }
   }
 
-  // Rows of numbers as they are, `width` from one to the next.
+  // Returns unchanged rows of `width` numbers.
   static Rows plain(int64_t width, const T* from) {
     return {reinterpret_cast<const int32_t*>(from), width * static_cast<int64_t>(sizeof(T)) / 4, nullptr, nullptr, 0};
   }
 
-  // Adds to the residual stream.
+  // Adds the output of layer `w` to the residual stream.
   void add(const Matrix& w, const T* from) {
     linear(w, rows(w, from), b.positions, share(w.columns),
            [&](int64_t row, int64_t column, __m512 left, __m512 right) {
@@ -373,7 +373,7 @@ class Step {
            });
   }
 
-  // The most likely token but the mask, and its probability.
+  // Finds the most likely token other than the mask, and its probability.
   void choose(int64_t n) {
     float* logits = b.logits + n * m.head.columns;
     std::fill(logits + m.vocabulary, logits + m.head.columns, -INFINITY);
@@ -397,7 +397,7 @@ class Step {
 
 template <class T>
 void run(const Model& model, const Batch& batch) {
-  // Kept between calls; each engine decodes in a thread of its own.
+  // Buffers are reused between calls. Each engine decodes in its own thread, so they are thread-local.
   static thread_local Buffers<T> buffers;
   const int64_t rows = std::max(batch.positions, batch.picks);
   const int64_t depth = std::max(model.hidden, std::max(model.intermediate, model.heads * model.head_dim));

@@ -1,7 +1,7 @@
-"""The step of the engine on a CPU: a decoder of the Llama family as one call into compiled kernels.
+"""Run a decoder step of the Llama family on a CPU, in one call into compiled kernels.
 
-What a position gives depends on its own tokens alone, bit for bit: not on the batch, its place in it or the threads.
-So a token that was drafted and checked has the same logits as one that was decoded alone.
+The output at a position depends, bit for bit, only on its own tokens: not on the rest of the batch, its place in the
+batch or the number of threads. So a drafted and verified token has the same logits as a token decoded alone.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ from mars_ray.engine.kv.cache import kv_shape
 from mars_ray.engine.kv.forward_batch import ForwardBatch
 
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
-"""Networks whose layers are those of `decoder.cpp`; a subclass may differ, so a type must be one of these."""
+"""Networks whose layers `decoder.cpp` implements. Subclasses are excluded, because their layers may differ."""
 HEAD_SIZES = (32, 64, 96, 128, 256)
 TOGETHER = (
     ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -35,8 +35,10 @@ TOGETHER = (
     ("mlp.gate_proj", "mlp.up_proj"),
     ("mlp.down_proj",),
 )
-"""Linear layers of a layer that are packed as one."""
-POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+"""Linear layers of a decoder layer; each group is packed as one matrix."""
+POINTER = ctypes.c_void_p
+INT = ctypes.c_int64
+FLOAT = ctypes.c_float
 
 
 class _Layer(ctypes.Structure):
@@ -88,12 +90,13 @@ class _Batch(ctypes.Structure):
 
 
 class FusedDecoder:
-    """Runs a decoder of the Llama family over packed weights.
+    """Runs a decoder of the Llama family with packed weights.
 
-    Masks are embedded and adapted by one of `adapters`, which must not be attached to the network.
-    Raises `KernelError` with the reason where the model, its sizes or the machine do not allow it, and `AdapterError`
-    for an adapter of other sizes. With `consume` each layer of `network` gives its weights up once they are packed, so
-    that memory never holds both.
+    One of `adapters`, which must not be attached to the network, embeds and adapts each mask. With `consume`, the
+    weights of each layer of `network` are freed once they are packed, so that memory never holds the model twice.
+
+    Raises `KernelError` with the reason if the kernels do not support the model, its sizes or the machine, and
+    `AdapterError` for an adapter whose sizes do not match.
     """
 
     def __init__(
@@ -113,23 +116,25 @@ class FusedDecoder:
         self._call = getattr(library, f"forward_{name}")
         self._plain = Format[name.upper()]
         self._kind = Format[quantize.upper()] if quantize else self._plain
-        # What an adapter says is checked, so it may be rounded; in float32 it is what training said.
+        # An adapter only proposes tokens, so its weights may be rounded; a float32 network uses them as trained.
         self._low = Format.FLOAT32 if network.dtype == torch.float32 else Format.INT8
-        self._dtype, self._consume = network.dtype, consume
+        self._dtype = network.dtype
+        self._consume = consume
         self._body: Any = network.model
         self._kept: list[Any] = []
-        """What owns the memory that the structures point into."""
+        """Owners of the memory that the structures point into."""
         self._model = self._describe(network, mask_id)
         self._masks_of = [lora.shape.masks for lora in adapters]
         self._adapters = [self._adapter(lora) for lora in adapters]
         self._layers: Layers | None = None
-        """The cache whose addresses `_keys` and `_values` hold: it is another list once its tensors are."""
+        """The cache whose addresses `_keys` and `_values` hold. A cache with new tensors is a new list."""
 
     def forward(self, layers: Layers, batch: ForwardBatch) -> tuple[list[int], list[float], Tensor, Tensor]:
-        """Return the likeliest token and its probability at each of M picks, and all logits and last hidden states.
+        """Return tokens, confidences, logits and last hidden states at the M picked positions.
 
-        Logits are [M, V] in float32, hidden states [M, H] in the dtype of the network. Keys and values of the N
-        positions are in `layers` afterwards. The rectangles of attention are not read.
+        The token is the most likely one, and its confidence is its probability. Logits are float32 [M, V]; hidden
+        states are [M, H] in the dtype of the network. Keys and values of all N positions are written to `layers`. The
+        attention rectangles of the batch are not used.
         """
         self._point_into(layers)
         picks = len(batch.pick_M)
@@ -145,23 +150,24 @@ class FusedDecoder:
         )
         logits_MV = torch.empty(picks, self._model.head.columns)
         hidden_MH = torch.empty(picks, self._model.hidden, dtype=self._dtype)
-        token_M, confidence_M = torch.empty(picks, dtype=torch.int64), torch.empty(picks)
-        places = (batch.id_N, batch.slot_N, batch.position_N, batch.target_N, batch.prefix_N, batch.behind_N)
-        given = _Batch(
+        token_M = torch.empty(picks, dtype=torch.int64)
+        confidence_M = torch.empty(picks)
+        inputs = (batch.id_N, batch.slot_N, batch.position_N, batch.target_N, batch.prefix_N, batch.behind_N)
+        structure = _Batch(
             len(batch.id_N),
             picks,
             torch.get_num_threads(),
             len(groups),
             ctypes.addressof(packed_groups),
             batch.offset_N.data_ptr(),
-            *(tensor.data_ptr() for tensor in (*places, cosine_ND, sine_ND, batch.pick_M)),
+            *(tensor.data_ptr() for tensor in (*inputs, cosine_ND, sine_ND, batch.pick_M)),
             ctypes.addressof(self._keys),
             ctypes.addressof(self._values),
             keys.stride(0),
             keys.stride(1),
             *(tensor.data_ptr() for tensor in (hidden_MH, logits_MV, token_M, confidence_M)),
         )
-        self._call(ctypes.byref(self._model), ctypes.byref(given))
+        self._call(ctypes.byref(self._model), ctypes.byref(structure))
         return token_M.tolist(), confidence_M.tolist(), logits_MV[:, : self._model.vocabulary], hidden_MH
 
     def _point_into(self, layers: Layers) -> None:
@@ -170,7 +176,10 @@ class FusedDecoder:
             self._layers = layers
 
     def _groups(self, adapter_N: Tensor, offset_N: Tensor) -> list[_Group]:
-        """Return where the masks of each adapter stand, and bound `offset_N`, which is sorted, to its embeddings."""
+        """Return the range of masks of each adapter, and clamp `offset_N` in place to the adapter's mask embeddings.
+
+        Positions must be sorted by adapter.
+        """
         groups = []
         first, *counts = (adapter_N + 1).bincount().tolist()
         for adapter, masks, count in zip(self._adapters, self._masks_of, counts, strict=False):
@@ -181,7 +190,9 @@ class FusedDecoder:
         return groups
 
     def _describe(self, network: PreTrainedModel, mask_id: int) -> _Model:
-        config, body, head = network.config, self._body, _head(network)
+        config = network.config
+        body = self._body
+        head: Any = network.get_output_embeddings()
         attention = body.layers[0].self_attn
         layers = (_Layer * len(body.layers))(*(self._layer(layer) for layer in body.layers))
         self._kept.append(layers)
@@ -198,13 +209,14 @@ class FusedDecoder:
             scaling=attention.scaling,
             embedding=self._address(body.embed_tokens.weight.detach().contiguous()),
             final_norm=self._norm(body.norm),
-            # As others do: an output head in 4 bits costs more quality than it gains speed.
+            # The output head keeps 8 bits, as in other engines: 4 bits would cost more quality than they gain in speed.
             head=self._pack([head], Format.INT8 if self._kind is Format.INT4 else self._kind),
             layers=ctypes.addressof(layers),
         )
 
     def _layer(self, layer: Any) -> _Layer:
-        attention, mlp = layer.self_attn, layer.mlp
+        attention = layer.self_attn
+        mlp = layer.mlp
         return _Layer(
             attention_norm=self._norm(layer.input_layernorm),
             qkv=self._pack([attention.q_proj, attention.k_proj, attention.v_proj], self._kind),
@@ -218,10 +230,11 @@ class FusedDecoder:
         )
 
     def _adapter(self, lora: GatedLoRA) -> _Adapter:
-        """Return where the mask embeddings and the low-rank products of all layers are."""
+        """Pack the mask embeddings and the low-rank factors of all layers."""
         layers = range(len(self._body.layers))
         pairs = [self._low_rank(lora, layer, names) for layer in layers for names in TOGETHER]
-        self._kept.append(packed := (_LowRank * len(pairs))(*pairs))
+        packed = (_LowRank * len(pairs))(*pairs)
+        self._kept.append(packed)
         return _Adapter(
             mask_embedding=self._address(lora.mask_embedding_KH.detach().to(self._dtype).contiguous()),
             pairs=ctypes.addressof(packed),
@@ -232,12 +245,15 @@ class FusedDecoder:
         linears = [f"model.layers.{layer}.{name}" for name in names]
         if not any(linear in adapter.factors for linear in linears):
             return _LowRank(parts=0)
-        downs, ups = [], []
+        downs = []
+        ups = []
         for linear in linears:
             module = self._body.layers[layer].get_submodule(linear.split(".", 3)[3])
-            down, up = torch.zeros(1, module.in_features), torch.zeros(module.out_features, 1)
+            down = torch.zeros(1, module.in_features)
+            up = torch.zeros(module.out_features, 1)
             if linear in adapter.factors:
-                down, up = adapter.factors[linear].a.detach(), adapter.factors[linear].b.detach() * adapter.scale
+                down = adapter.factors[linear].a.detach()
+                up = adapter.factors[linear].b.detach() * adapter.scale
             missing = -down.shape[0] % COLUMNS
             downs.append(nn.functional.pad(down, (0, 0, 0, missing)))
             ups.append(self._pack_weight(nn.functional.pad(up, (0, missing))))
@@ -265,7 +281,7 @@ class FusedDecoder:
 
 
 def _by_adapter(batch: ForwardBatch) -> ForwardBatch:
-    """Return what the base alone decodes first, then the masks of each adapter; attention is not laid out again."""
+    """Sort the positions by adapter, positions without an adapter first. The attention rectangles stay as they are."""
     order_N = batch.adapter_N.argsort(stable=True)
     return replace(
         batch,
@@ -285,37 +301,36 @@ def _addresses(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
     return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
 
 
-def _head(network: PreTrainedModel) -> Any:
-    return network.get_output_embeddings()
-
-
 def _window(attention: Any) -> int | None:
-    """Return the sliding window of a layer. Mistral has one for all layers, the others may have one for some."""
+    """Return the sliding window of a layer. Mistral has the same for all layers; other networks may have it in some."""
     if attention.config.model_type == "mistral":
         return cast(int | None, attention.config.sliding_window)
     return cast(int | None, getattr(attention, "sliding_window", None))
 
 
 def _check(network: PreTrainedModel) -> None:
-    """Raise `KernelError` for a network that the kernels do not know."""
+    """Raise `KernelError` for a network that the kernels do not support."""
     if type(network) not in FAMILY:
         raise KernelError(
-            f"they are for {', '.join(known.__name__ for known in FAMILY)}, not {type(network).__name__}."
+            f"the kernels support {', '.join(kind.__name__ for kind in FAMILY)}, not {type(network).__name__}."
         )
     if network.device.type != "cpu" or network.dtype not in (torch.float32, torch.bfloat16):
-        raise KernelError(f"they are for float32 and bfloat16 on a CPU, not {network.dtype} on {network.device}.")
-    config, body = network.config, cast(Any, network.model)
+        raise KernelError(
+            f"the kernels support float32 and bfloat16 on a CPU, not {network.dtype} on {network.device}."
+        )
+    config = network.config
+    body = cast(Any, network.model)
     head_dim = body.layers[0].self_attn.head_dim
     if config.hidden_act != "silu" or head_dim not in HEAD_SIZES:
-        raise KernelError(f"they do not know activation {config.hidden_act} with heads of {head_dim}.")
+        raise KernelError(f"the kernels do not support activation {config.hidden_act} with heads of size {head_dim}.")
     if kv_shape(config) != (len(body.layers), config.num_key_value_heads, head_dim):
         raise KernelError(
-            f"the config says {kv_shape(config)} layers, key heads and head size, the network has others."
+            f"layers, key heads and head size in the config are {kv_shape(config)}, but the network has others."
         )
     if config.num_attention_heads % config.num_key_value_heads:
         raise KernelError(
-            f"they need query heads that are a multiple of the key heads, not {config.num_attention_heads} and "
+            f"the number of query heads must be a multiple of the key heads, not {config.num_attention_heads} and "
             f"{config.num_key_value_heads}."
         )
     if odd := [size for size in (config.hidden_size, config.intermediate_size) if size % 32]:
-        raise KernelError(f"they need sizes that are multiples of 32, not {odd[0]}.")
+        raise KernelError(f"the kernels need sizes that are multiples of 32, not {odd[0]}.")

@@ -1,37 +1,37 @@
-// A linear layer over packed weights: out = x W^T, for few rows of x.
+// A linear layer with packed weights: out = x W^T, for few rows of x.
 //
-// Every format is laid out for the same loop: for each block of 32 columns, a step holds the weights that meet one word
-// of 4 bytes of x: 1 number of 32 bits, 2 of 16 bits or 4 of 8 bits. A row is summed in the same order whatever other
-// rows there are, so what it gives does not depend on the batch.
+// Every format is laid out for the same loop over blocks of 32 columns. A step holds the weights that are multiplied by
+// one 4-byte word of x: one 32-bit number, two 16-bit numbers or four 8-bit numbers. Each row is summed in the same
+// order regardless of the other rows, so its result does not depend on the batch.
 #pragma once
 #include "simd.h"
 
-constexpr int COLUMNS = 32;     // of a block
-constexpr int GROUP = 32;       // numbers of 8 or 4 bits that share a scale
-constexpr int GROUP_STEPS = 8;  // of 4 weights each
-constexpr int AHEAD = 4096;     // bytes; weights come from memory while those before them are multiplied
+constexpr int COLUMNS = 32;     // columns of a block
+constexpr int GROUP = 32;       // 8-bit or 4-bit numbers that share a scale
+constexpr int GROUP_STEPS = 8;  // steps of a group, with 4 weights each
+constexpr int AHEAD = 4096;     // prefetch distance in bytes: weights arrive while earlier ones are multiplied
 
 enum Format : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
 
 struct Matrix {
   const void* weights;
-  const float* bias;    // of each column, or none
-  int64_t columns;      // padded to whole blocks
+  const float* bias;    // one value per column, or null
+  int64_t columns;      // padded to a multiple of COLUMNS
   int64_t depth;
   Format format;
 };
 
-// A low-rank product beside up to three layers that read the same input and are packed as one.
+// The low-rank factors for up to three layers that read the same input and are packed as one matrix.
 struct LowRank {
-  Matrix down;   // to the ranks of all of them, side by side
-  Matrix up[3];  // from the rank of each to its columns
+  Matrix down;   // projects to the ranks of all layers, concatenated
+  Matrix up[3];  // per layer, projects from its ranks to its columns
   int64_t parts;
 };
 
-// Rows of x as a linear layer reads them: as they are, or rounded to 8 bits in groups of 32, each with its own scale.
+// Rows of x as a linear layer reads them: unchanged, or rounded to 8 bits in groups of 32 with one scale per group.
 struct Rows {
   const int32_t* words;
-  int64_t stride;  // words from row to row
+  int64_t stride;  // words from one row to the next
   const float* scales;
   const int32_t* sums;
   int64_t groups;
@@ -51,7 +51,7 @@ struct DotBFloat16 {
   }
 };
 
-// Asks for the weights of the steps to come. A processor does so itself only while it has little else to do.
+// Prefetches the weights of later steps. The hardware prefetcher does so only under light load.
 inline void prefetch(const char* weights) {
   _mm_prefetch(weights + AHEAD, _MM_HINT_T0);
   _mm_prefetch(weights + AHEAD + 64, _MM_HINT_T0);
@@ -61,7 +61,7 @@ template <class Dot, int R>
 inline void tile(const Rows& x, int64_t row, const char* weights, int64_t steps, bool first, typename Dot::Sum out[R][2]) {
   const int32_t* from = x.words + row * x.stride;
   const int64_t stride = x.stride;
-  typename Dot::Sum sum[R][2];  // of its own, or the compiler would keep it in memory
+  typename Dot::Sum sum[R][2];  // a local array, so that the compiler keeps the sums in registers
 #pragma GCC unroll 12
   for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = typename Dot::Sum{};
   for (int64_t step = 0; step < steps; step++, weights += 128) {
@@ -77,10 +77,11 @@ inline void tile(const Rows& x, int64_t row, const char* weights, int64_t steps,
   for (int r = 0; r < R; r++) out[r][0] = sum[r][0], out[r][1] = sum[r][1];
 }
 
-// Rows of 8 bits. A group is summed in whole numbers, then put to its scale.
+// The same for 8-bit rows. Each group is summed in integers and then multiplied by its scale.
 //
-// INT8 weights are stored plus 128, for the instruction takes one side without sign: 8 steps of 128 bytes, then 32 scales
-// in float16. INT4: 8 steps of 64 bytes, columns 0-15 in the low halves, then 32 scales and 32 minima.
+// INT8 weights are stored with 128 added, because the instruction needs one unsigned operand. A group is 8 steps of 128
+// bytes, then 32 scales in float16. An INT4 group is 8 steps of 64 bytes, with columns 0-15 in the low halves of the
+// bytes, then 32 scales and 32 minima in float16.
 template <int R, Format FORMAT>
 inline void tile_in_groups(const Rows& x, int64_t row, const char* weights, int64_t groups, bool first, __m512 out[R][2]) {
   const __m512i low = _mm512_set1_epi8(15);
@@ -135,7 +136,7 @@ inline void tile_in_groups(const Rows& x, int64_t row, const char* weights, int6
   for (int r = 0; r < R; r++) out[r][0] = sum[r][0], out[r][1] = sum[r][1];
 }
 
-// More than 6 rows in two halves: sums of groups and of rows together take twice the registers.
+// Splits more than 6 rows into two halves, because separate sums for groups and rows need twice as many registers.
 template <int R, Format FORMAT>
 inline void halves(const Rows& x, int64_t row, const char* weights, int64_t groups, bool first, __m512 out[R][2]) {
   constexpr int HALF = R > 6 ? (R + 1) / 2 : R;
@@ -143,7 +144,7 @@ inline void halves(const Rows& x, int64_t row, const char* weights, int64_t grou
   if constexpr (R > HALF) tile_in_groups<R - HALF, FORMAT>(x, row + HALF, weights, groups, false, out + HALF);
 }
 
-// What is done with 32 columns of a row.
+// The function that receives 32 finished columns of a row.
 struct Put {
   void (*put)(void* owner, int64_t row, int64_t column, __m512 left, __m512 right);
   void* owner;
@@ -151,7 +152,7 @@ struct Put {
 
 template <int R>
 void block(const Matrix& w, const Rows& x, int64_t row, int64_t index, const Put& to) {
-  const bool first = row == 0;  // later tiles find the weights where the first one put them
+  const bool first = row == 0;  // later tiles find the weights in the cache
   const int64_t column = index * COLUMNS;
   const char* weights = static_cast<const char*>(w.weights);
   __m512 out[R][2];
@@ -171,17 +172,17 @@ void block(const Matrix& w, const Rows& x, int64_t row, int64_t index, const Put
   }
 }
 
-constexpr int ROWS = 12;  // of a tile: 24 sums fit into registers
+constexpr int ROWS = 12;  // maximum rows of a tile, whose 24 sums fit into registers
 using Block = void (*)(const Matrix&, const Rows&, int64_t, int64_t, const Put&);
 constexpr Block BLOCKS[ROWS] = {block<1>, block<2>, block<3>, block<4>,  block<5>,  block<6>,
                                 block<7>, block<8>, block<9>, block<10>, block<11>, block<12>};
 
-// Blocks of columns of a linear layer.
+// A range of column blocks of a linear layer.
 struct Blocks {
   int64_t first, last;
 };
 
-// Some blocks of a linear layer, for all rows, in tiles of like size.
+// Computes some blocks of a linear layer for all rows, in tiles of similar size.
 template <class Act>
 void linear(const Matrix& w, const Rows& x, int64_t rows, const Blocks& blocks, const Act& act) {
   const auto call = [](void* owner, int64_t row, int64_t column, __m512 left, __m512 right) {

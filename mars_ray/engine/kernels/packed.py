@@ -1,4 +1,4 @@
-"""The weights of linear layers, packed for the loop of `linear.h`: in float32, bfloat16, 8 or 4 bits."""
+"""Pack the weights of linear layers for the loop of `linear.h`, in float32, bfloat16, 8 or 4 bits."""
 
 import ctypes
 from collections.abc import Sequence
@@ -9,24 +9,24 @@ import torch
 from torch import Tensor, nn
 
 COLUMNS = 32
-"""Output columns of a block."""
+"""Outputs per block."""
 GROUP = 32
-"""Inputs of an output that share a scale."""
+"""Weights of one output that share a scale."""
 
 
 class Format(IntEnum):
-    """How the weights are kept."""
+    """Number formats of packed weights."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
     INT8 = 2
-    """A scale in float16 for each group of 32 inputs of an output; inputs are rounded to 8 bits in such groups too."""
+    """8 bits, with a float16 scale per group of 32 weights of an output. Inputs are rounded in the same way."""
     INT4 = 3
-    """A scale and a minimum in float16 for each group of 32 inputs of an output; inputs as above."""
+    """4 bits, with a float16 scale and minimum per group of 32 weights of an output. Inputs are rounded to 8 bits."""
 
 
 class Matrix(ctypes.Structure):
-    """`Matrix` of `linear.h`."""
+    """The struct `Matrix` of `linear.h`."""
 
     _fields_ = (
         ("weights", ctypes.c_void_p),
@@ -39,16 +39,16 @@ class Matrix(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """A packed layer: tensors that hold its memory, and where they are."""
+    """A packed layer: the tensors that own its memory, and the struct that points into them."""
 
     tensors: tuple[Tensor | None, ...]
     matrix: Matrix
 
 
 def pack(layers: Sequence[nn.Linear], kind: Format) -> PackedLinear:
-    """Pack layers that read the same input as one, their outputs side by side.
+    """Pack layers that read the same input as one layer with concatenated outputs.
 
-    The inputs must be a multiple of 32.
+    The number of inputs must be a multiple of 32.
     """
     bias = None
     if any(layer.bias is not None for layer in layers):
@@ -58,7 +58,7 @@ def pack(layers: Sequence[nn.Linear], kind: Format) -> PackedLinear:
 
 
 def pack_weight(weight: Tensor, bias: Tensor | None, kind: Format) -> PackedLinear:
-    """Pack a weight [N, K], K a multiple of 32, with a bias in float32, padded as the outputs are."""
+    """Pack a weight [N, K], where K is a multiple of 32, and a float32 bias that is already padded."""
     weight = _pad(weight)
     if kind is Format.INT4:
         packed = _pack_int4(weight.float())
@@ -67,12 +67,12 @@ def pack_weight(weight: Tensor, bias: Tensor | None, kind: Format) -> PackedLine
     else:
         dtype = torch.float32 if kind is Format.FLOAT32 else torch.bfloat16
         packed = _interleave(weight.to(dtype), 4 // dtype.itemsize)
-    where = [tensor.data_ptr() if tensor is not None else None for tensor in (packed, bias)]
-    return PackedLinear((packed, bias), Matrix(*where, weight.shape[0], weight.shape[1], kind))
+    addresses = [tensor.data_ptr() if tensor is not None else None for tensor in (packed, bias)]
+    return PackedLinear((packed, bias), Matrix(*addresses, weight.shape[0], weight.shape[1], kind))
 
 
 def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return [N, G, 32] in 8 bits, and the scale of each group, [N, G] in float16."""
+    """Return the weights as int8 [N, G, 32], and the scale of each group as float16 [N, G]."""
     groups = weight.float().view(weight.shape[0], -1, GROUP)
     scale = (groups.abs().amax(dim=2) / 127).half()
     number = (groups / scale.float().clamp(min=1e-30)[..., None]).round()
@@ -80,7 +80,7 @@ def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return [N, G, 32] in 4 bits without sign, and the scale and minimum of each group, [N, G] in float16."""
+    """Return the weights as unsigned 4-bit numbers [N, G, 32], and each group's scale and minimum as float16 [N, G]."""
     groups = weight.float().view(weight.shape[0], -1, GROUP)
     least = groups.amin(dim=2).half()
     scale = ((groups.amax(dim=2) - least.float()) / 15).half()
@@ -89,13 +89,13 @@ def quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _pad(rows: Tensor) -> Tensor:
-    """Add zeros up to a whole block of outputs."""
+    """Pad the outputs with zeros to a multiple of the block size."""
     missing = -rows.shape[0] % COLUMNS
     return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
 
 
 def _interleave(weight: Tensor, together: int) -> Tensor:
-    """Lay out [N, K] as [N / 32, K / together, 32, together]: what one step of the loop reads stands together."""
+    """Lay out [N, K] as [N / 32, K / together, 32, together], so that each step of the loop reads contiguous memory."""
     outputs, depth = weight.shape
     return weight.view(outputs // COLUMNS, COLUMNS, depth // together, together).transpose(1, 2).contiguous()
 
@@ -108,7 +108,7 @@ def _pack_int8(weight: Tensor) -> Tensor:
 
 
 def _of_groups(values: Tensor) -> Tensor:
-    """Lay out [N, G] in float16 as bytes [N / 32, G, 64]."""
+    """Lay out float16 values [N, G] as bytes [N / 32, G, 64]."""
     return values.view(-1, COLUMNS, values.shape[1]).transpose(1, 2).contiguous().view(torch.uint8)
 
 

@@ -1,4 +1,4 @@
-// The sampler head of an adapter over rows of masks; what it computes is told in adapter/sampler_head.py.
+// Applies the sampler head of an adapter to rows of masks. adapter/sampler_head.py describes the computation.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -8,27 +8,27 @@
 
 template <class T>
 struct SamplerHead {
-  int64_t hidden, width, vocabulary;  // the first two are multiples of 16
+  int64_t hidden, width, vocabulary;  // `hidden` and `width` are multiples of 16
   const T* read_hidden;               // [width, hidden]
   const float* bias;                  // [width]
   const T* read_token;                // [width, hidden]
   const T* write;                     // [hidden, width]
   const T* embedding;                 // [vocabulary, hidden]
-  const T* unembedding;
+  const T* unembedding;               // [vocabulary, hidden]
 };
 
 template <class T>
 struct MaskRows {
   int64_t count;
-  const int64_t* before;  // the token before each row
-  const int64_t* first;   // the pick of its first mask
-  const int64_t* length;
-  const int64_t* result;  // where `tokens` and `confidences` of the row begin
+  const int64_t* before;  // token before each row
+  const int64_t* first;   // pick of the first mask of each row
+  const int64_t* length;  // number of masks of each row
+  const int64_t* result;  // index of the first of the row in `tokens` and `confidences`
   const T* states;        // [picks, hidden]
   float* logits;          // [picks, stride]
   int64_t stride;
   int64_t* tokens;
-  float* confidences;  // without the head; with it afterwards
+  float* confidences;  // on input, without the head; on output, with it
 };
 
 struct Candidate {
@@ -38,7 +38,7 @@ struct Candidate {
 
 constexpr int64_t CANDIDATES = 32;
 
-// The largest logits, the largest first. Few of the later ones pass the smallest of those kept.
+// Finds the largest logits, in descending order. A vector comparison skips logits below the smallest one kept.
 inline int64_t likeliest(const float* logits, int64_t vocabulary, Candidate kept[CANDIDATES]) {
   const auto larger = [](const Candidate& one, const Candidate& other) { return one.logit > other.logit; };
   int64_t count = 0;
@@ -70,7 +70,7 @@ float dot(const T* one, const float* other, int64_t size) {
   return _mm512_reduce_add_ps(total);
 }
 
-// x divided by the root of its mean square.
+// Writes x divided by its root mean square.
 template <class T>
 void normalized(float* to, const T* x, int64_t size) {
   __m512 total = _mm512_setzero_ps();
@@ -96,7 +96,7 @@ void correct_row(const SamplerHead<T>& head, const MaskRows<T>& rows, int64_t ro
       known[w] = sum / (1.0f + std::exp(-sum));
     }
     for (int64_t d = 0; d < head.hidden; d++) direction[d] = dot(head.write + d * head.width, known.data(), head.width);
-    // Relative to the likeliest one, whose probability tells what all of them come to.
+    // Exponentials are relative to the top logit, because its probability gives the sum over the vocabulary.
     const float top = kept[0].logit;
     double others = 1.0 / confidence, corrected = 0.0;
     int64_t best = 0;
@@ -112,7 +112,7 @@ void correct_row(const SamplerHead<T>& head, const MaskRows<T>& rows, int64_t ro
   }
 }
 
-// Each row is one thread's.
+// Each row is corrected by one thread.
 template <class T>
 void correct_masks(const SamplerHead<T>& head, const MaskRows<T>& rows, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static, 1)

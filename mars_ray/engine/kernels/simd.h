@@ -1,4 +1,4 @@
-// Vectors of 16 numbers, and numbers of 16 bits read and written as them. Needs AVX-512.
+// Vectors of 16 floats, loaded from and stored to float32 or bfloat16. Requires AVX-512.
 #pragma once
 #include <immintrin.h>
 
@@ -19,7 +19,7 @@ inline __m512 load(const bfloat16* from) {
 inline void store(float* to, __m512 value) { _mm512_storeu_ps(to, value); }
 
 inline void store(bfloat16* to, __m512 value) {
-  // To the nearest, ties to even, as torch rounds.
+  // Round to nearest, ties to even, as torch does.
   const __m512i bits = _mm512_castps_si512(value);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
@@ -29,7 +29,7 @@ inline void store(bfloat16* to, __m512 value) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(top));
 }
 
-// What `store` would keep of a value: transformers rounds after every operation, and so do we.
+// The value after rounding to the stored type. transformers rounds after every operation, so the kernels do too.
 inline __m512 rounded(__m512 value, const float*) { return value; }
 
 inline __m512 rounded(__m512 value, const bfloat16*) {
@@ -38,7 +38,7 @@ inline __m512 rounded(__m512 value, const bfloat16*) {
   return load(kept);
 }
 
-// e to the power of each, to a few units in the last place; 0 far below.
+// e^x of each element, accurate to a few units in the last place. x is clamped to [-87, 88].
 inline __m512 exponential(__m512 x) {
   x = _mm512_max_ps(x, _mm512_set1_ps(-87.0f));
   x = _mm512_min_ps(x, _mm512_set1_ps(88.0f));
