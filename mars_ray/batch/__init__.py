@@ -1,1 +1,1 @@
-"""Answer a file of prompts row by row, into parquet files and an errors file."""
+"""Answer files of prompts row by row, and write the answers to parquet files and the errors to an errors file."""

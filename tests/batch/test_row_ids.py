@@ -73,6 +73,6 @@ def test_keys_differ_and_are_the_same_in_every_run_however_the_rows_come(raws: l
 
 @pytest.mark.parametrize("value", [[1], {}, 1.5, True, "\ud800"])
 def test_an_id_that_is_none_is_refused_with_the_reason_or_passed_over(value: object) -> None:
-    with pytest.raises(BadRecordError, match=r"'key' (must be text or an integer|is not Unicode)"):
+    with pytest.raises(BadRecordError, match=r"'key' (must be text or an integer|is not valid Unicode)"):
         id_in({"key": value}, "key")
     assert own_id(json.dumps({"key": value}).encode(), "key") is None

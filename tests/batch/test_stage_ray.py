@@ -140,7 +140,9 @@ def test_a_row_may_have_several_answers_and_says_its_own_sampling_mode_and_thres
 
 def test_without_leave_to_go_on_a_row_that_has_no_answer_ends_the_job_with_its_reason(model_folder: Path) -> None:
     rows = [{"prompt": "good"}, {"prompt": "bad", "sampling": {"temprature": 1}}]
-    with pytest.raises(RayTaskError, match="a row has no answer: sampling has 'temprature'; known are"):
+    with pytest.raises(
+        RayTaskError, match="a row has no answer: sampling has the unknown parameter 'temprature'; the known ones are"
+    ):
         stage(model_folder)(ray.data.from_items(rows)).take_all()
 
 

@@ -67,15 +67,15 @@ def test_equal_requests_have_one_id_and_others_another() -> None:
 
 
 def test_what_nobody_knows_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="preprocess returned 'samplng'"):
+    with pytest.raises(ConfigError, match="preprocess returned the unknown field 'samplng'"):
         with_requests(THEIRS, lambda _: {"prompt": "a", "samplng": {}})
-    with pytest.raises(ConfigError, match="a request has set"):
+    with pytest.raises(ConfigError, match="a request has the set"):
         with_requests(THEIRS, lambda _: {"prompt": {"a"}})
     for sampling, message in (
-        ({"temprature": 1}, "sampling has 'temprature'"),
+        ({"temprature": 1}, "sampling has the unknown parameter 'temprature'"),
         ([1], "must be an object"),
         ({"schema": 5}, "schema is 5"),
-        ({"schema": SCHEMA, "regex": "a"}, "give one of"),
+        ({"schema": SCHEMA, "regex": "a"}, "give only one of"),
         ({"top_k": -1}, "top_k is -1"),
     ):
         with pytest.raises(RequestError, match=message):

@@ -1,1 +1,1 @@
-"""A row of a job: its id, its format and its result."""
+"""Rows of a job: their ids, formats and results."""

@@ -1,7 +1,7 @@
-"""The columns of the output: those of the answers, and those of the input.
+"""Columns of the output: the columns of the answers and the columns of the input.
 
-All rows of the input are surveyed before any work, so that all shards have one schema. A column whose values have one
-kind keeps its type; any other column, such as one of lists, becomes JSON text.
+All rows of the input are surveyed before any work starts, so that all shards have the same schema. A column whose
+values are all of one kind keeps its type. Any other column, such as a column of lists, becomes JSON text.
 """
 
 import json
@@ -16,7 +16,7 @@ from mars_ray.data.records import parse_object
 from mars_ray.errors import BadRecordError, DataError
 
 Kind = Literal["bool", "int", "long", "float", "text", "json"]
-"""Kinds of values; `long` is an integer that float64 cannot hold exactly."""
+"""Kinds of column values. `long` is an integer that float64 cannot represent exactly."""
 TYPES: dict[Kind, pa.DataType] = {
     "bool": pa.bool_(),
     "int": pa.int64(),
@@ -43,23 +43,26 @@ ANSWER_COLUMNS: dict[str, pa.DataType] = {
     "accepted": pa.list_(pa.int64()),
 }
 COLUMNS_MAX = 1000
-"""Most columns of an input, because each costs memory in every row of the output."""
+"""Maximum number of input columns, because each column costs memory in every row of the output."""
 
 INT64 = range(-(2**63), 2**63)
 FLOAT64 = range(-(2**53), 2**53 + 1)
-"""Integers that a float64 holds exactly."""
+"""Integers that float64 represents exactly."""
 
 
 @dataclass(slots=True)
 class Survey:
-    """The number of rows of the input, and the kinds of their columns."""
+    """Number of rows in the input, and the kind of each column."""
 
     rows: int = 0
     kinds: dict[str, Kind | None] = field(default_factory=dict)
-    """The kind of each column; None for a column without values."""
+    """Kind of each column; None for a column without values."""
 
     def add(self, raws: Iterable[bytes]) -> None:
-        """Count rows, which may be invalid, and their columns. Raises `DataError` for too many columns."""
+        """Count rows and note the kinds of their columns. Invalid rows are only counted.
+
+        Raises `DataError` for too many columns.
+        """
         for raw in raws:
             self.rows += 1
             try:
@@ -76,10 +79,10 @@ class Survey:
 
 
 def table_of(texts: Sequence[str], kinds: dict[str, Kind | None]) -> pa.Table:
-    """Return the table of `PlainFormat`'s records, which are JSON texts; `kinds` are the kinds of the input columns."""
+    """Return a table of `PlainFormat` records given as JSON. `kinds` has the kind of each input column."""
     input_kinds = {kept_name(name): kind or "json" for name, kind in kinds.items() if name != "id"}
     schema = pa.schema([*ANSWER_COLUMNS.items(), *((name, TYPES[kind]) for name, kind in input_kinds.items())])
-    records: list[JsonRecord] = json.loads(f"[{','.join(texts)}]")  # one call is faster than one for each record
+    records: list[JsonRecord] = json.loads(f"[{','.join(texts)}]")  # faster than one call per record
     for name in [name for name, kind in input_kinds.items() if kind == "json"]:
         for record in records:
             if record.get(name) is not None:
@@ -88,7 +91,7 @@ def table_of(texts: Sequence[str], kinds: dict[str, Kind | None]) -> pa.Table:
 
 
 def kept_name(column: str) -> str:
-    """Return the name in the output of a column of the input."""
+    """Return the output name of an input column, with the prefix `input_` if an answer column has the same name."""
     return f"input_{column}" if column in ANSWER_COLUMNS else column
 
 
@@ -108,9 +111,9 @@ def _kind(value: Any) -> Kind | None:
             return "json"
 
 
-def _common_kind(one: Kind | None, other: Kind | None) -> Kind | None:
-    if one is None or other is None or one == other:
-        return one or other
-    if {one, other} == {"int", "long"}:
+def _common_kind(first: Kind | None, second: Kind | None) -> Kind | None:
+    if first is None or second is None or first == second:
+        return first or second
+    if {first, second} == {"int", "long"}:
         return "long"
-    return "float" if {one, other} == {"int", "float"} else "json"
+    return "float" if {first, second} == {"int", "float"} else "json"

@@ -1,4 +1,4 @@
-"""Refuse an input if none of its first rows can be answered, before starting a cluster and a model."""
+"""Reject an input early if none of its first rows can be answered, before a cluster and a model are started."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -10,17 +10,17 @@ from mars_ray.data.records import parse_object
 from mars_ray.errors import BadRecordError, DataError, PromptTooLongError, RequestError
 
 FIRST_ROWS = 100
-"""Most rows to look at."""
+"""Maximum number of rows to check."""
 ROW_BYTES = 1 << 20
-"""A longer row is left to a worker, because rendering and tokenizing it here could take minutes."""
+"""Maximum size of a row to check. A longer row is left to a worker, because tokenizing it here could take minutes."""
 REASONS = 3
-"""Reasons to show, the most frequent first."""
+"""Maximum number of reasons to show, most frequent first."""
 COLUMNS = 12
-"""Columns to list."""
+"""Maximum number of columns to list."""
 
 
 def check_first_rows(row_format: RowFormat, raws: Iterable[bytes], positions: int) -> None:
-    """Raise `DataError` with the most frequent reasons and the columns if none of the first rows can be answered.
+    """Raise `DataError` if none of the first rows can be answered, with the most frequent reasons and the columns.
 
     `positions` is the context length of the model.
     """
@@ -34,7 +34,7 @@ def check_first_rows(row_format: RowFormat, raws: Iterable[bytes], positions: in
             prompt = row_format.parse("first", raw).request.prompt
             if len(prompt) < positions:
                 return
-            raise PromptTooLongError(f"its prompt has {len(prompt)} tokens and a sequence may have {positions}")
+            raise PromptTooLongError(f"its prompt has {len(prompt)} tokens, more than the model's {positions}")
         except (BadRecordError, RequestError) as error:
             reasons[str(error).rstrip(".")] += 1
             missing |= dict.fromkeys(error.missing if isinstance(error, BadRecordError) else ())
@@ -47,7 +47,7 @@ def _refusal(reasons: Counter[str], columns: list[str], missing: list[str]) -> s
     count = reasons.total()
     rows = "the only row cannot" if count == 1 else f"none of the first {count} rows can"
     parts = [f"{rows} be answered."]
-    parts += [f"{number} x {reason}." for reason, number in reasons.most_common(REASONS)]
+    parts += [f"{times} x {reason}." for reason, times in reasons.most_common(REASONS)]
     if columns:
         more = f" and {len(columns) - COLUMNS} more" if len(columns) > COLUMNS else ""
         parts.append(f"The columns are {', '.join(columns[:COLUMNS])}{more}.")
@@ -56,7 +56,7 @@ def _refusal(reasons: Counter[str], columns: list[str], missing: list[str]) -> s
 
 
 def _hint(missing: list[str], columns: list[str]) -> str:
-    """Return a hint with a column whose name is close to a missing one, or an empty text."""
+    """Return a hint that names a column similar to a missing one, or an empty string."""
     for name in missing:
         if close := get_close_matches(name, columns, n=1):
             return f"Did you mean {close[0]!r}?"

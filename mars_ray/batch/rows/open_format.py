@@ -1,4 +1,4 @@
-"""Open a row format with the tokenizer of a model. No weights are loaded."""
+"""Open a row format with the tokenizer of a model, without loading weights."""
 
 from mars_ray.batch.rows.openai_format import OpenAIBatchFormat, OpenAIFormatSettings
 from mars_ray.batch.rows.plain_format import PlainFormat, PlainFormatSettings
@@ -11,7 +11,7 @@ RowFormatSettings = PlainFormatSettings | OpenAIFormatSettings
 
 
 def open_row_format(settings: RowFormatSettings, model: ResolvedModel) -> RowFormat:
-    """Return the row format with the tokenizer of `model`. Raises `ModelError`, `ConfigError`."""
+    """Return the row format with the tokenizer of `model`. Raises `ModelError` or `ConfigError`."""
     tokenizer = model.load_tokenizer()
     if isinstance(settings, OpenAIFormatSettings):
         return OpenAIBatchFormat(settings, tokenizer, model.max_positions, generation_defaults(model.folder))

@@ -1,8 +1,8 @@
-"""The row format of OpenAI batch files, with the answers that our endpoint would give.
+"""Row format of OpenAI batch files, with the same answers as from our endpoint.
 
-A line is {"custom_id", "method", "url", "body"}, its answer {"id", "custom_id", "response", "error"}. A body that
-cannot be served gets a response with the status and the error of the endpoint. Any other failure gets an error and no
-response. Bodies follow the rules of the endpoint, except that they may name any model.
+An input line is {"custom_id", "method", "url", "body"}, its output line {"id", "custom_id", "response", "error"}.
+For a body that the endpoint would reject, the response holds the endpoint's status and error. For any other failure,
+the output line has an error and no response. Bodies follow the rules of the endpoint, but they may name any model.
 
 Format: OpenAI API reference, "The request input object" and "The request output object" of batches.
 """
@@ -50,11 +50,11 @@ BODIES: dict[str, type[ChatCompletionRequest | CompletionRequest]] = {
 FIELDS = frozenset(("custom_id", "method", "url", "body"))
 
 openai_id = partial(own_id, column="custom_id")
-"""Return the `custom_id` of a line, if any."""
+"""Return the `custom_id` of a line, or None if it is missing or unusable."""
 
 
 def is_openai_batch(first_raw: bytes) -> bool:
-    """Return whether a file that begins with this line is an OpenAI batch file, possibly with errors."""
+    """Return whether a file with this first line is an OpenAI batch file. One of the four fields may be missing."""
     try:
         return len(FIELDS & parse_object(first_raw).keys()) >= len(FIELDS) - 1
     except BadRecordError:
@@ -63,18 +63,18 @@ def is_openai_batch(first_raw: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAIFormatSettings:
-    """Defaults for bodies without options of their own."""
+    """Defaults for request bodies without options of their own."""
 
     model: str
-    """The name of the model in the answers."""
+    """Model name to write into the answers."""
     decode: DecodeParams
 
 
 class OpenAIBatchFormat:
-    """The format of OpenAI batch files, see `RowFormat`.
+    """Row format of OpenAI batch files; see `RowFormat`.
 
-    `positions` is the context length of the model, and `default_sampling` its sampling parameters for bodies that name
-    none.
+    `positions` is the context length of the model. `default_sampling` has the model's own sampling parameters, which
+    apply where a body sets none.
     """
 
     def __init__(
@@ -91,14 +91,14 @@ class OpenAIBatchFormat:
         self._encoder = ChatEncoder(tokenizer)
         self._default_sampling = default_sampling
         self._limits = RequestLimits(output_tokens=positions, default_output_tokens=positions, n=N_MAX, prompts=1)
-        # Only the context length and the token bytes are used; the rest are fillers.
+        # Only the context length and the token bytes are used here; the other values are placeholders.
         engine = EngineFacts(
             max_model_len=positions, vocab_size=len(tokenizer), block=1, token_bytes=token_bytes(tokenizer)
         )
         self._model = ModelInfo(name=settings.model, created=0, engine=engine)
 
     def parse(self, id: str, raw: bytes) -> ParsedRow:
-        """Return the row. Raises `BadRecordError` or `RequestError` with the reason."""
+        """Parse a row. Raises `BadRecordError` or `RequestError` with the reason."""
         line = parse_row(raw)
         url = line.get("url")
         if id_in(line, "custom_id") is None:
@@ -123,7 +123,7 @@ class OpenAIBatchFormat:
             raise RequestError(str(error)) from error
 
     def output_records(self, row: ParsedRow, answers: Sequence[Chunk]) -> list[JsonRecord]:
-        """Return the line of the output file."""
+        """Return the output line of a row, as a list of one record."""
         chat = row.columns["url"] == CHAT
         usage = ResponseUsage(prompt_tokens=len(row.request.prompt))
         metadata = ResponseMetadata(
@@ -139,7 +139,7 @@ class OpenAIBatchFormat:
         return [_line(row.id, row.id, _response(row.id, 200, body.model_dump(mode="json", exclude_unset=True)))]
 
     def error_record(self, id: str, raw: bytes, error: Exception) -> JsonRecord:
-        """Return the line of the error file."""
+        """Return the line for the errors file."""
         api = error.__cause__
         if not isinstance(api, ApiError) and isinstance(error, RequestError):
             api = api_error(error)
@@ -149,7 +149,7 @@ class OpenAIBatchFormat:
         return _line(id, openai_id(raw), None, {"code": code, "message": str(error)})
 
     def _prompt(self, body: ChatCompletionRequest | CompletionRequest) -> tuple[list[int], str]:
-        """Return the token ids and the shown text of the prompt."""
+        """Return the token ids of the prompt, and the text to show for it."""
         if isinstance(body, ChatCompletionRequest):
             texts = [text_of(message) for message in body.messages if message.role == "user"]
             return self._encoder.prompt(template_messages(body.messages)), (texts or [text_of(body.messages[-1])])[-1]

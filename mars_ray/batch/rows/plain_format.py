@@ -1,6 +1,6 @@
-"""The plain row format: a prompt or a conversation, and optionally an id, options and other columns.
+"""Plain row format: each row has a prompt or a conversation, and optionally an id, options and other columns.
 
-The output has one record for each answer, with the row's other columns. A prompt is never truncated.
+The output has one record per answer, which includes the row's other columns. Prompts are never truncated.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import BadRecordError
 
 plain_id = partial(own_id, column="id")
-"""Return the row's own id, if any."""
+"""Return the row's own id, or None if it is missing or unusable."""
 
 LEAST_LOGPROB = -9999.0
-"""Lower bound of written logprobs, because JSON has no infinity."""
+"""Lowest logprob to write, because JSON cannot represent infinity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,15 +34,15 @@ class PlainFormatSettings:
     sampling: SamplingParams
     decode: DecodeParams
     template: str | None = None
-    """Jinja template of the user's message, over the columns of a row."""
+    """Jinja template for the user's message. Its variables are the columns of a row."""
     prompt_column: str | None = None
-    """Column with text or a conversation; None takes `messages`, then `prompt`."""
+    """Column that holds a text or a conversation. None means `messages`, or `prompt` in rows without `messages`."""
     trace: bool = False
-    """Write the token ids, and the number of tokens from each forward."""
+    """Also write the token ids of each answer, and the number of tokens that each forward accepted."""
 
 
 class PlainFormat:
-    """The plain row format, see `RowFormat`. Raises `ConfigError` for an invalid template."""
+    """Plain row format; see `RowFormat`. Raises `ConfigError` for an invalid template."""
 
     def __init__(self, settings: PlainFormatSettings, encoder: ChatEncoder) -> None:
         self._settings = settings
@@ -50,16 +50,18 @@ class PlainFormat:
         self._template = None if settings.template is None else PromptTemplate(settings.template)
 
     def parse(self, id: str, raw: bytes) -> ParsedRow:
-        """Return the row. Raises `BadRecordError` or `RequestError` with the reason."""
+        """Parse a row. Raises `BadRecordError` or `RequestError` with the reason."""
         columns = parse_row(raw)
         id_in(columns, "id")
         for name in columns:
             if name not in ("id", kept_name(name)) and kept_name(name) in columns:
-                raise BadRecordError(f"it has both {name!r} and {kept_name(name)!r}, which the output needs; rename it")
+                raise BadRecordError(
+                    f"it has both {name!r} and {kept_name(name)!r}; rename one, they clash in the output"
+                )
         messages = self._messages(columns)
         prompt = tuple(self._encoder.prompt(messages))
         if not prompt:
-            raise BadRecordError("the chat template renders it to nothing")
+            raise BadRecordError("the chat template renders it as an empty prompt")
         request = Request(
             id=id,
             prompt=prompt,
@@ -70,9 +72,9 @@ class PlainFormat:
 
     def output_records(self, row: ParsedRow, answers: Sequence[Chunk]) -> list[JsonRecord]:
         """Return one record for each answer."""
-        own = {kept_name(name): value for name, value in row.columns.items() if name != "id"}
-        if own.get("input_prompt") in (None, row.prompt_text):
-            own.pop("input_prompt", None)
+        input_columns = {kept_name(name): value for name, value in row.columns.items() if name != "id"}
+        if input_columns.get("input_prompt") in (None, row.prompt_text):
+            input_columns.pop("input_prompt", None)
         logprobs = row.request.sampling.logprobs is not None
         return [
             {"id": row.id, "sample": sample, "prompt": row.prompt_text}
@@ -83,12 +85,12 @@ class PlainFormat:
                 if self._settings.trace
                 else {}
             )
-            | own
+            | input_columns
             for sample, answer in enumerate(answers)
         ]
 
     def error_record(self, id: str, raw: bytes, error: Exception) -> JsonRecord:
-        """Return id, reason and the text of the row, with invalid UTF-8 replaced."""
+        """Return the id, the reason and the text of a row, with invalid UTF-8 replaced."""
         return {"id": id, "reason": str(error), "row": raw.decode(errors="replace")}
 
     def _messages(self, columns: JsonRecord) -> tuple[Message, ...]:
@@ -104,11 +106,11 @@ class PlainFormat:
 
 
 def _conversation(columns: JsonRecord, column: str | None) -> tuple[Message, ...]:
-    wanted = ("messages", "prompt") if column is None else (column,)
-    name = next((name for name in wanted if columns.get(name) is not None), None)
+    prompt_columns = ("messages", "prompt") if column is None else (column,)
+    name = next((name for name in prompt_columns if columns.get(name) is not None), None)
     if name is None:
         missing = "neither 'prompt' nor 'messages'" if column is None else f"no {column!r}"
-        raise BadRecordError(f"it has {missing}, only {shortened(sorted(columns))}", missing=wanted)
+        raise BadRecordError(f"it has {missing}, only {shortened(sorted(columns))}", missing=prompt_columns)
     value = columns[name]
     if name == "messages" or isinstance(value, list):
         return parse_messages(value)
@@ -145,7 +147,7 @@ def _logprobs(answer: Chunk) -> list[dict[str, Any]]:
         {
             "token": token,
             "logprob": max(entry.chosen, LEAST_LOGPROB),
-            "top": [[other, max(logprob, LEAST_LOGPROB)] for other, logprob in entry.top],
+            "top": [[candidate, max(logprob, LEAST_LOGPROB)] for candidate, logprob in entry.top],
         }
         for token, entry in zip(answer.tokens, answer.logprobs, strict=True)
     ]

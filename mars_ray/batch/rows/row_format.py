@@ -1,4 +1,4 @@
-"""The interface of row formats: JSON text of a row to a request, and answers to records of the output."""
+"""Interface of row formats, which turn the JSON text of a row into a request, and answers into output records."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,6 @@ from mars_ray.engine.request import Request
 from mars_ray.errors import BadRecordError
 
 JsonRecord = dict[str, Any]
-"""A JSON object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,36 +18,36 @@ class ParsedRow:
     """A row that can be decoded."""
 
     id: str
-    """The row's own id, or the one made from its content."""
+    """The row's own id, or an id made from its content."""
     request: Request
-    """The request to the engine. Its id is replaced."""
+    """Request for the engine. The worker replaces its id."""
     prompt_text: str
-    """The prompt as the output shows it."""
+    """Text of the prompt to show in the output."""
     columns: JsonRecord
-    """The columns of the row, which the output keeps."""
+    """Columns of the row, for use in `output_records`."""
 
 
 class RowFormat(Protocol):
     """Parses the rows of one format and formats their results."""
 
     def parse(self, id: str, raw: bytes) -> ParsedRow:
-        """Return the row. Raises `BadRecordError` or `RequestError` with the reason."""
+        """Parse a row. Raises `BadRecordError` or `RequestError` with the reason."""
 
     def output_records(self, row: ParsedRow, answers: Sequence[Chunk]) -> list[JsonRecord]:
-        """Return the records of the output. Each answer is the one chunk of a sequence that was not streamed."""
+        """Return the output records of a row. Each answer is one chunk that holds the whole sequence."""
 
     def error_record(self, id: str, raw: bytes, error: Exception) -> JsonRecord:
-        """Return the record of the errors file."""
+        """Return the record for the errors file."""
 
 
 def parse_row(raw: bytes) -> JsonRecord:
-    """Return the columns of a row, with null for NaN and infinity. Raises `BadRecordError`."""
+    """Return the columns of a row, with None in place of NaN and infinity. Raises `BadRecordError`."""
     try:
         text = json.dumps(parse_object(raw), ensure_ascii=False)
         text.encode()
-    except RecursionError:  # JSON that could be parsed may be too deep to be written
+    except RecursionError:  # JSON that can be parsed may still be too deep to write
         raise BadRecordError(f"it is nested too deeply: {raw[:60]!r}") from None
-    except UnicodeEncodeError:  # from a JSON escape
-        raise BadRecordError("its text is not Unicode: half of a surrogate pair is no character") from None
+    except UnicodeEncodeError:  # a JSON escape can spell half of a surrogate pair
+        raise BadRecordError("its text is not valid Unicode: it has half of a surrogate pair") from None
     columns: JsonRecord = json.loads(text, parse_constant=lambda _: None)
     return columns

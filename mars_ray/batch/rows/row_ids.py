@@ -1,6 +1,6 @@
 """Give each row of an input an id for the output and a unique key for the ledger.
 
-Ids and keys depend on the input alone, so the outputs of several jobs over one input can be joined by id.
+Ids and keys depend only on the input, so the outputs of several jobs with the same input can be joined by id.
 Occurrences of each id are counted in a temporary SQLite file, so memory does not grow with the input. The system
 removes the file when the process ends.
 """
@@ -17,31 +17,31 @@ from mars_ray.data.records import parse_object
 from mars_ray.errors import BadRecordError, RunError
 
 CACHE_KIB = 16 * 1024
-"""Size of the file's cache in memory."""
+"""Memory for caching the temporary file."""
 ID_DIGITS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowId:
-    """The id and the key of one row."""
+    """Id and key of one row."""
 
     key: bytes
-    """16 bytes, unique in the input."""
+    """Key of 16 bytes, unique within the input."""
     id: str
-    """The row's own id, or a hash of its content, which the k-th row with that content ends with "-k"."""
+    """The row's own id, or a hash of its content. Of rows with the same content, the k-th has the suffix "-k"."""
     repeated: bool
-    """True if an earlier row has the same id of its own."""
+    """True if the row has its own id and an earlier row has the same id."""
 
 
 class RowIdAssigner:
     """Assigns ids to the rows of one input. Use it as a context manager and in one thread.
 
-    `own_id` returns the row's own id, if any.
+    `own_id` returns the row's own id, or None if the row has none.
     """
 
     def __init__(self, own_id: Callable[[bytes], str | None]) -> None:
         self._own_id = own_id
-        # SQLite removes a file without a name when it is closed.
+        # With an empty name, SQLite creates a temporary file and removes it when the connection closes.
         self._seen = sqlite3.connect("", isolation_level=None)
         self._seen.executescript(
             f"PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -{CACHE_KIB};"
@@ -73,7 +73,7 @@ class RowIdAssigner:
         )
 
     def _count(self, key: bytes) -> int:
-        """Count one more row with this key, and return the number of its rows."""
+        """Count one more row with this key, and return the number of rows counted for it."""
         [(times,)] = self._seen.execute(
             "INSERT INTO seen VALUES (?, 1) ON CONFLICT DO UPDATE SET times = times + 1 RETURNING times", (key,)
         )
@@ -81,7 +81,7 @@ class RowIdAssigner:
 
 
 def own_id(raw: bytes, column: str) -> str | None:
-    """Return the id in a column of a row, or None if it is missing or unusable. The rest may be invalid."""
+    """Return the id in a column of a row, or None if it is missing or unusable. The rest of the row may be invalid."""
     try:
         return id_in(parse_object(raw), column)
     except BadRecordError:
@@ -97,13 +97,13 @@ def id_in(fields: dict[str, Any], column: str) -> str | None:
         raise BadRecordError(f"{column!r} must be text or an integer, not {type(value).__name__} {shortened(value)}")
     try:
         str(value).encode()
-    except UnicodeEncodeError as error:  # a JSON escape of half a surrogate pair
-        raise BadRecordError(f"{column!r} is not Unicode ({error.reason})") from None
+    except UnicodeEncodeError as error:  # a JSON escape can spell half of a surrogate pair
+        raise BadRecordError(f"{column!r} is not valid Unicode ({error.reason})") from None
     return str(value)
 
 
 def _content_hash(raw: bytes) -> str:
-    """Return a hash of the columns in any order, without those that are null."""
+    """Return a hash of the row's columns, without null columns. The order of the columns does not matter."""
     try:
         fields = {name: value for name, value in parse_object(raw).items() if value is not None}
         content = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()

@@ -1,7 +1,7 @@
-"""Read the sampling and decoding options of a row, which override those of the job.
+"""Read the sampling and decoding options of a row, which override the options of the job.
 
-Options are columns, or members of the column `sampling`: an object with any parameter, by vLLM's names. Null columns
-are ignored.
+An option is either a column or a member of the column `sampling`. That column holds an object, which accepts every
+parameter under its vLLM name. Null values are ignored.
 """
 
 import json
@@ -18,7 +18,7 @@ from mars_ray.engine.seeds import seed_of
 from mars_ray.errors import RequestError
 
 COLUMNS = ("max_tokens", "temperature", "top_p", "seed", "stop", "n")
-"""Parameters that may be columns."""
+"""Parameters that may be columns of their own."""
 GRAMMARS = ("schema", "regex", "response_format")
 INTEGERS = ("max_tokens", "min_tokens", "top_k", "seed", "n", "logprobs")
 PARAMETERS = frozenset(
@@ -30,15 +30,15 @@ PARAMETERS = frozenset(
         *("presence_penalty", "frequency_penalty", "repetition_penalty"),
     )
 )
-"""Parameters that `sampling` may have."""
+"""Parameters that the column `sampling` may have."""
 
 
 def sampling_of(id: str, columns: JsonRecord, job: SamplingParams) -> SamplingParams:
-    """Return the sampling of a row. Raises `RequestError` for values out of range and for unknown parameters."""
+    """Return the sampling parameters of a row. Raises `RequestError` for an unknown parameter or a bad value."""
     options = _present(columns, *COLUMNS) | sampling_options(columns.get("sampling"))
     for name in INTEGERS:
         value = options.get(name)
-        if isinstance(value, float) and value.is_integer():  # parquet stores integers with nulls as floats
+        if isinstance(value, float) and value.is_integer():  # an integer column with nulls may be stored as floats
             options[name] = int(value)
     match options.get("stop"):
         case str(stop):
@@ -47,11 +47,11 @@ def sampling_of(id: str, columns: JsonRecord, job: SamplingParams) -> SamplingPa
             options["stop"] = tuple(stops)
     if (ids := options.pop("stop_token_ids", None)) is not None:
         options["stop_ids"] = _stop_ids(ids)
-    if isinstance(biases := options.get("logit_bias"), dict):  # JSON has only text for keys
+    if isinstance(biases := options.get("logit_bias"), dict):  # JSON keys are always text
         options["logit_bias"] = {int(token) if token.isdecimal() else token: bias for token, bias in biases.items()}
     grammars = [_grammar(name, options.pop(name)) for name in GRAMMARS if name in options]
     if len(grammars) > 1:
-        raise RequestError(f"give one of {', '.join(GRAMMARS)}, not several.")
+        raise RequestError(f"give only one of {', '.join(GRAMMARS)}.")
     if grammars:
         [options["grammar"]] = grammars
     if job.seed is not None:
@@ -60,7 +60,7 @@ def sampling_of(id: str, columns: JsonRecord, job: SamplingParams) -> SamplingPa
 
 
 def decode_of(columns: JsonRecord, job: DecodeParams) -> DecodeParams:
-    """Return the decoding of a row. Raises `RequestError` for values out of range."""
+    """Return the decoding parameters of a row. Raises `RequestError` for values out of range."""
     options = _present(columns, "threshold", "mode")
     if options.get("mode") in list(Mode):
         options["mode"] = Mode(options["mode"])
@@ -74,13 +74,15 @@ def _present(columns: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def sampling_options(sampling: Any) -> dict[str, Any]:
-    """Return the parameters in a row's `sampling`. Raises `RequestError` for an unknown one."""
+    """Return the parameters in a row's `sampling` column. Raises `RequestError` for an unknown parameter."""
     if sampling is None:
         return {}
     if not isinstance(sampling, dict):
-        raise RequestError(f"sampling is {shortened(sampling)}, must be an object with parameters.")
+        raise RequestError(f"sampling is {shortened(sampling)}, must be an object of parameters.")
     if unknown := sorted(name for name, value in sampling.items() if value is not None and name not in PARAMETERS):
-        raise RequestError(f"sampling has {unknown[0]!r}; known are {', '.join(sorted(PARAMETERS))}.")
+        raise RequestError(
+            f"sampling has the unknown parameter {unknown[0]!r}; the known ones are {', '.join(sorted(PARAMETERS))}."
+        )
     return _present(sampling, *PARAMETERS)
 
 
@@ -88,13 +90,13 @@ def _stop_ids(ids: Any) -> frozenset[int]:
     if not isinstance(ids, list):
         raise RequestError(f"stop_token_ids is {shortened(ids)}, must be a list of token ids.")
     for token in ids:
-        if not isinstance(token, int):  # other values may have no hash
-            raise RequestError(f"stop_token_ids has {shortened(token)}; token ids are whole numbers.")
+        if not isinstance(token, int):  # a value of another type may not be hashable
+            raise RequestError(f"stop_token_ids has {shortened(token)}; token ids must be integers.")
     return frozenset(ids)
 
 
 def _grammar(name: str, value: Any) -> GrammarSpec | None:
-    """Return the grammar of the answer, which the engine will check. Raises `RequestError`."""
+    """Return the grammar for the answer; None for free text. The engine checks the grammar. Raises `RequestError`."""
     match name, value:
         case "regex", str(text):
             return GrammarSpec(kind="regex", text=text)
@@ -106,7 +108,7 @@ def _grammar(name: str, value: Any) -> GrammarSpec | None:
             return GrammarSpec(kind="json_object")
         case "response_format", {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
             return _schema(schema)
-    raise RequestError(f"{name} is {shortened(value)}, which is no grammar.")
+    raise RequestError(f"{name} is {shortened(value)}, which is not a grammar.")
 
 
 def _schema(schema: Any) -> GrammarSpec:

@@ -1,6 +1,6 @@
 """Add requests and answers to the rows of a user's pipeline, as columns.
 
-Requests are JSON text in one column, because the options of rows differ and a column of Arrow has one type.
+A request is stored as JSON text in one column, because rows have different options but an Arrow column has one type.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from mars_ray.batch.rows.row_tables import RowResult, to_row_table
 from mars_ray.errors import ConfigError, RequestError
 
 REQUEST = "__mars_ray_request"
-"""Column with the request of a row."""
+"""Name of the column that holds the request of each row."""
 REQUEST_FIELDS = ("messages", "prompt", "sampling", "threshold", "mode")
 STAGE_COLUMNS = {
     name: ANSWER_COLUMNS[name]
@@ -26,14 +26,15 @@ STAGE_COLUMNS = {
         *("sample", "text", "finish_reason", "tokens", "forwards", "tokens_per_forward", "threshold", "logprobs"),
     )
 } | {"error": pa.string()}
-"""Columns that a stage adds, or replaces."""
+"""Columns that a stage adds to its rows. Existing columns with these names are replaced."""
 
 Preprocess = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def with_requests(table: pa.Table, preprocess: Preprocess | None) -> pa.Table:
-    """Return the rows with the requests that `preprocess` makes of them, or without it, their own columns.
+    """Return the rows with a column of requests.
 
+    `preprocess` turns a row into its request. Without `preprocess`, the request consists of the row's own columns.
     Raises `ConfigError` for an unknown field of a request.
     """
     requests = [_request(row, preprocess) for row in table.to_pylist()]
@@ -41,7 +42,7 @@ def with_requests(table: pa.Table, preprocess: Preprocess | None) -> pa.Table:
 
 
 def rows_to_answer(table: pa.Table) -> pa.Table:
-    """Return the requests as rows for a decoder. Equal requests get one id, and so one seed."""
+    """Return the requests as rows for a decoder. Equal requests get the same id and therefore the same seed."""
     raws = table[REQUEST].to_pylist()
     row_ids = [
         RowId(key=number.to_bytes(8, "big"), id=hashlib.sha256(raw).hexdigest()[:ID_DIGITS], repeated=False)
@@ -51,9 +52,9 @@ def rows_to_answer(table: pa.Table) -> pa.Table:
 
 
 def with_answers(table: pa.Table, results: Sequence[RowResult], *, raise_errors: bool) -> pa.Table:
-    """Return the rows with `STAGE_COLUMNS`, a row with n answers n times.
+    """Return the rows with `STAGE_COLUMNS` added. A row with n answers appears n times.
 
-    `results` are in the order of the rows. Raises `RequestError` for the first row with an error if `raise_errors`.
+    `results` must be in the order of the rows. With `raise_errors`, raises `RequestError` for the first error.
     """
     if raise_errors:
         for result in results:
@@ -74,15 +75,17 @@ def _request(row: dict[str, Any], preprocess: Preprocess | None) -> bytes:
     else:
         request = preprocess(row)
     if unknown := sorted(set(request) - set(REQUEST_FIELDS)):
-        raise ConfigError(f"preprocess returned {unknown[0]!r}; a request has {', '.join(REQUEST_FIELDS)}.")
+        raise ConfigError(
+            f"preprocess returned the unknown field {unknown[0]!r}; a request may have {', '.join(REQUEST_FIELDS)}."
+        )
     return json.dumps(request, ensure_ascii=False, default=_plain).encode(errors="surrogatepass")
 
 
 def _plain(value: Any) -> Any:
-    """Return a number or an array of numpy as a Python value."""
+    """Return a numpy number or array as a Python value."""
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise ConfigError(f"a request has {type(value).__name__} {str(value)[:60]!r}, must be JSON.")
+    raise ConfigError(f"a request has the {type(value).__name__} {str(value)[:60]!r}, which is not a JSON value.")
 
 
 def _records(result: RowResult) -> list[JsonRecord]:

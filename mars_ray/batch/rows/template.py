@@ -1,7 +1,7 @@
 """Fill a Jinja template with the columns of a row.
 
-Columns are variables, also reachable as `row["any name"]`. A template can test a null column but not print it, because
-a prompt with "None" or a gap in place of a value would be answered. Templates see only the columns.
+Each column is a variable, and is also available as `row["any name"]`. A template may test a null column but not print
+it; otherwise a prompt with "None" or a gap in place of the value would be answered. Templates see only the columns.
 """
 
 from functools import partial
@@ -16,11 +16,11 @@ from mars_ray.batch.rows.row_format import JsonRecord
 from mars_ray.errors import BadRecordError, ConfigError
 
 CHARACTERS_MAX = 1 << 20
-"""Most characters of a prompt, more than any model reads. A template may print without end."""
+"""Maximum length of a prompt in characters, longer than any model reads. It stops a template that prints endlessly."""
 
 
 class _MissingColumnError(UndefinedError):
-    """The template uses a column that the row lacks."""
+    """Raised when a template uses a column that the row lacks."""
 
     def __init__(self, message: str | None, column: str) -> None:
         super().__init__(message)
@@ -28,7 +28,7 @@ class _MissingColumnError(UndefinedError):
 
 
 class _MissingColumn(StrictUndefined):
-    """The value of a column that the row lacks; using it raises `_MissingColumnError`."""
+    """Placeholder for a column that the row lacks. Using it raises `_MissingColumnError`."""
 
     def __init__(self, hint: str | None = None, obj: Any = missing, name: str | None = None, exc: Any = None) -> None:
         error: Any = exc or partial(_MissingColumnError, column=str(name))
@@ -36,7 +36,7 @@ class _MissingColumn(StrictUndefined):
 
 
 class PromptTemplate:
-    """A compiled template. Raises `ConfigError` for a text that is no template."""
+    """A compiled template. Raises `ConfigError` if `source` is not a valid template."""
 
     def __init__(self, source: str) -> None:
         sandbox = ImmutableSandboxedEnvironment(undefined=_MissingColumn, finalize=_not_null)
@@ -46,14 +46,14 @@ class PromptTemplate:
             raise ConfigError(f"the template has an error in line {error.lineno}: {error.message}") from error
 
     def fill(self, columns: JsonRecord) -> str:
-        """Return the prompt of a row. Raises `BadRecordError`."""
+        """Return the prompt of a row. Raises `BadRecordError` if the template cannot be filled."""
         prompt = ""
         try:
             for piece in self._template.generate({"row": columns} | columns):
                 prompt += piece
                 if len(prompt) > CHARACTERS_MAX:
-                    raise BadRecordError(f"the template makes more than {CHARACTERS_MAX} characters of it")
-            prompt.encode()  # fails for half a surrogate pair, which a template can spell
+                    raise BadRecordError(f"the template makes a prompt of more than {CHARACTERS_MAX} characters")
+            prompt.encode()  # raises for half of a surrogate pair, which a template can print
         except BadRecordError:
             raise
         except Exception as error:  # a template is a program and may raise anything
@@ -66,5 +66,5 @@ class PromptTemplate:
 
 def _not_null(value: Any) -> Any:
     if value is None:
-        raise ValueError("a value to be written is null")
+        raise ValueError("a value to print is null")
     return value
