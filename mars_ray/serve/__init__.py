@@ -1,1 +1,1 @@
-"""The endpoint: OpenAI's HTTP API in front of the engine, behind access control that is plain ASGI."""
+"""The endpoint: OpenAI's HTTP API in front of the engine, with access control as plain ASGI middleware."""

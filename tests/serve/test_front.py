@@ -176,11 +176,11 @@ def test_files_that_make_no_tls_server_are_refused_with_the_reason(tmp_path: Pat
     for file, key, reason in (
         (tmp_path / "nowhere", own.key, "the certificate .*nowhere cannot be read: No such file"),
         (own.file, tmp_path / "nowhere", "the key .*nowhere cannot be read: No such file"),
-        (own.file, other.key, "the key .*other/tls.key is not that of the certificate .*own/tls.crt"),
-        (past.file, past.key, "past/tls.crt and .* are of no use: certificate has expired"),
+        (own.file, other.key, "the key .*other/tls.key does not belong to the certificate .*own/tls.crt"),
+        (past.file, past.key, "past/tls.crt and .* cannot be used: certificate has expired"),
         (locked.file, locked.key, "the key .* is encrypted"),
-        (text, own.key, "text and .* are of no use"),
-        (own.file, text, "are of no use"),
+        (text, own.key, "text and .* cannot be used"),
+        (own.file, text, "cannot be used"),
     ):
         with pytest.raises(ConfigError, match=reason):
             check_certificate(file, key)
@@ -239,5 +239,5 @@ def test_a_folder_that_others_may_rename_is_refused(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     folder.parent.chmod(0o777)
     path = written_by_ray(folder, 8000, 9000)
-    with pytest.raises(OutputError, match=r"other accounts can rename what is in .*haproxy-serve"):
+    with pytest.raises(OutputError, match=r"other accounts can rename files in .*haproxy-serve"):
         haproxy.patch(path)

@@ -115,7 +115,7 @@ def test_the_client_of_a_front_that_died_is_told_to_send_its_request_again(tmp_p
             head, error = await error_of(reader)
         assert head.startswith(b"http/1.1 503 ")
         assert b"retry-after: 5" in head
-        assert "Send it again" in error["message"]
+        assert "Send the request again" in error["message"]
 
     within(test())
 

@@ -1,1 +1,1 @@
-"""Settings of the operator, and the preparations before Ray Serve starts."""
+"""Operator settings, and the setup that must happen before Ray Serve starts."""

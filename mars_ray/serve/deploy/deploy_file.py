@@ -1,12 +1,12 @@
 """Read, check and complete a Serve config file of this endpoint.
 
-In:    a path, or none; what the command line says besides.
-Out:   the fields of Ray Serve's schema, with one application. What stands under `args` is checked here; the names and
-       values that are Ray Serve's own are checked by `serve.ray.schema`, which has them from Ray.
-Never: opens the model or the keys: the nodes must have them, this machine need not.
+In:    a path, or None; options of the command line.
+Out:   the fields of Ray Serve's schema, with one application. The settings under `args` are checked here. Names and
+       values that belong to Ray Serve are checked by `serve.ray.schema`, which takes the rules from Ray.
+Never: reads the key file, or the model except in `share_cpus`: the nodes must have them, this machine need not.
 
-Paths in the file start from the working directory, as those on the command line and in every other file do, and are
-made absolute: the processes that open them run elsewhere.
+Relative paths in the file start from the working directory, like those on the command line and in every other file.
+They are made absolute because the processes that open them may run in another working directory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from mars_ray.serve.deploy.serve_config import ServeConfig, check_exposure, pars
 APPLICATION = {"name": "mars", "route_prefix": "/", "import_path": "mars_ray.ray_serve:build_openai_app"}
 
 DEPLOYMENTS = ("Gateway", "Engine")
-"""The deployments that `serve.ray.app` builds: the HTTP gateway, and the engine behind it."""
+"""Names of the deployments that `serve.ray.app` builds: the HTTP gateway and the engines behind it."""
 
 
 def read_deploy_file(
@@ -36,10 +36,10 @@ def read_deploy_file(
     host: str | None = None,
     port: int | None = None,
 ) -> dict[str, Any]:
-    """Return the fields of `path`, or of an endpoint on this machine alone, with what is given in their place.
+    """Return the fields of the file at `path`, or defaults for a single machine if it is None.
 
-    `adapters` are folders or hub names, with `NAME=` before each that callers choose by name. `engine` holds fields of
-    `EngineConfig`; those that are None keep what the file says.
+    The other arguments override those fields. `adapters` are folders or hub names; the prefix `NAME=` marks an adapter
+    that callers select by name. `engine` holds fields of `EngineConfig`; a None among them keeps the file's value.
     Raises `ConfigError` naming the file and the field.
     """
     source = "the command line" if path is None else str(path)
@@ -71,31 +71,31 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}.") from None
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
     if not isinstance(fields, dict):
         raise ConfigError(f"{path} holds no settings. See serve_configs/.")
     if fields.get("kind") == "RayService":
-        raise ConfigError(f"{path} is for Kubernetes: kubectl apply -f {path}. See serve_configs/ for files to serve.")
+        raise ConfigError(f"{path} is for Kubernetes: use kubectl apply -f {path}. See serve_configs/ for other files.")
     return fields
 
 
 def _mapping(fields: dict[str, Any], name: str, source: str) -> dict[str, Any]:
-    """Return the fields under `name`; none if the name is missing."""
-    found = fields.get(name)
-    if not isinstance(found, dict | None):
-        raise ConfigError(f"{source}: {name} is {found!r}; give fields.")
-    return found or {}
+    """Return the mapping under `name`, or an empty one if the name is missing."""
+    mapping = fields.get(name)
+    if not isinstance(mapping, dict | None):
+        raise ConfigError(f"{source}: {name} is {mapping!r}, must be a mapping of fields.")
+    return mapping or {}
 
 
 def _certificate(http: dict[str, Any], source: str) -> dict[str, Any]:
     """Return the absolute paths of certificate and key. Raises `ConfigError` if only one is given."""
-    given = {name: http[name] for name in ("ssl_certfile", "ssl_keyfile") if http.get(name)}
+    paths = {name: http[name] for name in ("ssl_certfile", "ssl_keyfile") if http.get(name)}
     for name in ("ssl_keyfile_password", "ssl_ca_certs"):
         if http.get(name):
-            raise ConfigError(f"{source}: http_options.{name} is not supported: the load balancer has no use for it.")
-    if len(given) == 1:
-        raise ConfigError(f"{source}: http_options: give ssl_certfile and ssl_keyfile, both or neither.")
-    return {name: str(Path(str(path)).expanduser().absolute()) for name, path in given.items()}
+            raise ConfigError(f"{source}: http_options.{name} is not supported: the load balancer does not use it.")
+    if len(paths) == 1:
+        raise ConfigError(f"{source}: http_options: set both ssl_certfile and ssl_keyfile, or neither.")
+    return {name: str(Path(str(path)).expanduser().absolute()) for name, path in paths.items()}
 
 
 def _application(fields: dict[str, Any], source: str) -> dict[str, Any]:
@@ -114,46 +114,52 @@ def _application(fields: dict[str, Any], source: str) -> dict[str, Any]:
     return application
 
 
-def _adapters(given: Sequence[str]) -> dict[str, Any]:
+def _adapters(options: Sequence[str]) -> dict[str, Any]:
     """Return the settings of `--adapter DIR` and `--adapter NAME=DIR`."""
-    found: dict[str, Any] = {"adapter": None, "adapters": {}}
-    for each in given:
-        name, named, folder = each.partition("=")
-        if not named:
-            taken, found["adapter"] = found["adapter"], each
+    settings: dict[str, Any] = {"adapter": None, "adapters": {}}
+    for option in options:
+        name, equals, folder = option.partition("=")
+        if equals:
+            previous = settings["adapters"].get(name)
+            settings["adapters"][name] = folder
         else:
-            taken, found["adapters"][name] = found["adapters"].get(name), folder
-        if taken is not None or (named and not (name and folder)):
-            raise ConfigError(f"--adapter {each}: give DIR once, for all requests, and NAME=DIR with different names.")
-    return found
+            previous = settings["adapter"]
+            settings["adapter"] = option
+        if previous is not None or (equals and not (name and folder)):
+            raise ConfigError(
+                f"--adapter {option}: give DIR once, for all requests, and every NAME=DIR with a different name."
+            )
+    return settings
 
 
 def _absolute(config: ServeConfig) -> dict[str, Any]:
-    """Return the path settings that change when made absolute."""
+    """Return the path settings whose values change when they are made absolute."""
     paths: dict[str, Any] = {} if config.keys is None else {"keys": str(config.keys.expanduser().absolute())}
-    paths["model"], paths["adapter"] = _found(config.model), config.adapter and _found(config.adapter)
-    paths["adapters"] = {name: _found(adapter) for name, adapter in config.adapters.items()}
-    return {field: found for field, found in paths.items() if found != getattr(config, field)}
+    paths["model"] = _absolute_path(config.model)
+    paths["adapter"] = config.adapter and _absolute_path(config.adapter)
+    paths["adapters"] = {name: _absolute_path(adapter) for name, adapter in config.adapters.items()}
+    return {field: path for field, path in paths.items() if path != getattr(config, field)}
 
 
-def _found(name: str) -> str:
-    """Return the absolute path of a folder on this machine; any other name unchanged."""
+def _absolute_path(name: str) -> str:
+    """Return the absolute path of a folder on this machine; return any other name unchanged."""
     folder = Path(name).expanduser()
     return str(folder.absolute()) if name != BUNDLED and folder.exists() else name
 
 
 def share_cpus(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields with the CPUs of this machine shared between the largest number of engines that may run.
+    """Return the fields with this machine's CPUs divided among the maximum number of engines.
 
     Raises `ModelError` for a model that cannot be used.
     """
     [application] = fields["applications"]
     config = parse_config(application.get("args") or {})
     deployments = application.get("deployments") or []
-    engines: dict[str, Any] = next((each for each in deployments if each.get("name") == "Engine"), {})
+    engines: dict[str, Any] = next((entry for entry in deployments if entry.get("name") == "Engine"), {})
     autoscaling = engines.get("autoscaling_config") or {}
     replicas = autoscaling.get("max_replicas") if autoscaling else engines.get("num_replicas", 1)
-    # What Ray sets aside is said, or cannot be known: `num_replicas: auto` means up to a hundred.
+    # Keep the fields if they already set the CPUs, or if the number of engines is open: `num_replicas: auto` means up
+    # to 100.
     if config.engine.threads or engines.get("ray_actor_options") or not isinstance(replicas, int) or replicas < 1:
         return fields
     folder = resolve_model(config.model)

@@ -1,8 +1,8 @@
-"""Set the environment variables of Ray and Ray Serve for an endpoint, before they are imported.
+"""Set the environment variables of Ray and Ray Serve for an endpoint, before Ray is imported.
 
-In:    a private folder for the files of the proxy; where it is to listen.
-Out:   environment variables; those the user has set stay.
-Never: opens a port beyond this machine.
+In:    a private folder for the files of the proxy; the address on which the proxy listens.
+Out:   environment variables; variables that the user has set keep their values.
+Never: opens a port to other machines, except at that address.
 """
 
 import os
@@ -19,15 +19,15 @@ from mars_ray.serve.deploy.front import set_front
 SETTINGS = {
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",  # by default whatever else runs here comes before the engine
-    # HAProxy in front and gRPC between replicas: half of the default's cost per request.
+    "RAY_worker_niceness": "0",  # by default Ray gives its workers a lower priority than other processes
+    # HAProxy in front and gRPC between replicas halve the cost per request compared with Ray's defaults.
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-    # How long a gateway lives on without requests, so that balancers elsewhere notice; ours is on this machine.
+    # Seconds for which a stopping gateway stays up so that remote load balancers notice. Ours is on this machine.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-    # HAProxy is looked after by an actor of Ray's, which is replaced after three failed checks in a row.
+    # A Ray actor supervises HAProxy. Ray replaces this actor after three failed checks in a row.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.25",
-    # By default it is killed when it is not up after 15 s, which on a busy machine goes on for ever.
+    # Ray kills the actor if it is not ready in time. With the default of 15 s, this repeats for ever on a busy machine.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
 }
 
@@ -37,10 +37,10 @@ exec '{python}' -P -m mars_ray.serve.deploy.haproxy "$@"
 
 
 def set_environment(folder: Path, http_options: Mapping[str, Any]) -> None:
-    """Set the variables that are not set yet. `folder` must be private to this user and live as long as the endpoint.
+    """Set the variables that are not set yet. `folder` must be private to this user and exist while the endpoint runs.
 
-    What `http_options` of the deploy file say holds for a cluster that is started here. On one that is there already,
-    the environment of its nodes does.
+    The deploy file's `http_options` apply to a cluster that is started here. On an existing cluster, the environment of
+    its nodes applies instead.
     """
     stats, metrics = islice(free_ports(), 2)
     proxy = folder / "haproxy"
@@ -57,13 +57,13 @@ def set_environment(folder: Path, http_options: Mapping[str, Any]) -> None:
     )
     for name, value in settings.items():
         os.environ.setdefault(name, value)
-    if "RAY_ADDRESS" not in os.environ:  # our own cluster never runs without tokens
+    if "RAY_ADDRESS" not in os.environ:  # a cluster started here always requires tokens
         os.environ["RAY_AUTH_MODE"] = SETTINGS["RAY_AUTH_MODE"]
         set_front(http_options)
 
 
 def haproxy_files(folder: Path) -> dict[str, str]:
-    """Return the variables that put HAProxy's configuration and sockets into `folder`; Ray's default is open to all."""
+    """Return the variables that put HAProxy's files and sockets into `folder`; Ray's default folder is open to all."""
     return {
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
@@ -76,13 +76,13 @@ def haproxy_files(folder: Path) -> dict[str, str]:
 def free_ports() -> Iterator[int]:
     """Yield free ports outside the range from which the kernel picks ports.
 
-    Ray opens hundreds of ports while it starts, all from the kernel's range (32768 and up) or, in a cluster of
-    several machines, from 10002 to 19999; a port between the two is still free when HAProxy gets to it.
+    While Ray starts, it opens hundreds of ports: all from the kernel's range (32768 and up) or, in a cluster of several
+    machines, from 10002 to 19999. A port between these ranges is still free when HAProxy opens it.
     """
     for port in random.sample(range(20_000, 30_000), 10_000):
-        with socket.socket() as found:
+        with socket.socket() as probe:
             try:
-                found.bind(("", port))
+                probe.bind(("", port))
             except OSError:
                 continue
         yield port

@@ -1,30 +1,30 @@
 """Patch the HAProxy configuration that Ray Serve writes, then run HAProxy in place of this process.
 
-In:    the command line of HAProxy, as Ray gives it (`RAY_SERVE_HAPROXY_BINARY_PATH` names this program).
-Out:   HAProxy in place of this process, with the configuration changed; its answers in files beside it.
-Never: imports Ray, or changes what Ray reads back: names, sockets and ports stay.
+In:    HAProxy's command line, as Ray passes it to this program (the value of `RAY_SERVE_HAPROXY_BINARY_PATH`).
+Out:   HAProxy in place of this process, with a patched configuration; its error answers in files next to it.
+Never: imports Ray, or changes the names, sockets and ports that Ray reads back.
 
-What is changed, of the template in Ray 2.60.0 for HAProxy 2.8.25:
+These are the changes to the template of Ray 2.60.0 for HAProxy 2.8.25:
 
-- No splicing. With `option splice-request`, HAProxy that has passed on a body which came apart from its head no longer
-  reads from the client: it does not see that it left, keeps the request running, and turns on one core meanwhile.
-- A request's head has to be there within `HEAD_SECONDS`. A caller who has to send or to read, and does nothing for
-  `CLIENT_SECONDS`, is cut off, and a connection without a request after `IDLE_SECONDS`. An answer may take its time.
-- It speaks TLS, and limits the connections of an address, where `front` says so.
-- Its admin socket, configuration and certificate are for this user alone: who may write to the socket can send
-  requests, with their keys, wherever he likes.
-- HAProxy's own answers are OpenAI's errors. where no gateway is up, or none is configured any more because the
-  endpoint is about to stop, that is a 503 with Retry-After; Ray's template says 500 and 404. What cannot be changed
-  are the answers of its HTTP parser, 400 to what is no HTTP and 408 to a slow head: those stay pages in HTML.
-- A gateway whose machine is gone is noticed in `GONE_SECONDS`, in the middle of a request, too: by TCP's keep-alive or,
-  where something was sent that nobody took, by its user timeout, for keep-alive waits then.
-- A backend that has no server keeps those that it had: Ray names none while it builds a new version of the application,
-  some ten seconds of a rolling update, and the gateways of the old one go on answering.
-- Ray's own proxy is no stand-in for the gateways: it has the same answers, in plain text.
-- Statistics listen on this machine alone.
+- Splicing is off. With `option splice-request`, HAProxy stops reading from the client after it has forwarded a body
+  that arrived separately from its head. It then misses a disconnect, keeps the request running and occupies one core.
+- A request's head must arrive within `HEAD_SECONDS`. A client that should send or read, but does nothing for
+  `CLIENT_SECONDS`, is disconnected, and an idle connection is closed after `IDLE_SECONDS`. Answers have no time limit.
+- TLS is on, and connections per client address are limited, if `front` says so.
+- The admin socket, the configuration and the certificate are private to this user, because anybody who can write to the
+  socket can redirect requests, with their keys, to any server.
+- HAProxy's own answers have OpenAI's error format. If no gateway is up, or if the endpoint is about to stop and has no
+  configured gateway any more, the answer is a 503 with Retry-After; Ray's template sends 500 and 404. The answers of
+  the HTTP parser cannot be changed: 400 for malformed HTTP and 408 for a slow head remain HTML pages.
+- The loss of a gateway's machine is detected within `GONE_SECONDS`, even in the middle of a request. TCP keep-alive
+  detects it, or TCP's user timeout while sent data is not acknowledged, because keep-alive is suspended then.
+- A backend without servers keeps its previous servers. Ray lists none while it builds a new version of the application
+  (some ten seconds of a rolling update), and the old gateways still answer.
+- Ray's own proxy is not a backup server, because its error answers are plain text.
+- Statistics are available on this machine only.
 
-HAProxy ends with the process that started it. Left behind where Ray on a node ended, it would take requests that it can
-bring to nobody, and keep the ports from the HAProxy of the next start.
+HAProxy ends with the process that started it. If it outlived Ray on a node, it would accept requests that it cannot
+forward, and occupy the ports that the next HAProxy needs.
 """
 
 import ctypes
@@ -54,11 +54,16 @@ UNAVAILABLE = (503, "Service Unavailable", "unavailable", "no gateway of the end
 ANSWERS = {
     404: (404, "Not Found", "not_found", "there is nothing at this path."),
     500: (500, "Internal Server Error", "internal_error", "internal error of the load balancer."),
-    502: (503, "Service Unavailable", "unavailable", "the gateway that had the request died. Send it again."),
+    502: (
+        503,
+        "Service Unavailable",
+        "unavailable",
+        "the gateway that handled the request died. Send the request again.",
+    ),
     503: UNAVAILABLE,
     504: UNAVAILABLE,
 }
-"""Replacements for HAProxy's own answers, by status: status sent, its name, OpenAI's code and message."""
+"""Replacements for HAProxy's own answers, by status: the status sent, its name, and OpenAI's code and message."""
 
 _SECTION = re.compile(r"(?:global|defaults|frontend|backend|listen)\b.*")
 
@@ -70,7 +75,7 @@ def main() -> None:
         patch(Path(arguments[arguments.index("-f") + 1]))
     except MarsRayError as error:
         sys.exit(f"mars-ray-haproxy: {error}")
-    os.environ.pop("RAY_SERVE_HAPROXY_BINARY_PATH", None)  # it names this program
+    os.environ.pop("RAY_SERVE_HAPROXY_BINARY_PATH", None)  # the variable names this program
     binary = get_haproxy_binary()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -78,9 +83,9 @@ def main() -> None:
 
 
 def patch(path: Path) -> None:
-    """Apply the changes listed above to the configuration at `path`, and write HAProxy's answers next to it.
+    """Apply the changes listed above to the configuration at `path`, and write HAProxy's error answers next to it.
 
-    Raises `OutputError` if another account could change the files there, `ConfigError` for a certificate of no use.
+    Raises `OutputError` if another account could change the files there, `ConfigError` for an unusable certificate.
     """
     _close(path.parent)
     pem = certificate_with_key()
@@ -130,8 +135,8 @@ def _patched(config: str, answers: Path) -> Iterator[str]:
 
 
 def _with_servers(lines: Iterable[str], memory: Path) -> Iterator[str]:
-    """Yield the lines; a backend without servers gets those of the last configuration, kept in the file `memory`."""
-    had: dict[str, list[str]] = json.loads(memory.read_text()) if memory.exists() else {}
+    """Yield the lines; a backend without servers gets its previous ones, which the file `memory` keeps."""
+    previous: dict[str, list[str]] = json.loads(memory.read_text()) if memory.exists() else {}
     sections: list[list[str]] = [[]]
     for line in lines:
         if _SECTION.fullmatch(line):
@@ -141,19 +146,19 @@ def _with_servers(lines: Iterable[str], memory: Path) -> Iterator[str]:
         yield from section
         name = section[0].strip() if section else ""
         if servers := [line for line in section if line.split()[:1] == ["server"]]:
-            had[name] = servers
+            previous[name] = servers
         elif name.startswith("backend"):
-            yield from had.get(name, [])
-    _write(memory, json.dumps(had))
+            yield from previous.get(name, [])
+    _write(memory, json.dumps(previous))
 
 
 def _close(folder: Path) -> None:
     """Make a folder private. Raises `OutputError` if another account could replace the folder."""
     private_folder(folder)
-    above = folder.parent.stat()
-    if above.st_uid not in (os.geteuid(), 0) or (above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX):
+    parent = folder.parent.stat()
+    if parent.st_uid not in (os.geteuid(), 0) or (parent.st_mode & 0o022 and not parent.st_mode & stat.S_ISVTX):
         raise OutputError(
-            f"other accounts can rename what is in {folder.parent}. Set RAY_SERVE_HAPROXY_* to a folder of yours."
+            f"other accounts can rename files in {folder.parent}. Set RAY_SERVE_HAPROXY_* to a folder of your own."
         )
 
 
@@ -162,11 +167,11 @@ def _certificate_file(folder: Path) -> Path:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace a private file atomically: the old content stays when the disk is full."""
-    whole = path.with_name(f"{path.name}.new")
-    whole.touch(mode=0o600)
-    whole.write_text(text, newline="")
-    whole.replace(path)
+    """Replace a private file atomically: if the disk is full, the old content stays."""
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.touch(mode=0o600)
+    temporary.write_text(text, newline="")
+    temporary.replace(path)
 
 
 def _answer_file(folder: Path, status: int) -> Path:

@@ -1,8 +1,8 @@
 """Settings of the endpoint: the `args` of the application in a Serve config file.
 
 In:    the parsed YAML.
-Out:   frozen settings; unknown names and impossible values fail when they are read.
-Never: repeats a setting of Ray Serve: replicas, autoscaling, host and port stand where Serve has them.
+Out:   frozen settings; unknown names and impossible values raise errors when they are read.
+Never: repeats a setting of Ray Serve: replicas, autoscaling, host and port belong in Serve's own fields.
 """
 
 from pathlib import Path
@@ -32,52 +32,51 @@ class _Settings(BaseModel):
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class EngineConfig(EngineTuning):
-    """The engine of each replica."""
+    """Engine settings of each replica."""
 
     max_waiting_seqs: AtLeastOne = 64
-    """Sequences that may wait in a replica."""
+    """Maximum number of sequences that wait in a replica."""
     threads: AtLeastOne | None = None
-    """Threads of a step on a CPU, and CPUs that the replica asks Ray for; None takes what its deployment asks for, or
-    one. `mars-ray serve` on this machine alone shares its CPUs between the engines."""
+    """Threads of a step on a CPU, and CPUs that the replica reserves in Ray. None means the CPUs that its deployment
+    reserves, at least 1. On a single machine, `mars-ray serve` divides the CPUs among the engines."""
     dtype: DtypeOrAuto = "auto"
-    """`auto` takes bfloat16 for large checkpoints of 16 bits where the machine is fast at it, else float32."""
+    """`auto` means bfloat16 for large 16-bit checkpoints on machines with fast bfloat16, and float32 otherwise."""
 
 
 class ServeConfig(_Settings):
-    """The endpoint of one model."""
+    """Settings of the endpoint of one model."""
 
     model: str = "bundled"
-    """'bundled', 'smollm2', a folder or a .gguf file of the node where the application is built, which the others fetch
-    from there, a URL, or a name on a hub."""
+    """'bundled', 'smollm2', a URL, a name on a hub, or a folder or .gguf file on the node that builds the application.
+    The other nodes fetch the folder or file from there."""
     adapter: str | None = None
-    """An adapter that was trained for the model: 'smollm2', which comes with the package, a folder or URL as above, or
-    a name on a hub."""
+    """Adapter trained for the model: 'smollm2' (part of the package), a folder, a URL, or a name on a hub."""
     adapters: dict[str, str] = {}
-    """Further adapters, as above, by the names that callers call them: each is a model of the endpoint."""
+    """Further adapters by name. Each is a model of the endpoint, and callers select it by its name."""
     name: str | None = None
-    """What callers call the model; None takes the name of the folder."""
+    """Name of the model in the API; None means the name of its folder."""
     mode: Literal["ar", "threshold", "exact"] = "threshold"
-    """The mode of requests that name none. 'exact' gives the answers of one token at a time, sooner."""
+    """Mode of requests that do not set one. 'exact' returns the answers of decoding one token at a time, but faster."""
     threshold: float = Field(DEFAULT_THRESHOLD, ge=0, le=1)
-    """The threshold of requests that name none, while there is room: the controller goes no higher. At 1 tokens ahead
-    are verified, and answers are those of one token at a time."""
+    """Threshold of requests that do not set one. Under load, the controller lowers it. At 1, drafts are verified, so
+    answers equal those of decoding one token at a time."""
     classes: tuple[ServiceClass, ...] = (ServiceClass(), ServiceClass(name=BATCH_CLASS, priority=-1, share=0.25))
-    """The classes of service. A key may name its class; a key that names none is of the first, except for requests with
-    `service_tier: flex`, which are of the class `batch` if there is one."""
+    """Classes of service. A key may name its class; keys without one belong to the first class. Requests with
+    `service_tier: flex` belong to the class `batch` if it exists."""
     controller: str | None = None
-    """Name of the controller of the thresholds: deployments that name the same one, with the same settings, are judged
-    together. None takes the one of the Serve application."""
+    """Name of the controller of the thresholds. Deployments with the same controller and the same settings are
+    controlled together. None means the controller of the Serve application."""
     control: ControlSettings = ControlSettings()
-    """How thresholds follow the load."""
+    """Settings for adapting thresholds to the load."""
     engine: EngineConfig = EngineConfig()
     limits: RequestLimits = RequestLimits()
     keys: Path | None = None
-    """File of API keys (`mars-ray keys add`), which every node must have. Without one the endpoint answers on the
+    """File of API keys (`mars-ray keys add`), which every node must have. Without it, the endpoint listens on the
     loopback interface only."""
     allowed_hosts: frozenset[str] = LOOPBACK
-    """Names in the Host header the endpoint answers to; '*' for all."""
+    """Names that the endpoint accepts in the Host header; '*' accepts all."""
     web: bool = True
-    """Show the playground at `/` and the live view at `/cluster`. The pages need no key, what they ask for does."""
+    """Serve the playground at `/` and the live view at `/cluster`. The pages need no key, but their requests do."""
     log_prompts: bool = False
     """Write prompts into the request log."""
 
@@ -90,21 +89,21 @@ class ServeConfig(_Settings):
 
     @model_validator(mode="after")
     def _plan_makes_sense(self) -> Self:
-        if len({each.name for each in self.classes}) < max(1, len(self.classes)):
-            raise ValueError("name one class of service or more, each once")
+        if len({service_class.name for service_class in self.classes}) < max(1, len(self.classes)):
+            raise ValueError("name at least one class of service, and each only once")
         ControlPlan(ceiling=self.threshold, classes=self.classes)
         if self.model_name in self.adapters:
-            raise ValueError(f"call no adapter {self.model_name!r}, which is the model")
+            raise ValueError(f"call no adapter {self.model_name!r}, which is the name of the model")
         return self
 
     @property
     def model_name(self) -> str:
-        """What callers call the model."""
+        """Name of the model in the API."""
         return self.name or short_name(self.model)
 
     def engine_spec(self, folder: Path, cpus: float = 1.0) -> EngineSpec:
-        """Return the engine to start for the model in `folder`, on a replica for which Ray reserved `cpus`."""
-        engine, limits = self.engine, self.limits
+        """Return the spec of the engine for the model in `folder`; Ray has reserved `cpus` CPUs for its replica."""
+        engine = self.engine
         return EngineSpec(
             folder=folder,
             dtype=engine.dtype,
@@ -113,7 +112,7 @@ class ServeConfig(_Settings):
             options=EngineOptions(
                 **engine.tuning,
                 max_waiting_seqs=engine.max_waiting_seqs,
-                max_request_tokens=limits.n * limits.output_tokens,
+                max_request_tokens=self.limits.n * self.limits.output_tokens,
                 threshold=self.threshold,
                 classes=self.classes,
             ),
@@ -128,53 +127,53 @@ class ServeConfig(_Settings):
             settings=self.control,
             ceiling=self.threshold,
             classes=self.classes,
-            agreement=tuple((each.threshold, each.agreement) for each in points),
-            accuracy=tuple((each.threshold, each.accuracy) for each in points if each.accuracy is not None),
+            agreement=tuple((point.threshold, point.agreement) for point in points),
+            accuracy=tuple((point.threshold, point.accuracy) for point in points if point.accuracy is not None),
         )
 
 
-def parse_config(fields: dict[str, Any], source: str = "args", place: str = "") -> ServeConfig:
-    """Return the settings in `fields`. Raises `ConfigError` naming the first that is wrong, and where in `source`."""
-    check_names(ServeConfig, fields, source, place)
+def parse_config(fields: dict[str, Any], source: str = "args", path: str = "") -> ServeConfig:
+    """Return the settings in `fields`. Raises `ConfigError` naming the first wrong field, below `path` in `source`."""
+    check_names(ServeConfig, fields, source, path)
     try:
         return ServeConfig.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
-        name = ".".join(filter(None, (place, *map(str, first["loc"]))))
+        name = ".".join(filter(None, (path, *map(str, first["loc"]))))
         raise ConfigError(f"{source}: {name}: {first['msg']}; it is {first['input']!r}.") from None
 
 
 def check_exposure(host: str, config: ServeConfig) -> None:
-    """Raise a `ConfigError` if other machines could reach an endpoint that has no keys."""
+    """Raise a `ConfigError` if other machines could reach an endpoint without keys."""
     if config.keys is None and host not in LOOPBACK:
         raise ConfigError(
-            f"the host is {host!r} and there are no API keys: everyone who reaches this machine could use the model. "
+            f"the host is {host!r} and there are no API keys: everyone who can reach this machine could use the model. "
             "Set keys (see `mars-ray keys add`), or listen on 127.0.0.1."
         )
 
 
-def check_names(model: type, fields: Any, source: str, place: str = "") -> None:
-    """Raise a `ConfigError` for the first name in `fields`, at any depth, that `model` does not know."""
+def check_names(model: type, fields: Any, source: str, path: str = "") -> None:
+    """Raise a `ConfigError` for the first name in `fields`, at any depth, that `model` does not define."""
     model_fields = _fields_of(model)
-    assert model_fields is not None, f"{model.__name__} is no pydantic class"
-    where = f"{source}: {place}" if place else source
+    assert model_fields is not None, f"{model.__name__} is not a pydantic class"
+    where = f"{source}: {path}" if path else source
     known = ", ".join(model_fields)
     if not isinstance(fields, dict):
-        raise ConfigError(f"{where} is {fields!r}; give fields. Known are {known}.")
+        raise ConfigError(f"{where} is {fields!r}, must be a mapping of fields. Known are {known}.")
     for name, value in fields.items():
         if name not in model_fields:
             raise ConfigError(f"{where}: unknown field {name!r}. Known are {known}.")
-        inner = _model_in(model_fields[name].annotation)
-        below = f"{place}.{name}" if place else name
-        if inner and isinstance(value, dict):
-            check_names(inner, value, source, below)
-        if inner and isinstance(value, list):
+        inner_model = _model_in(model_fields[name].annotation)
+        inner_path = f"{path}.{name}" if path else name
+        if inner_model and isinstance(value, dict):
+            check_names(inner_model, value, source, inner_path)
+        if inner_model and isinstance(value, list):
             for number, item in enumerate(value):
-                check_names(inner, item, source, f"{below}[{number}]")
+                check_names(inner_model, item, source, f"{inner_path}[{number}]")
 
 
 def _fields_of(model: Any) -> dict[str, FieldInfo] | None:
-    """Return the fields of a pydantic model or dataclass, None for any other type."""
+    """Return the fields of a pydantic model or dataclass; None for any other type."""
     if not isinstance(model, type):
         return None
     if issubclass(model, BaseModel):
@@ -183,7 +182,7 @@ def _fields_of(model: Any) -> dict[str, FieldInfo] | None:
 
 
 def _model_in(annotation: Any) -> type | None:
-    """Return the pydantic class in an annotation such as `Optional[List[Model]]`."""
+    """Return the first pydantic class in an annotation such as `Optional[List[Model]]`; None if it has none."""
     if _fields_of(annotation) is not None:
         model: type = annotation
         return model
