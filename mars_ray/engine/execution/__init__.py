@@ -1,1 +1,1 @@
-"""One forward of the network: packing, the model runner, compiled steps."""
+"""Forwards of the network: packed inputs, model runners and compiled steps."""

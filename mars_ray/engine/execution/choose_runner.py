@@ -25,8 +25,8 @@ def choose_runner(
 ) -> tuple[ModelRunner, str]:
     """Return the runner, and a description of it with the reason for the choice.
 
-    With `consume`, the network's own weights may be freed once they are packed. Raises `ModelError` if quantized weights
-    are requested and the kernels, which they need, do not support the network or the machine.
+    With `consume`, the network's own weights may be freed once they are packed. Raises `ModelError` if the options ask
+    for quantized weights, which need the kernels, and the kernels do not support the network or the machine.
     """
     try:
         runner = CPURunner(

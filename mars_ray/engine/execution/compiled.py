@@ -1,11 +1,11 @@
-"""The decoding step through torch.compile: loaded from disk, or compiled by a child process while eager steps go on.
+"""Compile the decoding step with torch.compile in a child process, and load compiled steps from disk.
 
-Until a variant is ready, and where there is no compiler, `get` returns None. This process never compiles: tracing holds
-the interpreter, and steps beside it would crawl.
+Steps run eagerly until their compiled variant is ready; without a compiler they stay eager. This process does not
+compile, because tracing holds the interpreter lock and would slow down the steps.
 
-Sizes are dynamic, so the number of variants does not grow with slots, positions or lengths. The compiler treats a size
-of 1 apart, which leaves four: one slot or several, one position or several. They are kept in the user's cache folder,
-by model shape, versions and threads; engines that start together compile each once.
+Sizes are dynamic, but the compiler treats a size of 1 as a constant. So there are four variants: one or several slots,
+with one or several positions. They are kept in the user's cache folder under a digest of the model configuration,
+versions, processor and number of threads. Engines that start at the same time compile each variant only once.
 """
 
 import fcntl
@@ -38,30 +38,31 @@ from mars_ray.storage.private import is_private, private_folder
 log = logging.getLogger(__name__)
 
 CACHE = Path(".cache/mars-ray/compiled")
-"""Folder of compiled steps below the home of the user. What is in it is run, so no other account may write there."""
+"""Folder of compiled steps in the user's home. Its files are executed, so no other account may write there."""
 
 COMPILE_AFTER_STEPS = 500
-"""Compiling takes minutes of processor time: an engine that lives for less than so many steps is better without."""
+"""Steps after which compilation starts. It takes minutes of processor time, so engines with fewer steps do without."""
 
 VARIANTS = ((1, 1), (1, 6), (5, 6), (5, 1))
-"""Slots and positions of the examples, in the order in which they are most missed."""
+"""Slots and positions of the example input of each variant, in the order of compilation: the most useful come first."""
 
 
 class CompiledSteps:
-    """Loads each variant as soon as it is on the disk; a child process compiles those that are not."""
+    """Loads variants from disk, and compiles missing variants in a child process."""
 
     def __init__(self, network: PreTrainedModel, mask_id: int) -> None:
         self._network = network
         self._folder = Path.home() / CACHE / _key(network, mask_id)
         self._ready: dict[tuple[bool, bool], Forward] = {}
         self._child: subprocess.Popen[str] | None = None
-        self._wanted, self._closed = threading.Event(), threading.Event()
+        self._wanted = threading.Event()
+        self._closed = threading.Event()
         self._steps = 0
         self._thread = threading.Thread(target=self._warm, args=(mask_id,), name="compiled", daemon=True)
         self._thread.start()
 
     def get(self, batch: ForwardBatch) -> Forward | None:
-        """Return the variant for the slots and positions of `batch` if it is ready, else None. Called once a step."""
+        """Return the variant for the sizes of `batch`, or None if it is not ready. Must be called once per step."""
         self._steps += 1
         if self._steps == COMPILE_AFTER_STEPS:
             self._wanted.set()
@@ -69,12 +70,12 @@ class CompiledSteps:
         return self._ready.get((rows > 1, positions > 1))
 
     def wait(self) -> None:
-        """Wait for all variants."""
+        """Compile missing variants now, and wait until all are ready."""
         self._wanted.set()
         self._thread.join()
 
     def close(self) -> None:
-        """Compile no further variant."""
+        """Stop compiling."""
         self._closed.set()
         self._wanted.set()
         if self._child:
@@ -88,16 +89,17 @@ class CompiledSteps:
             missing = [variant for variant in VARIANTS if not self._load(*variant)]
             if missing and self._wanted.wait() and not self._closed.is_set():
                 self._compile(missing, mask_id)
-        except Exception as error:  # no compiler, or one that cannot: eager is always right
+        except Exception as error:  # eager steps work without a compiler
             if not self._closed.is_set():
                 log.warning("steps stay uncompiled: %s", (str(error).strip().splitlines() or [repr(error)])[-1])
 
     def _compile(self, missing: list[tuple[int, int]], mask_id: int) -> None:
         self._close_folder()
         self._network.config.save_pretrained(self._folder)
-        given = [str(mask_id), str(self._network.dtype).removeprefix("torch."), self._network.device.type]
-        command = [sys.executable, "-P", "-m", __name__, str(self._folder), *given, str(torch.get_num_threads())]
-        # Its input is closed when this process ends, however it ends.
+        dtype = str(self._network.dtype).removeprefix("torch.")
+        arguments = (self._folder, mask_id, dtype, self._network.device.type, torch.get_num_threads())
+        command = [sys.executable, "-P", "-m", __name__, *map(str, arguments)]
+        # The child ends when its standard input closes, so it ends with this process even after a crash.
         with (
             TemporaryFile("w+") as complaints,
             subprocess.Popen(
@@ -105,7 +107,7 @@ class CompiledSteps:
             ) as self._child,
         ):
             assert self._child.stdout is not None
-            for name in self._child.stdout:  # one for each variant that is on the disk
+            for name in self._child.stdout:  # the child prints the name of each variant on disk
                 for variant in missing:
                     if _name(*variant) == name.strip():
                         self._load(*variant)
@@ -115,7 +117,7 @@ class CompiledSteps:
 
     def _close_folder(self) -> None:
         private_folder(self._folder, within=Path.home() / CACHE.parent)
-        # By default torch keeps and loads what it compiles below /tmp, where another account may have made the folder.
+        # The default folder of torch's compiler cache is in /tmp, where another account may have created it.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(private_folder(self._folder.parent / "inductor")))
 
     def _load(self, rows: int, positions: int) -> bool:
@@ -130,7 +132,7 @@ class CompiledSteps:
 
 
 def compile_variants(folder: Path, mask_id: int, dtype: torch.dtype, device: str) -> Iterator[tuple[int, int]]:
-    """Compile what `folder` lacks, beside the model's configuration in it, and yield what is there."""
+    """Compile missing variants into `folder`, which holds the model's configuration, and yield each variant on disk."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -139,7 +141,7 @@ def compile_variants(folder: Path, mask_id: int, dtype: torch.dtype, device: str
             network = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)
     finally:
         torch.set_default_dtype(before)
-    network.to_empty(device=device).eval()  # memory that is never written is never taken
+    network.to_empty(device=device).eval()  # weights are never written, so they take no memory
     network.tie_weights()
     network.set_attn_implementation(attention.ATTENTION)
     run = forward_of(network, mask_id)
@@ -150,16 +152,16 @@ def compile_variants(folder: Path, mask_id: int, dtype: torch.dtype, device: str
                 partial = target.with_suffix(".partial")
                 step = compile_step(run, example(network, rows, positions))
                 step.save_compiled_function(str(partial), external_data={"network": network})
-                partial.chmod(0o600)  # whatever the umask is
+                partial.chmod(0o600)  # regardless of the umask
                 partial.replace(target)
         yield rows, positions
 
 
 @torch.inference_mode()
 def compile_step(run: Forward, inputs: tuple[Any, ...]) -> Any:
-    """Compile `run` ahead of time for every size like those of `inputs`."""
+    """Compile `run` ahead of time, for inputs of any size with the same dynamic dimensions as `inputs`."""
 
-    # Sizes only: weights, devices and dtypes of one engine do not change, and checking them costs a tenth of a step.
+    # Guard only sizes. An engine's weights, devices and dtypes never change, and checking them takes a tenth of a step.
     def sizes(guards: list[Any]) -> list[bool]:
         return [guard.guard_type == "SHAPE_ENV" for guard in guards]
 
@@ -169,8 +171,12 @@ def compile_step(run: Forward, inputs: tuple[Any, ...]) -> Any:
 
 @torch.inference_mode()
 def example(network: PreTrainedModel, rows: int, positions: int) -> tuple[Any, ...]:
-    """Return inputs with a cache of their own. Sizes that are equal, or 1, would be taken for such by nature."""
-    width, columns = 512, 77
+    """Return example inputs with their own cache.
+
+    No two dynamic sizes are equal and none is 1, because the compiler would assume that this always holds.
+    """
+    width = 512
+    columns = 77
     cache = SlotKVCache(network.config, network.dtype, network.device)
     cache.resize(rows + 7, width)
     count = rows * positions
@@ -194,17 +200,17 @@ def example(network: PreTrainedModel, rows: int, positions: int) -> tuple[Any, .
         prefill=None,
         kv_tokens=0,
     )
-    dynamic = [(part, size) for layer in cache.layers for part in layer for size in (0, 2)]
+    dynamic = [(tensor, dim) for layer in cache.layers for tensor in layer for dim in (0, 2)]
     per_position = [getattr(batch, field.name) for field in fields(batch) if field.name.endswith(("_N", "_M"))]
     dynamic += [(tensor, 0) for tensor in per_position] if count > 1 else []
-    dynamic += [(where_RP, size) for size in (0, 1) if where_RP.shape[size] > 1] + [(column_C, 0)]
-    for tensor, size in dynamic:
-        torch._dynamo.mark_dynamic(tensor, size)
+    dynamic += [(where_RP, dim) for dim in (0, 1) if where_RP.shape[dim] > 1] + [(column_C, 0)]
+    for tensor, dim in dynamic:
+        torch._dynamo.mark_dynamic(tensor, dim)
     return cache.layers, batch
 
 
 def _key(network: PreTrainedModel, mask_id: int) -> str:
-    """Return a name for everything that what is compiled depends on."""
+    """Return a digest of everything that the compiled code depends on."""
     sources = [Path(str(module.__file__)).read_text() for module in (attention, forward, forward_batch)]
     processor = torch.cuda.get_device_name() if network.device.type == "cuda" else torch.cpu.get_capabilities()
     parts = [
@@ -220,14 +226,14 @@ def _name(rows: int, positions: int) -> str:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold the folder against other processes that would compile the same."""
+    """Lock the folder within the block, so that no other process compiles the same variant."""
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def main() -> None:
-    """Compile in a process of its own, with what is left of the processor."""
+    """Compile in a child process, at low priority."""
     folder, mask_id, dtype, device, threads = sys.argv[1:]
     os.nice(10)
     threading.Thread(target=_end_with_parent, daemon=True).start()

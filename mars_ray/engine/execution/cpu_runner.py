@@ -1,4 +1,4 @@
-"""One forward of a decoder of the Llama family through the compiled kernels, on a CPU."""
+"""Run a decoder of the Llama family on a CPU through the compiled kernels."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ from mars_ray.engine.options import Quantize
 
 
 class CPURunner:
-    """Runs packed copies of the network's weights. Raises `KernelError` where the kernels do not fit the network."""
+    """Runs packed copies of the network's weights. Raises `KernelError` if the kernels do not support the network."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class CPURunner:
         consume: bool,
         adapters: Sequence[GatedLoRA],
     ) -> None:
-        # Taken before the network gives its weights up.
+        # Read before `FusedDecoder` frees the weights of the network.
         embeddings = embeddings_of(network)
         self._decoder = FusedDecoder(network, mask_id=mask_id, quantize=quantize, consume=consume, adapters=adapters)
         self.mask_samplers: list[MaskCorrector] = [FusedMaskSampler(lora.sampler, *embeddings) for lora in adapters]
@@ -36,11 +36,11 @@ class CPURunner:
 
     @torch.inference_mode()
     def run(self, batch: ForwardBatch) -> ForwardOutput:
-        """Run one forward; the keys and values of all its positions are in the cache afterwards."""
+        """Run one forward, which writes the keys and values of all its positions to the cache."""
         return ForwardOutput(*self._decoder.forward(self._cache.layers, batch))
 
     def wait_until_compiled(self) -> None:
-        """Return at once: kernels are compiled before the first step."""
+        """Return at once, because the kernels are compiled before the first step."""
 
     def close(self) -> None:
-        """Do nothing: nothing runs in the background."""
+        """Do nothing, because nothing runs in the background."""

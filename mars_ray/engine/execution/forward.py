@@ -1,7 +1,6 @@
-"""One forward of an unmodified HF decoder over the cache, as a function of tensors.
+"""One forward of an unmodified HF decoder over the KV cache, as a function of tensors.
 
-It gives, at each picked position, the most likely token, its probability, and the logits. Letters are those of
-`attention` and `input_packer`.
+Tensor names use the letters of `kv/forward_batch`, and V for the vocabulary.
 """
 
 from collections.abc import Callable
@@ -18,8 +17,10 @@ Forward = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
 def forward_of(network: PreTrainedModel, mask_id: int) -> Forward:
-    """Return the forward of `network` as a function of tensors: tokens [M], their probabilities [M], logits [M, V]."""
+    """Return a function that runs `network` and returns the most likely tokens, their probabilities, and the logits.
 
+    Tokens and probabilities are [M], logits [M, V] in float32. The mask token has logit -inf.
+    """
     text = network.config.get_text_config()
     groups = text.num_attention_heads // kv_shape(text)[1]
 

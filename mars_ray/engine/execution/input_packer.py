@@ -1,7 +1,7 @@
 """Lay out the batch of a step as the index tensors of one forward.
 
-Positions of all sequences are packed one behind the other, without padding: what takes no part costs nothing but a
-filler in attention. Letters are those of `attention`, and M are the positions whose logits are read, the picks.
+The positions of all sequences are packed end to end, so padding costs only filler cells in attention. Letters are those
+of `kv/forward_batch`.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from mars_ray.engine.scheduling.sequence import Sequence
 
 @dataclass(slots=True)
 class _Lists:
-    """The packed positions of a batch, as lists."""
+    """The packed positions of a batch; the fields are those of `ForwardBatch`, as lists."""
 
     ids: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
@@ -29,33 +29,35 @@ class _Lists:
     adapters: list[int] = field(default_factory=list)
     picks: list[int] = field(default_factory=list)
     slices: list[slice] = field(default_factory=list)
-    """Where in `picks` those of each sequence are."""
+    """Range of `picks` that belongs to each sequence."""
     reaches: list[int] = field(default_factory=list)
-    """Columns each sequence needs in its slot."""
+    """Number of columns that each sequence needs in its slot."""
 
 
 class InputPacker:
-    """Packs for a network with the mask token `mask_id`, on `device`, for sequences up to `max_model_len` tokens.
+    """Packs batches on `device`, with sequences of up to `max_model_len` tokens and the mask token `mask_id`.
 
-    `adapter_of` tells which adapter decodes the masks of a sequence, -1 for none.
+    `adapter_of` returns the number of the adapter that decodes the masks of a sequence, or -1 for none.
     """
 
     def __init__(
         self, mask_id: int, max_model_len: int, device: torch.device, adapter_of: Callable[[Sequence], int]
     ) -> None:
-        self._mask_id, self._device, self._adapter_of = mask_id, device, adapter_of
+        self._mask_id = mask_id
+        self._device = device
+        self._adapter_of = adapter_of
         with torch.inference_mode():
             self._columns = torch.arange(max_model_len, device=device)
 
     @torch.inference_mode()
     def pack(self, batch: list[ScheduledSequence], rows: int, *, audit: bool) -> tuple[ForwardBatch, list[slice]]:
-        """Lay out `batch`, decoding sequences first; `rows` is the number of active slots.
+        """Return the inputs for `batch`, and the slice of the M picks that belongs to each sequence.
 
-        Prompts get a rectangle of their own where they would stretch that of the decoding sequences.
+        `batch` begins with the decoding sequences; `rows` is the number of active slots. Prompts get a second
+        rectangle if they would make the first one much wider.
 
-        Logits are read from the last token on, or, to `audit` and where log-probabilities are asked for, from every
-        token of a decoding sequence; the slices say where in M those of each sequence are. They are empty for a part of
-        a prompt.
+        The picks of a sequence begin at its last token. With `audit`, or for a request with log-probabilities, a
+        decoding sequence has picks at all its tokens. A part of a prompt that does not reach its end has none.
         """
         packed = self._lists(batch, audit)
         slots = [scheduled.sequence.slot or 0 for scheduled in batch]
@@ -64,8 +66,10 @@ class InputPacker:
         prefill = None
         if first < len(batch):
             count = len(batch) - first
-            longest, prefill_cells, behind = _layout(batch[first:], list(range(count)), count, len(back), len(cells))
-            back += behind
+            longest, prefill_cells, prefill_back = _layout(
+                batch[first:], list(range(count)), count, len(back), len(cells)
+            )
+            back += prefill_back
             where, slot_L = self._tensors(prefill_cells, slots[first:])
             prefill = PrefillBatch(where.view(count, longest), slot_L, self._columns[: max(packed.reaches[first:])])
         id_N, slot_N, position_N, target_N, prefix_N, behind_N, offset_N, adapter_N, back_N, pick_M, where = (
@@ -104,7 +108,9 @@ class InputPacker:
     def _lists(self, batch: list[ScheduledSequence], audit: bool) -> _Lists:
         packed = _Lists()
         for scheduled in batch:
-            sequence, start, picked = scheduled.sequence, len(packed.ids), len(packed.picks)
+            sequence = scheduled.sequence
+            start = len(packed.ids)
+            first_pick = len(packed.picks)
             computed = sequence.num_computed_tokens
             packed.ids += sequence.tokens[computed : computed + scheduled.num_tokens]
             if scheduled.has_logits:
@@ -126,23 +132,24 @@ class InputPacker:
                 packed.positions += range(computed, computed + length)
                 packed.prefixes += range(computed + 1, computed + length + 1)
                 packed.behind += [0] * length
-            packed.slices.append(slice(picked, len(packed.picks)))
+            packed.slices.append(slice(first_pick, len(packed.picks)))
         if len(packed.picks) < 2:
-            # Some logits are always read. A compiled step takes any number but 1, unless it has but one position.
+            # Read at least two logits: a compiled step with several positions accepts any number of picks except 1.
             packed.picks = (packed.picks or [len(packed.ids) - 1]) * min(2, len(packed.ids))
         return packed
 
     def _tensors(self, *lists: list[int]) -> tuple[Tensor, ...]:
-        """Return one tensor for each list, all of them parts of one that is copied to the device at once."""
-        together = torch.tensor([each for part in lists for each in part], device=self._device)
-        parts: tuple[Tensor, ...] = torch.split(together, [len(part) for part in lists])
-        return parts
+        """Return one tensor per list. All are views of a single tensor, so there is one copy to the device."""
+        joined = torch.tensor([number for numbers in lists for number in numbers], device=self._device)
+        tensors: tuple[Tensor, ...] = torch.split(joined, [len(numbers) for numbers in lists])
+        return tensors
 
 
 def _place_rows(packed: _Lists, computed: int, scheduled: ScheduledSequence) -> None:
-    """Place tokens and drafts one behind the other, and behind the last token and each draft a row of masks.
+    """Add the positions of a sequence with several rows of masks: after its last token, and after each draft.
 
-    The rows lie behind one another in the slot. A mask attends to what its row stands behind, and to its own row.
+    Tokens and drafts come first in the slot, then the rows end to end. A mask attends to the tokens and drafts before
+    its row, and within its row up to itself.
     """
     length = scheduled.num_tokens + scheduled.num_drafts
     packed.positions += range(computed, computed + length)
@@ -159,7 +166,7 @@ def _place_rows(packed: _Lists, computed: int, scheduled: ScheduledSequence) -> 
 
 
 def _in_first_rectangle(batch: list[ScheduledSequence], rows: int) -> int:
-    """Return how many share the first rectangle: the decoding sequences, or all when that wastes little of it."""
+    """Return the number of sequences in the first rectangle: all if they fill half of it, else those that decode."""
     lengths = [scheduled.num_positions for scheduled in batch]
     if 2 * sum(lengths) >= rows * max(lengths):
         return len(batch)
@@ -169,16 +176,18 @@ def _in_first_rectangle(batch: list[ScheduledSequence], rows: int) -> int:
 def _layout(
     batch: list[ScheduledSequence], row_of: list[int], rows: int, start: int, begin: int
 ) -> tuple[int, list[int], list[int]]:
-    """Lay out the packed positions from `start` on in a rectangle of `rows` rows, sequence b in the row `row_of[b]`.
+    """Lay out packed positions, the first of which is `start`, in a rectangle of `rows` rows.
 
-    Returns its width; which packed position stands where in it, fillers naming position 0, which exists and what
-    attention makes of which is not read there; and where each packed position stands, counted from `begin`.
+    The sequence `batch[b]` takes the row `row_of[b]`. Returns the width of the rectangle, the packed position in each
+    cell, and the cell of each packed position, counted from `begin`. Filler cells name position 0, which always exists;
+    the attention output of fillers is never read.
     """
     width = max((scheduled.num_positions for scheduled in batch), default=1)
     where = [0] * (rows * width)
     back: list[int] = []
     for scheduled, row in zip(batch, row_of, strict=True):
-        cell, length = row * width, scheduled.num_positions
+        cell = row * width
+        length = scheduled.num_positions
         where[cell : cell + length] = range(start, start + length)
         back += range(begin + cell, begin + cell + length)
         start += length

@@ -1,4 +1,4 @@
-"""What runs one forward after the other: the engine needs no more of it than this."""
+"""The interface of model runners, which run the forwards of an engine, and the output of a forward."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,45 +11,47 @@ from mars_ray.engine.kv.forward_batch import ForwardBatch
 
 @dataclass(frozen=True, slots=True)
 class MaskRow:
-    """A row of masks: the pick of the token or draft it stands behind, and the picks of the masks."""
+    """A row of masks in a forward, in indices of picks."""
 
     behind: int
+    """Pick of the token or draft before the row."""
     masks: range
+    """Picks of the masks."""
 
 
 @dataclass(slots=True)
 class ForwardOutput:
-    """What a forward gave at the M picked positions. The mask token has probability 0 at each."""
+    """The output of a forward at the M picked positions. The mask token has probability 0 everywhere."""
 
     tokens: list[int]
-    """The most likely token at each position."""
+    """Most likely token at each position."""
     confidences: list[float]
-    """The probability of that token."""
+    """Probability of that token."""
     logits_MV: Tensor
     """Logits in float32."""
     hidden_MH: Tensor | None
-    """The last hidden states, which the logits are made from; None where no adapter reads them."""
+    """Last hidden states, from which the logits are computed; None if no adapter reads them."""
 
 
 class MaskCorrector(Protocol):
     """The sampler head of an adapter."""
 
     def correct(self, output: ForwardOutput, rows: Sequence[MaskRow]) -> None:
-        """Correct tokens, confidences and logits of `output` at the masks of `rows`, in place."""
+        """Correct the tokens, confidences and logits of `output` at the masks of `rows`, in place."""
 
 
 class ModelRunner(Protocol):
-    """Runs a network over the KV cache, on one batch after the other."""
+    """Runs the forwards of a network over the KV cache."""
 
     @property
     def mask_samplers(self) -> Sequence[MaskCorrector]:
         """The sampler head of each adapter."""
 
     def run(self, batch: ForwardBatch) -> ForwardOutput:
-        """Run one forward; the keys and values of all its positions are in the cache afterwards."""
+        """Run one forward, which writes the keys and values of all its positions to the cache."""
 
     def wait_until_compiled(self) -> None:
-        """Wait until the steps that can be compiled are; return at once where nothing is compiled."""
+        """Compile all missing steps now and wait for them. Returns at once if this runner compiles nothing."""
 
     def close(self) -> None:
-        """End what runs in the background."""
+        """Stop all work in the background."""

@@ -1,4 +1,4 @@
-"""One forward of an unmodified HF decoder through torch, compiled where a compiler is present."""
+"""Run an unmodified HF decoder through torch, with compiled steps if a compiler is present."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -20,7 +20,7 @@ from mars_ray.errors import ModelError
 
 
 class TorchRunner:
-    """Runs the network, whose attention it replaces, on one batch after the other."""
+    """Runs the forwards of a network, whose attention it replaces. Raises `ModelError` for capped attention logits."""
 
     def __init__(
         self,
@@ -33,23 +33,24 @@ class TorchRunner:
     ) -> None:
         capped = getattr(network.config.get_text_config(), "attn_logit_softcapping", None)
         if capped is not None:
-            raise ModelError(f"The model caps its attention logits at {capped}, which the engine's attention cannot.")
+            raise ModelError(f"The model caps its attention logits at {capped}, which the engine does not support.")
         network.set_attn_implementation(ATTENTION)
         self._cache = cache
         self._forward = forward_of(network, mask_id)
-        self._network, self._adapters = network, adapters
-        self._attached: list[RemovableHandle] = [each for lora in adapters for each in lora.attach(network)]
+        self._network = network
+        self._adapters = adapters
+        self._attached: list[RemovableHandle] = [handle for lora in adapters for handle in lora.attach(network)]
         embeddings = embeddings_of(network)
         self.mask_samplers: list[MaskCorrector] = [MaskSampler(lora.sampler, *embeddings) for lora in adapters]
         self._hidden_MH: Tensor | None = None
         if adapters:
             self._attached.append(network.get_output_embeddings().register_forward_pre_hook(self._keep_hidden))
-        # What is compiled knows no adapter.
+        # Compiled steps support no adapter.
         self._compiled = CompiledSteps(network, mask_id) if compiled and not adapters else None
 
     @torch.inference_mode()
     def run(self, batch: ForwardBatch) -> ForwardOutput:
-        """Run one forward; the keys and values of all its positions are in the cache afterwards."""
+        """Run one forward, which writes the keys and values of all its positions to the cache."""
         layers = self._cache.layers
         if self._adapters:
             with ExitStack() as acting:
@@ -61,7 +62,7 @@ class TorchRunner:
         return ForwardOutput(token_M.tolist(), confidence_M.tolist(), logits_MV, self._hidden_MH)
 
     def _adapted_embeddings(self, batch: ForwardBatch, acting: ExitStack) -> Tensor:
-        """Return the embeddings [N, H] of a batch; each adapter acts on its masks until `acting` is closed."""
+        """Return the embeddings [N, H] of a batch. Each adapter acts on its masks until `acting` closes."""
         embedded_NH: Tensor = self._network.get_input_embeddings()(batch.id_N)
         for number, lora in enumerate(self._adapters):
             where_L = (batch.adapter_N == number).nonzero().flatten()
@@ -75,12 +76,12 @@ class TorchRunner:
         [self._hidden_MH] = inputs[0]
 
     def wait_until_compiled(self) -> None:
-        """Wait until the steps that can be compiled are; return at once without a compiler."""
+        """Compile all missing steps now and wait for them. Returns at once if this runner compiles nothing."""
         if self._compiled:
             self._compiled.wait()
 
     def close(self) -> None:
-        """Stop compiling, and leave the network without an adapter."""
+        """Stop compiling, and detach the adapters from the network."""
         for handle in self._attached:
             handle.remove()
         if self._compiled:

@@ -1,1 +1,1 @@
-"""The KV cache: who owns which slot, the tensors, and attention over them."""
+"""The KV cache: slot allocation, tensors, and attention over them."""

@@ -1,12 +1,12 @@
-"""Attention of one engine step over the cache, for any unmodified HF decoder.
+"""Attention of one engine step over the KV cache, for any unmodified HF decoder.
 
-N packed positions bring their queries, keys and values; keys and values are written into the cache, and attention is
-over the cache alone. No position looks at a column that was not written.
+The keys and values of the N packed positions are written to the cache, and queries attend to the cache only, never to a
+column that was not written.
 
-Registered with transformers under `ATTENTION`; the model is called with `use_cache=False` and our tensors as keyword
-arguments, which it hands down to this function.
+`attend` is registered with transformers under `ATTENTION`. The model is called with `use_cache=False` and with our
+tensors as keyword arguments, which it passes on to `attend`.
 
-Letters are those of `forward_batch`, and G query heads per key head, H heads, D their size.
+Letters are those of `forward_batch`, and H query heads, K key heads, G query heads per key head, D the head size.
 """
 
 from dataclasses import dataclass
@@ -26,24 +26,24 @@ Layers = list[tuple[Tensor, Tensor]]
 
 @dataclass(slots=True)
 class Rectangle:
-    """Some of the packed positions, laid out for one attention call with a line for each slot."""
+    """Packed positions laid out for one attention call, with one row per slot."""
 
     where_RP: Tensor
-    """The packed position in each cell; fillers name any."""
+    """The packed position in each cell; filler cells name an arbitrary one."""
     position_RP: Tensor
     column_C: Tensor
-    """Columns of the cache that are read."""
+    """Columns of the cache that the rectangle reads."""
     visible: Tensor
-    """[R, 1, G * P, C]: 0 where a position may attend to a column, -inf elsewhere, in the dtype of the queries."""
+    """Attention mask [R, 1, G * P, C]: 0 where a position may attend to a column, otherwise -inf."""
 
 
 def decoding_rectangle(batch: ForwardBatch, groups: int, dtype: torch.dtype) -> Rectangle:
-    """Lay out attention of the active slots, the same in all layers of a step."""
+    """Return the first rectangle of a step, with the active slots. All layers share it."""
     return _rectangle(batch, batch.where_RP, batch.column_C, groups, dtype)
 
 
 def prefill_rectangle(batch: ForwardBatch, groups: int, dtype: torch.dtype) -> Rectangle | None:
-    """Lay out attention of the slots that read a prompt; None where they share the first rectangle."""
+    """Return the second rectangle, with the slots that read prompts; None if all slots share the first one."""
     if batch.prefill is None:
         return None
     return _rectangle(batch, batch.prefill.where_LQ, batch.prefill.column_C, groups, dtype)
@@ -71,12 +71,12 @@ def attend(
     sliding_window: int | None = None,
     **_unused: Any,
 ) -> tuple[Tensor, None]:
-    """Write keys and values, attend, and return [1, N, H, D].
+    """Write keys and values to the cache, attend, and return the output [1, N, H, D].
 
-    `decoding` covers the active slots, which are the first of the cache; `prefill` covers copies of its slots.
+    `decoding` reads the active slots, which come first in the cache, as a slice; `prefill` reads copies of its slots.
     """
     keys, values = layers[module.layer_idx]  # type: ignore[index]
-    # Compiled, an index_copy_ into one slot would copy the whole layer; this writes in place.
+    # When compiled, index_copy_ into one slot would copy the whole layer; this assignment writes in place.
     keys[batch.slot_N, :, batch.target_N] = key_1KND[0].transpose(0, 1)
     values[batch.slot_N, :, batch.target_N] = value_1KND[0].transpose(0, 1)
     if decoding.where_RP.shape[0] == 1 and prefill is None:
@@ -95,7 +95,7 @@ def attend(
 def _attend_alone(
     query_1HND: Tensor, keys: Tensor, values: Tensor, within: Rectangle, scaling: float, sliding_window: int | None
 ) -> Tensor:
-    """Attend in the only slot, which is laid out as it is packed: [1, N, H, D]."""
+    """Return attention [1, N, H, D] for a single active slot, whose layout is the packed order."""
     _, heads, positions, size = query_1HND.shape
     query = query_1HND.reshape(1, keys.shape[1], -1, size)
     out = _scores_and_values(query, keys, values, within, scaling, sliding_window)
@@ -105,11 +105,11 @@ def _attend_alone(
 def _attend(
     query_NHD: Tensor, keys: Tensor, values: Tensor, within: Rectangle, scaling: float, sliding_window: int | None
 ) -> Tensor:
-    """Attend in one rectangle: [R * P, H, D]."""
+    """Return attention [R * P, H, D] in one rectangle."""
     rows, positions = within.where_RP.shape
     heads, size = keys.shape[1], query_NHD.shape[2]
     groups = query_NHD.shape[1] // heads
-    # Query heads that share a key head become positions of it, or the keys would be copied for each of them.
+    # Query heads that share a key head become further positions, so that the keys are not copied for each query head.
     query = query_NHD[within.where_RP].view(rows, positions, heads, groups, size).permute(0, 2, 3, 1, 4)
     query = query.reshape(rows, heads, groups * positions, size)
     out = _scores_and_values(query, keys, values, within, scaling, sliding_window)
@@ -120,8 +120,9 @@ def _attend(
 def _scores_and_values(
     query: Tensor, keys: Tensor, values: Tensor, within: Rectangle, scaling: float, sliding_window: int | None
 ) -> Tensor:
-    """Attend with queries [R, K, G * P, D] to the columns in sight."""
-    columns, visible = within.column_C.shape[0], within.visible
+    """Return attention of the queries [R, K, G * P, D] to the columns that each position may attend to."""
+    columns = within.column_C.shape[0]
+    visible = within.visible
     if sliding_window is not None:
         outside_RPC = within.column_C <= within.position_RP[..., None] - sliding_window
         visible = visible + _hidden(outside_RPC, query.shape[2] // within.where_RP.shape[1], visible.dtype)
@@ -131,7 +132,7 @@ def _scores_and_values(
 
 
 def _hidden(hidden_RPC: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
-    """Return what is added to the scores, once for each of the query heads that share a key head."""
+    """Return the attention mask [R, 1, G * P, C] that hides columns, repeated for the G query heads of a key head."""
     rows, positions, columns = hidden_RPC.shape
     added_RPC = torch.zeros_like(hidden_RPC, dtype=dtype).masked_fill_(hidden_RPC, -torch.inf)
     return added_RPC[:, None, None].expand(-1, -1, groups, -1, -1).reshape(rows, 1, groups * positions, columns)

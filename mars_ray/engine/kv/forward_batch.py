@@ -1,7 +1,7 @@
-"""The index tensors of one forward, which runners, attention and kernels take as one value.
+"""The index tensors of one forward, passed as one value to runners, attention and kernels.
 
-Letters: N packed positions, M picked positions, R active slots, P positions of the widest decoding one, L slots that
-read a prompt, Q positions of the longest part of a prompt, C columns of the cache.
+Letters: N packed positions, M picked positions, R active slots, P positions of the widest slot in the first rectangle,
+L slots in the second rectangle, Q positions of the widest of them, C columns of the cache.
 """
 
 from dataclasses import dataclass
@@ -11,11 +11,12 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class PrefillBatch:
-    """The second rectangle of attention: slots whose prompts would stretch the first."""
+    """The second rectangle of attention: slots with prompts that would make the first rectangle much wider."""
 
     where_LQ: Tensor
-    """The packed position in each cell; fillers name any."""
+    """The packed position in each cell; filler cells name an arbitrary one."""
     slot_L: Tensor
+    """Slot of the cache for each row."""
     column_C: Tensor
     """Columns of the cache that the rectangle reads."""
 
@@ -27,28 +28,29 @@ class ForwardBatch:
     id_N: Tensor
     """Token ids."""
     slot_N: Tensor
-    """Slot of the cache that each position belongs to."""
+    """Slot of each position in the cache."""
     position_N: Tensor
-    """Position in its sequence."""
+    """Position in the sequence, for the rotary embedding."""
     target_N: Tensor
     """Column of the slot that keys and values are written to: `position_N`, except with several rows of masks."""
     prefix_N: Tensor
-    """Number of leading columns of the slot that a position attends to."""
+    """Number of leading columns of the slot that the position attends to."""
     behind_N: Tensor
-    """Further columns it attends to, a bit for each of the 63 after the prefix: the masks before it in its row."""
+    """Bit set of further columns that the position attends to; bit i, at most 62, is column `prefix_N` + i. With several
+    rows of masks, a mask attends in this way to its own row, up to itself."""
     offset_N: Tensor
     """Number of masks before a mask in its row; -1 for tokens and drafts."""
     adapter_N: Tensor
-    """Adapter that decodes a mask; -1 for tokens and drafts, and for masks that the base decodes."""
+    """Number of the adapter that decodes a mask; -1 for tokens, drafts, and masks that the base model decodes."""
     back_N: Tensor
-    """Cell of each position in the rectangles of attention."""
+    """Cell of each position in the rectangles, counted through the first and then the second."""
     pick_M: Tensor
-    """Positions whose logits are read."""
+    """Packed positions whose logits are read."""
     where_RP: Tensor
-    """The packed position in each cell of the first rectangle; fillers name any."""
+    """The packed position in each cell of the first rectangle; filler cells name an arbitrary one."""
     column_C: Tensor
     """Columns of the cache that the first rectangle reads."""
     prefill: PrefillBatch | None
     kv_tokens: int
-    """Tokens of all sequences that were in the cache before this forward. The tokens of this forward count as positions
-    only; otherwise a fit of step times could not separate the two costs."""
+    """Number of tokens of all sequences in the cache before this forward. Tokens of this forward are not included,
+    because a fit of step times could not separate their cost from the cost of positions."""

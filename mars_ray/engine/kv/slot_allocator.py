@@ -1,12 +1,12 @@
-"""Who owns which slot of the KV cache, and which finished sequences still lie in the others.
+"""Assign the slots of the KV cache to sequences, and reuse the content that finished sequences left.
 
-A slot, one row of the cache's tensors, holds one sequence from its first token on. Active slots are
-0..num_active - 1, so attention reads a slice. The slots behind them hold what finished sequences left, least recently
-used first to go; a new sequence takes over, or copies, the one that shares the longest prefix with it. All slots have
-the same width. It doubles when a sequence outgrows it, and then the same memory holds half as many slots.
+A slot is one row of the cache's tensors and holds one sequence from its first token on. The active slots are 0 to
+num_active - 1, so attention reads a slice. The other slots keep the content of finished sequences and are evicted in
+least-recently-used order. A new sequence takes over, or copies, the slot that shares the longest prefix with it. All
+slots have the same width, which doubles when a sequence outgrows it; the same memory then holds half as many slots.
 
-Nothing here touches a tensor: `operations` says what the tensors have to do. Who is admitted or preempted is decided by
-the scheduler.
+This module does not touch tensors: `operations` lists the changes to make. The scheduler decides which sequences are
+admitted or preempted.
 """
 
 from collections import abc
@@ -14,20 +14,20 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 FIRST_WIDTH = 256
-"""Tokens per slot at the start: short conversations need no more, and a narrow cache is read from nearer memory."""
+"""Initial width of a slot in tokens. Short conversations need no more, and a narrow cache has better locality."""
 
 
 class Owner(Protocol):
-    """What the allocator needs to know of a sequence."""
+    """The fields of a sequence that the allocator uses."""
 
     tokens: list[int]
     num_computed_tokens: int
-    """Leading tokens whose keys and values are in the slot. Masks and unverified drafts never count."""
+    """Number of leading tokens whose keys and values are in the slot. Masks and unverified drafts do not count."""
     slot: int | None
 
     @property
     def tenant(self) -> str:
-        """Whose content it is: what one tenant left is never reused, and so never timed, by another."""
+        """The tenant, who alone may reuse the content. So timing reveals nothing to other tenants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """Make a cache of `slots` slots of `width` positions, keeping what fits of the first slots."""
+    """Resize the cache to `slots` slots of `width` positions, keeping the content of the first slots that fits."""
 
     slots: int
     width: int
@@ -63,7 +63,7 @@ CacheOp = Copy | Swap | Resize
 class _Slot:
     owner: Owner | None = None
     left: list[int] = field(default_factory=list)
-    """What a finished sequence left; unused while the slot has an owner."""
+    """Tokens of a finished sequence; not used while the slot has an owner."""
     tenant: str = ""
     used: int = 0
 
@@ -78,19 +78,21 @@ class SlotAllocator:
     """The slots of one cache.
 
     The cache holds at most `max_tokens` tokens in at most `max_slots` slots, and a sequence at most `max_model_len`
-    tokens. `operations` is what the tensors have yet to do, in order.
+    tokens. `operations` lists the pending changes of the tensors, in order.
     """
 
     def __init__(self, *, max_tokens: int, max_slots: int, max_model_len: int) -> None:
         assert max_tokens >= max_model_len, "one sequence of full length must fit"
-        self._max_tokens, self._max_slots, self._max_model_len = max_tokens, max_slots, max_model_len
+        self._max_tokens = max_tokens
+        self._max_slots = max_slots
+        self._max_model_len = max_model_len
         self._clock = 0
         self.num_active = 0
         self.operations: list[CacheOp] = []
         self.clear()
 
     def clear(self) -> None:
-        """Forget all content. No slot may be active."""
+        """Drop all content. No slot may be active."""
         assert self.num_active == 0, "a slot in use cannot be cleared"
         self.width = self._width_for(1)
         self._slots = [_Slot() for _ in range(self.slots_at(self.width))]
@@ -98,16 +100,16 @@ class SlotAllocator:
 
     @property
     def num_slots(self) -> int:
-        """Slots there are at the present width."""
+        """Number of slots at the current width."""
         return len(self._slots)
 
     @property
     def used_tokens(self) -> int:
-        """Positions that active sequences fill."""
+        """Number of positions that active sequences fill."""
         return sum(slot.length() for slot in self._slots[: self.num_active])
 
     def slots_at(self, length: int) -> int:
-        """Return how many slots there are once slots are wide enough for `length` tokens."""
+        """Return the number of slots when each is wide enough for `length` tokens."""
         return max(1, min(self._max_slots, self._max_tokens // self._width_for(length)))
 
     def owner(self, slot: int) -> Owner | None:
@@ -115,23 +117,25 @@ class SlotAllocator:
         return self._slots[slot].owner
 
     def shared_prefix(self, owner: Owner) -> tuple[int, int]:
-        """Return how long a prefix of the owner's tokens some slot holds, and how long a one some slot will soon hold.
+        """Return the longest prefix of the owner's tokens that a slot holds, and the longest that one will hold soon.
 
-        At least the last token is left over: it must be fed to get logits.
+        Both are lengths in tokens. They exclude the last token, because it must be run to get logits.
         """
         held = soon = 0
         for slot in self._slots:
             common = _shared_length(slot, owner)
-            held, soon = max(held, min(common, slot.length())), max(soon, common)
+            held = max(held, min(common, slot.length()))
+            soon = max(soon, common)
         return held, soon
 
     def allocate(self, owner: Owner) -> None:
-        """Give `owner` the next free slot, with the longest prefix of its tokens that any slot holds."""
+        """Assign the next free slot to `owner`, filled with the longest prefix of its tokens that any slot holds."""
         assert self.num_active < len(self._slots), "no slot is free"
         self._clock += 1
         lengths = [min(_shared_length(slot, owner), slot.length()) for slot in self._slots]
         source = max(range(len(lengths)), key=lambda number: (lengths[number], number >= self.num_active))
-        length, target = lengths[source], self.num_active
+        length = lengths[source]
+        target = self.num_active
         if length and source >= self.num_active:
             self._swap(source, target)
         else:
@@ -141,24 +145,26 @@ class SlotAllocator:
                 self.operations.append(Copy(source, target, length))
         self._slots[target] = _Slot(owner=owner, tenant=owner.tenant, used=self._clock)
         self.num_active += 1
-        owner.slot, owner.num_computed_tokens = target, length
+        owner.slot = target
+        owner.num_computed_tokens = length
 
     def free(self, owner: Owner) -> None:
-        """Take the slot of `owner` back and keep what is in it for sequences with the same prefix."""
+        """Free the slot of `owner`, and keep its content for sequences with the same prefix."""
         assert owner.slot is not None and self._slots[owner.slot].owner is owner, "only the owner frees a slot"
         self._clock += 1
-        slot, owner.slot = owner.slot, None
+        slot = owner.slot
+        owner.slot = None
         self._slots[slot] = _Slot(left=owner.tokens[: owner.num_computed_tokens], tenant=owner.tenant, used=self._clock)
         self.num_active -= 1
         self._swap(slot, self.num_active)
 
     def widen(self, length: int) -> None:
-        """Make every slot wide enough for `length` tokens. The active slots must be no more than then remain."""
+        """Make every slot wide enough for `length` tokens. The active slots must fit into the number that remains."""
         if length > self.width:
             self._resize(self._width_for(length))
 
     def narrow(self, length: int) -> bool:
-        """Make room for more slots if slots need not be wider than for `length` tokens; return whether that was so."""
+        """Narrow the slots to `length` tokens if this makes more slots, and return whether it does."""
         if self.slots_at(length) <= len(self._slots):
             return False
         self._resize(self._width_for(length))
@@ -180,39 +186,39 @@ class SlotAllocator:
         self.operations.append(Resize(slots, width))
 
     def _make_room(self, target: int) -> None:
-        """Move what `target` holds to where the least recently used leftovers are, unless those are its own."""
+        """Move the content of `target` to the inactive slot that was least recently used, whose content is lost."""
         victim = min(range(self.num_active, len(self._slots)), key=lambda number: self._slots[number].used)
         if victim != target:
             self._slots[victim] = self._slots[target]
             self.operations.append(Copy(target, victim, self._slots[target].length()))
 
-    def _swap(self, one: int, other: int) -> None:
-        if one == other:
+    def _swap(self, first: int, second: int) -> None:
+        if first == second:
             return
-        length = max(self._slots[one].length(), self._slots[other].length())
-        self._slots[one], self._slots[other] = self._slots[other], self._slots[one]
-        for number in (one, other):
-            moved = self._slots[number].owner
-            if moved is not None:
-                moved.slot = number
+        length = max(self._slots[first].length(), self._slots[second].length())
+        self._slots[first], self._slots[second] = self._slots[second], self._slots[first]
+        for number in (first, second):
+            owner = self._slots[number].owner
+            if owner is not None:
+                owner.slot = number
         if length:
-            self.operations.append(Swap(one, other, length))
+            self.operations.append(Swap(first, second, length))
 
 
 def _shared_length(slot: _Slot, owner: Owner) -> int:
     return _common(slot.content(), owner.tokens, len(owner.tokens) - 1) if slot.tenant == owner.tenant else 0
 
 
-def _common(one: abc.Sequence[int], other: abc.Sequence[int], most: int) -> int:
-    """Return the length of the common prefix, at most `most`."""
-    most = min(most, len(one), len(other))
-    if one[:most] == other[:most]:  # the usual shared system prompt, at the speed of a list comparison
-        return most
+def _common(left: abc.Sequence[int], right: abc.Sequence[int], limit: int) -> int:
+    """Return the length of the common prefix, at most `limit`."""
+    high = min(limit, len(left), len(right))
+    if left[:high] == right[:high]:  # a list comparison is the fastest way to detect a shared system prompt
+        return high
     low = 0
-    while low < most:  # halving: what is equal up to the middle never need be compared again
-        middle = (low + most + 1) // 2
-        if one[low:middle] == other[low:middle]:
+    while low < high:  # bisection compares only the part that is still undecided
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
             low = middle
         else:
-            most = middle - 1
+            high = middle - 1
     return low
