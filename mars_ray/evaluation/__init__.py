@@ -1,1 +1,1 @@
-"""Measure accuracy, agreement and speed of a model."""
+"""Measure the accuracy, agreement and speed of a model."""

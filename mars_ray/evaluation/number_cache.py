@@ -1,6 +1,6 @@
 """Cache expensive numbers in a file, so that a resumed run need not compute them again.
 
-After a kill, only the last write may be lost, because incomplete lines are ignored.
+If the process is killed, at most the last write is lost, because incomplete lines are ignored.
 """
 
 import json
@@ -15,12 +15,12 @@ from mars_ray.storage.whole_file import write_file
 
 
 def cache_key(*parts: object) -> str:
-    """Return the key of the parts."""
+    """Return a hash of the parts, which must be JSON values."""
     return blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
 
 class NumberCache:
-    """The numbers in one file. In a store the whole object is rewritten."""
+    """Numbers by key, stored in one file. In an object store, each `add` rewrites the whole object."""
 
     def __init__(self, path: AnyPath) -> None:
         self._path = path
@@ -38,7 +38,7 @@ class NumberCache:
         return self._numbers[key]
 
     def add(self, numbers: Iterable[tuple[str, int]]) -> None:
-        """Add numbers and write them. Raises `RunError` when they cannot be written."""
+        """Add numbers and write them. Raises `RunError` if they cannot be written."""
         lines = []
         for key, number in numbers:
             self._numbers[key] = number
@@ -49,7 +49,7 @@ class NumberCache:
             all_lines = (json.dumps([key, number]).encode() + b"\n" for key, number in self._numbers.items())
             write_file(self._path, all_lines)
             return
-        writing = store_errors(self._path, RunError, "Cannot write", "Make room; the same command goes on.")
+        writing = store_errors(self._path, RunError, "Cannot write", "Free some space; the same command resumes.")
         with writing, self._path.open("a", encoding="utf-8") as file:
-            # The leading line end terminates a half-written line of an earlier run.
+            # The leading newline ends a line that an earlier run may have left half-written.
             file.write("\n" + "\n".join(lines) + "\n")

@@ -1,4 +1,4 @@
-"""The results of an evaluation, as in `results.json`. Unknown and missing fields are errors."""
+"""Results of an evaluation, as stored in `results.json`. Unknown and missing fields are errors."""
 
 from typing import Literal, TypeVar
 
@@ -17,26 +17,25 @@ class _Frozen(BaseModel):
 
 
 class EvaluationPlan(_Frozen):
-    """The inputs and settings of an evaluation, which a resumed run must share."""
+    """Inputs and settings of an evaluation, which must be the same when it is resumed."""
 
     version: Literal[1] = 1
     model: str
     model_digest: str
     """Digest of weights, config, tokenizer and chat template."""
     adapter_digest: str | None
-    """Digest of the adapter."""
     block: int
     """Tokens proposed per forward."""
     dtype: str
     quantize: str | None
-    """Bits that the weights are rounded to."""
+    """Format that the weights are rounded to: "int8", "int4", or None."""
     dtype_reason: str
-    """The reason for the dtype."""
+    """Reason for the choice of the dtype."""
     device: str
-    """The kind of device of the workers."""
+    """Device type of the workers."""
     tasks: tuple[str, ...]
     max_tokens: tuple[int, ...]
-    """Most tokens of an answer, by task."""
+    """Maximum number of tokens per answer, for each task."""
     seeds: int
     questions: int
     """Number of questions over all tasks and seeds."""
@@ -48,10 +47,10 @@ class EvaluationPlan(_Frozen):
 
 
 class PairedComparison(_Frozen):
-    """A comparison of a setting with autoregressive decoding on the same examples."""
+    """Comparison of a setting with autoregressive decoding on the same examples."""
 
     difference: float
-    """Difference of the accuracies, negative if the setting is worse."""
+    """Difference in accuracy, negative if the setting is worse."""
     low: float
     """Lower end of the 95 % bootstrap interval over examples."""
     high: float
@@ -61,13 +60,13 @@ class PairedComparison(_Frozen):
     worse: int
     """Examples that only autoregressive decoding answers correctly."""
     p_value: float
-    """Two-sided p-value: exact McNemar for one task, and for several tasks its form with equal weights of tasks."""
+    """Two-sided p-value: McNemar's exact test for one task, and a variant that weights tasks equally for several."""
 
 
 class Metrics(_Frozen):
-    """Metrics of one setting, on one task or on all of them.
+    """Metrics of one setting, on one task or on all tasks.
 
-    Each `*_std` is the standard deviation over seeds, null for a single seed.
+    Each `*_std` is the standard deviation over seeds, or null for a single seed.
     """
 
     examples: int
@@ -75,7 +74,7 @@ class Metrics(_Frozen):
     """Questions without an answer, which count as wrong."""
     right: int
     accuracy: float
-    """Share of right answers; over several tasks, the mean of the tasks."""
+    """Share of correct answers; for several tasks, the mean of their accuracies."""
     accuracy_std: float | None
     accuracy_low: float
     """Lower end of the 95 % bootstrap interval over examples."""
@@ -91,13 +90,13 @@ class Metrics(_Frozen):
     0."""
     agreement_std: float | None
     same_answers: float
-    """Share of the examples with the same tokens as autoregressive decoding."""
+    """Share of the examples whose answers have the same tokens as under autoregressive decoding."""
     against_ar: PairedComparison | None
-    """The comparison with autoregressive decoding, null for `ar` itself."""
+    """Comparison with autoregressive decoding; null for `ar` itself."""
 
 
 class SettingSpeed(_Frozen):
-    """Measured speed of one setting, on the same prompts as all others."""
+    """Measured speed of one setting. All settings answer the same prompts."""
 
     tokens_per_s: float
     """Mean over rounds."""
@@ -110,9 +109,9 @@ class SpeedMeasurement(_Frozen):
 
     prompts: int
     machine: dict[str, str | int | float | bool | None]
-    """The machine, and the commit of this code."""
+    """Description of the machine, and the commit of this code."""
     rows: int
-    """Most sequences that the engine decodes together."""
+    """Maximum number of sequences that the engine decodes together."""
     device: str
     threads: int
     settings: dict[str, SettingSpeed]
@@ -128,17 +127,18 @@ class Results(_Frozen):
     tasks: dict[str, dict[str, Metrics]]
     """Metrics by task and setting."""
     stops: dict[str, tuple[int, ...]]
-    """Forwards that gave 1, 2, … tokens, by setting, without the last of each answer, which the end cuts short."""
+    """Number of forwards that gave 1, 2, … tokens, by setting. The last forward of each answer is left out, because the
+    end of the answer cuts it short."""
     speed: SpeedMeasurement
 
 
 def write_model(path: AnyPath, model: BaseModel) -> None:
-    """Write a model as JSON. Raises `RunError` when it cannot be written."""
+    """Write a pydantic model as JSON. Raises `RunError` if it cannot be written."""
     write_file(path, [model.model_dump_json(indent=2).encode() + b"\n"])
 
 
 def read_model(path: AnyPath, kind: type[T]) -> T:
-    """Read a model. Raises `DataError` for an invalid file."""
+    """Read a pydantic model. Raises `DataError` for an invalid file."""
     try:
         return kind.model_validate_json(path.read_bytes())
     except OSError as error:
@@ -146,4 +146,4 @@ def read_model(path: AnyPath, kind: type[T]) -> T:
     except ValidationError as error:
         first = error.errors()[0]
         reason = " ".join([*map(str, first["loc"]), first["msg"]])
-    raise DataError(f"{path} is no file of an evaluation: {reason}. Give another output folder.")
+    raise DataError(f"{path} is not a file of an evaluation: {reason}. Give another output folder.")

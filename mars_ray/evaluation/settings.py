@@ -1,4 +1,4 @@
-"""The decoding settings that an evaluation compares with autoregressive decoding, which comes first."""
+"""Decoding settings that an evaluation compares, with autoregressive decoding always first."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ class DecodingSetting:
 
     mode: Mode
     threshold: float
-    """Confidence threshold, without effect in modes ar and exact."""
+    """Confidence threshold; it has no effect in modes ar and exact."""
 
     @property
     def name(self) -> str:
-        """The name in ids, tables and charts."""
+        """Name of the setting in ids, tables and charts."""
         return f"threshold {self.threshold:.15g}" if self.mode is Mode.THRESHOLD else self.mode.value
 
     @property
@@ -35,7 +35,7 @@ EXACT = DecodingSetting(mode=Mode.EXACT, threshold=1.0)
 
 
 def settings_of(modes: Sequence[str], thresholds: Sequence[float]) -> tuple[DecodingSetting, ...]:
-    """Return the settings: ar, exact, then thresholds from the highest. Raises `ConfigError` for unknown values."""
+    """Return the settings: ar, exact, then thresholds in descending order. Raises `ConfigError` for unknown values."""
     for name in modes:
         if name not in list(Mode):
             close = get_close_matches(name, [mode.value for mode in Mode], n=1)
@@ -52,16 +52,16 @@ def settings_of(modes: Sequence[str], thresholds: Sequence[float]) -> tuple[Deco
 
 
 def block_of(card: Card | AdapterCard | None, model: str, settings: Sequence[DecodingSetting]) -> int:
-    """Return the number of tokens that a forward proposes, by the model's training.
+    """Return the number of tokens proposed per forward, as set by the model's training.
 
     Raises `ModelError` for a model without MARS training, unless all settings are ar.
     """
     if card is not None and card.block is not None:
         return card.block
     if any(setting.mode is not Mode.AR for setting in settings):
-        why = f"it has no {CARD_FILE}" if card is None else f"its {CARD_FILE} names no block"
+        reason = f"it has no {CARD_FILE}" if card is None else f"its {CARD_FILE} names no block"
         raise ModelError(
-            f"{model} was not trained to look ahead ({why}), so it can be evaluated with --modes ar alone. "
+            f"{model} was not trained to look ahead ({reason}), so it can be evaluated only with --modes ar. "
             'Train it with method "mars" to compare thresholds.'
         )
     return 1

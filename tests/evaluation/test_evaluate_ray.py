@@ -139,7 +139,7 @@ def test_a_file_or_a_plan_that_changed_is_refused(own_file: tuple[EvaluateOption
         evaluate(asked)
     (asked.output / "plan.json").write_text("{}")
     with pytest.raises(
-        DataError, match=r"plan\.json is no file of an evaluation: model Field required\. Give another output"
+        DataError, match=r"plan\.json is not a file of an evaluation: model Field required\. Give another output"
     ):
         evaluate(asked)
 

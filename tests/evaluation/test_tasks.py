@@ -96,7 +96,7 @@ def test_a_record_may_say_how_it_is_compared(tmp_path: Path) -> None:
             '{"prompt": "p", "reference": "r", "match": "near"}',
             "its match is 'near', must be one of exact, regex, json",
         ),
-        ('{"prompt": "p", "reference": "(", "match": "regex"}', "its reference is no regular expression"),
+        ('{"prompt": "p", "reference": "(", "match": "regex"}', "its reference is not a regular expression"),
         ('{"prompt": "p", "reference": "a*", "match": "regex"}', "its reference matches every answer"),
         ('{"prompt": "p", "reference": "{", "match": "json"}', "its reference is not JSON"),
         ('{"prompt": "p", "reference": "{\\"a\\": 1, \\"a\\": 2}", "match": "json"}', "its reference .* key twice"),

@@ -1,1 +1,1 @@
-"""Measure each threshold of a model for its card."""
+"""Measure speed, agreement and accuracy of a model at each threshold, for its card."""

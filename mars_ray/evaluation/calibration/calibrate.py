@@ -1,6 +1,6 @@
-"""Calibrate a model or an adapter: measure each threshold, and write the results to the card.
+"""Calibrate a model or an adapter: measure it at each threshold, and write the results to its card.
 
-Only the card changes, and it changes atomically.
+Only the card changes, and it is replaced atomically.
 """
 
 from dataclasses import dataclass
@@ -24,24 +24,24 @@ from mars_ray.model.sources.node_cache import is_fetched
 from mars_ray.storage.location import AnyPath
 
 THRESHOLDS = tuple(threshold for threshold in GRID if threshold >= 0.5)
-"""Thresholds of the live profile that are useful."""
+"""Default thresholds: the grid of the live profile from 0.5 upwards."""
 
 EXAMPLES_PER_FAMILY = 100
-"""Default number of examples of each family in each sample."""
+"""Default number of examples per family in each sample."""
 
 FAMILIES_DATA = "built-in task families, held out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrateOptions:
-    """Prompts and thresholds of a calibration. Raises `ConfigError` for values out of range."""
+    """Options of a calibration. Raises `ConfigError` for values out of range."""
 
     data: AnyPath | None = None
-    """A file of prompts, which gives no accuracy; None takes the built-in task families."""
+    """File of prompts, for which accuracy is not measured; None uses the built-in task families."""
     examples: int | None = None
-    """Examples in each sample, by default `EXAMPLES_PER_FAMILY` of every family or all of the file."""
+    """Examples in each sample. None means `EXAMPLES_PER_FAMILY` per family, or all of the file."""
     seeds: int = 3
-    """Number of samples for the spread: held-out examples by seeds 0, 1, …, or parts of the file."""
+    """Number of samples over which spreads are computed: held-out examples with seeds 0, 1, …, or parts of the file."""
     max_tokens: int = 256
     thresholds: tuple[float, ...] = THRESHOLDS
 
@@ -53,7 +53,8 @@ class CalibrateOptions:
 
 
 def calibrate(folder: Path, options: CalibrateOptions, adapter: Path | None = None) -> tuple[CalibrationPoint, ...]:
-    """Measure every threshold, and replace the calibration in the card of `adapter` or else of the model.
+    """Measure every threshold, and replace the calibration in the card of `adapter`, or of the model if there is no
+    adapter.
 
     Ctrl-C raises `InterruptedRunError` and leaves the card unchanged.
     """
@@ -64,7 +65,9 @@ def calibrate(folder: Path, options: CalibrateOptions, adapter: Path | None = No
         loaded = load_adapter(adapter, folder) if adapter else None
         prompts = _prompts(options)
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        checkpoint = load_model(check_folder(folder, device=device), device=device)  # in the dtype that serving uses
+        checkpoint = load_model(
+            check_folder(folder, device=device), device=device
+        )  # loads in the dtype that serving uses
         data = options.data.name if options.data else FAMILIES_DATA
         curve = calibration_curve(checkpoint, prompts, options.thresholds, sampling, data, loaded)
         write_card(card.model_copy(update={"calibration": curve}), calibrated)
@@ -74,14 +77,14 @@ def calibrate(folder: Path, options: CalibrateOptions, adapter: Path | None = No
 
 
 def _card(folder: Path) -> Card | AdapterCard:
-    """Return the card of a folder that can be written to, checked before the long measurement."""
+    """Return the card of a folder. Check first that it can be written to, because the measurement takes long."""
     if name := hub_name_of(folder.absolute()):
-        raise ModelError(f"{name} is in the cache of the hub, which must not change. Copy {folder} first.")
+        raise ModelError(f"{name} is in the cache of the hub, which must stay unchanged. Copy {folder} first.")
     if is_fetched(folder):
         raise ModelError(f"{folder} is a fetched copy. Calibrate the original folder.")
     card = read_adapter_card(folder) if is_adapter(folder) else read_card(folder)
     if card is None:
-        raise ModelError(f"{folder} has no {CARD_FILE} to write to; `mars-ray train` makes models with one.")
+        raise ModelError(f"{folder} has no {CARD_FILE} to write to; `mars-ray train` makes models that have one.")
     try:
         with TemporaryFile(dir=folder):
             pass

@@ -1,4 +1,4 @@
-"""Answer prompts at several settings, and count tokens, forwards, agreeing tokens and right answers."""
+"""Answer prompts at several settings, and count tokens, forwards, agreeing tokens and correct answers."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from mars_ray.progress import ProgressLine
 
 @dataclass(frozen=True, slots=True)
 class CalibrationCounts:
-    """Counts over some answers."""
+    """Counts over a set of answers."""
 
     examples: int
     tokens: int
@@ -28,7 +28,7 @@ class CalibrationCounts:
     agreed: int
     """Tokens that autoregressive decoding would also choose after the same prefix."""
     right: int
-    """Right answers; 0 without a verifier."""
+    """Number of correct answers; 0 if the prompts have no verifier."""
 
     @property
     def tokens_per_forward(self) -> float:
@@ -42,19 +42,19 @@ class CalibrationCounts:
 
     @property
     def accuracy(self) -> float:
-        """Share of the answers that are right."""
+        """Share of the answers that are correct."""
         return self.right / self.examples
 
 
 def total_of(counts: Iterable[CalibrationCounts]) -> CalibrationCounts:
-    """Return the sum of counts."""
-    every = list(counts)
+    """Return the sum of all counts."""
+    parts = list(counts)
     return CalibrationCounts(
-        examples=sum(count.examples for count in every),
-        tokens=sum(count.tokens for count in every),
-        forwards=sum(count.forwards for count in every),
-        agreed=sum(count.agreed for count in every),
-        right=sum(count.right for count in every),
+        examples=sum(count.examples for count in parts),
+        tokens=sum(count.tokens for count in parts),
+        forwards=sum(count.forwards for count in parts),
+        agreed=sum(count.agreed for count in parts),
+        right=sum(count.right for count in parts),
     )
 
 
@@ -65,13 +65,16 @@ def count_answers(
     sampling: SamplingParams,
     adapter: Adapter | None = None,
 ) -> list[list[CalibrationCounts]]:
-    """Return the counts of each prompt, for each of `decodes`. Raises `DataError` as `answer_prompts` does."""
+    """Return one list per entry of `decodes`, with the counts of each prompt.
+
+    Raises `DataError` as `answer_prompts` does.
+    """
     with ProgressLine("decode", total=len(prompts) * len(decodes)) as progress:
         answers = answer_prompts(checkpoint, prompts, decodes, sampling, progress, adapter)
-    different = list({(answer.request.prompt, tuple(answer.tokens)) for results in answers for answer in results})
-    with ProgressLine("compare with autoregressive decoding", total=len(different)) as progress:
-        counts = agreed_tokens(checkpoint.network, different, checkpoint.mask_id, progress)
-    agreed = dict(zip(different, counts, strict=True))
+    distinct = list({(answer.request.prompt, tuple(answer.tokens)) for results in answers for answer in results})
+    with ProgressLine("compare with autoregressive decoding", total=len(distinct)) as progress:
+        counts = agreed_tokens(checkpoint.network, distinct, checkpoint.mask_id, progress)
+    agreed = dict(zip(distinct, counts, strict=True))
     return [
         [
             CalibrationCounts(
@@ -95,10 +98,10 @@ def answer_prompts(
     progress: ProgressLine,
     adapter: Adapter | None = None,
 ) -> list[list[OfflineResult]]:
-    """Return the greedy answers to each prompt, one for each of `decodes`.
+    """Return the answers to each prompt, one for each entry of `decodes`.
 
-    The block is fixed, by default to the card's, so answers do not depend on load or order. Raises `DataError` before
-    any work for a prompt that the chat template refuses or that is too long.
+    The block size is fixed (by default to the card's), so that answers do not depend on load or order. Raises
+    `DataError`, before any work, for a prompt that the chat template refuses or that is too long.
     """
     options = EngineOptions(compiled=False, max_request_tokens=sampling.max_tokens)
     engine = Engine(checkpoint, options, adapters=unnamed(adapter))
@@ -126,12 +129,12 @@ def _encoded(
 def _requests(
     prompts: Sequence[tuple[int, ...]], sampling: SamplingParams, decodes: Sequence[DecodeParams]
 ) -> Iterator[Request]:
-    """Yield the requests of a prompt one after another, so that they share it in the cache."""
+    """Yield all requests for a prompt consecutively, so that they share the prompt in the cache."""
     for number, prompt in enumerate(prompts):
         for rank, decode in enumerate(decodes):
             yield Request(id=f"{number}/{rank}", prompt=prompt, sampling=sampling, decode=decode)
 
 
 def is_right(prompt: CalibrationPrompt, text: str) -> bool:
-    """Return whether the verifier of the prompt's family accepts an answer; False without a verifier."""
+    """Return True if the verifier of the prompt's family accepts the answer, and False if there is no verifier."""
     return prompt.example is not None and is_right_answer(prompt.example.family, prompt.example.answer, text)

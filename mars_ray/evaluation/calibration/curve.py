@@ -1,4 +1,4 @@
-"""Measure tokens per forward, agreement and accuracy of each threshold, with their spreads."""
+"""Measure tokens per forward, agreement and accuracy at each threshold, with their spreads."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ def calibration_curve(
     data: str,
     adapter: Adapter | None = None,
 ) -> tuple[CalibrationPoint, ...]:
-    """Return a calibration point for every threshold; `data` is the name of the prompts."""
+    """Return one calibration point per threshold; `data` names the source of the prompts."""
     decodes = [DecodeParams(threshold=threshold) for threshold in thresholds]
     counts = count_answers(checkpoint, prompts, decodes, sampling, adapter)
     return tuple(
@@ -33,7 +33,7 @@ def calibration_curve(
 
 
 def _samples(prompts: Sequence[CalibrationPrompt], counts: Sequence[CalibrationCounts]) -> list[_ByFamily]:
-    """Return the counts of each family, for each sample."""
+    """Return one mapping per sample, from each family to its counts."""
     samples: dict[int, dict[str, list[CalibrationCounts]]] = defaultdict(lambda: defaultdict(list))
     for prompt, count in zip(prompts, counts, strict=True):
         samples[prompt.sample][prompt.example.family if prompt.example else ""].append(count)
@@ -72,5 +72,5 @@ def _point(threshold: float, samples: Sequence[_ByFamily], data: str) -> Calibra
 
 
 def _accuracy(by_family: _ByFamily) -> float:
-    """Return the mean over families."""
+    """Return the mean accuracy over families."""
     return fmean(count.accuracy for count in by_family.values())

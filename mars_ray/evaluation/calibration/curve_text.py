@@ -11,7 +11,7 @@ CURVE_HEAD = ("threshold", "tokens per forward", "agreement", "accuracy")
 
 
 def curve_row(point: CalibrationPoint) -> tuple[str, ...]:
-    """Return one line of the table below `CURVE_HEAD`. ± is the standard deviation over samples."""
+    """Return the cells of one table row, in the order of `CURVE_HEAD`. ± is the standard deviation over samples."""
     return (
         f"{point.threshold:g}",
         f"{point.tokens_per_forward:.2f}{_spread(point.tokens_per_forward_std, '.2f')}",
@@ -23,7 +23,7 @@ def curve_row(point: CalibrationPoint) -> tuple[str, ...]:
 def print_curve(points: Sequence[CalibrationPoint], title: str) -> None:
     """Print the points as a table, with the number and source of the examples."""
     first = points[0]
-    samples = f"{first.seeds} samples" if first.seeds > 1 else "1 sample, so without spread"
+    samples = f"{first.seeds} samples" if first.seeds > 1 else "1 sample, so no spread"
     table = Table(title=title, caption=f"{first.examples} examples of {first.data} in {samples}")
     for name in CURVE_HEAD:
         table.add_column(name, justify="right")

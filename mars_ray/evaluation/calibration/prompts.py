@@ -1,6 +1,6 @@
-"""The prompts of a calibration, divided into samples.
+"""Prompts of a calibration, divided into samples.
 
-Samples of a file share no record. Each sample of the task families has its own seed.
+Samples of a file have no records in common. Each sample of the task families has its own seed.
 """
 
 from dataclasses import dataclass
@@ -19,15 +19,15 @@ class CalibrationPrompt:
     """A conversation to answer."""
 
     name: str
-    """The name of the prompt in errors."""
+    """Name of the prompt in error messages."""
     sample: int
     messages: Conversation
     example: TaskExample | None = None
-    """The example with its verifier, if there is one."""
+    """Task example with the reference answer; None for a prompt from a file."""
 
 
 def family_prompts(per_family: int, seeds: range) -> list[CalibrationPrompt]:
-    """Return a sample for each seed, with `per_family` held-out examples of every family."""
+    """Return the prompts of one sample per seed, each with `per_family` held-out examples of every family."""
     return [
         CalibrationPrompt(
             f"{example.family}, seed {seed}", sample, ({"role": "user", "content": example.prompt},), example
@@ -45,9 +45,9 @@ def heldout_examples(per_family: int, seed: int) -> list[TaskExample]:
 
 
 def file_prompts(path: AnyPath, per_sample: int | None, samples: int) -> list[CalibrationPrompt]:
-    """Deal the prompts of a file to the samples in turn, `per_sample` to each or all.
+    """Deal the prompts of a file to the samples in turn: `per_sample` to each, or all prompts if it is None.
 
-    Raises `DataError` for a file with a bad record, or with fewer prompts than samples.
+    Raises `DataError` if the file has a bad record or fewer prompts than samples.
     """
     prompts = read_prompts(path)
     if len(prompts) < samples:

@@ -1,1 +1,1 @@
-"""The report of an evaluation as a page with charts."""
+"""Report of an evaluation: an HTML page with charts."""

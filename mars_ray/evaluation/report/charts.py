@@ -1,4 +1,4 @@
-"""Draw the charts of an evaluation: accuracy by speed, and the lengths at which acceptance stops."""
+"""Draw the charts of an evaluation: accuracy against speed, and the number of tokens that each forward gave."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,26 +8,26 @@ from mars_ray.evaluation.settings import AR, EXACT
 from mars_ray.web.chart import Axis, Chart, Line, Point
 
 SPECIAL = (AR.name, EXACT.name)
-AIR = 0.06
+MARGIN = 0.06
 """Margin around the points, as a share of their range."""
 
 
 def charts_of(results: Results) -> list[Chart]:
     """Return the charts that have data."""
-    forwards = [
+    by_forward = [
         _point(name, metrics, metrics.tokens_per_forward, metrics.tokens_per_forward_std or 0.0)
         for name, metrics in results.overall.items()
         if metrics.tokens_per_forward is not None
     ]
-    clock = [
+    by_second = [
         _point(name, results.overall[name], speed.tokens_per_s, speed.tokens_per_s_std)
         for name, speed in results.speed.settings.items()
     ]
-    # A setting that never accepts a second token has nothing to show.
+    # Leave out settings that never accept a second token.
     stops = {name: counts for name, counts in results.stops.items() if name.startswith("threshold") and any(counts[1:])}
     charts = [
-        _quality("Accuracy against tokens per forward", forwards),
-        _quality("Accuracy against tokens per second", clock),
+        _quality("Accuracy against tokens per forward", by_forward),
+        _quality("Accuracy against tokens per second", by_second),
     ]
     if stops:
         charts.append(_stops("Share of the forwards that gave 1, 2, … tokens", stops))
@@ -39,7 +39,7 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
 
     def dominated(point: Point) -> bool:
         return any(
-            other.x >= point.x and other.y >= point.y and (other.x, other.y) != (point.x, point.y) for other in points
+            rival.x >= point.x and rival.y >= point.y and (rival.x, rival.y) != (point.x, point.y) for rival in points
         )
 
     return sorted((point for point in points if not dominated(point)), key=lambda point: point.x)
@@ -57,7 +57,7 @@ def _point(name: str, figures: Metrics, x: float, spread: float) -> Point:
 
 
 def _quality(title: str, points: Sequence[Point]) -> Chart:
-    """Return the chart of accuracy against speed. A line joins the Pareto front, the other points are hollow."""
+    """Return the chart of accuracy against speed. A line joins the Pareto front; all other points are hollow."""
     front = pareto_front(points)
     return Chart(
         title=title,
@@ -69,7 +69,7 @@ def _quality(title: str, points: Sequence[Point]) -> Chart:
 
 
 def _stops(title: str, stops: Mapping[str, Sequence[int]]) -> Chart:
-    """Return the chart with a line for each setting."""
+    """Return a chart with one line per setting."""
     lines = [
         Line(name=name, at=[(gain, 100 * count / (sum(counts) or 1)) for gain, count in enumerate(counts, start=1)])
         for name, counts in stops.items()
@@ -78,5 +78,5 @@ def _stops(title: str, stops: Mapping[str, Sequence[int]]) -> Chart:
 
 
 def _around(values: Sequence[float], unit: str = "") -> Axis:
-    air = AIR * (max(values) - min(values)) or 1.0
-    return Axis(ends=(min(values) - air, max(values) + air), unit=unit)
+    margin = MARGIN * (max(values) - min(values)) or 1.0
+    return Axis(ends=(min(values) - margin, max(values) + margin), unit=unit)

@@ -1,6 +1,6 @@
 """Render the report of an evaluation as one self-contained HTML file.
 
-Prompts, answers and names are escaped, and the page's policy forbids requests and foreign scripts.
+Prompts, answers and names are escaped, and the page's Content-Security-Policy forbids requests and foreign scripts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,11 +13,11 @@ from mars_ray.evaluation.settings import AR
 from mars_ray.web.report import render
 
 COLOURS = 4
-"""Colours of chunks, which alternate so that neighbours differ."""
+"""Number of background colours, which alternate so that neighbouring forwards differ."""
 
 
 def evaluate_page(results: Results, examples: Mapping[str, Sequence[Disagreement]]) -> str:
-    """Return the page."""
+    """Return the report as HTML."""
     return render(
         "evaluation/report/page.html",
         results=results,
@@ -59,7 +59,7 @@ def _number(value: float | None, spread: float | None = None, digits: int = 2) -
 
 
 def _change(figures: Metrics) -> str:
-    """Return the difference to autoregressive decoding in percentage points, with its interval."""
+    """Return the difference in accuracy from autoregressive decoding, in percentage points, with its interval."""
     paired = figures.against_ar
     if paired is None:
         return "-"

@@ -1,4 +1,4 @@
-"""The options of `evaluate`."""
+"""Options of `evaluate`."""
 
 from dataclasses import dataclass, field
 
@@ -12,15 +12,14 @@ class EvaluateOptions:
     """Tasks, model and settings of an evaluation."""
 
     output: AnyPath
-    """A local folder or one in a store. It is absent, empty, or holds this evaluation, which is then resumed."""
+    """Folder, local or in an object store. It must be absent or empty, or hold this evaluation, which then resumes."""
     tasks: tuple[str, ...]
-    """Names of task families or benchmarks, and files of prompts with references."""
+    """Names of task families or benchmarks, or paths of files with prompts and references."""
     questions: TaskOptions = field(default_factory=TaskOptions)
-    """Options of the questions."""
     model: str = "bundled"
     """`bundled`, `smollm2`, a folder, a .gguf file or a name on a hub; see `resolve_model`."""
     adapter: str | None = None
-    """An adapter that was trained for the model: 'smollm2', a folder, or a name on a hub."""
+    """Adapter that was trained for the model: 'smollm2', a folder, or a name on a hub."""
     modes: tuple[str, ...] = ("ar", "exact", "threshold")
     """Modes to compare; `ar` is always added."""
     thresholds: tuple[float, ...] = (0.99, 0.95, 0.9, 0.8, 0.6)
@@ -28,4 +27,5 @@ class EvaluateOptions:
     temperature: float = 0.0
     """Sampling temperature. Above 0, each question has its own seed, the same at all settings."""
     workers: WorkerOptions = field(default_factory=WorkerOptions)
-    """The workers. Steps are compiled only to measure speed, because answers would depend on when compiling ends."""
+    """Options of the workers. Compiled steps are used only to measure speed, because otherwise answers would depend on
+    when compilation finishes."""

@@ -1,4 +1,4 @@
-"""Prepare an evaluation before any work, and check that its folder has no other evaluation."""
+"""Check the options of an evaluation before any work, and check that its folder holds no other evaluation."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -25,12 +25,12 @@ from mars_ray.storage.location import AnyPath, check_reachable, store_errors
 
 PLAN_FILE = "plan.json"
 NAMES_ONLY = {"model", "dtype_reason"}
-"""Fields of a plan on which the results do not depend."""
+"""Fields of a plan that may differ when a run is resumed, because the results do not depend on them."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedEvaluation:
-    """An evaluation to run, checked."""
+    """A checked evaluation, ready to run."""
 
     folder: AnyPath
     model: ResolvedModel
@@ -39,23 +39,26 @@ class PreparedEvaluation:
     settings: tuple[DecodingSetting, ...]
     plan: EvaluationPlan
     options: EvaluateOptions
-    """The options, with the resolved dtype, and the commits of names on a hub."""
+    """Options with the resolved dtype, and with hub names pinned to commits."""
     tokenizer: PreTrainedTokenizerBase
 
     @property
     def answers(self) -> AnyPath:
-        """The folder of the job that answers the questions."""
+        """Folder of the job that answers the questions."""
         return self.folder / "answers"
 
     def sampling(self, task: Task, question: Question) -> SamplingParams:
-        """Return the sampling of a question, the same at every setting."""
+        """Return the sampling parameters of a question, which are the same at every setting."""
         return SamplingParams(
             max_tokens=task.max_tokens, temperature=self.options.temperature, seed=seed_of(question.name)
         )
 
 
 def prepare_evaluation(options: EvaluateOptions) -> PreparedEvaluation:
-    """Return the checked evaluation. Raises an `InputError` for unusable options, tasks or models."""
+    """Check the options and return the evaluation to run.
+
+    Raises an `InputError` for unusable options, tasks or models.
+    """
     settings = settings_of(options.modes, options.thresholds)
     try:
         SamplingParams(temperature=options.temperature)
@@ -98,35 +101,36 @@ def prepare_evaluation(options: EvaluateOptions) -> PreparedEvaluation:
 
 
 def keep_plan(prepared: PreparedEvaluation) -> None:
-    """Write the plan of a new evaluation.
+    """Write the plan of a new evaluation, or compare it with the plan of the run that is resumed.
 
-    Raises `ConfigError` naming the first difference from the plan of an earlier run that has answers.
+    Raises `ConfigError` that names the first difference from the plan of an earlier run that has answers, and
+    `OutputError` for a folder with other files.
     """
     folder = prepared.folder
     path = folder / PLAN_FILE
     if path.exists() and prepared.answers.exists():
-        kept = read_model(path, EvaluationPlan).model_dump(exclude=NAMES_ONLY)
+        earlier = read_model(path, EvaluationPlan).model_dump(exclude=NAMES_ONLY)
         plan = prepared.plan.model_dump(exclude=NAMES_ONLY)
         for name in plan:
-            if kept[name] != plan[name]:
-                differs = f"{name} was {json.dumps(kept[name])}, now it is {json.dumps(plan[name])}"
+            if earlier[name] != plan[name]:
+                difference = f"{name} was {json.dumps(earlier[name])}, now it is {json.dumps(plan[name])}"
                 if name == "questions_digest":
-                    differs = "the questions differ, because a file, --match or --data has changed"
+                    difference = "the questions differ, because a file, --match or --data has changed"
                 raise ConfigError(
-                    f"the evaluation in {folder} began with another plan: {differs}. Use the old one or give another "
-                    "output."
+                    f"the evaluation in {folder} began with another plan: {difference}. Use the old one or "
+                    "give another output."
                 )
         return
     if folder.exists() and not path.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OutputError(f"{folder} has files of something else. Give a new folder or empty this one.")
     with store_errors(folder, OutputError, "Cannot write to", "Give another output folder."):
-        if isinstance(folder, Path):  # a store has no folders
+        if isinstance(folder, Path):  # an object store has no folders
             folder.mkdir(parents=True, exist_ok=True)
     write_model(path, prepared.plan)
 
 
 def job_rows(prepared: PreparedEvaluation) -> Iterator[str]:
-    """Yield the rows of the job, all settings of a question together, because they share its prompt in the cache."""
+    """Yield the rows of the job, with all settings of a question together, so that they share its cached prompt."""
     for task in prepared.tasks:
         for question in task.questions:
             for setting in prepared.settings:

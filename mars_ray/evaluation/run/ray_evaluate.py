@@ -1,4 +1,4 @@
-"""Evaluate a model: answer the questions in a job, score, measure speed, write results and report (shell)."""
+"""Evaluate a model: answer the questions in a Ray job, score the answers, measure speed, and write the report."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,10 +21,10 @@ def evaluate(options: EvaluateOptions) -> Results:
     """Answer every question at every setting, and write `results.json` and `report.html`.
 
     The same call resumes a stopped evaluation. Raises an `InputError` before any work for unusable options, tasks or
-    models, `InterruptedRunError` on Ctrl-C, and `RunError` when the work cannot go on.
+    models, `InterruptedRunError` on Ctrl-C, and `RunError` if the evaluation cannot continue.
     """
     prepared = prepare_evaluation(options)
-    with _stopped_in_one_line(options.output):
+    with _report_ctrl_c(options.output):
         keep_plan(prepared)
         questions = options.output / "questions.jsonl"
         write_lines(questions, job_rows(prepared))
@@ -37,8 +37,8 @@ def evaluate(options: EvaluateOptions) -> Results:
                 sampling=SamplingParams(temperature=options.temperature),
                 decode=DecodeParams(block=prepared.plan.block),
                 trace=True,
-                retry_errors=True,  # an engine may have died by chance; other errors cost nothing
-                # Compiled steps round differently, and begin at an unpredictable time.
+                retry_errors=True,  # an engine may have died by chance; retrying other errors is cheap
+                # Compiled steps round differently, and become available at an unpredictable time.
                 workers=replace(options.workers, compiled=False),
             )
         )
@@ -46,8 +46,8 @@ def evaluate(options: EvaluateOptions) -> Results:
 
 
 @contextmanager
-def _stopped_in_one_line(folder: AnyPath) -> Iterator[None]:
+def _report_ctrl_c(folder: AnyPath) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise InterruptedRunError(f"Stopped; finished work is in {folder}. The same command goes on.") from None
+        raise InterruptedRunError(f"Stopped; finished work is in {folder}. The same command resumes it.") from None

@@ -46,19 +46,19 @@ def score_and_report(prepared: PreparedEvaluation, rows: Path) -> Results:
         stops={name: stops_of(scores, name) for name in names if name != AR.name},
         speed=_speed(prepared, checkpoint),
     )
-    spelled = token_bytes(prepared.tokenizer)
-    _write(prepared.folder, results, disagreements(scores, prepared.tasks, names, rows, spelled))
+    examples = disagreements(scores, prepared.tasks, names, rows, token_bytes(prepared.tokenizer))
+    _write(prepared.folder, results, examples)
     return results
 
 
 def _speed(prepared: PreparedEvaluation, checkpoint: LazyCheckpoint) -> SpeedMeasurement:
-    """Return the speeds that an earlier run measured, or measure them."""
+    """Return the speeds that an earlier run measured, or measure them now."""
     path = prepared.folder / "speed.json"
     if path.exists():
         return read_model(path, SpeedMeasurement)
-    before = torch.get_num_threads()
+    previous_threads = torch.get_num_threads()
     workers = prepared.options.workers
-    torch.set_num_threads(int(workers.cpus or 0) or threads_alone(prepared.model.folder))  # the threads of a worker
+    torch.set_num_threads(int(workers.cpus or 0) or threads_alone(prepared.model.folder))  # as many as a worker has
     try:
         measurement = measure_speed(
             checkpoint.loaded,
@@ -69,11 +69,11 @@ def _speed(prepared: PreparedEvaluation, checkpoint: LazyCheckpoint) -> SpeedMea
             adapter=load_adapter(prepared.adapter, prepared.model.folder) if prepared.adapter else None,
         )
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous_threads)
     write_model(path, measurement)
     return measurement
 
 
 def _write(folder: AnyPath, results: Results, examples: dict[str, list[Disagreement]]) -> None:
     write_file(folder / "report.html", [evaluate_page(results, examples).encode()])
-    write_model(folder / RESULTS_FILE, results)  # last, so that it implies the report
+    write_model(folder / RESULTS_FILE, results)  # written last, so that its presence implies the report

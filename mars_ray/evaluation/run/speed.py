@@ -26,7 +26,7 @@ from mars_ray.progress import ProgressLine
 
 PROMPTS = 64
 ROUNDS = 3
-"""Measured rounds, after one to warm up."""
+"""Number of measured rounds, after one warm-up round."""
 
 TimedPrompt = tuple[tuple[int, ...], SamplingParams]
 
@@ -40,7 +40,7 @@ def measure_speed(
     options: EngineOptions,
     adapter: Adapter | None,
 ) -> SpeedMeasurement:
-    """Return the speeds of all settings on the same prompts. The engine chooses the number of masks.
+    """Return the speed of each setting on the same prompts. The engine chooses the number of masks per forward.
 
     Raises `DataError` if no prompt fits the model.
     """
@@ -80,22 +80,22 @@ def _prompts(
     prompts: list[TimedPrompt] = []
     for task, question in (pair for pair in in_turns if pair is not None):
         try:
-            # A request with a seed would fix the number of masks.
+            # Without a seed, because a seed would fix the number of masks.
             params = replace(sampling(task, question), seed=None)
             prompt = tuple(encoder.prompt(question.messages))
             engine.limits.check(Request(id=question.name, prompt=prompt, sampling=params))
         except (BadRecordError, RequestError):
-            continue  # the errors file of the job has it
+            continue  # the job's errors file reports this question
         prompts.append((prompt, params))
         if len(prompts) == PROMPTS:
             break
     if not prompts:
-        raise DataError("no prompt fits the model; see errors.jsonl of the answers.")
+        raise DataError("no prompt fits the model; see errors.jsonl in the folder of the answers.")
     return prompts
 
 
 def sample_speed(engine: Engine, prompts: Sequence[TimedPrompt], setting: DecodingSetting) -> Sample:
-    """Answer the prompts at a setting with an empty cache, and return the time and the counts."""
+    """Answer the prompts at a setting with an empty cache, and return the time, tokens and forwards."""
     engine.clear_cache()
     tokens = 0
     forwards = 0

@@ -1,6 +1,6 @@
 """Count the tokens of answers that autoregressive decoding would also choose after the same prefix.
 
-The count is exact, because every token is compared. The engine's live audit compares a sample.
+The count is exact, because every token is compared. The engine's live audit compares only a sample.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from mars_ray.progress import ProgressLine
 Tokens = tuple[int, ...]
 
 POSITIONS_PER_FORWARD = 2048
-"""Most positions of a batch, with padding, unless a single answer is longer."""
+"""Maximum number of positions in a batch, including padding, unless a single answer is longer."""
 
 
 @torch.inference_mode()
@@ -26,9 +26,9 @@ def agreed_tokens(
     progress: ProgressLine,
     done: int = 0,
 ) -> list[int]:
-    """Return the number of most likely tokens in the answer of each (prompt, answer) pair.
+    """Return, for each (prompt, answer) pair, how many answer tokens are the most likely token at their position.
 
-    `done` is the number of answers that the progress already counts.
+    `done` is the number of answers that `progress` already counts.
     """
     agreed = [0] * len(answers)
     with plain_attention(network):
@@ -42,7 +42,7 @@ def agreed_tokens(
 
 def _agreed(network: PreTrainedModel, batch: Sequence[tuple[Tokens, Tokens]], mask_id: int) -> list[int]:
     device = network.device
-    # Attention is causal, so padding on the right is never seen.
+    # Attention is causal, so padding on the right has no effect.
     length = max(len(prompt) + len(answer) for prompt, answer in batch)
     ids_RS = torch.tensor([[*p, *a, *[mask_id] * (length - len(p) - len(a))] for p, a in batch], device=device)
     first_R1 = torch.tensor([[len(prompt)] for prompt, _ in batch], device=device)
@@ -60,7 +60,7 @@ def _agreed(network: PreTrainedModel, batch: Sequence[tuple[Tokens, Tokens]], ma
 
 
 def batches_of_like_length(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Yield batches of indices of similar lengths, as many as one forward takes."""
+    """Yield batches of indices whose lengths are similar and fit into one forward."""
     batch: list[int] = []
     for number in sorted(range(len(lengths)), key=lengths.__getitem__):
         if batch and (len(batch) + 1) * lengths[number] > POSITIONS_PER_FORWARD:
@@ -73,10 +73,10 @@ def batches_of_like_length(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 @contextmanager
 def plain_attention(network: PreTrainedModel) -> Iterator[None]:
-    """Give the network an attention without a cache within the block, because an engine may have set its own."""
-    before = network.config._attn_implementation
+    """Use attention without a KV cache inside the `with` block, because an engine may have installed its own."""
+    previous = network.config._attn_implementation
     network.set_attn_implementation("sdpa")
     try:
         yield
     finally:
-        network.set_attn_implementation(before)
+        network.set_attn_implementation(previous)

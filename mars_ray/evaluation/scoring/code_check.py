@@ -2,10 +2,10 @@
 
 In:    an answer, and a task of HumanEval.
 Out:   whether all tests passed.
-Never: gives the code a network, other processes, anything to write but an empty folder in memory, anything to read but
-       Python and the system's libraries, or more time and memory than the limits below.
+Never: lets the code reach a network or other processes, write outside an empty folder in memory, read files other than
+       Python and the system's libraries, or use more time and memory than the limits below.
 
-The sandbox is bubblewrap (`bwrap`), which Flatpak uses. Without it, no code is run.
+The sandbox is bubblewrap (`bwrap`), which Flatpak also uses. If it is missing, no code is run.
 """
 
 import json
@@ -21,13 +21,13 @@ from mars_ray.errors import ConfigError, RunError
 
 Program = dict[str, Any]
 SECONDS_MAX = 10
-"""Limit of CPU seconds. The limit of elapsed time is `CLOCK` times as long, because others may use the machine."""
+"""Limit on CPU seconds. The limit on elapsed time is `CLOCK` times as long, because the machine may be busy."""
 CLOCK = 3
 MEMORY_MAX = 1 << 30
-"""Bytes of each of the two processes, the judge's and the answer's. Neither can start another, except as root."""
+"""Memory limit in bytes for each of the two processes, judge and answer. Neither can start another, except as root."""
 FOLDER_BYTES_MAX = 16 << 20
 PASSED = 77
-"""Exit code of the judge's process for an answer that passes."""
+"""Exit code of the judge process if the answer passes."""
 LIMITS = {
     "RLIMIT_CPU": SECONDS_MAX,
     "RLIMIT_AS": MEMORY_MAX,
@@ -38,12 +38,12 @@ LIMITS = {
 
 _CODE_BLOCK = re.compile(r"```(?:python|py)?[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _STARTED = "the sandbox is up"
-"""Printed on standard error once the sandbox is up; earlier output is its error message."""
+"""Text printed on standard error once the sandbox is up; any output before it is an error message of the sandbox."""
 _PROGRAM = Path(__file__).with_name("sandboxed_program.py").read_text(encoding="utf-8")
 
 
 def check_sandbox() -> None:
-    """Raise `ConfigError` if the sandbox does not work here."""
+    """Raise `ConfigError` if the sandbox does not work on this machine."""
     try:
         _run(program_of("", "def check(candidate):\n    candidate()\n", "f", "def f():\n    pass\n"))
     except RunError as error:
@@ -51,7 +51,7 @@ def check_sandbox() -> None:
 
 
 def passes_tests(reference: str, text: str) -> bool:
-    """Run the tests in `reference` (prompt, test, entry_point as JSON) on the code in `text`.
+    """Run the tests in `reference` (prompt, test, entry_point as JSON) on the code in `text`; return True if all pass.
 
     Raises `RunError` if the sandbox does not start.
     """
@@ -60,15 +60,16 @@ def passes_tests(reference: str, text: str) -> bool:
 
 
 def program_of(prompt: str, test: str, entry_point: str, text: str) -> Program:
-    """Return the code of an answer, in pieces for one module, and the tests with the head of the prompt.
+    """Return the program for the sandbox: the answer's code, in pieces that form one module, and the tests.
 
-    The code is the first code block, or the whole text. Code that does not define the function continues the prompt.
+    The code is the first code block in `text`, or all of `text` if it has none. Code that does not define the function
+    is appended to the prompt. The tests run after the head of the prompt, which is the part above the function.
     """
     block = _CODE_BLOCK.search(text)
     code = block[1] if block else text
     head = prompt[: max(prompt.rfind(f"def {entry_point}"), 0)]
     defines = re.search(rf"^def {re.escape(entry_point)}\b", code, re.MULTILINE)
-    # The answer can use the imports above the function, and is a separate piece because of __future__ imports.
+    # The answer may use the imports in the head. It is a separate piece because it may begin with __future__ imports.
     answer = [head, code] if defines else [prompt + code]
     return {"answer": answer, "head": head, "test": test, "entry_point": entry_point}
 
@@ -85,10 +86,10 @@ def _without_namespaces(bwrap: str) -> tuple[str, ...]:
 
 
 def _run(program: Program) -> int | None:
-    """Return the exit code, None after a timeout."""
+    """Run a program in the sandbox, and return its exit code, or None after a timeout."""
     bwrap = shutil.which("bwrap")
     if bwrap is None:
-        raise RunError("bwrap, the sandbox for code of a model, is missing; install the package bubblewrap.")
+        raise RunError("bwrap, the sandbox for model-written code, is missing; install the package bubblewrap.")
     library = [
         part for path in (sys.base_prefix, "/usr/lib", "/lib", "/lib64") for part in ("--ro-bind-try", path, path)
     ]
@@ -96,7 +97,7 @@ def _run(program: Program) -> int | None:
     command = [
         *(bwrap, "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--clearenv"),
         *_without_namespaces(bwrap),
-        *("--cap-drop", "ALL"),  # root could remount read-only folders as writable
+        *("--cap-drop", "ALL"),  # otherwise root could remount read-only folders as writable
         *library,
         *("--size", str(FOLDER_BYTES_MAX), "--tmpfs", "/tmp", "--chdir", "/tmp", "--remount-ro", "/"),
         *(str(python), "-I", "-c", _PROGRAM, json.dumps(LIMITS), str(PASSED), _STARTED),
@@ -106,12 +107,12 @@ def _run(program: Program) -> int | None:
             _, stderr = process.communicate(json.dumps(program).encode(), timeout=CLOCK * SECONDS_MAX)
             code: int | None = process.returncode
         except subprocess.TimeoutExpired:
-            process.kill()  # bwrap takes all of its processes with it
+            process.kill()  # this ends all processes in the sandbox
             _, stderr = process.communicate()
             code = None
     if not stderr.endswith(_STARTED.encode()):
         reason = stderr.decode(errors="replace").strip() or f"exit code {code}"
         raise RunError(
-            f"The sandbox for code of a model did not start: {reason}. It needs user namespaces and {python}."
+            f"The sandbox for model-written code did not start: {reason}. It needs user namespaces and {python}."
         )
     return code

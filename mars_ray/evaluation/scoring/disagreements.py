@@ -1,4 +1,4 @@
-"""Choose answers that differ from autoregressive decoding, to be shown token by token.
+"""Choose answers that differ from autoregressive decoding, so that the report can show them token by token.
 
 Answers that became wrong come first, spread over the tasks.
 """
@@ -17,12 +17,12 @@ from mars_ray.evaluation.settings import AR
 from mars_ray.evaluation.tasks.registry import Question, Task
 
 EXAMPLES = 3
-"""Examples for each setting."""
+"""Maximum number of examples per setting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownToken:
-    """A token of a shown answer."""
+    """One token of an answer in the report."""
 
     text: str
     forward: int
@@ -33,7 +33,7 @@ class ShownToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownAnswer:
-    """An answer with its tokens."""
+    """An answer in the report, with its tokens."""
 
     right: bool
     tokens: int
@@ -43,7 +43,7 @@ class ShownAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disagreement:
-    """A question with its answers by `ar` and by another setting."""
+    """A question, and the answers to it by `ar` and by another setting."""
 
     question: Question
     ar: ShownAnswer
@@ -53,7 +53,7 @@ class Disagreement:
 def disagreements(
     scores: Scores, tasks: Sequence[Task], settings: Sequence[str], folder: Path, token_bytes: Sequence[bytes]
 ) -> dict[str, list[Disagreement]]:
-    """Return examples by setting, without settings that have none."""
+    """Return examples by setting; settings without any are left out."""
     questions = [question for task in tasks for question in task.questions]
     chosen = {setting: _choose(scores, setting) for setting in settings if setting != AR.name}
     ids = {
@@ -92,26 +92,27 @@ def _shown(
     rows: Mapping[str, Row],
     token_bytes: Sequence[bytes],
 ) -> Disagreement:
-    ar, other = (rows[row_id(question, name)] for name in (AR.name, setting))
+    ar_row = rows[row_id(question, AR.name)]
+    setting_row = rows[row_id(question, setting)]
 
     def shown(row: Row, name: str) -> ShownAnswer:
         return ShownAnswer(
             right=bool(scores.settings[name].right[number]),
             tokens=row["tokens"],
             forwards=row["forwards"],
-            tokens_shown=tuple(tokens_shown(row["token_ids"], row["accepted"], ar["token_ids"], token_bytes)),
+            tokens_shown=tuple(tokens_shown(row["token_ids"], row["accepted"], ar_row["token_ids"], token_bytes)),
         )
 
-    return Disagreement(question=question, ar=shown(ar, AR.name), other=shown(other, setting))
+    return Disagreement(question=question, ar=shown(ar_row, AR.name), other=shown(setting_row, setting))
 
 
 def tokens_shown(
     tokens: Sequence[int], accepted_lengths: Sequence[int], ar_tokens: Sequence[int], token_bytes: Sequence[bytes]
 ) -> Iterator[ShownToken]:
-    """Yield the tokens with their texts. A character of several tokens belongs to the last of them."""
+    """Yield the tokens with their texts. A character that spans several tokens is shown with the last of them."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     forwards = [forward for forward, gain in enumerate(accepted_lengths) for _ in range(gain)]
     for index, (token, forward) in enumerate(zip(tokens, forwards, strict=True)):
-        spelled = token_bytes[token] if token < len(token_bytes) else b""
-        text = decoder.decode(spelled, final=index + 1 == len(tokens))
+        encoded = token_bytes[token] if token < len(token_bytes) else b""
+        text = decoder.decode(encoded, final=index + 1 == len(tokens))
         yield ShownToken(text=text, forward=forward, same=index < len(ar_tokens) and ar_tokens[index] == token)

@@ -1,14 +1,14 @@
-"""The program in the sandbox: a judge with the tests, and a second process for the answer (see `code_check`).
+"""The program in the sandbox: a judge that runs the tests, and a second process for the answer (see `code_check`).
 
     python -I -c THIS_FILE LIMITS PASSED STARTED
 
-In:    resource limits, the exit code of an answer that passes, and the text that says the sandbox is up; on standard
-       input the result of `program_of`.
+In:    as arguments, resource limits, the exit code for an answer that passes, and the text to print once the sandbox is
+       up; on standard input, the result of `program_of`.
 Out:   the exit code.
-Never: runs the answer in the judge's process. The answer returns only plain values, so it cannot pass by an exit code
-       or by objects that are equal to everything.
+Never: runs the answer in the judge's process. The answer's process returns only plain values, so an answer cannot pass
+       by exiting with the right code or by returning objects that compare equal to everything.
 
-The sandbox has only the standard library.
+Only the standard library is available in the sandbox.
 """
 
 import builtins
@@ -20,7 +20,8 @@ import sys
 import types
 from typing import IO, Any
 
-JOIN_SESSION_KEYRING, SET_DUMPABLE = 1, 4
+JOIN_SESSION_KEYRING = 1
+SET_DUMPABLE = 4
 KEYCTL = {"x86_64": 250, "aarch64": 219}
 """Number of the keyctl system call, by processor."""
 SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
@@ -31,12 +32,12 @@ def main() -> None:
     limits = json.loads(sys.argv[1])
     passed = int(sys.argv[2])
     started = sys.argv[3]
-    for name, most in limits.items():
-        resource.setrlimit(getattr(resource, name), (most, most))
+    for name, limit in limits.items():
+        resource.setrlimit(getattr(resource, name), (limit, limit))
     libc = ctypes.CDLL(None)
-    # Leave the session keyring of the user. Where this call is forbidden, reading keys is forbidden, too.
+    # Leave the user's session keyring. Where this call is forbidden, reading keys is forbidden, too.
     libc.syscall(KEYCTL[os.uname().machine], JOIN_SESSION_KEYRING, None)
-    libc.prctl(SET_DUMPABLE, 0, 0, 0, 0)  # so that the answer cannot attach to the judge as a debugger
+    libc.prctl(SET_DUMPABLE, 0, 0, 0, 0)  # keeps the answer from attaching to the judge as a debugger
     os.write(2, started.encode())
     os.dup2(1, 2)
     calls_out, calls_in = os.pipe()
@@ -70,7 +71,7 @@ def answer_calls(calls: IO[str], values: IO[str]) -> None:
 
 
 def judge(program: dict[str, Any], calls: IO[str], values: IO[str]) -> None:
-    """Run the tests on the answer. Their errors end this process."""
+    """Run the tests on the answer. An error in a test ends this process."""
 
     def send(message: Any) -> None:
         print(json.dumps(message), file=calls, flush=True)
@@ -92,7 +93,7 @@ def judge(program: dict[str, Any], calls: IO[str], values: IO[str]) -> None:
 
 
 def encoded(value: Any) -> Any:
-    """Return a value of built-in types, or of subclasses of them, as JSON."""
+    """Return a value made of built-in types, or of their subclasses, as values that JSON can hold."""
     if value is None or isinstance(value, bool):
         return value
     for plain in (int, float, str):
@@ -107,11 +108,11 @@ def encoded(value: Any) -> Any:
         return ["bytes", value.hex()]
     if isinstance(value, complex):
         return ["complex", value.real, value.imag]
-    raise TypeError(f"{type(value).__name__} is no built-in type")
+    raise TypeError(f"{type(value).__name__} is not a built-in type")
 
 
 def decoded(value: Any) -> Any:
-    """Undo `encoded`."""
+    """Return the value that `encoded` was called with."""
     if not isinstance(value, list):
         return value
     name, *parts = value

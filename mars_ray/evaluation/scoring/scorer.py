@@ -1,4 +1,4 @@
-"""Score the answers of a job from its parquet shards with traces.
+"""Score the answers of a job, which are read from its parquet shards with traces.
 
 The model is loaded only if the agreement of some answer is not cached.
 """
@@ -43,14 +43,14 @@ class LazyCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scorer:
-    """Scores the answers of a job."""
+    """Scorer of the answers of a job."""
 
     checkpoint: LazyCheckpoint
     encoder: ChatEncoder
     cache: NumberCache
-    """Counts of agreeing tokens, and verdicts on code."""
+    """Cached counts of agreeing tokens, and cached verdicts on code."""
     agreement: bool
-    """Compare every token with the choice of autoregressive decoding."""
+    """True to compare every token with the choice of autoregressive decoding."""
 
     def score(self, folder: Path, tasks: Sequence[Task], settings: Sequence[str], block: int) -> Scores:
         """Return the scores of the answers in a folder of rows."""
@@ -92,7 +92,7 @@ class Scorer:
         prompts = {question.name: tuple(self.encoder.prompt(question.messages)) for question, _ in answers}
         pairs = [(prompts[question.name], tuple(row["token_ids"])) for question, row in answers]
         keys = [cache_key("agreed", *pair) for pair in pairs]
-        # Most answers are the same at most settings.
+        # Compare each distinct answer only once, because most settings give the same answer.
         new: dict[str, tuple[Tokens, Tokens]] = {
             key: pair for key, pair in zip(keys, pairs, strict=True) if key not in self.cache
         }
@@ -104,7 +104,7 @@ class Scorer:
 
 
 def read_answers(folder: Path, ids: Collection[str] | None = None) -> Iterator[list[Row]]:
-    """Yield the rows of the shards in batches, only those with `ids` if given."""
+    """Yield the rows of the shards in batches; if `ids` is given, only the rows with these ids."""
     wanted = None if ids is None else ds.field("id").isin(list(ids))
     shards = ds.dataset(folder)
     if not shards.files:  # nothing was answered, so the columns are unknown
@@ -120,6 +120,6 @@ def row_id(question: Question, setting: str) -> str:
 
 
 def parts_of(id: str) -> tuple[str, str]:
-    """Return the names of the question and the setting of a row id."""
+    """Return the name of the question and the name of the setting in a row id."""
     name, _, setting = id.rpartition("/")
     return name, setting

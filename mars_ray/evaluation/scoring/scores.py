@@ -1,6 +1,6 @@
 """Keep the scores of all questions at all settings in arrays, in the order of the tasks.
 
-Texts and tokens are not kept, so an answer takes only some bytes.
+Texts and tokens are not kept, so an answer takes less than a hundred bytes.
 """
 
 from collections import Counter
@@ -25,14 +25,14 @@ class ScoredAnswer:
     agreed: int
     """Tokens that autoregressive decoding would also choose."""
     key: bytes
-    """Hash of the tokens, of `KEY_BYTES` bytes."""
+    """Hash of the tokens, `KEY_BYTES` bytes long."""
     accepted_lengths: Sequence[int]
-    """Tokens from each forward."""
+    """Number of tokens from each forward."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SettingScores:
-    """Arrays of the scores of one setting, with an entry for each question, 0 without an answer."""
+    """Scores of one setting, as arrays with one entry per question. Entries of unanswered questions are 0."""
 
     answered: NDArray[np.bool_]
     right: NDArray[np.int8]
@@ -76,5 +76,5 @@ class Scores:
         column.forwards[index] = answer.forwards
         column.agreed[index] = answer.agreed
         column.key[index] = np.void(answer.key)
-        # The end of the answer cuts the last forward short.
+        # Leave out the last forward, because the end of the answer cuts it short.
         self.stops[setting].update(min(gain, self.block) for gain in answer.accepted_lengths[:-1])

@@ -1,7 +1,7 @@
-"""Statistics of right and wrong answers: spread over seeds, intervals and paired tests. None assumes normality.
+"""Statistics of right and wrong answers: spreads, intervals and paired tests. None assumes a normal distribution.
 
-The bootstrap draws the count of each distinct value from a multinomial, which has the same distribution as drawing
-examples with replacement and is a thousand times faster.
+The bootstrap draws the count of each distinct value from a multinomial distribution. This is equivalent to drawing
+examples with replacement, and a thousand times faster.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def mcnemar(better: int, worse: int) -> float:
 def flipped_signs(groups: Sequence[NDArray[np.int8]]) -> float:
     """Return the two-sided p-value of the mean of the groups' means, for changes of -1, 0 and 1.
 
-    This is McNemar's test with equal weights of groups. It flips the sign of each change at random, `RESAMPLES` times.
+    This is McNemar's test with equal weights per group. It flips the sign of each change at random, `RESAMPLES` times.
     """
     rng = np.random.default_rng(SEED)
     observed = 0.0

@@ -1,1 +1,1 @@
-"""The tasks of an evaluation: questions with references."""
+"""Tasks of an evaluation: questions with references."""

@@ -15,7 +15,7 @@ from mars_ray.evaluation.tasks.verify import last_number
 from mars_ray.storage.location import AnyPath, check_reachable
 
 BENCHMARK_TOKENS = 512
-"""Most tokens of an answer, which is a derivation or a function."""
+"""Maximum number of tokens per answer, enough for a derivation or a function."""
 CODE_PROMPT = "Complete this Python function. Answer with the whole function in one code block.\n\n```python\n{code}```"
 
 
@@ -48,7 +48,9 @@ def _user_message(question: str) -> tuple[dict[str, str], ...]:
     return ({"role": "user", "content": question},)
 
 
-def _read(path: AnyPath, texts: tuple[str, ...], record: Callable[[dict[str, Any]], Referenced]) -> list[Referenced]:
+def _read(
+    path: AnyPath, text_fields: tuple[str, ...], record: Callable[[dict[str, Any]], Referenced]
+) -> list[Referenced]:
     check_reachable(path)
     if not path.is_file():
         raise DataError(f"There is no file {path}; give the folder with {path.parent.name}/ as --data.")
@@ -57,7 +59,7 @@ def _read(path: AnyPath, texts: tuple[str, ...], record: Callable[[dict[str, Any
     for location, raw in numbered(path):
         try:
             fields = parse_object(raw)
-            for name in texts:
+            for name in text_fields:
                 if not isinstance(fields.get(name), str):
                     raise BadRecordError(f"its {name!r} is missing or not text")
             records.append(record(fields))

@@ -1,6 +1,6 @@
-"""Read a file of prompts with references: `prompt` or `messages`, `reference`, and perhaps `match`.
+"""Read a file of prompts with references. A record has `prompt` or `messages`, `reference`, and optionally `match`.
 
-The first bad record is an error that names file and line.
+The first bad record raises an error that names the file and the line.
 """
 
 import json
@@ -26,7 +26,7 @@ READ_RECORDS = 256
 
 @dataclass(frozen=True, slots=True)
 class Referenced:
-    """A prompt with the reference for its answer."""
+    """A prompt, and the reference that its answer is compared with."""
 
     messages: Conversation
     reference: str
@@ -34,7 +34,7 @@ class Referenced:
 
 
 def read_references(path: AnyPath, match: str) -> list[Referenced]:
-    """Read all records; `match` is the default of records without one.
+    """Read all records; `match` applies to records that have none.
 
     Raises `ConfigError` for an unknown match, and `DataError` naming the first unusable record.
     """
@@ -58,7 +58,7 @@ def numbered(path: AnyPath) -> Iterator[tuple[str, bytes]]:
     if path.suffix == PARQUET or path.suffix in (".gz", ".zst"):
         for chunk in read_records(path, READ_RECORDS):
             yield from ((f"record {next(numbers)}", raw) for raw in chunk)
-    else:  # the lines of a text file, without empty ones
+    else:  # a text file, whose empty lines are skipped
         with path.open("rb") as file:
             yield from ((f"line {number}", raw) for number, raw in zip(numbers, file, strict=False) if raw.strip())
 
@@ -84,7 +84,7 @@ def _record(fields: dict[str, Any], default: str) -> Referenced:
 
 def _reference(value: Any, match: str) -> str:
     if match == "json":
-        # A text is JSON source, any other value is the JSON value itself.
+        # A string holds JSON source; any other value is the JSON value itself.
         text = value if isinstance(value, str) else json.dumps(value)
         if not same_json(text, text):
             raise BadRecordError(f"its reference is not JSON, or has a key twice: {shortened(value)}")
@@ -99,7 +99,7 @@ def _reference(value: Any, match: str) -> str:
         try:
             matches_empty = regex.search(text, "") is not None
         except regex.error as error:
-            raise BadRecordError(f"its reference is no regular expression ({error}): {shortened(value)}") from None
+            raise BadRecordError(f"its reference is not a regular expression ({error}): {shortened(value)}") from None
         if matches_empty:
             raise BadRecordError(f"its reference matches every answer, even an empty one: {shortened(value)}")
     elif not text:

@@ -1,6 +1,7 @@
-"""Open tasks by name, as questions with references.
+"""Open tasks, which are sets of questions with references, by name.
 
-Each seed of a family is another sample of its held-out examples. The records of a file are dealt to the seeds in turn.
+For a family, each seed is a different sample of its held-out examples. The records of a file are dealt to the seeds in
+turn.
 """
 
 from collections.abc import Sequence
@@ -18,15 +19,15 @@ from mars_ray.storage.location import AnyPath, check_reachable, locate
 
 ALL_FAMILIES = "families"
 EXAMPLES_PER_FAMILY = 100
-"""Default number of examples of each family in each sample."""
+"""Default number of examples per family in each sample."""
 FAMILY_QUESTIONS = 100_000
-"""Most questions of a family, because an evaluation keeps all of them in memory."""
+"""Maximum number of questions per family, because an evaluation keeps all of them in memory."""
 MAX_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A prompt with the reference for its answer."""
+    """A prompt of a task, and the reference that its answer is compared with."""
 
     task: str
     number: int
@@ -39,7 +40,7 @@ class Question:
 
     @property
     def name(self) -> str:
-        """The unique name of the question."""
+        """Unique name of the question."""
         return f"{self.task}/{self.number}/{self.seed}"
 
 
@@ -50,7 +51,7 @@ class Task:
     name: str
     questions: tuple[Question, ...]
     max_tokens: int
-    """Most tokens of an answer."""
+    """Maximum number of tokens per answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +59,14 @@ class TaskOptions:
     """Number and source of the questions."""
 
     examples: int | None = None
-    """Examples per task and seed, by default `EXAMPLES_PER_FAMILY` of a family and all of a file."""
+    """Examples per task and seed. None means `EXAMPLES_PER_FAMILY` for a family, and all records for a file."""
     seeds: int = 3
     max_tokens: int | None = None
-    """Most tokens of an answer; None takes the default of each task."""
+    """Maximum number of tokens per answer; None uses the default of each task."""
     match: str = "exact"
-    """Default match of records of a file."""
+    """Kind of comparison for records of a file that name none."""
     data: AnyPath | None = None
-    """Folder of the benchmarks."""
+    """Folder with the benchmarks."""
     allow_code_execution: bool = False
 
 
@@ -74,10 +75,10 @@ def open_tasks(names: Sequence[str], options: TaskOptions) -> tuple[Task, ...]:
     for name, value in (("seeds", options.seeds), ("examples", options.examples), ("max_tokens", options.max_tokens)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} is {value}, must be at least 1.")
-    wanted = [task for name in names for task in (FAMILIES if name == ALL_FAMILIES else [name])]
-    if not wanted:
+    task_names = [task for name in names for task in (FAMILIES if name == ALL_FAMILIES else [name])]
+    if not task_names:
         raise ConfigError(f"no task given; choose from {', '.join(_task_names())}, or give a JSONL file.")
-    tasks = [_open(name, options) for name in dict.fromkeys(wanted)]
+    tasks = [_open(name, options) for name in dict.fromkeys(task_names)]
     names_seen = [task.name for task in tasks]
     for name in names_seen:
         if names_seen.count(name) > 1:
@@ -113,13 +114,13 @@ def _family(name: str, options: TaskOptions) -> Task:
     count = options.examples or EXAMPLES_PER_FAMILY
     if count * options.seeds > FAMILY_QUESTIONS:
         raise ConfigError(
-            f"{options.seeds} samples of {count:,} examples are more than the {FAMILY_QUESTIONS:,} a family may have. "
-            "Lower --examples or --seeds."
+            f"{options.seeds} samples of {count:,} examples are more than the {FAMILY_QUESTIONS:,} questions that a "
+            "family may have. Lower --examples or --seeds."
         )
     questions: list[Question] = []
     seen: set[str] = set()
     for seed in range(options.seeds):
-        # Some families have few prompts, so a sample leaves out the prompts of earlier samples.
+        # Some families have few distinct prompts, so each sample leaves out the prompts of earlier samples.
         new = (example for example in examples(FAMILIES[name], "heldout", seed) if example.prompt not in seen)
         sample = list(islice(new, count))
         if len(sample) < count:

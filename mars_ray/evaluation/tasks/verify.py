@@ -1,6 +1,6 @@
-"""Compare answers with references, by the verifier of a task family or by a kind of match.
+"""Compare answers with references, using the verifier of a task family or a kind of match.
 
-`code_check` runs code.
+Answers that are code are run by `code_check` instead.
 """
 
 import re
@@ -14,12 +14,12 @@ from mars_ray.data.tasks.checks import same_json, same_text
 from mars_ray.errors import DataError
 
 _NUMBER = re.compile(r"(?<!\d)(?<!\d\.)-?\d[\d,]*(?:\.\d+)?|(?<![\d.])-?\.\d+")
-"""A minus after a digit is a subtraction, and dots before a number are an ellipsis."""
+"""Pattern of a number. A minus after a digit is read as subtraction, and dots before a number as an ellipsis."""
 REGEX_SECONDS_MAX = 5
 
 
 def last_number(text: str) -> Decimal | None:
-    """Return the last number in a text, whose digits may be grouped by commas."""
+    """Return the last number in a text, or None. Commas may group its digits."""
     numbers = _NUMBER.findall(text.replace("\N{MINUS SIGN}", "-"))
     return Decimal(numbers[-1].replace(",", "")) if numbers else None
 
@@ -39,5 +39,5 @@ def _matches(reference: str, text: str) -> bool:
 
 
 FILE_MATCHES: dict[str, Callable[[str, str], bool]] = {"exact": same_text, "regex": _matches, "json": same_json}
-"""Matches for files: equal without white space around it, found in the text, or equal as JSON."""
+"""Matches for files: equal apart from surrounding white space, found in the text, or equal as JSON values."""
 MATCHES = FILE_MATCHES | {"number": _same_number} | {name: family.verify for name, family in FAMILIES.items()}
