@@ -1,1 +1,1 @@
-"""Thresholds from cluster load: reports in, directives out."""
+"""Control of thresholds by cluster load: replicas send reports, and the controller answers with directives."""

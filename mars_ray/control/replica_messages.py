@@ -1,8 +1,8 @@
-"""The messages between replica and controller: a report once a second, and the directive that answers.
+"""The messages between replica and controller: a report once a second, and the directive that answers it.
 
 In:    the state of an engine.
-Out:   a frozen report whose every number is finite and not negative, and shares at most 1.
-Never: trusts the sender: a report may come late, twice, or from a version that lacks a field.
+Out:   a frozen report in which every number is finite and not negative, and every share is at most 1.
+Never: trusts the sender. A report may arrive late or twice, or lack a field because its sender runs another version.
 """
 
 import math
@@ -16,25 +16,25 @@ from mars_ray.engine.stats.state import EngineState
 from mars_ray.errors import ReportError
 
 SHARES = frozenset({"threshold", "agreement", "kv_cache_usage"})
-"""Fields that are shares, and so at most 1."""
+"""Fields that hold shares, which are at most 1."""
 PLAIN = frozenset({int, float})
 MOST = 1e300
 NAMES = frozenset({"replica", "name"})
 OPTIONAL = frozenset({"step_time", "agreement", "ttft_p95_s", "tpot_p95_s"})
-"""Fields that are None before anything was measured."""
+"""Fields that are None before the first measurement."""
 _checked = deque[object]([()], maxlen=1)
-"""The profile that was found right last: simulated replicas all report the same one."""
+"""The profile that was last found valid. Simulated replicas all report the same object, which is checked once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaReport:
-    """One heartbeat. Raises `ReportError` for invalid values."""
+    """Report of a replica, sent with each heartbeat. Raises `ReportError` for invalid values."""
 
     replica: str
     number: int
-    """Number of the heartbeat; it rises."""
+    """Number of the heartbeat, which rises from report to report."""
     seconds: float
-    """Seconds on the clock of the replica, which is compared with itself only."""
+    """Time on the replica's own clock, comparable only with other reports of this replica."""
     state: EngineState
 
     def __post_init__(self) -> None:
@@ -44,57 +44,61 @@ class ReplicaReport:
             self._check_blocks()
             _checked.append(state.profile)
         if not state.classes:
-            raise ReportError("report.state.classes is empty; there is at least one class.")
+            raise ReportError("report.state.classes is empty; it must have at least one class.")
         if state.max_num_seqs < 1:
             raise ReportError(f"report.state.max_num_seqs is {state.max_num_seqs}; it must be at least 1.")
         time = state.step_time
         if time is not None and not time.fixed_s + time.seq_s + time.position_s:
-            raise ReportError("report.state.step_time is 0 for a step without prompts; it takes some time.")
+            raise ReportError("report.state.step_time is 0 for a step without prompts; it must be above 0.")
 
     def _check_blocks(self) -> None:
-        by_block = [each for point in self.state.profile for each in (point.tokens, point.positions)]
-        if len(set(map(len, by_block))) > 1:
-            raise ReportError("report.state.profile has blocks of several lengths; each point has one for each block.")
-        if any(not each or min(each) < 1 for each in by_block):
-            raise ReportError("report.state.profile has less than one token or position in a forward.")
+        figures = [by_block for point in self.state.profile for by_block in (point.tokens, point.positions)]
+        if len(set(map(len, figures))) > 1:
+            raise ReportError("report.state.profile has points for different numbers of blocks; all need the same.")
+        if any(not by_block or min(by_block) < 1 for by_block in figures):
+            raise ReportError("report.state.profile has fewer than 1 token or position per forward; give at least 1.")
 
     def __reduce__(self) -> tuple[Callable[[], "ReplicaReport"], tuple[()]]:
-        # Whoever unpickles a report goes through its constructor, and so checks it.
-        return partial(ReplicaReport, **{each.name: getattr(self, each.name) for each in fields(self)}), ()
+        # Unpickling calls the constructor, so that received reports are checked too.
+        return partial(ReplicaReport, **{field.name: getattr(self, field.name) for field in fields(self)}), ()
 
 
 @cache
 def _fields(kind: type) -> tuple[str, ...]:
-    """Return the names of the fields of a class, none for what has no fields."""
-    return tuple(each.name for each in fields(kind)) if is_dataclass(kind) else ()
+    """Return the names of a dataclass's fields; an empty tuple for any other class."""
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
 
 
-def _check(name: str, place: str, value: Any) -> None:
-    if names := _fields(type(value)):  # type: ignore[arg-type]  # classes can be hashed
-        for each in names:
-            if not hasattr(value, each):
-                raise ReportError(f"{place}.{each} is missing.")
-            field = getattr(value, each)
-            if not (type(field) in PLAIN and 0 <= field <= (1 if each in SHARES else MOST)):  # as nearly all are
-                _check(each, f"{place}.{each}", field)
+def _check(name: str, path: str, value: Any) -> None:
+    if field_names := _fields(type(value)):  # type: ignore[arg-type]  # classes can be hashed
+        for field_name in field_names:
+            if not hasattr(value, field_name):
+                raise ReportError(f"{path}.{field_name} is missing.")
+            item = getattr(value, field_name)
+            # Nearly all fields are valid numbers, which need no further call.
+            if not (type(item) in PLAIN and 0 <= item <= (1 if field_name in SHARES else MOST)):
+                _check(field_name, f"{path}.{field_name}", item)
     elif isinstance(value, tuple):
         if value is _checked[0] or _are_plain(value, 1 if name in SHARES else math.inf):
             return
-        for number, each in enumerate(value):
-            _check(name, f"{place}[{number}]", each)
+        for index, item in enumerate(value):
+            _check(name, f"{path}[{index}]", item)
     elif name in NAMES:
         if not isinstance(value, str) or not value:
-            raise ReportError(f"{place} is {value!r}; it must be a name.")
+            raise ReportError(f"{path} is {value!r}; it must be a name.")
     elif value is not None or name not in OPTIONAL:
         most = 1 if name in SHARES else math.inf
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (number and 0 <= value <= most and math.isfinite(value)):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (is_number and 0 <= value <= most and math.isfinite(value)):
             allowed = "from 0 to 1" if most == 1 else "a finite number, at least 0"
-            raise ReportError(f"{place} is {value!r}; it must be {allowed}.")
+            raise ReportError(f"{path} is {value!r}; it must be {allowed}.")
 
 
 def _are_plain(values: tuple[Any, ...], most: float) -> bool:
-    """Say whether all are fine numbers, as nearly always; a profile has hundreds, and a controller reads many."""
+    """Return whether all values are valid numbers, as they nearly always are.
+
+    This check must be fast, because a profile has hundreds of numbers and a controller reads many profiles.
+    """
     return (
         bool(values)
         and PLAIN.issuperset(map(type, values))
@@ -110,21 +114,21 @@ class Directive:
 
     replica: str
     answers: int
-    """Number of the report that this answers."""
+    """Number of the report that this directive answers."""
     controller: str
     """Unique id of the controller that decided."""
     epoch: int
-    """Number of the decision of the controller that this comes from."""
+    """Number of the controller's decision that this directive carries."""
     thresholds: Mapping[str, float]
-    """Threshold of each class of service, for requests that name none."""
+    """Threshold of each class of service, for requests that set none."""
     reasons: Mapping[str, str]
-    """Why the threshold of each class is what it is."""
+    """Reason for the threshold of each class."""
     lease_s: float
-    """Seconds for which this holds after the report was made."""
+    """Seconds for which the directive holds, counted from the making of the report."""
     desired_replicas: int
-    """Replicas that demand needs at full quality, for the autoscaler."""
+    """Number of replicas that the demand needs at full quality, for the autoscaler."""
     paused: bool
-    """Whether a worker of a batch job takes no new rows; replicas that serve callers are never paused."""
+    """Whether the workers of a batch job take no new rows. Replicas that serve callers are never paused."""
 
     def __post_init__(self) -> None:
         for name, value in self.thresholds.items():

@@ -1,7 +1,7 @@
 """The speed of a replica at each threshold, from its step-time model and its profile.
 
-In:    rows, step time, what each threshold gives and costs in a forward.
-Out:   tokens per second for any number of sequences that run, at the block that gives most.
+In:    rows, step time, and the tokens and positions per forward at each threshold.
+Out:   tokens per second for any number of running sequences, with the fastest block.
 Never: measures anything.
 """
 
@@ -21,33 +21,34 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpeed:
-    """How fast a replica decodes, or a typical one of several."""
+    """Decoding speed of one replica, or of a typical one of several replicas."""
 
     rows: int
     step_time: StepTime
     profile: tuple[ProfilePoint, ...]
-    """What each threshold gives and costs in a forward, falling from 1."""
+    """Tokens and positions per forward at each threshold, from threshold 1 downwards."""
     kv_tokens_per_row: float
-    _known: dict[float, Array] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Rates by threshold: they are asked for again and again."""
+    _cache: dict[float, Array] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Computed rates by threshold, because policies need the same ones repeatedly."""
 
     def rates(self, threshold: float) -> Array:
-        """Return tokens per second with 1, 2, ... `rows` sequences running, [rows]."""
-        if threshold not in self._known:
-            self._known[threshold] = self._rates(threshold)
-        return self._known[threshold]
+        """Return the tokens per second with 1, 2, ... `rows` running sequences, [rows]."""
+        if threshold not in self._cache:
+            self._cache[threshold] = self._rates(threshold)
+        return self._cache[threshold]
 
     def max_tokens_s(self, threshold: float) -> float:
-        """Return tokens per second with all rows in use."""
+        """Return the tokens per second with all rows in use."""
         return float(self.rates(threshold)[-1])
 
     def prompt_seconds(self, tokens: float) -> float:
-        """Return the seconds for which reading a prompt keeps the other rows waiting."""
+        """Return the seconds for which reading a prompt delays the other rows."""
         return self.step_time.prompt_s + self.step_time.prompt_token_s * tokens
 
     def _rates(self, threshold: float) -> Array:
-        known, times = [each.threshold for each in self.profile], self.step_time
-        tokens_B, positions_B = interpolate(known, lambda number: self.profile[number].lookahead, threshold)
+        times = self.step_time
+        thresholds = [point.threshold for point in self.profile]
+        tokens_B, positions_B = interpolate(thresholds, lambda index: self.profile[index].lookahead, threshold)
         rows_R1 = np.arange(1, self.rows + 1)[:, None]
         per_row_s_B = times.seq_s + times.position_s * positions_B + times.kv_token_s * self.kv_tokens_per_row
         per_step_s_B = times.fixed_s + times.masks_s * (np.arange(len(tokens_B)) > 0)
@@ -57,17 +58,17 @@ class ReplicaSpeed:
 
 
 def speed_of(states: Sequence[EngineState]) -> ReplicaSpeed | None:
-    """Return the speed of a typical one of several replicas; None before any has measured its own."""
-    known = [state for state in states if state.step_time is not None and state.profile]
-    if not known:
+    """Return the speed of a typical one of several replicas; None until a replica has measured its speed."""
+    measured = [state for state in states if state.step_time is not None and state.profile]
+    if not measured:
         return None
-    times = [state.step_time for state in known if state.step_time is not None]
-    running = sum(state.running for state in known)
-    kv_tokens = sum(state.kv_tokens for state in known)
+    times = [state.step_time for state in measured if state.step_time is not None]
+    running = sum(state.running for state in measured)
+    kv_tokens = sum(state.kv_tokens for state in measured)
     return ReplicaSpeed(
-        rows=round(_mean([state.max_num_seqs for state in known])),
-        step_time=_typical(times),
-        profile=_together([state.profile for state in known]),
+        rows=round(_mean([state.max_num_seqs for state in measured])),
+        step_time=_mean_step_time(times),
+        profile=_mean_profile([state.profile for state in measured]),
         kv_tokens_per_row=round(kv_tokens / running, -1) if running else 0.0,
     )
 
@@ -76,14 +77,14 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _typical(times: Sequence[StepTime]) -> StepTime:
+def _mean_step_time(times: Sequence[StepTime]) -> StepTime:
     if len(times) == 1:
         return times[0]
-    return StepTime(**{name: _mean([getattr(each, name) for each in times]) for name in StepTime.__dataclass_fields__})
+    return StepTime(**{name: _mean([getattr(time, name) for time in times]) for name in StepTime.__dataclass_fields__})
 
 
-def _together(profiles: Sequence[tuple[ProfilePoint, ...]]) -> tuple[ProfilePoint, ...]:
-    if all(each is profiles[0] for each in profiles):
+def _mean_profile(profiles: Sequence[tuple[ProfilePoint, ...]]) -> tuple[ProfilePoint, ...]:
+    if all(profile is profiles[0] for profile in profiles):
         return profiles[0]
     return tuple(
         replace(

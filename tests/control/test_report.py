@@ -85,7 +85,7 @@ def test_a_missing_field_is_found_however_deep_it_is() -> None:
 
 
 def test_a_report_without_a_class_of_service_is_refused() -> None:
-    with pytest.raises(ReportError, match="there is at least one class"):
+    with pytest.raises(ReportError, match="it must have at least one class"):
         heartbeat(replace(engine_state(), classes=()))
 
 
