@@ -31,7 +31,7 @@ def rows(tmp_path: Path) -> Path:
         ({"threshold": "1.5"}, "threshold is 1.5"),
         ({"max-tokens": "0"}, "max_tokens is 0"),
         ({"workers": "0"}, "workers is 0"),
-        ({"output": "mars_ray"}, "has files of something else"),
+        ({"output": "mars_ray"}, "has files that do not belong to a job"),
     ],
 )
 def test_a_job_that_cannot_start_says_why_in_one_line(

@@ -285,7 +285,7 @@ def test_what_is_wrong_with_the_arguments_is_said_before_ray_starts(model_folder
         (options(rows, output, tmp_path / "tiny"), ModelError, "unknown model"),
         (options(rows, output, tmp_path), ModelError, "no config.json"),
         (options(rows, output, broken), ModelError, "not a valid card"),
-        (options(rows, other, model_folder), OutputError, "has files of something else"),
+        (options(rows, other, model_folder), OutputError, "has files that do not belong to a job"),
         (options(rows, output, model_folder, workers=replace(WORKERS, count=0)), ConfigError, "workers is 0"),
         (options(rows, output, model_folder, limit=0), ConfigError, "limit is 0"),
         (options(rows, output, model_folder, workers=replace(WORKERS, cpus=-1.0)), ConfigError, "cpus is -1"),

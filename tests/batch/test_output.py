@@ -141,7 +141,7 @@ def test_nobody_else_may_work_in_the_folder(tmp_path: Path) -> None:
 
 def test_a_folder_with_other_things_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("x")
-    with pytest.raises(OutputError, match="has files of something else"), open_output(tmp_path, new=True):
+    with pytest.raises(OutputError, match="has files that do not belong to a job"), open_output(tmp_path, new=True):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
@@ -187,7 +187,7 @@ def test_a_damaged_ledger_is_named(tmp_path: Path) -> None:
     path = tmp_path / LEDGER
     path.parent.mkdir()
     path.write_bytes(b"no database" * 100)
-    with pytest.raises(OutputError, match=r"ledger\.sqlite is no usable ledger"):
+    with pytest.raises(OutputError, match=r"ledger\.sqlite is not a usable ledger"):
         Ledger(path, of=tmp_path, durable=True)
 
 

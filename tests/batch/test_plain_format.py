@@ -129,9 +129,9 @@ def test_a_trace_says_which_tokens_came_together(encoder: ChatEncoder) -> None:
         (raw(messages=[USER | {"role": "robot"}]), "role 'robot'"),
         (raw(prompt="x", id=[1]), "'id' must be text or an integer, not list"),
         (raw(prompt="x", id=True), "'id' must be text or an integer, not bool"),
-        (b'{"prompt": "\\ud800"}', "not Unicode"),
-        (b'{"prompt": "x", "id": "\\ud800"}', "not Unicode"),
-        (b'{"prompt": "x", "other": [{"\\ud800": 1}]}', "not Unicode"),
+        (b'{"prompt": "\\ud800"}', "not valid Unicode"),
+        (b'{"prompt": "x", "id": "\\ud800"}', "not valid Unicode"),
+        (b'{"prompt": "x", "other": [{"\\ud800": 1}]}', "not valid Unicode"),
         (raw(prompt="x", text="a", input_text="b"), "both 'text' and 'input_text'"),
     ],
 )

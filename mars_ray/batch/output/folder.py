@@ -1,14 +1,15 @@
-"""The output folder of a job.
+"""Output folder of a job.
 
-In:    results, in any order, some of them twice.
+In:    results in any order, possibly repeated.
 Out:   `rows/part-*` with each answered row once, `errors.jsonl` (in a store `errors-NUMBER.jsonl`), `report.json`,
        `report.html`.
-Never: loses a result after `take` returned, or lets two jobs write.
+Never: loses a result after `take` has returned, or lets two jobs write.
 
-A row is done once it is in the ledger, or in a store, in the log of the job. Records move from there to shards of
-`ROWS_PER_SHARD` records, which are removed from the ledger once they are written. After a kill in between, the same
-records are written to the same shard again. In a store the errors file has the number of the last event in the log. It
-is never overwritten, because a driver that lost its job could overwrite it late.
+A row is done once it is in the ledger or, for an output in a store, in the log of the job. Its records then move to
+shards of `ROWS_PER_SHARD` records. They are removed from the ledger after their shard is written; if the driver is
+killed in between, the same records are written to the same shard again. In a store, the name of the errors file has the
+number of the last event in the log. The file is never overwritten; otherwise a driver that has lost its job could
+replace the file of its successor.
 """
 
 import json
@@ -34,7 +35,7 @@ FileFormat = Literal["parquet", "jsonl"]
 
 
 class OutputFolder:
-    """An output opened with `open_output`; one in a store has a log."""
+    """Output of a job, opened with `open_output`. An output in a store has a log."""
 
     def __init__(self, folder: AnyPath, ledger: Ledger, history: History, log: JobLog | None = None) -> None:
         self.folder = folder
@@ -46,14 +47,14 @@ class OutputFolder:
         self._kinds: dict[str, Kind | None] = {}
         self._format: FileFormat = "parquet"
         self._in_step = True
-        """True if ledger and log agree. A Ctrl-C can come between the two writes; then the log is right."""
+        """True if ledger and log agree. If a Ctrl-C comes between the two writes, they differ and the log is right."""
         self._existing_shards: set[str] = set()
-        """Shards that `replay` need not write again."""
+        """Shards that `replay` does not need to write again."""
 
     def begin(self, format: FileFormat, kinds: dict[str, Kind | None]) -> None:
-        """Begin a run with the format of its shards and the kinds of the input's columns.
+        """Begin a run with the format of the shards and the kinds of the input columns.
 
-        Raises `RunError` when another driver begins at the same time.
+        Raises `RunError` if another driver begins at the same time.
         """
         if self._log is not None:
             self._log.append("begin", {"format": format, "kinds": kinds, "settings": self.ledger.settings()})
@@ -62,9 +63,9 @@ class OutputFolder:
         self.history.begin()
 
     def take(self, results: Sequence[RowResult], run_s: float) -> list[RowResult]:
-        """Store results, `run_s` seconds after the run began, and return the new ones.
+        """Store results that arrived `run_s` seconds after the run began, and return those that are new.
 
-        Raises `RunError`, without storing any, when that is not possible.
+        If writing fails, stores none of them and raises `RunError`.
         """
         self._in_step = False
         fresh = self._note(results, run_s)
@@ -72,7 +73,7 @@ class OutputFolder:
             self._log.add(fresh, run_s)
         self._in_step = True
         if self._log is not None and self.ledger.waiting >= ROWS_PER_SHARD:
-            self._log.commit()  # a shard has only records that are in the log
+            self._log.commit()  # a shard may hold only records that are in the log
         self._shelve_full()
         return fresh
 
@@ -83,7 +84,7 @@ class OutputFolder:
         self.ledger.forget_errors()
 
     def flush(self) -> None:
-        """Write all records to files."""
+        """Write all records that are in no shard yet, and the errors file."""
         number = None if self._log is None else self._log.append("flush" if self._in_step else "results")
         if not self._in_step:
             return
@@ -95,11 +96,11 @@ class OutputFolder:
 
     @property
     def errors_file(self) -> AnyPath | None:
-        """The file of the rows with errors, or None."""
+        """Path of the file of rows with errors, or None if there is no such file."""
         return max(self.folder.glob("errors*.jsonl"), key=str, default=None)
 
     def replay(self, events: Iterable[Event]) -> None:
-        """Restore the ledger from the events of the log, and write the shards that are missing after a kill."""
+        """Rebuild the ledger from the events of the log, and write shards that are missing because of a kill."""
         self._existing_shards = {path.name for path in self._rows.glob("part-*")}
         for event in events:
             for run_s, results in event.results:
@@ -138,7 +139,7 @@ class OutputFolder:
             (self.folder / "errors.jsonl").unlink(missing_ok=True)
 
     def _write_numbered_errors(self, number: int) -> None:
-        """Write the errors up to event `number` of the log, even if there are none any more."""
+        """Write the errors up to event `number` of the log, even if no errors remain, and remove older files."""
         path = self.folder / f"errors-{number:010}.jsonl"
         write_lines(path, self.ledger.errors())
         for older in self.folder.glob("errors-*.jsonl"):

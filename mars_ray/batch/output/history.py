@@ -1,4 +1,4 @@
-"""Keep the metrics of a job over all of its runs in its ledger, in constant space.
+"""Keep aggregated metrics of a job, over all of its runs, in its ledger.
 
 Metrics are written in the same transaction as the results.
 """
@@ -19,28 +19,28 @@ CREATE TABLE IF NOT EXISTS sample (text TEXT);
 """
 SAMPLES = 12
 POINTS = 240
-"""Most points of the pace in a report."""
+"""Maximum number of points over time in a report."""
 BARS = 24
 TENTHS = 10
 
 
 class History:
-    """Counts and distributions of the job in `ledger`."""
+    """Counts and distributions of a job's results, stored in `ledger`."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._db = ledger.connection
         self._db.executescript(TABLES)
         self._before_s = self._last_second
-        """The second of the pace at which the earlier runs ended."""
-        self._samples_left = SAMPLES - self._one("SELECT count(*) FROM sample")
+        """Seconds that the earlier runs took. The points of this run come after them."""
+        self._samples_left = SAMPLES - self._number("SELECT count(*) FROM sample")
 
     def begin(self) -> None:
-        """Count one more run."""
+        """Begin another run of the job."""
         self._before_s = self._last_second
         self._count("runs", Counter([0]))
 
     def add(self, results: Sequence[RowResult], run_s: float) -> None:
-        """Count results that arrived `run_s` seconds after this run began."""
+        """Add results that arrived `run_s` seconds after this run began."""
         if not results:
             return
         thresholds = [result.threshold for result in results if result.threshold is not None]
@@ -72,30 +72,30 @@ class History:
     @property
     def runs(self) -> int:
         """Number of runs."""
-        return self._one("SELECT sum(count) FROM tally WHERE what = 'runs'")
+        return self._number("SELECT sum(count) FROM tally WHERE what = 'runs'")
 
     @property
     def tokens(self) -> int:
-        """Tokens generated."""
-        return self._one("SELECT sum(tokens) FROM pace")
+        """Number of tokens generated."""
+        return self._number("SELECT sum(tokens) FROM pace")
 
     @property
     def forwards(self) -> int:
-        """Forwards, summed over the sequences."""
-        return self._one("SELECT sum(forwards) FROM pace")
+        """Number of forwards, summed over the sequences."""
+        return self._number("SELECT sum(forwards) FROM pace")
 
     @property
     def cut(self) -> int:
-        """Sequences that ended at the length limit."""
-        return self._one("SELECT sum(count) FROM tally WHERE what = 'cut'")
+        """Number of sequences that ended at the length limit."""
+        return self._number("SELECT sum(count) FROM tally WHERE what = 'cut'")
 
     @property
     def seconds(self) -> float:
-        """Seconds from the start of a run to its last result, summed over the runs."""
-        return self._one("SELECT sum(count) FROM tally WHERE what = 'ran_ms'") / 1000
+        """Seconds from the start of each run to its last result, summed over the runs."""
+        return self._number("SELECT sum(count) FROM tally WHERE what = 'ran_ms'") / 1000
 
     def pace(self) -> tuple[PacePoint, ...]:
-        """Return the metrics over time, in spans of equal length."""
+        """Return the metrics over time, in time spans of equal length."""
         span = -(-max(1, self._last_second) // POINTS)
         points = self._db.execute(
             f"SELECT (second - 1) / {span}, sum(rows), sum(errors), sum(tokens), sum(forwards), avg(threshold)"
@@ -127,10 +127,10 @@ class History:
 
     @property
     def _last_second(self) -> int:
-        return self._one("SELECT max(second) FROM pace")
+        return self._number("SELECT max(second) FROM pace")
 
     def _bars(self, what: str, unit: float) -> tuple[Bar, ...]:
-        largest = self._one("SELECT max(value) FROM tally WHERE what = ?", what)
+        largest = self._number("SELECT max(value) FROM tally WHERE what = ?", what)
         width = largest // BARS + 1
         counts = dict(
             self._db.execute(f"SELECT value / {width}, sum(count) FROM tally WHERE what = ? GROUP BY 1", (what,))
@@ -146,6 +146,6 @@ class History:
             [(what, value, count) for value, count in values.items()],
         )
 
-    def _one(self, query: str, *values: object) -> int:
+    def _number(self, query: str, *values: object) -> int:
         [(value,)] = self._db.execute(query, values)
         return int(value or 0)

@@ -1,12 +1,12 @@
-"""The log of a job in a store: numbered objects, appended by compare-and-swap.
+"""Log of a job in a store: numbered objects, appended by compare-and-swap.
 
 In:    events of a job: a driver begins, results arrive, records are written to files, errors are forgotten.
 Out:   the same events in the same order, for the next driver of the job, on any machine.
 Never: appends an event of a driver after another driver has begun.
 
-An object is created only if it does not exist, so of two drivers that append the next event one fails. Some stores have
-no conditional writes: HDFS, and S3 servers that ignore `If-None-Match`. There, two drivers that write within the same
-milliseconds may both succeed, and only the lease of `driver_lease` keeps them apart.
+An object is created only if it does not exist, so if two drivers append an event with the same number, one of them
+fails. HDFS, and S3 servers that ignore `If-None-Match`, have no conditional writes. Two drivers that write there within
+milliseconds of each other may both succeed, and only the lease of `driver_lease` keeps them apart.
 """
 
 import json
@@ -29,9 +29,9 @@ from mars_ray.storage.location import store_errors
 from mars_ray.storage.whole_file import create_object
 
 COMMIT_S = 1.0
-"""Seconds between writes of results. A driver that dies loses the results of this time."""
+"""Seconds between two writes of results. If the driver dies, up to this many seconds of results are lost."""
 READ_AT_ONCE = 256
-"""Objects to read in one request."""
+"""Number of objects to read per request."""
 EventKind = Literal["begin", "results", "flush", "forget errors"]
 NEW_RESULTS = ("run_s", pa.float64())
 DETAILS = b"mars_ray"
@@ -43,14 +43,14 @@ class Event:
 
     kind: EventKind
     driver: str
-    """The driver that wrote the event, named uniquely for each run."""
+    """Unique id of the driver that wrote the event."""
     details: dict[str, Any] = field(default_factory=dict)
-    """Format, columns and settings of the job, for `begin`."""
+    """In a `begin` event, the output format, the input columns and the settings of the job."""
     results: Sequence[tuple[float, list[RowResult]]] = ()
-    """Results that precede the event, each with the seconds since the start of the run."""
+    """Results that arrived before the event, grouped by arrival time in seconds since the start of the run."""
 
     def to_bytes(self) -> pa.Buffer:
-        """Return the contents of the object."""
+        """Return the event as the contents of an object."""
         table = pa.concat_tables([RESULT_SCHEMA.empty_table(), *(to_table(results) for _, results in self.results)])
         seconds = [run_s for run_s, results in self.results for _ in results]
         table = table.append_column(NEW_RESULTS[0], pa.array(seconds, NEW_RESULTS[1]))
@@ -61,7 +61,7 @@ class Event:
 
     @staticmethod
     def from_bytes(content: bytes) -> "Event":
-        """Undo `to_bytes`."""
+        """Return the event in an object; the inverse of `to_bytes`."""
         table = pq.read_table(pa.BufferReader(content))
         pairs = zip(table[NEW_RESULTS[0]].to_pylist(), from_table(table), strict=True)
         results = [
@@ -71,7 +71,7 @@ class Event:
 
 
 class JobLog:
-    """The log in `folder`. Call `read` first, and then write within `kept`."""
+    """The log in `folder`. Call `read` first, then write within `kept`."""
 
     def __init__(self, folder: UPath) -> None:
         self._folder = folder
@@ -79,18 +79,18 @@ class JobLog:
         self._next = 1
         self._waiting: list[tuple[float, list[RowResult]]] = []
         self._failure: BaseException | None = None
-        # A thread writes one event at a time, so a Ctrl-C in the main thread leaves none half written.
+        # A separate thread writes the events one by one, so a Ctrl-C in the main thread interrupts no write.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="job-log")
         self._lock = threading.Lock()
         self._closing = threading.Event()
 
     def read(self) -> Iterator[Event]:
-        """Yield all events. Raises `OutputError` when they cannot be read, or some are missing."""
+        """Yield all events. Raises `OutputError` if events cannot be read or are missing."""
         with store_errors(self._folder, OutputError, "Cannot read the job in", "Give another output."):
             fs = self._folder.fs
             names = sorted(fs.find(self._folder.path))
             if names != [self._name(number).path for number in range(1, len(names) + 1)]:
-                raise OutputError(f"{self._folder} lacks some of its objects. Give another output.")
+                raise OutputError(f"some objects in {self._folder} are missing. Give another output.")
             for start in range(0, len(names), READ_AT_ONCE):
                 contents = fs.cat(names[start : start + READ_AT_ONCE])
                 for name in names[start : start + READ_AT_ONCE]:
@@ -99,12 +99,12 @@ class JobLog:
 
     @property
     def failed(self) -> bool:
-        """True after a failed write, such as when another driver has begun."""
+        """True after a failed write, for example because another driver has begun."""
         return self._failure is not None
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Write added results every `COMMIT_S` within the block."""
+        """Write the added results every `COMMIT_S` seconds within the block."""
         keeper = threading.Thread(target=self._keep, name="job-log-keeper", daemon=True)
         keeper.start()
         try:
@@ -115,13 +115,13 @@ class JobLog:
             self._writer.shutdown()
 
     def add(self, results: list[RowResult], run_s: float) -> None:
-        """Add results, which are written within `COMMIT_S`. Raises `RunError` after a failed write."""
+        """Add results, to be written within `COMMIT_S` seconds. Raises `RunError` after a failed write."""
         self._raise_failure()
         with self._lock:
             self._waiting.append((run_s, results))
 
     def commit(self) -> None:
-        """Write the added results. Raises `RunError` when that is not possible, or another driver has begun."""
+        """Write the added results now. Raises `RunError` if writing fails or another driver has begun."""
         with self._lock:
             idle = not self._waiting
         if not idle:
@@ -129,12 +129,12 @@ class JobLog:
         self._raise_failure()
 
     def append(self, kind: EventKind, details: dict[str, Any] | None = None) -> int:
-        """Write the added results and an event, and return its number. Raises as `commit` does."""
+        """Write the added results together with an event, and return the event's number. Raises like `commit`."""
         written: Future[int] = self._writer.submit(self._append, kind, details or {})
         return written.result()
 
     def remove(self) -> None:
-        """Remove the log, and with it the job."""
+        """Remove the log, so that the folder no longer holds a job."""
         self._folder.fs.rm(self._folder.path, recursive=True)
 
     def _append(self, kind: EventKind, details: dict[str, Any]) -> int:
@@ -158,7 +158,7 @@ class JobLog:
         return self._next - 1
 
     def _check_own(self, path: UPath) -> None:
-        """Raise unless this driver wrote the object, because a client repeats a request after a lost response."""
+        """Raise `RunError` unless this driver wrote the object, in an earlier request whose response was lost."""
         if Event.from_bytes(path.read_bytes()).driver != self.driver:
             raise RunError(
                 f"Another driver has resumed the job in {self._folder.parent.parent}. "
@@ -167,7 +167,7 @@ class JobLog:
 
     def _keep(self) -> None:
         while not self._closing.wait(COMMIT_S):
-            with suppress(Exception):  # the next `add` or `append` raises it
+            with suppress(Exception):  # the next call of `add` or `append` raises the error
                 self.commit()
 
     def _raise_failure(self) -> None:

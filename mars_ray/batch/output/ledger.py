@@ -1,11 +1,11 @@
-"""The ledger of a job, an SQLite database of the rows that are done and of the records that no shard has yet.
+"""Ledger of a job: an SQLite database of the finished rows, and of the output records that are in no shard yet.
 
 In:    settings, results, names of shards.
-Out:   the rows that are not done, the same after any kill.
-Never: counts a row twice, loses one, or accepts other settings.
+Out:   the rows that are still unfinished, even after the driver was killed.
+Never: counts a row twice, loses a row, or accepts settings that differ from those of the job.
 
-Only the driver writes. Results of workers that outlive a killed driver reach no other driver. Other processes may read
-(`undone`).
+Only the driver writes. If it is killed, later results of its workers reach no other driver. Other processes may read
+the ledger (`undone`).
 """
 
 import json
@@ -29,27 +29,29 @@ CREATE TABLE IF NOT EXISTS error (key BLOB PRIMARY KEY, kind TEXT, text TEXT) WI
 CREATE TABLE IF NOT EXISTS example (kind TEXT PRIMARY KEY, reason TEXT) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS shard (name TEXT PRIMARY KEY, records INTEGER) WITHOUT ROWID;
 """
-"""Tables of the database. `record` has the records that no shard has yet, `example` one reason of each kind of error.
+"""Tables of the database.
 
-A row is done once its key is in `done`, or in the concatenated keys of `lately`. Keys are hashes, so each belongs to
-another page of `done`. They move from `lately` to `done` many at a time and sorted, which writes each page once.
+`record` holds the records that are in no shard yet. `example` holds one reason for each kind of error. A row is done if
+its key is in `done` or among the concatenated keys in `lately`. Keys are hashes, so nearly every new key belongs on a
+different page of `done`. Keys therefore move from `lately` to `done` in large sorted groups, so each page is written
+once per group.
 """
 KEY_BYTES = 16
 LATELY = 10_000
-"""Keys in `lately` before they move to `done`."""
+"""Number of keys to collect in `lately` before they move to `done`."""
 
 KIND_CHARS = 200
-"""Characters in which reasons of different kinds differ."""
+"""Number of leading characters of a reason that determine its kind."""
 
 LEDGER = Path(".job") / "ledger.sqlite"
-"""Path of the ledger in the folder of a job."""
+"""Path of the ledger within the folder of a job."""
 
 
 class Ledger:
-    """The ledger at `path`, created if missing, of the job in the folder `of`."""
+    """Ledger of the job in the folder `of`. The file at `path` is created if it is missing."""
 
     def __init__(self, path: Path, *, of: AnyPath, durable: bool) -> None:
-        """Open the ledger. With `durable`, it survives a power cut. Raises `OutputError` for an unusable file."""
+        """Open the ledger. With `durable`, it survives a power failure. Raises `OutputError` for an unusable file."""
         self.path = path
         self._job = of
         try:
@@ -59,17 +61,17 @@ class Ledger:
             self.connection.executescript(TABLES)
             self._lately = _lately(self.connection)
         except sqlite3.Error as error:
-            raise OutputError(f"{path} is no usable ledger: {error}. Give another output folder.") from error
+            raise OutputError(f"{path} is not a usable ledger: {error}. Give another output folder.") from error
 
     def check_settings(self, settings: dict[str, Any]) -> None:
-        """Store the settings of a new job. Raises `ConfigError` naming a setting that differs from the stored one."""
-        kept = self.settings()
+        """Store the settings of a new job. Raises `ConfigError` if a setting differs from the stored one."""
+        stored = self.settings()
         for name, value in settings.items():
-            if kept and kept.get(name) != value:
+            if stored and stored.get(name) != value:
                 raise ConfigError(
                     f"the job in {self._job} began with other settings: {name} was "
-                    f"{json.dumps(kept.get(name))}, now it is {json.dumps(value)}. Use the old one, give another "
-                    "output, or --new to start a new job."
+                    f"{json.dumps(stored.get(name))}, now it is {json.dumps(value)}. Use the old value, give another "
+                    "output, or use --new to start a new job."
                 )
         with self.transaction():
             self.connection.executemany(
@@ -78,16 +80,16 @@ class Ledger:
             )
 
     def settings(self) -> dict[str, Any]:
-        """Return the stored settings, none for a new job."""
+        """Return the stored settings, which are empty for a new job."""
         return {name: json.loads(value) for name, value in self.connection.execute("SELECT * FROM setting")}
 
     def setting(self, name: str) -> Any:
-        """Return a stored setting, None for a new job."""
+        """Return one stored setting; None for a new job."""
         return self.settings().get(name)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Write everything within the block in one transaction. Raises `RunError` when it cannot be written."""
+        """Write everything within the block in one transaction. Raises `RunError` if writing fails."""
         try:
             self.connection.execute("BEGIN IMMEDIATE")
             try:
@@ -103,7 +105,7 @@ class Ledger:
             ) from error
 
     def add(self, results: Sequence[RowResult]) -> list[RowResult]:
-        """Store results, within `transaction`, and return the new ones."""
+        """Store results, and return those that are new. Call it within `transaction`."""
         new = _not_in(self.connection, {result.key for result in results} - self._lately)
         fresh: list[RowResult] = []
         for result in results:
@@ -128,14 +130,14 @@ class Ledger:
         return fresh
 
     def records(self, most: int) -> list[str]:
-        """Return the oldest records that no shard has yet, up to `most`."""
+        """Return up to `most` records that are in no shard yet, oldest first."""
         records = self.connection.execute("SELECT text FROM record ORDER BY number LIMIT ?", (most,))
         return [text for (text,) in records]
 
     @property
     def waiting(self) -> int:
-        """Number of records that no shard has yet."""
-        # Records leave in order, so their numbers have no gaps. Two SELECTs use the index; one would scan the table.
+        """Number of records that are in no shard yet."""
+        # Records leave in order, so their numbers have no gaps. Two SELECTs use the index; a single one would not.
         ends = "(SELECT max(number) FROM record) - (SELECT min(number) FROM record)"
         return self._number(f"SELECT coalesce({ends} + 1, 0)")
 
@@ -146,27 +148,27 @@ class Ledger:
 
     @property
     def done(self) -> int:
-        """Number of rows that are done, with those that have errors."""
+        """Number of finished rows, including rows with errors."""
         return self._number("SELECT count(*) FROM done") + len(self._lately)
 
     def shelve(self, name: str, count: int) -> None:
-        """Remove the oldest `count` records, which the shard `name` has now."""
+        """Remove the oldest `count` records, which are now in the shard `name`."""
         with self.transaction():
             self.connection.execute("INSERT INTO shard VALUES (?, ?)", (name, count))
             self.connection.execute("DELETE FROM record WHERE number < (SELECT min(number) FROM record) + ?", (count,))
 
     def errors(self) -> Iterator[str]:
-        """Yield the records of the errors file."""
+        """Yield the records for the errors file."""
         for (text,) in self.connection.execute("SELECT text FROM error"):
             yield text
 
     def error_counts(self) -> dict[str, int]:
-        """Return the number of errors of each kind, most first, under the reason of one of them."""
+        """Return the number of errors of each kind, most frequent first, with the reason of one of them as the key."""
         query = "SELECT reason, count(*) FROM error JOIN example USING (kind) GROUP BY kind ORDER BY 2 DESC, 1"
         return dict(self.connection.execute(query))
 
     def forget_errors(self) -> int:
-        """Remove the rows with errors, and return their number."""
+        """Remove the rows with errors, and return how many there were."""
         with self.transaction():
             self._sort_in()
             self.connection.execute("DELETE FROM done WHERE key IN (SELECT key FROM error)")
@@ -178,7 +180,7 @@ class Ledger:
         self.connection.close()
 
     def _sort_in(self) -> None:
-        """Move all keys from `lately` to `done`, within `transaction`."""
+        """Move all keys from `lately` to `done`. Call it within `transaction`."""
         self.connection.executemany("INSERT INTO done VALUES (?)", [(key,) for key in sorted(self._lately)])
         self.connection.execute("DELETE FROM lately")
         self._lately = set()
@@ -189,27 +191,27 @@ class Ledger:
 
 
 def rows_done(path: Path) -> int:
-    """Return the number of rows done in the ledger at `path`, 0 without one. Any process may call it."""
+    """Return the number of finished rows in the ledger at `path`; 0 if there is no ledger. Any process may call it."""
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
-            # In one statement, because keys move between the tables.
+            # Count in one statement, because keys move between the tables.
             lately = f"SELECT coalesce(sum(length(keys)), 0) / {KEY_BYTES} FROM lately"
             [(count,)] = connection.execute(f"SELECT (SELECT count(*) FROM done) + ({lately})")
             return int(count)
-    except sqlite3.OperationalError:  # no file, or no tables in it yet
+    except sqlite3.OperationalError:  # the file is missing or has no tables yet
         return 0
 
 
 def undone(path: Path, keys: Sequence[bytes]) -> set[bytes]:
-    """Return the keys that are not done in the ledger at `path`. Any process may call it."""
+    """Return the keys of unfinished rows, according to the ledger at `path`. Any process may call it."""
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
-        # Keys move from `lately` to `done`, so reading in this order misses none.
+        # Keys move from `lately` to `done`, so reading the tables in this order misses no key.
         lately = _lately(connection)
         return _not_in(connection, set(keys) - lately)
 
 
 def _kind(reason: str) -> str:
-    """Return the kind of an error: reasons of one kind differ in names and numbers only."""
+    """Return the kind of an error, which is its reason without quoted names and numbers."""
     return re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", reason)[:KIND_CHARS]
 
 
@@ -219,7 +221,7 @@ def _lately(connection: sqlite3.Connection) -> set[bytes]:
 
 
 def _not_in(connection: sqlite3.Connection, keys: set[bytes]) -> set[bytes]:
-    """Return the keys that are not in `done`."""
+    """Return the keys that are not in the table `done`."""
     ordered = sorted(keys)
     done: set[bytes] = set()
     for begin in range(0, len(ordered), LATELY):

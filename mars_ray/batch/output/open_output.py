@@ -1,7 +1,7 @@
 """Open the output of a job, in a local folder or in a store such as `s3://bucket/answers`.
 
-A local folder contains the ledger, and a lock keeps other drivers out. A store contains the log of the job, from which
-each driver restores the ledger in a temporary folder. So a job in a store can be resumed from any machine.
+A local folder contains the ledger, and a lock keeps other drivers out. A store contains the log of the job. Each new
+driver rebuilds the ledger from the log in a temporary folder, so a job in a store can be resumed from any machine.
 """
 
 import fcntl
@@ -27,10 +27,10 @@ P = TypeVar("P", Path, UPath)
 
 
 def open_output(folder: AnyPath, *, new: bool) -> AbstractContextManager[OutputFolder]:
-    """Create or resume the output in a folder; `new` renames an earlier one.
+    """Create the output of a job in a folder, or resume it. With `new`, an earlier output is first renamed.
 
-    Entering raises `OutputError` for a folder that has other files, is used by another process or cannot be written,
-    and `ConfigError` for a store that cannot be reached. A new output without any row is removed at the end.
+    Entering the context raises `OutputError` if the folder has other files, is in use by another process or cannot be
+    written, and `ConfigError` if the store cannot be reached. A new output without any row is removed at the end.
     """
     if isinstance(folder, Path):
         return _open_local_output(folder, new=new)
@@ -42,10 +42,10 @@ def _open_local_output(folder: Path, *, new: bool) -> Iterator[OutputFolder]:
     hidden = folder / LEDGER.parent
     if new and hidden.exists():
         with _locked(hidden):
-            folder.rename(_name_aside(folder))
+            folder.rename(_backup_name(folder))
     if folder.exists() and not hidden.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise OutputError(f"{folder} has files of something else. Give a new folder or empty this one.")
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+        raise OutputError(f"{folder} has files that do not belong to a job. Give a new folder or empty this one.")
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         hidden.mkdir(parents=True, exist_ok=True)
         (folder / "rows").mkdir(exist_ok=True)
@@ -58,8 +58,8 @@ def _open_local_output(folder: Path, *, new: bool) -> Iterator[OutputFolder]:
         finally:
             empty = not ledger.done
             ledger.close()
-            if empty and made:
-                shutil.rmtree(made[-1])
+            if empty and created:
+                shutil.rmtree(created[-1])
 
 
 @contextmanager
@@ -73,16 +73,16 @@ def _locked(hidden: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise OutputError(
-                f"Another process is working in {hidden.parent}. Wait for it, or give another output folder."
+                f"Another process is working in {hidden.parent}. Wait until it ends, or give another output folder."
             ) from None
         yield
 
 
-def _name_aside(folder: P) -> P:
+def _backup_name(folder: P) -> P:
     number = 1
-    while (aside := folder.with_name(f"{folder.name}.before-{number}")).exists():
+    while (backup := folder.with_name(f"{folder.name}.before-{number}")).exists():
         number += 1
-    return aside
+    return backup
 
 
 @contextmanager
@@ -96,9 +96,11 @@ def _open_stored_output(folder: UPath, *, new: bool) -> Iterator[OutputFolder]:
     ):
         with store_errors(folder, OutputError, "Cannot use", "Give another output."):
             if new:
-                _put_aside(folder)
+                _rename_stored(folder)
             elif not (hidden / LOG).exists() and _names(folder):
-                raise OutputError(f"{folder} has files of something else. Give a new folder or empty this one.")
+                raise OutputError(
+                    f"{folder} has files that do not belong to a job. Give a new folder or empty this one."
+                )
         log = JobLog(hidden / LOG)
         output = OutputFolder(folder, ledger, History(ledger), log)
         output.replay(log.read())
@@ -110,16 +112,19 @@ def _open_stored_output(folder: UPath, *, new: bool) -> Iterator[OutputFolder]:
 
 
 def _names(folder: UPath) -> list[str]:
-    """Return the objects of a folder, without the lease of its driver."""
+    """Return the names of the objects in a folder, except the lease of its driver."""
     return [name for name in folder.fs.find(folder.path) if not name.endswith("/driver.json")]
 
 
-def _put_aside(folder: UPath) -> None:
-    """Copy the objects to another folder, then remove them, the log last, so that a killed copy can be repeated."""
-    aside = _name_aside(folder)
+def _rename_stored(folder: UPath) -> None:
+    """Rename a folder in a store: copy all objects, then remove the originals.
+
+    The log is removed last, so that a rename that was killed can be repeated.
+    """
+    backup = _backup_name(folder)
     fs = folder.fs
     names = _names(folder)
     for name in names:
-        fs.copy(name, aside.path + name.removeprefix(folder.path))
+        fs.copy(name, backup.path + name.removeprefix(folder.path))
     for name in sorted(names, key=lambda name: f"/{LEDGER.parent}/" in name):
         fs.rm(name)

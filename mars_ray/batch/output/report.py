@@ -1,4 +1,4 @@
-"""The metrics of a job while it runs, and its report."""
+"""Metrics of a running job, and the report of a job."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -8,21 +8,21 @@ Status = Literal["complete", "complete with errors", "stopped"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PacePoint:
-    """Metrics of one span of a job."""
+    """Metrics of one time span of a job."""
 
     second: float
-    """End of the span in seconds since the start of the job, without pauses between runs."""
+    """End of the time span, in seconds since the start of the job, without pauses between runs."""
     rows: int
     errors: int
     tokens: int
     forwards: int
     threshold: float
-    """Mean threshold in the span."""
+    """Mean threshold in the time span."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A bar of a histogram, for values from `low` up to but excluding `high`."""
+    """A bar of a histogram, for values from `low` (inclusive) to `high` (exclusive)."""
 
     low: float
     high: float
@@ -35,24 +35,24 @@ class JobReport:
 
     status: Status
     rows: int
-    """Rows that are done: answered, or in the errors file."""
+    """Number of finished rows, either answered or in the errors file."""
     total: int
-    """Rows of the input."""
+    """Number of rows in the input."""
     errors: int
     errors_by_reason: dict[str, int]
-    """Errors of each kind, most first, under the reason of one of them; others differ in names and numbers."""
+    """Number of errors by reason, most frequent first. Reasons that differ only in names or numbers count as one."""
     errors_file: str
     """Path of the errors file; empty without errors."""
     cut: int
-    """Sequences that ended at the length limit."""
+    """Number of sequences that ended at the length limit."""
     tokens: int
     forwards: int
-    """Forwards, summed over the sequences. A forward of a batch counts once for each of its sequences."""
+    """Number of forwards, summed over the sequences. A forward of a batch counts once for each of its sequences."""
     tokens_per_s: float
-    """Tokens per second of all workers, over `seconds`."""
+    """Tokens per second of all workers, averaged over `seconds`."""
     tokens_per_forward: float
     seconds: float
-    """Seconds that the job ran, without pauses between runs."""
+    """Seconds that the job has run, without pauses between runs."""
     runs: int
     """Number of times that the job was started."""
     workers: int
@@ -65,9 +65,9 @@ class JobReport:
     ahead: tuple[Bar, ...]
     """Histogram of tokens per forward."""
     samples: tuple[dict[str, Any], ...]
-    """Some records of the output."""
+    """Some records of the output, as examples."""
     deadline: str
-    """Time by which the job met or missed its deadline; empty without one."""
+    """Text that says by how much the job met or missed its deadline; empty without a deadline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +76,12 @@ class WorkerMetrics:
 
     name: str
     rows: int
-    """Rows done since this run began."""
+    """Number of rows finished since this run began."""
     running: int
-    """Running sequences."""
+    """Number of running sequences."""
     tokens_per_s: float
     tokens_per_forward: float | None
-    """Tokens per forward of finished rows; None before the first."""
+    """Tokens per forward in finished rows; None before the first row is finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,17 +92,17 @@ class JobMetrics:
     total: int
     errors: int
     running: int
-    """Running sequences."""
+    """Number of running sequences."""
     tokens: int
-    """Tokens generated so far, with those of running sequences."""
+    """Number of tokens generated so far, including those of running sequences."""
     tokens_per_s: float | None
     """Tokens per second of all workers over the last seconds; None before the first measurement."""
     tokens_per_forward: float | None
-    """Tokens per forward of finished rows; None before the first."""
+    """Tokens per forward in finished rows; None before the first row is finished."""
     threshold: float | None
-    """Threshold of the last finished row; None if nothing was generated."""
+    """Threshold of the last finished row; None if no row has generated tokens yet."""
     eta_s: float | None
-    """Estimated seconds until the end of the job; None before the first row is done."""
+    """Estimated seconds until the end of the job; None before the first row is finished."""
     note: str
-    """A message for the user, such as a deadline that cannot be met; often empty."""
+    """Message for the user, for example that the deadline cannot be met; usually empty."""
     workers: tuple[WorkerMetrics, ...]

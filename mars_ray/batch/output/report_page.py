@@ -1,6 +1,6 @@
 """Render the report of a generate job as one self-contained HTML file.
 
-Rows, reasons and settings are escaped, and the page's policy forbids requests and foreign scripts.
+Rows, reasons and settings are escaped. The page's Content-Security-Policy forbids network requests and other scripts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,20 +11,20 @@ from mars_ray.web.chart import Axis, Chart
 from mars_ray.web.report import render
 
 POINTS = 60
-"""Most points of a chart over time; shorter spans are joined."""
+"""Maximum number of points in a chart over time. Time spans are joined until this number is reached."""
 SPAN_S = 10.0
-"""Shortest span in seconds. All tokens of a row count at its end, so shorter spans would show bursts."""
+"""Minimum time span in seconds. All tokens of a row count at its end, so shorter spans would show bursts."""
 SPANS = 4
-"""Fewest spans of a short job."""
+"""Minimum number of time spans in the charts of a short job."""
 REASONS = 50
-"""Most kinds of errors to list, the most frequent first."""
+"""Maximum number of error kinds to list, most frequent first."""
 AIR = 0.05
 """Margin above and below the thresholds in their chart."""
 UNITS_S = {"h": 3600, "min": 60, "s": 1}
 
 
 def job_page(report: JobReport) -> str:
-    """Return the page."""
+    """Return the HTML page of a report."""
     reasons = sorted(report.errors_by_reason.items(), key=lambda item: (-item[1], item[0]))
     return render(
         "batch/output/report_page.html",
@@ -37,32 +37,32 @@ def job_page(report: JobReport) -> str:
 
 
 def _over_time(pace: Sequence[PacePoint]) -> list[Chart]:
-    """Return the charts of speed and threshold over time, in the largest unit of which the job took at least two."""
+    """Return charts of speed and threshold over time. The unit of time is the largest that gives at least two units."""
     joined = list(_joined(pace))
     if not joined:
         return []
     end_s = joined[-1][1].second
     unit, size = next((item for item in UNITS_S.items() if end_s >= 2 * item[1]), ("s", 1))
-    time = Axis(ends=(0, end_s / size), unit=f" {unit}")
+    time_axis = Axis(ends=(0, end_s / size), unit=f" {unit}")
     speeds = [(low / size, point.second / size, tokens / (point.second - low)) for low, point, tokens in joined]
     thresholds = [(low / size, point.second / size, point.threshold) for low, point, _ in joined]
     values = [value for *_, value in thresholds]
-    around = Axis(ends=(max(0, min(values) - AIR), max(values) + AIR))
+    threshold_axis = Axis(ends=(max(0, min(values) - AIR), max(values) + AIR))
     return [
-        Chart(title="Tokens per second", bars=speeds, x=time),
-        Chart(title="Threshold", bars=thresholds, x=time, y=around),
+        Chart(title="Tokens per second", bars=speeds, x=time_axis),
+        Chart(title="Threshold", bars=thresholds, x=time_axis, y=threshold_axis),
     ]
 
 
 def _joined(pace: Sequence[PacePoint]) -> Iterator[tuple[float, PacePoint, int]]:
-    """Join spans that are too short to draw. Yield the beginning, the last point and the tokens of each."""
+    """Join time spans that are too short to draw. Yield the start, the last point and the tokens of each."""
     seconds = pace[-1].second if pace else 0.0
-    least = max(seconds / POINTS, min(SPAN_S, seconds / SPANS))
+    shortest_s = max(seconds / POINTS, min(SPAN_S, seconds / SPANS))
     low = 0.0
     tokens = 0
     for point in pace:
         tokens += point.tokens
-        if point.second > low and point.second - low >= least:
+        if point.second > low and point.second - low >= shortest_s:
             yield low, point, tokens
             low = point.second
             tokens = 0
@@ -71,9 +71,9 @@ def _joined(pace: Sequence[PacePoint]) -> Iterator[tuple[float, PacePoint, int]]
 
 
 def _histograms(report: JobReport) -> list[Chart]:
-    named = {"Sequences by length in tokens": report.lengths, "Sequences by tokens per forward": report.ahead}
+    histograms = {"Sequences by length in tokens": report.lengths, "Sequences by tokens per forward": report.ahead}
     return [
         Chart(title=title, bars=[(bar.low, bar.high, bar.count) for bar in bars])
-        for title, bars in named.items()
+        for title, bars in histograms.items()
         if bars
     ]
