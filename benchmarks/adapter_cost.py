@@ -1,11 +1,11 @@
-"""Measure the cost of an adapter in a step: the same masks with its low-rank products and without.
+"""Measure the cost of an adapter in a step: the same masks with and without its low-rank products.
 
     python -m benchmarks.adapter_cost --ranks 32,64 --batch 1,16 --json cost.json
 
-The engine decodes in exact mode with random low-rank weights; it is told that they are as sure of their drafts, and
-right as often, as a trained adapter is (`--right`), so it lays out the masks that it would lay out for one. The
-forwards of its last steps are then run again, in turns, with the adapter and with the same masks as plain tokens. What
-is added is compared with a whole step, that is the forward without adapter and all that the engine does beside it.
+The engine decodes in exact mode with random low-rank weights. Its profile is set to the confidence and accuracy of a
+trained adapter (`--right`), so it feeds the masks that it would feed for a trained one. The forwards of its last steps
+then run again, in turns, with the adapter and with the same masks as plain tokens. The added time is compared with a
+whole step: the forward without the adapter, and the engine's work outside the forward.
 """
 
 import argparse
@@ -37,14 +37,16 @@ from mars_ray.model.dtype import resolve_dtype
 from mars_ray.model.resolve import pin, resolve_model
 from mars_ray.program import run_program
 
-STEPS, KEPT, ROUNDS = 96, 12, 9
+STEPS = 96
+TIMED_STEPS = 12
+ROUNDS = 9
 LEARNED = 1 << 14
-"""Forwards added to the profile, far more than those of the random weights."""
+"""Forwards added to the profile, far more than the random weights contribute."""
 BLOCK = 8
 
 
 def random_adapter(checkpoint: Checkpoint, rank: int) -> Adapter:
-    """Return an adapter for all linear layers."""
+    """Return an adapter with random weights for all linear layers."""
     network: Any = checkpoint.network
     shape = LoraShape(rank=rank, alpha=2.0 * rank, masks=BLOCK - 1, linears=linears_of(network, None))
     lora = GatedLoRA(shape, network.config.hidden_size)
@@ -55,37 +57,38 @@ def random_adapter(checkpoint: Checkpoint, rank: int) -> Adapter:
     return Adapter(lora.requires_grad_(False).eval(), card)
 
 
-def teach(engine: Engine, right: Sequence[float]) -> None:
-    """Set in the profile the share of forwards in which the k-th draft is right; all masks give drafts."""
-    sure = chances(right)
+def teach(engine: Engine, right_shares: Sequence[float]) -> None:
+    """Fill the profile: `right_shares` holds the share of forwards in which the k-th draft is right."""
+    chances = conditional_chances(right_shares)
     for number in range(LEARNED):
         draw = (number * 0.6180339887) % 1
-        engine.profile.observe_masks(len(sure), sure, len(sure))
-        engine.profile.observe_drafts(sure, sum(draw < share for share in right))
+        engine.profile.observe_masks(len(chances), chances, len(chances))
+        engine.profile.observe_drafts(chances, sum(draw < share for share in right_shares))
     engine.profile.points()
 
 
-def chances(right: Sequence[float]) -> list[float]:
-    """Return the probability of each draft to be right if those before it are."""
-    return [now / before for before, now in pairwise([1.0, *right])]
+def conditional_chances(right_shares: Sequence[float]) -> list[float]:
+    """Return the probability that each draft is right if all drafts before it are right."""
+    return [now / before for before, now in pairwise([1.0, *right_shares])]
 
 
-def recorded(
-    engine: Engine, prompts: Sequence[tuple[int, ...]], callers: int, sure: Sequence[float]
+def record_forwards(
+    engine: Engine, prompts: Sequence[tuple[int, ...]], callers: int, chances: Sequence[float]
 ) -> tuple[list[ForwardBatch], list[float]]:
-    """Return the last decoding forwards of the engine with `callers` requests, and the rest of their step times."""
+    """Decode `callers` requests; return the last forwards, and the seconds their steps spent outside the forward."""
     forwards: list[ForwardBatch] = []
     seconds = 0.0
     run = engine._runner.run
 
-    def spied(batch: ForwardBatch) -> ForwardOutput:
+    def record_forward(batch: ForwardBatch) -> ForwardOutput:
         nonlocal seconds
         started_s = time.perf_counter()
         output = run(batch)
         seconds = time.perf_counter() - started_s
         offsets = batch.offset_N[batch.pick_M].tolist()
         output.confidences = [
-            sure[offset] if offset >= 0 else each for offset, each in zip(offsets, output.confidences, strict=True)
+            chances[offset] if offset >= 0 else confidence
+            for offset, confidence in zip(offsets, output.confidences, strict=True)
         ]
         forwards.append(batch)
         return output
@@ -94,19 +97,19 @@ def recorded(
     for number, prompt in enumerate(prompts[:callers]):
         sampling = SamplingParams(max_tokens=4 * STEPS, ignore_eos=True)
         engine.add(Request(id=str(number), prompt=prompt, sampling=sampling, decode=decode))
-    beside = []
-    engine._runner.run = spied  # type: ignore[method-assign]
+    overheads_s = []
+    engine._runner.run = record_forward  # type: ignore[method-assign]
     for _ in range(STEPS):
         started_s = time.perf_counter()
         engine.step()
-        beside.append(time.perf_counter() - started_s - seconds)
+        overheads_s.append(time.perf_counter() - started_s - seconds)
     engine._runner.run = run  # type: ignore[method-assign]
-    return forwards[-KEPT:], beside[-KEPT:]
+    return forwards[-TIMED_STEPS:], overheads_s[-TIMED_STEPS:]
 
 
-def measure(engine: Engine, forwards: Sequence[ForwardBatch], beside: Sequence[float]) -> dict[str, Any]:
-    """Run forwards with and without the adapter in turns; return the time it adds to a step."""
-    pairs = [(each, replace(each, adapter_N=torch.full_like(each.adapter_N, -1))) for each in forwards]
+def measure(engine: Engine, forwards: Sequence[ForwardBatch], overheads_s: Sequence[float]) -> dict[str, Any]:
+    """Run forwards with and without the adapter in turns; return the share of a step that the adapter adds."""
+    pairs = [(batch, replace(batch, adapter_N=torch.full_like(batch.adapter_N, -1))) for batch in forwards]
     times: dict[bool, list[list[float]]] = {True: [], False: []}
     for _ in range(ROUNDS):
         for adapted in (True, False):
@@ -116,12 +119,12 @@ def measure(engine: Engine, forwards: Sequence[ForwardBatch], beside: Sequence[f
                 engine._runner.run(with_adapter if adapted else without)
                 round_s.append(time.perf_counter() - started_s)
             times[adapted].append(round_s)
-    # Other processes make a forward longer, never shorter, so the minimum is taken.
+    # Other processes only make a forward longer, so take the minimum.
     with_s, without_s = (sum(map(min, zip(*times[adapted], strict=True))) / len(pairs) for adapted in (True, False))
-    step_s = without_s + median(beside)
+    step_s = without_s + median(overheads_s)
     return {
-        "positions": sum(len(each.id_N) for each in forwards) / len(forwards),
-        "masks": sum(int((each.offset_N >= 0).sum()) for each in forwards) / len(forwards),
+        "positions": sum(len(batch.id_N) for batch in forwards) / len(forwards),
+        "masks": sum(int((batch.offset_N >= 0).sum()) for batch in forwards) / len(forwards),
         "block": engine._blocks.chosen,
         "forward_ms": 1e3 * without_s,
         "with_adapter_ms": 1e3 * with_s,
@@ -131,37 +134,41 @@ def measure(engine: Engine, forwards: Sequence[ForwardBatch], beside: Sequence[f
 
 
 def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description="What an adapter adds to a step.")
+    """Measure, print, and write the figures."""
+    parser = argparse.ArgumentParser(description="Measure the cost of an adapter in a step.")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--ranks", default="32,64")
     parser.add_argument("--batch", default="1,16")
     parser.add_argument("--quantize", choices=("int8", "int4"))
     parser.add_argument("--right", default="0.5,0.3,0.2,0.12,0.08,0.05,0.03", help="share of forwards, by mask")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    folder = resolve_model(given.model)
+    folder = resolve_model(arguments.model)
     dtype = resolve_dtype("auto", folder, "cpu")
-    quantize: Quantize | None = given.quantize
+    quantize: Quantize | None = arguments.quantize
     encoder = ChatEncoder(load_checkpoint(folder).tokenizer)
     prompts = [tuple(encoder.prompt([{"role": "user", "content": f"Tell me of the number {n}."}])) for n in range(64)]
-    right = [float(each) for each in given.right.split(",")]
+    right_shares = [float(share) for share in arguments.right.split(",")]
     rows = []
-    for rank in map(int, given.ranks.split(",")):
-        for batch in map(int, given.batch.split(",")):
+    for rank in map(int, arguments.ranks.split(",")):
+        for batch in map(int, arguments.batch.split(",")):
             checkpoint = load_checkpoint(folder, dtype=getattr(torch, dtype.name))
             options = EngineOptions(max_num_seqs=batch, compiled=False, quantize=quantize)
             engine = Engine(checkpoint, options, adapters={None: random_adapter(checkpoint, rank)}, consume=True)
-            teach(engine, right)
-            row = {"rank": rank, "batch": batch} | measure(engine, *recorded(engine, prompts, batch, chances(right)))
+            teach(engine, right_shares)
+            row = {"rank": rank, "batch": batch} | measure(
+                engine, *record_forwards(engine, prompts, batch, conditional_chances(right_shares))
+            )
             rows.append(row)
             print(json.dumps(row))
-    command = f"benchmarks/adapter_cost.py --model {given.model} --ranks {given.ranks} --batch {given.batch}"
-    command += f" --right {given.right}" + (f" --quantize {quantize}" if quantize else "")
-    report = {"command": command, "machine": machine(), "model": pin(given.model, folder), "dtype": dtype.name}
-    if given.json:
-        given.json.write_text(json.dumps(report | {"rows": rows}, indent=1) + "\n")
+    command = (
+        f"benchmarks/adapter_cost.py --model {arguments.model} --ranks {arguments.ranks} --batch {arguments.batch}"
+    )
+    command += f" --right {arguments.right}" + (f" --quantize {quantize}" if quantize else "")
+    report = {"command": command, "machine": machine(), "model": pin(arguments.model, folder), "dtype": dtype.name}
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report | {"rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

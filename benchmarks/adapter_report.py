@@ -1,4 +1,4 @@
-"""Write the report of `benchmarks/adapter.py` as Markdown, and fit its curve over tokens of training."""
+"""Write the report of `benchmarks/adapter.py` as Markdown, and fit tokens per forward over training tokens."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,19 +8,19 @@ import numpy as np
 Json = dict[str, Any]
 
 FURTHER = (1, 10, 100)
-"""Factors of more training to extrapolate to."""
+"""Factors of training tokens to extrapolate to."""
 HEAD = ("", "tokens per forward", "tokens/s", "times `ar`", "agreement", "same answers", "right", "p")
 
 
 def fit(points: Sequence[Json]) -> Json | None:
-    """Return the line of tokens per forward over the binary logarithm of tokens trained; None for under three points.
+    """Fit a line of tokens per forward over the binary logarithm of training tokens; None for fewer than three points.
 
-    `gain` is what a doubling brings, with its standard error; `expected` what the line says of more training.
+    `gain` is the gain of a doubling, with its standard error. `expected` extrapolates to more training.
     """
     if len(points) < 3:
         return None
-    doublings = np.log2([each["tokens"] for each in points])
-    values = np.array([each["value"] for each in points])
+    doublings = np.log2([point["tokens"] for point in points])
+    values = np.array([point["value"] for point in points])
     (gain, start), (variance, *_) = np.polyfit(doublings, values, 1), np.diag(_covariance(doublings, values))
     expected = {str(times): float(start + gain * (doublings[-1] + np.log2(times))) for times in FURTHER}
     return {"gain": float(gain), "gain_error": float(np.sqrt(variance)), "start": float(start), "expected": expected}
@@ -41,53 +41,59 @@ def markdown(report: Json) -> str:
         f"{machine['cpu']}, {report['threads']} threads, {report['dtype']}, commit {machine['commit']}; "
         "made by `benchmarks/adapter.py`.",
     ]
-    for name, found in report["workloads"].items():
-        parts += [f"## {name}", _about(found), "\n".join(_rows(found))]
-        if callers := found.get("callers"):
-            parts += ["Several at once, prompts read and all, `ar` and exact in turns:", "\n".join(_callers(callers))]
+    for name, workload in report["workloads"].items():
+        parts += [f"## {name}", _about(workload), "\n".join(_rows(workload))]
+        if callers := workload.get("callers"):
+            parts += [
+                "Several requests at once, including prefill, `ar` and exact in turns:",
+                "\n".join(_callers(callers)),
+            ]
     if curve := report.get("curve"):
         parts += ["## More training", "\n".join(_curve(curve))]
     return "\n\n".join(parts) + "\n"
 
 
-def _about(found: Json) -> str:
-    adapter, quality, speed = found["adapter"], found.get("quality"), found.get("speed")
-    said = [f"{found['model']}, adapter after {adapter['steps']} steps, {adapter['tokens']:,} tokens."]
+def _about(workload: Json) -> str:
+    adapter = workload["adapter"]
+    quality = workload.get("quality")
+    speed = workload.get("speed")
+    sentences = [f"{workload['model']}, adapter after {adapter['steps']} steps, {adapter['tokens']:,} tokens."]
     if speed:
-        said.append(
+        sentences.append(
             f"Speed: {speed['prompts']} prompts, one at a time, {speed['max_tokens']} tokens each, medians of rounds "
-            "in turns, without reading the prompt."
+            "in turns, without prefill."
         )
-        said += [f"{name}: {reason}." for name, reason in speed["absent"].items()]
+        sentences += [f"{name}: {reason}." for name, reason in speed["absent"].items()]
     if quality:
-        said.append(
+        sentences.append(
             f"Quality: {quality['prompts']} prompts, {quality['max_tokens']} tokens at most; 95 % intervals (Wilson), "
-            "p of McNemar's test against `ar`. Agreement is judged through torch, whose rounding `ar` shows."
+            "p of McNemar's test against `ar`. Agreement is judged through torch; that of `ar` shows its rounding."
         )
-    return " ".join(said)
+    return " ".join(sentences)
 
 
-def _rows(found: Json) -> Iterator[str]:
+def _rows(workload: Json) -> Iterator[str]:
     yield from _head(HEAD)
-    quality = found.get("quality", {}).get("settings", {})
-    speed = found.get("speed", {}).get("settings", {})
+    quality = workload.get("quality", {}).get("settings", {})
+    speed = workload.get("speed", {}).get("settings", {})
     for name in speed | quality:
-        yield _line([name, *_speed_cells(speed.get(name)), *_quality_cells(quality.get(name), found)])
+        yield _line([name, *_speed_cells(speed.get(name)), *_quality_cells(quality.get(name), workload)])
 
 
 def _callers(callers: Sequence[Json]) -> Iterator[str]:
     yield from _head(("callers", "tokens per forward", "`ar`, tokens/s", "exact, tokens/s", "times `ar`"))
-    for each in callers:
-        rates = (f"{each[name]['median']:.0f}" for name in ("ar", "exact"))
-        times = each["times_ar"]
+    for figures in callers:
+        rates = (f"{figures[name]['median']:.0f}" for name in ("ar", "exact"))
+        times = figures["times_ar"]
         spread = f"{times['median']:.2f} ({times['min']:.2f}-{times['max']:.2f})"
-        yield _line([str(each["callers"]), f"{each['tokens_per_forward']:.2f}", *rates, spread])
+        yield _line([str(figures["callers"]), f"{figures['tokens_per_forward']:.2f}", *rates, spread])
 
 
 def _speed_cells(speed: Json | None) -> list[str]:
     if speed is None:
         return [""] * 3
-    rate, times = speed["tokens_per_s"], speed["times_ar"]
+    rate = speed["tokens_per_s"]
+    times = speed["times_ar"]
     return [
         f"{speed['tokens_per_forward']:.2f}",
         f"{rate['median']:.0f} ({rate['min']:.0f}-{rate['max']:.0f})",
@@ -95,16 +101,16 @@ def _speed_cells(speed: Json | None) -> list[str]:
     ]
 
 
-def _quality_cells(quality: Json | None, found: Json) -> list[str]:
+def _quality_cells(quality: Json | None, workload: Json) -> list[str]:
     if quality is None:
         return [""] * 4
-    prompts = found["quality"]["prompts"]
-    judged = ["", ""]
+    prompts = workload["quality"]["prompts"]
+    verdict = ["", ""]
     if "right" in quality:
         low, high = quality["interval"]
         share = quality["right"] / prompts
-        judged = [f"{share:.1%} ({low:.1%}-{high:.1%})", f"{quality['p_value']:.2g}"]
-    return [f"{quality['agreement']:.2%}", f"{quality['same_answers'] / prompts:.0%}", *judged]
+        verdict = [f"{share:.1%} ({low:.1%}-{high:.1%})", f"{quality['p_value']:.2g}"]
+    return [f"{quality['agreement']:.2%}", f"{quality['same_answers'] / prompts:.0%}", *verdict]
 
 
 def _curve(curve: Json) -> Iterator[str]:
@@ -114,7 +120,7 @@ def _curve(curve: Json) -> Iterator[str]:
         yield _line([str(point["steps"]), f"{point['tokens']:,}", f"{point['value']:.3f}"])
     if line := curve["fit"]:
         more = ", ".join(f"{value:.2f} at {times} times" for times, value in line["expected"].items())
-        yield f"\nA doubling brings {line['gain']:.3f} ± {line['gain_error']:.3f}. The line says {more} the training."
+        yield f"\nA doubling brings {line['gain']:.3f} ± {line['gain_error']:.3f}. Extrapolated: {more} the training."
 
 
 def _head(names: Sequence[str]) -> list[str]:

@@ -1,10 +1,10 @@
-"""Kill a generate job again and again; check that every row is written once, and count repeated tokens.
+"""Kill a generate job repeatedly; check that every row is written once, and count repeated tokens.
 
     python -m benchmarks.batch_kill --rows 100000 --kills 10 --json benchmarks/results/DATE-batch-kill.json
 
-The bundled model answers prompts of its own tasks. At random moments, spread over the job, `kill -9` goes to the driver
-or to a worker in turn: to the actor of Ray, or to the engine of one. Whenever the driver died, the same job is started
-again. Every token that any engine hands out is counted in a file, so what was made twice is measured and not guessed.
+The bundled model answers prompts of its own tasks. At random moments, spread over the job, `kill -9` ends the driver,
+an actor of Ray or an engine, in turn. When the driver was killed, the same job is started again. Every token that any
+engine returns is counted in a file, so the repeated tokens are measured.
 """
 
 import argparse
@@ -45,12 +45,13 @@ POLL_S = 0.2
 class CountingDecoder(Decoder):
     """A worker that counts the tokens of its engine."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        deliver, counted = AsyncEngine._deliver, Path(os.environ["MARS_RAY_COUNTED"])
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        deliver = AsyncEngine._deliver
+        counts = Path(os.environ["MARS_RAY_COUNTED"])
 
         def count(engine: AsyncEngine, chunks: list[Chunk]) -> None:
-            with (counted / f"{os.getpid()}.txt").open("a") as file:
+            with (counts / f"{os.getpid()}.txt").open("a") as file:
                 file.write(f"{sum(len(chunk.tokens) for chunk in chunks)}\n")
             deliver(engine, chunks)
 
@@ -68,7 +69,7 @@ class Killed:
 
 
 def main() -> None:
-    """Run the job to its end."""
+    """Run the job until it is complete."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--kills", type=int, default=10)
@@ -76,23 +77,23 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.run:
-        run(given.run, given.workers)
+    arguments = parser.parse_args()
+    if arguments.run:
+        run(arguments.run, arguments.workers)
         return
-    with TemporaryDirectory() as place:
-        report = measure(Path(place), given.rows, given.kills, given.workers, given.seed)
+    with TemporaryDirectory() as folder:
+        report = measure(Path(folder), arguments.rows, arguments.kills, arguments.workers, arguments.seed)
     Console().print_json(data=report)
-    if given.json:
-        given.json.write_text(json.dumps(report, indent=2) + "\n")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
-def run(place: Path, workers: int) -> None:
+def run(folder: Path, workers: int) -> None:
     """Start the job once, as the command line does."""
     ray_decoder.Decoder = CountingDecoder  # type: ignore[misc, assignment]
     options = GenerateOptions(
-        input=(str(place / "rows.jsonl"),),
-        output=place / "out",
+        input=(str(folder / "rows.jsonl"),),
+        output=folder / "out",
         sampling=SamplingParams(max_tokens=64),
         decode=DecodeParams(threshold=0.95),
         workers=WorkerOptions(count=workers),
@@ -103,30 +104,32 @@ def run(place: Path, workers: int) -> None:
         sys.exit(str(error))
 
 
-def measure(place: Path, rows: int, kills: int, workers: int, seed: int) -> dict[str, Any]:
+def measure(folder: Path, rows: int, kills: int, workers: int, seed: int) -> dict[str, Any]:
     """Return the results of the job."""
-    source, counted = place / "rows.jsonl", place / "counted"
-    counted.mkdir()
+    source = folder / "rows.jsonl"
+    counts = folder / "counted"
+    counts.mkdir()
     with source.open("w") as file:
         for number, example in enumerate(islice(mixture("train", seed), rows)):
             file.write(json.dumps({"id": f"row-{number}", "prompt": example.prompt}) + "\n")
-    killed, started_s = Killed(), time.monotonic()
+    killed = Killed()
+    started_s = time.monotonic()
     chance = random.Random(seed)
     moments = sorted(chance.uniform(0.02, 0.98) * rows for _ in range(kills))
     starts = 0
     while True:
         starts += 1
-        command = [sys.executable, __file__, "--run", str(place), "--workers", str(workers)]
-        driver = subprocess.Popen(command, env=os.environ | {"MARS_RAY_COUNTED": str(counted)}, start_new_session=True)
-        died = _watch(driver, place / "out", moments, killed)
+        command = [sys.executable, __file__, "--run", str(folder), "--workers", str(workers)]
+        driver = subprocess.Popen(command, env=os.environ | {"MARS_RAY_COUNTED": str(counts)}, start_new_session=True)
+        died = _watch(driver, folder / "out", moments, killed)
         if not died:
             break
     seconds = time.monotonic() - started_s
-    table = pyarrow.dataset.dataset(place / "out" / "rows").to_table(columns=["id", "tokens"])
+    table = pyarrow.dataset.dataset(folder / "out" / "rows").to_table(columns=["id", "tokens"])
     ids = Counter(table["id"].to_pylist())
-    wanted = {f"row-{number}" for number in range(rows)}
-    kept = sum(table["tokens"].to_pylist())
-    made = sum(int(line) for path in counted.iterdir() for line in path.read_text().split())
+    wanted_ids = {f"row-{number}" for number in range(rows)}
+    kept_tokens = sum(table["tokens"].to_pylist())
+    made_tokens = sum(int(line) for path in counts.iterdir() for line in path.read_text().split())
     return {
         "command": "python -m benchmarks.batch_kill",
         "machine": machine(),
@@ -136,12 +139,12 @@ def measure(place: Path, rows: int, kills: int, workers: int, seed: int) -> dict
         "kills": {"at_rows": killed.rows, "of": dict(killed.targets), "starts_of_the_driver": starts},
         "exit_code": driver.returncode,
         "seconds": seconds,
-        "missing": len(wanted - ids.keys()),
+        "missing": len(wanted_ids - ids.keys()),
         "twice": sum(count > 1 for count in ids.values()),
-        "unasked": len(ids.keys() - wanted),
-        "tokens_kept": kept,
-        "tokens_made": made,
-        "rework": made / kept - 1,
+        "unasked": len(ids.keys() - wanted_ids),
+        "tokens_kept": kept_tokens,
+        "tokens_made": made_tokens,
+        "rework": made_tokens / kept_tokens - 1,
     }
 
 
@@ -149,19 +152,19 @@ def _watch(driver: "subprocess.Popen[bytes]", output: Path, moments: list[float]
     """Kill processes when due; return True if the driver was killed, False if it ended by itself."""
     while driver.poll() is None:
         time.sleep(POLL_S)
-        done = rows_done(output / LEDGER)
-        if not moments or done < moments[0] or done == (killed.rows or [-1])[-1]:
+        done_rows = rows_done(output / LEDGER)
+        if not moments or done_rows < moments[0] or done_rows == (killed.rows or [-1])[-1]:
             continue
         target = TARGETS[len(killed.rows) % len(TARGETS)]
-        family = psutil.Process(driver.pid).children(recursive=True)
+        children = psutil.Process(driver.pid).children(recursive=True)
         if target == "driver":
             victims = [psutil.Process(driver.pid)]
         else:
-            victims = [each for each in family if target in _command(each)]
+            victims = [process for process in children if target in _command(process)]
         if not victims:
             continue
         moments.pop(0)
-        killed.rows.append(done)
+        killed.rows.append(done_rows)
         killed.targets[target] += 1
         os.kill(victims[0].pid, signal.SIGKILL)
         if target == "driver":

@@ -2,9 +2,9 @@
 
     python -m benchmarks.batch_memory --json benchmarks/results/DATE-batch-memory.json
 
-Workers echo their rows instead of decoding them; reading, ids, Ray Data, ledger and shards are those of every
-job. Memory is what a process has of its own (RssAnon in /proc), at its highest. Pages of Ray's object store are not
-counted: they belong to all processes, and Ray bounds them.
+Workers echo their rows instead of decoding them. Reading, ids, Ray Data, ledger and shards are those of every job.
+Memory is the peak of a process's private memory (RssAnon in /proc). Pages of Ray's object store are not counted because
+all processes share them, and Ray limits them.
 """
 
 import argparse
@@ -54,48 +54,55 @@ class Echo(Decoder):
 
 
 def main() -> None:
-    """Run both sizes."""
+    """Run a job of each size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.run:
+    arguments = parser.parse_args()
+    if arguments.run:
         ray_decoder.Decoder = Echo  # type: ignore[misc]
-        generate_files(GenerateOptions(input=(str(given.run / "rows.jsonl"),), output=given.run / "out"))
+        generate_files(GenerateOptions(input=(str(arguments.run / "rows.jsonl"),), output=arguments.run / "out"))
         return
     report = {
-        "command": f"python -m benchmarks.batch_memory --rows {' '.join(map(str, given.rows))}",
+        "command": f"python -m benchmarks.batch_memory --rows {' '.join(map(str, arguments.rows))}",
         "machine": machine(),
-        "rows": {str(rows): measure(rows) for rows in given.rows},
+        "rows": {str(rows): measure(rows) for rows in arguments.rows},
     }
     Console().print_json(data=report)
-    if given.json:
-        given.json.write_text(json.dumps(report, indent=2) + "\n")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
 def measure(rows: int) -> dict[str, Any]:
     """Return the peak memory of each process in MiB."""
     with TemporaryDirectory() as name:
-        place = Path(name)
-        with (place / "rows.jsonl").open("w") as file:
+        folder = Path(name)
+        with (folder / "rows.jsonl").open("w") as file:
             for number in range(rows):
                 file.write(json.dumps({"prompt": f"What is {number} and one?", "tag": number % 7}) + "\n")
         started_s = time.monotonic()
         driver = subprocess.Popen([sys.executable, __file__, "--run", name])
-        most = dict.fromkeys(["driver", *PARTS], 0.0)
+        peaks_mib = dict.fromkeys(["driver", *PARTS], 0.0)
         while driver.poll() is None:
             time.sleep(POLL_S)
-            most["driver"] = max(most["driver"], _mib(driver.pid))
+            peaks_mib["driver"] = max(peaks_mib["driver"], _mib(driver.pid))
             for part, title in PARTS.items():
-                most[part] = max([most[part], *(_mib(each.pid) for each in _family(driver.pid, title))])
-        kept = pyarrow.dataset.dataset(place / "out" / "rows").count_rows()
-        return {"mib": most, "seconds": time.monotonic() - started_s, "kept": kept, "exit_code": driver.returncode}
+                peaks_mib[part] = max([peaks_mib[part], *(_mib(process.pid) for process in _family(driver.pid, title))])
+        kept_rows = pyarrow.dataset.dataset(folder / "out" / "rows").count_rows()
+        return {
+            "mib": peaks_mib,
+            "seconds": time.monotonic() - started_s,
+            "kept": kept_rows,
+            "exit_code": driver.returncode,
+        }
 
 
 def _family(pid: int, title: str) -> list[psutil.Process]:
     try:
-        return [each for each in psutil.Process(pid).children(recursive=True) if title in " ".join(each.cmdline())]
+        return [
+            process for process in psutil.Process(pid).children(recursive=True) if title in " ".join(process.cmdline())
+        ]
     except psutil.Error:
         return []
 
@@ -103,9 +110,11 @@ def _family(pid: int, title: str) -> list[psutil.Process]:
 def _mib(pid: int) -> float:
     try:
         status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return 0.0
-    [kib] = re.findall(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE) or [0]  # an ended one may still have a status
+    [kib] = re.findall(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE) or [
+        0
+    ]  # an ended process may still have a status
     return int(kib) / 1024
 
 

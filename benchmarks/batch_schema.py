@@ -1,9 +1,10 @@
-"""Measure the cost of a JSON schema: the same rows with and without it, in turns in one process.
+"""Measure the cost of a JSON schema: the same rows with and without one, in turns in one process.
 
     python -m benchmarks.batch_schema --rows 1000 --json benchmarks/results/DATE-batch-schema.json
 
-Rows are of the bundled model's JSON task (`json_extract`), whose answers the task's own verifier judges. A row's schema
-is made from the keys of its right answer, text or whole numbers. Both contenders take turns, part by part.
+Rows come from the bundled model's JSON task (`json_extract`), and the task's own verifier judges the answers. A row's
+schema has the keys of its right answer, each text or a whole number. Both contenders answer each part of the rows in
+turn.
 """
 
 import argparse
@@ -46,23 +47,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     checkpoint = load_checkpoint(resolve_model("bundled"))
-    engine = Engine(checkpoint, EngineOptions(max_waiting_seqs=given.rows))
+    engine = Engine(checkpoint, EngineOptions(max_waiting_seqs=arguments.rows))
     engine.wait_until_compiled()
     encoder = ChatEncoder(checkpoint.tokenizer)
-    rows = list(islice(examples(FAMILIES[TASK], "heldout", 0), given.rows))
+    rows = list(islice(examples(FAMILIES[TASK], "heldout", 0), arguments.rows))
     report: dict[str, Any] = {
-        "command": f"python -m benchmarks.batch_schema --rows {given.rows}",
+        "command": f"python -m benchmarks.batch_schema --rows {arguments.rows}",
         "machine": machine(),
         "decoding": {},
     }
-    table = Table(title=f"{given.rows} rows of {TASK}, tokens/s by parts of {PART} rows")
+    table = Table(title=f"{arguments.rows} rows of {TASK}, tokens/s by parts of {PART} rows")
     for column in ("", "schema", "tokens/s", "rows/s", "valid", "right"):
         table.add_column(column, justify="right")
     for name, decode in DECODING.items():
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         for start in range(0, len(rows), PART):
             part = rows[start : start + PART]
             for label in ("with", "without") if start // PART % 2 else ("without", "with"):
@@ -76,25 +77,28 @@ def main() -> None:
                     for number, row in enumerate(part)
                 ]
                 tokens, seconds, texts = _decoded(engine, requests)
-                kept = found.setdefault(label, {"tokens_per_s": [], "rows_per_s": [], "valid": 0, "right": 0})
-                kept["tokens_per_s"].append(tokens / seconds)
-                kept["rows_per_s"].append(len(part) / seconds)
-                kept["valid"] += sum(_valid(text, row.answer) for text, row in zip(texts, part, strict=True))
-                kept["right"] += sum(
+                figures = results.setdefault(label, {"tokens_per_s": [], "rows_per_s": [], "valid": 0, "right": 0})
+                figures["tokens_per_s"].append(tokens / seconds)
+                figures["rows_per_s"].append(len(part) / seconds)
+                figures["valid"] += sum(_valid(text, row.answer) for text, row in zip(texts, part, strict=True))
+                figures["right"] += sum(
                     is_right_answer(TASK, row.answer, text) for text, row in zip(texts, part, strict=True)
                 )
-        report["decoding"][name] = found
-        for label, kept in found.items():
-            rate, per_row = kept["tokens_per_s"], kept["rows_per_s"]
+        report["decoding"][name] = results
+        for label, figures in results.items():
+            rate = figures["tokens_per_s"]
+            per_row = figures["rows_per_s"]
             row = (f"{mean(rate):,.0f} ± {stdev(rate):,.0f}", f"{mean(per_row):.1f} ± {stdev(per_row):.1f}")
-            table.add_row(name, label, *row, f"{kept['valid']}", f"{kept['right']}")
+            table.add_row(name, label, *row, f"{figures['valid']}", f"{figures['right']}")
     Console().print(table)
-    if given.json:
-        given.json.write_text(json.dumps(report, indent=2) + "\n")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
 def _decoded(engine: Engine, requests: list[Request]) -> tuple[int, float, list[str]]:
-    texts, tokens, started_s = [""] * len(requests), 0, time.monotonic()
+    texts = [""] * len(requests)
+    tokens = 0
+    started_s = time.monotonic()
     for chunks in run_steps(engine, requests):
         for chunk in chunks:
             texts[int(chunk.request_id)] += chunk.text

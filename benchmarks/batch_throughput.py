@@ -3,9 +3,9 @@
     python -m benchmarks.batch_throughput --rows 4000 --repeats 3 --json benchmarks/results/DATE-batch-throughput.json
 
 The bundled model answers prompts of its own tasks at threshold 0.95, one thread for each engine. The bare engine gets
-requests that were tokenised beforehand, in a process that does nothing else. Throughput is steady throughput: from the
-moment a quarter of the tokens is there, when every engine has long been at work, until nine tenths are, before the
-first of them has none left. Contenders take turns.
+requests that were tokenised beforehand, in a process that does nothing else. Throughput is steady-state throughput: it
+counts from the moment when a quarter of the tokens has arrived, so every engine is running, until nine tenths have
+arrived, so every engine still has work. Contenders take turns.
 """
 
 import argparse
@@ -40,7 +40,8 @@ from mars_ray.model.resolve import resolve_model
 from mars_ray.ray_cluster import connect
 from mars_ray.ray_data import ProcessorConfig, build_processor
 
-SAMPLING, DECODE = SamplingParams(max_tokens=64), DecodeParams(threshold=0.95)
+SAMPLING = SamplingParams(max_tokens=64)
+DECODE = DecodeParams(threshold=0.95)
 CONTENDERS = ("bare engine", "2 bare engines", "1 worker", "2 workers", "1 in a stage", "2 in a stage")
 
 
@@ -53,56 +54,55 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", choices=CONTENDERS, help=argparse.SUPPRESS)
     parser.add_argument("--source", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.one:
-        print(json.dumps(one(given.one, given.source)))
+    arguments = parser.parse_args()
+    if arguments.one:
+        print(json.dumps(measure_one(arguments.one, arguments.source)))
         return
-    found: dict[str, list[float]] = {name: [] for name in given.contenders}
-    with TemporaryDirectory() as place:
-        source = Path(place) / "rows.jsonl"
+    rates_by_name: dict[str, list[float]] = {name: [] for name in arguments.contenders}
+    with TemporaryDirectory() as folder:
+        source = Path(folder) / "rows.jsonl"
         with source.open("w") as file:
-            for number, example in enumerate(islice(mixture("train", 0), given.rows)):
+            for number, example in enumerate(islice(mixture("train", 0), arguments.rows)):
                 file.write(json.dumps({"id": str(number), "prompt": example.prompt}) + "\n")
-        for _ in range(given.repeats):
-            for name in given.contenders:
-                one_of_them = [sys.executable, __file__, "--one", name, "--source", str(source)]
-                done = subprocess.run(one_of_them, stdout=subprocess.PIPE, check=True, text=True)
-                found[name].append(json.loads(done.stdout.splitlines()[-1]))
-    asked = " ".join(f'"{name}"' for name in given.contenders)
-    command = (
-        f"python -m benchmarks.batch_throughput --rows {given.rows} --repeats {given.repeats} --contenders {asked}"
-    )
+        for _ in range(arguments.repeats):
+            for name in arguments.contenders:
+                contender_command = [sys.executable, __file__, "--one", name, "--source", str(source)]
+                process = subprocess.run(contender_command, stdout=subprocess.PIPE, check=True, text=True)
+                rates_by_name[name].append(json.loads(process.stdout.splitlines()[-1]))
+    names = " ".join(f'"{name}"' for name in arguments.contenders)
+    command = f"python -m benchmarks.batch_throughput --rows {arguments.rows} --repeats {arguments.repeats}"
+    command += f" --contenders {names}"
     report: dict[str, Any] = {
         "command": command,
         "machine": machine(),
-        "tokens_per_s": found,
+        "tokens_per_s": rates_by_name,
     }
-    first = given.contenders[0]
-    table = Table(title=f"{given.rows} rows, {given.repeats} times")
+    first = arguments.contenders[0]
+    table = Table(title=f"{arguments.rows} rows, {arguments.repeats} times")
     for column in ("", "tokens/s", f"of {first}"):
         table.add_column(column, justify="right")
-    for name, rates in found.items():
+    for name, rates in rates_by_name.items():
         spread = stdev(rates) if len(rates) > 1 else 0.0
-        table.add_row(name, f"{mean(rates):,.0f} ± {spread:,.0f}", f"{mean(rates) / mean(found[first]):.2f} x")
+        table.add_row(name, f"{mean(rates):,.0f} ± {spread:,.0f}", f"{mean(rates) / mean(rates_by_name[first]):.2f} x")
     Console().print(table)
-    if given.json:
-        given.json.write_text(json.dumps(report, indent=2) + "\n")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
-def one(name: str, source: Path) -> float:
+def measure_one(name: str, source: Path) -> float:
     """Return the tokens per second of one contender."""
     if name == "bare engine":
         return bare_engine(source)
     if name == "2 bare engines":
         # The throughput of two cores that run only engines.
         command = [sys.executable, __file__, "--one", "bare engine", "--source", str(source)]
-        both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-        return sum(float(each.communicate()[0].splitlines()[-1]) for each in both)
+        engines = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+        return sum(float(engine.communicate()[0].splitlines()[-1]) for engine in engines)
     return stage(source, int(name[0])) if name.endswith("stage") else job(source, int(name[0]))
 
 
 def bare_engine(source: Path) -> float:
-    """Decode all rows in this process."""
+    """Decode all rows in this process; return tokens per second."""
     torch.set_num_threads(1)
     checkpoint = load_checkpoint(resolve_model("bundled"))
     settings = PlainFormatSettings(sampling=SAMPLING, decode=DECODE)
@@ -118,9 +118,9 @@ def bare_engine(source: Path) -> float:
 
 
 def job(source: Path, workers: int) -> float:
-    """Run a job."""
-    with TemporaryDirectory() as place:
-        output = Path(place) / "out"
+    """Run a job and return its steady-state tokens per second."""
+    with TemporaryDirectory() as folder:
+        output = Path(folder) / "out"
         options = GenerateOptions(
             input=(str(source),),
             output=output,
@@ -133,11 +133,11 @@ def job(source: Path, workers: int) -> float:
 
 
 def stage(source: Path, workers: int) -> float:
-    """Run a pipeline of only this stage."""
+    """Run a pipeline of only our stage; return tokens per second."""
     connect()
-    answered = build_processor(ProcessorConfig(threshold=0.95, sampling=SAMPLING, concurrency=workers))
+    processor = build_processor(ProcessorConfig(threshold=0.95, sampling=SAMPLING, concurrency=workers))
     pace = []
-    for block in answered(ray.data.read_json(str(source))).iter_batches(batch_size=None, batch_format="pyarrow"):
+    for block in processor(ray.data.read_json(str(source))).iter_batches(batch_size=None, batch_format="pyarrow"):
         pace.append((time.monotonic(), sum(block["tokens"].to_pylist())))
     return steady(pace)
 
@@ -145,9 +145,9 @@ def stage(source: Path, workers: int) -> float:
 def steady(pace: Sequence[tuple[float, int]]) -> float:
     """Return the tokens per second in the middle of a run, from times and token counts."""
     seconds, tokens = zip(*pace, strict=True)
-    came = list(accumulate(tokens))
-    first, last = (next(n for n, each in enumerate(came) if each >= share * came[-1]) for share in (0.25, 0.9))
-    return float((came[last] - came[first]) / (seconds[last] - seconds[first]))
+    totals = list(accumulate(tokens))
+    first, last = (next(n for n, total in enumerate(totals) if total >= share * totals[-1]) for share in (0.25, 0.9))
+    return float((totals[last] - totals[first]) / (seconds[last] - seconds[first]))
 
 
 if __name__ == "__main__":

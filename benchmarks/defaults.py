@@ -2,11 +2,11 @@
 
     python -m benchmarks.defaults --model smollm2 --rounds 3 --json benchmarks/results/DATE-defaults.json
 
-`generate` is compared with `LLM.chat` over all questions at once: tokens per second from when its first worker is
-ready, and the seconds around that, which are the start of Ray and of the model, and the end. The endpoint is asked by
-eight callers, each with the next question as soon as it has an answer, and compared with an `LLM` that decodes eight at
-a time. Contenders take turns, each in processes of its own; a file of results that is there gets further rounds.
-`others` is the share of the machine that other work had in the second before.
+`generate` is compared with `LLM.chat` over all questions at once. Its tokens per second count from the moment when the
+first worker is ready. The other seconds, to start Ray and the model and to end, are shown separately. The endpoint has
+eight callers, each of which sends its next question as soon as it has an answer, and is compared with an `LLM` that
+decodes eight at a time. Contenders take turns, each in its own processes. Rounds are added to an existing file of
+results. `others` is the share of the processor that other programs used in the second before.
 """
 
 import argparse
@@ -48,49 +48,50 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", choices=CONTENDERS, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.one:
-        print(json.dumps(llm_chat(given.model, given.questions, given.tokens, given.one)))
+    arguments = parser.parse_args()
+    if arguments.one:
+        print(json.dumps(llm_chat(arguments.model, arguments.questions, arguments.tokens, arguments.one)))
         return
     rounds: list[dict[str, Any]] = []
-    if given.json and given.json.exists():
-        rounds = json.loads(given.json.read_text())["rounds"]
-    with TemporaryDirectory() as place:
-        source = Path(place) / "rows.jsonl"
-        _write_rows(given.questions, given.rows, source)
-        for _ in range(given.rounds):
-            rounds.append({name: _measured(name, given.model, source, given.tokens) for name in CONTENDERS})
-    show(given.model, rounds)
-    if given.json:
-        command = f"python -m benchmarks.defaults --model {given.model} --rows {given.rows} --tokens {given.tokens}"
+    if arguments.json and arguments.json.exists():
+        rounds = json.loads(arguments.json.read_text())["rounds"]
+    with TemporaryDirectory() as folder:
+        source = Path(folder) / "rows.jsonl"
+        _write_rows(arguments.questions, arguments.rows, source)
+        for _ in range(arguments.rounds):
+            rounds.append({name: _measured(name, arguments.model, source, arguments.tokens) for name in CONTENDERS})
+    show(arguments.model, rounds)
+    if arguments.json:
+        command = f"python -m benchmarks.defaults --model {arguments.model} --rows {arguments.rows}"
+        command += f" --tokens {arguments.tokens}"
         report = {"command": f"{command} --rounds {len(rounds)}", "machine": machine(), "rounds": rounds}
-        given.json.write_text(json.dumps(report, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
 def show(model: str, rounds: Sequence[dict[str, Any]]) -> None:
-    """Print medians, and medians of the ratios of each round."""
+    """Print medians over the rounds, and the median of the ratios within each round."""
     table = Table(title=f"{model}, {len(rounds)} rounds")
     for column in ("", "tokens/s", "times the engine", "seconds around", "others"):
         table.add_column(column, justify="right")
     for name in CONTENDERS:
-        each = [found[name] for found in rounds]
+        samples = [contenders[name] for contenders in rounds]
         ratio = ""
         if name in OF:
-            ratios = [found[name]["tokens_per_s"] / found[OF[name]]["tokens_per_s"] for found in rounds]
+            ratios = [contenders[name]["tokens_per_s"] / contenders[OF[name]]["tokens_per_s"] for contenders in rounds]
             ratio = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        around = [one["seconds_around"] for one in each]
+        around = [sample["seconds_around"] for sample in samples]
         table.add_row(
             name,
-            f"{median(one['tokens_per_s'] for one in each):,.0f}",
+            f"{median(sample['tokens_per_s'] for sample in samples):,.0f}",
             ratio,
             f"{median(around):.1f} ({min(around):.1f} to {max(around):.1f})",
-            f"{max(one['others'] for one in each):.0%}",
+            f"{max(sample['others'] for sample in samples):.0%}",
         )
     Console().print(table)
 
 
 def llm_chat(model: str, source: Path, tokens: int, name: str) -> dict[str, float]:
-    """Answer all rows in this process."""
+    """Answer all rows with `LLM.chat` in this process."""
     from mars_ray import LLM, SamplingParams
     from mars_ray.engine.options import EngineOptions
 
@@ -100,18 +101,18 @@ def llm_chat(model: str, source: Path, tokens: int, name: str) -> dict[str, floa
         ready_s = time.monotonic()
         answers = llm.chat(_prompts(source), SamplingParams(max_tokens=tokens))
         ended_s = time.monotonic()
-    made = sum(len(each.token_ids) for answer in answers for each in answer.outputs)
-    return {"tokens_per_s": made / (ended_s - ready_s), "seconds_around": ready_s - began_s}
+    made_tokens = sum(len(output.token_ids) for answer in answers for output in answer.outputs)
+    return {"tokens_per_s": made_tokens / (ended_s - ready_s), "seconds_around": ready_s - began_s}
 
 
 def generate(model: str, source: Path, tokens: int) -> dict[str, float]:
     """Run the command with its defaults."""
-    with TemporaryDirectory() as place:
-        words = ["--model", model, "--input", str(source), "--output", f"{place}/out", "--max-tokens", str(tokens)]
+    with TemporaryDirectory() as folder:
+        words = ["--model", model, "--input", str(source), "--output", f"{folder}/out", "--max-tokens", str(tokens)]
         began_s = time.monotonic()
         subprocess.run([*_mars_ray("generate"), *words], check=True, stdout=subprocess.DEVNULL)
         seconds = time.monotonic() - began_s
-        report = json.loads((Path(place) / "out" / "report.json").read_text())
+        report = json.loads((Path(folder) / "out" / "report.json").read_text())
     return {"tokens_per_s": report["tokens"] / report["seconds"], "seconds_around": seconds - report["seconds"]}
 
 
@@ -140,32 +141,30 @@ def serve(model: str, source: Path, tokens: int) -> dict[str, float]:
             ask("Hello")
             asked_s = time.monotonic()
             with ThreadPoolExecutor(CALLERS) as callers:
-                made = sum(callers.map(ask, _prompts(source)))
+                made_tokens = sum(callers.map(ask, _prompts(source)))
             seconds = time.monotonic() - asked_s
     finally:
         process.send_signal(signal.SIGINT)
         process.wait()
-    return {"tokens_per_s": made / seconds, "seconds_around": ready_s - began_s}
+    return {"tokens_per_s": made_tokens / seconds, "seconds_around": ready_s - began_s}
 
 
 def _measured(name: str, model: str, source: Path, tokens: int) -> dict[str, float]:
-    others = psutil.cpu_percent(1.0) / 100
+    others_share = psutil.cpu_percent(1.0) / 100
     if name == "generate":
-        found = generate(model, source, tokens)
+        figures = generate(model, source, tokens)
     elif name.startswith("serve"):
-        found = serve(model, source, tokens)
+        figures = serve(model, source, tokens)
     else:
         words = ["--one", name, "--model", model, "--questions", str(source), "--tokens", str(tokens)]
-        done = subprocess.run([sys.executable, __file__, *words], stdout=subprocess.PIPE, check=True, text=True)
-        found = json.loads(done.stdout.splitlines()[-1])
-    print(name, found, file=sys.stderr, flush=True)
-    return found | {"others": others}
+        process = subprocess.run([sys.executable, __file__, *words], stdout=subprocess.PIPE, check=True, text=True)
+        figures = json.loads(process.stdout.splitlines()[-1])
+    print(name, figures, file=sys.stderr, flush=True)
+    return figures | {"others": others_share}
 
 
 def _mars_ray(command: str) -> list[str]:
     return [sys.executable, "-m", "mars_ray", command]
-
-    return [next(free_ports())]
 
 
 def _write_rows(questions: Path, count: int, source: Path) -> None:

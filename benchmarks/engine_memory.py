@@ -2,10 +2,10 @@
 
     python -m benchmarks.engine_memory --json benchmarks/results/DATE-engine-memory.json
 
-Every round has the same kinds of requests, none of which comes twice: answers as long as the model goes, with a schema
-each, several at a time with stop strings and log-probabilities, and ones that are cancelled. What an engine keeps on
-purpose is full after the first rounds; what still grows then is a leak. Memory is what a process has of its own
-(RssAnon in /proc), when the round is over.
+Every round has the same kinds of requests, but no two equal ones: answers as long as the model allows, answers with a
+schema, several answers with stop strings and log-probabilities, and cancelled requests. The engine's caches are full
+after the first rounds; memory that grows later is a leak. Memory is the private memory of a process (RssAnon in /proc)
+at the end of a round.
 """
 
 import argparse
@@ -37,7 +37,7 @@ TOGETHER = 32
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of request and its number per round."""
+    """A kind of request and its share of a round."""
 
     name: str
     share: float
@@ -48,7 +48,7 @@ KINDS = (Kind("long", 0.04), Kind("schema", 0.4), Kind("several", 0.16), Kind("c
 
 
 def sampling_of(kind: str, dice: random.Random) -> SamplingParams:
-    """Return the body of a request of a kind; no two bodies are equal."""
+    """Return the sampling parameters of a kind of request; random parts make them unique."""
     match kind:
         case "long":
             return SamplingParams(max_tokens=2048, ignore_eos=True, temperature=0.0)
@@ -73,37 +73,38 @@ def _properties(dice: random.Random) -> dict[str, Any]:
 
 
 async def one_round(engine: AsyncEngine, tokenizer: TokenizerProcess, number: int, requests: int) -> None:
-    """Send a round and wait for all its replies."""
-    dice, place = random.Random(number), asyncio.Semaphore(TOGETHER)
+    """Send the requests of a round and wait for all answers."""
+    dice = random.Random(number)
+    slots = asyncio.Semaphore(TOGETHER)
 
-    async def one(kind: Kind, which: int) -> None:
-        async with place:
+    async def send(kind: Kind, index: int) -> None:
+        async with slots:
             text = " ".join(f"{dice.randrange(10**6)}" for _ in range(dice.randrange(1, 60)))
             [prompt] = await tokenizer.encode([text])
-            asked = Request(
-                id=f"{number}-{kind.name}-{which}",
+            request = Request(
+                id=f"{number}-{kind.name}-{index}",
                 prompt=tuple(prompt[:1500]),
                 sampling=sampling_of(kind.name, dice),
                 decode=DecodeParams(),
             )
-            async with aclosing(engine.generate(asked)) as chunks:
-                left = dice.randrange(1, 6)
+            async with aclosing(engine.generate(request)) as chunks:
+                chunks_left = dice.randrange(1, 6)
                 async for _ in chunks:
-                    left -= kind.cancelled
-                    if not left:
+                    chunks_left -= kind.cancelled
+                    if not chunks_left:
                         break
 
     kinds = [kind for kind in KINDS for _ in range(round(requests * kind.share))]
     dice.shuffle(kinds)
-    await asyncio.gather(*(one(kind, which) for which, kind in enumerate(kinds)))
+    await asyncio.gather(*(send(kind, index) for index, kind in enumerate(kinds)))
 
 
 def own_mib(process: psutil.Process) -> float:
     """Return the private memory of a process."""
     status = Path(f"/proc/{process.pid}/status").read_text()
-    found = re.search(r"RssAnon:\s+(\d+) kB", status)
-    assert found is not None
-    return round(int(found[1]) / 1024, 1)
+    match = re.search(r"RssAnon:\s+(\d+) kB", status)
+    assert match is not None
+    return round(int(match[1]) / 1024, 1)
 
 
 async def measure(rounds: int, requests: int) -> list[dict[str, float]]:
@@ -117,19 +118,19 @@ async def measure(rounds: int, requests: int) -> list[dict[str, float]]:
         "engine" if "engine.process.worker" in " ".join(child.cmdline()) else "tokenizer": child
         for child in psutil.Process().children()
     }
-    seen = []
+    memory = []
     try:
         for number in range(rounds + 1):
             began_s = time.monotonic()
             if number:
                 await one_round(engine, tokenizer, number, requests)
-            seen.append({name: own_mib(child) for name, child in children.items()})
-            seen[-1]["seconds"] = round(time.monotonic() - began_s, 1)
-            Console(stderr=True).print(number, seen[-1])
+            memory.append({name: own_mib(child) for name, child in children.items()})
+            memory[-1]["seconds"] = round(time.monotonic() - began_s, 1)
+            Console(stderr=True).print(number, memory[-1])
     finally:
         await engine.close()
         await tokenizer.close()
-    return seen
+    return memory
 
 
 def main() -> None:
@@ -139,10 +140,10 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    seen = asyncio.run(measure(options.rounds, options.requests))
+    memory = asyncio.run(measure(options.rounds, options.requests))
     if options.json:
-        found = {"machine": machine(), "rounds": options.rounds, "requests": options.requests, "mib": seen}
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+        report = {"machine": machine(), "rounds": options.rounds, "requests": options.requests, "mib": memory}
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
 if __name__ == "__main__":

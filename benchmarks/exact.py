@@ -2,8 +2,8 @@
 
     python -m benchmarks.exact --model bundled --model shape:100m --json exact.json
 
-A shape has random weights, and accepts what the bundled model accepts (`benchmarks/decode/replay.py`). Both run in
-turns on one thread.
+A shape is a network with random weights that replays the proposals of the bundled model
+(`benchmarks/decode/replay.py`). Both modes run in turns on one thread.
 """
 
 import argparse
@@ -26,61 +26,63 @@ from mars_ray.progress import ProgressLine
 
 BATCHES = (1, 4, 16, 32, 64)
 REQUESTS_PER_ROW = 4
-REQUESTS_LEAST, REQUESTS_MOST = 24, 240
+REQUESTS_LEAST = 24
+REQUESTS_MOST = 240
 
 
 def measure(model: str, dtype: DtypeOrAuto, batch: int, rounds: int) -> dict[str, Any]:
     """Return the figures of one batch."""
     requests = min(max(REQUESTS_PER_ROW * batch, REQUESTS_LEAST), REQUESTS_MOST)
-    on = subject(model, requests, dtype)
-    ways = {mode.value: engine_contender(on, batch, DecodeParams(mode=mode)) for mode in (Mode.AR, Mode.EXACT)}
+    case = subject(model, requests, dtype)
+    candidates = {mode.value: engine_contender(case, batch, DecodeParams(mode=mode)) for mode in (Mode.AR, Mode.EXACT)}
     with ProgressLine(f"{model}, batch {batch}", total=2 * (rounds + 1)) as progress:
-        samples = interleaved(ways, rounds, progress)
-    times = [one.tokens_per_s / other.tokens_per_s for one, other in zip(samples["exact"], samples["ar"], strict=True)]
+        samples = interleaved(candidates, rounds, progress)
+    times = [exact.tokens_per_s / ar.tokens_per_s for exact, ar in zip(samples["exact"], samples["ar"], strict=True)]
     return {
         "model": model,
         "dtype": dtype,
         "batch": batch,
         "requests": requests,
-        "tokens": on.workload.tokens,
-        "tokens_per_s": {name: asdict(throughput(each)) for name, each in samples.items()},
-        "tokens_per_forward": sum(each.tokens for each in samples["exact"])
-        / sum(each.forwards for each in samples["exact"]),
+        "tokens": case.workload.tokens,
+        "tokens_per_s": {name: asdict(throughput(runs)) for name, runs in samples.items()},
+        "tokens_per_forward": sum(sample.tokens for sample in samples["exact"])
+        / sum(sample.forwards for sample in samples["exact"]),
         "times": {"mean": mean(times), "std": stdev(times), "min": min(times), "max": max(times)},
         "rounds": rounds,
     }
 
 
 def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description="Exact mode against one token at a time.")
+    """Measure, print, and write the figures."""
+    parser = argparse.ArgumentParser(description="Compare exact mode with one token at a time.")
     parser.add_argument("--model", action="append", help="bundled, a folder, or shape:100m; may be repeated")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="float32")
     parser.add_argument("--batch", type=int, action="append")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    table = Table(title=f"exact against ar, {given.dtype}, {given.rounds} rounds in turns, one thread")
+    table = Table(title=f"exact against ar, {arguments.dtype}, {arguments.rounds} rounds in turns, one thread")
     for column in ("model", "batch", "ar, tokens/s", "exact, tokens/s", "tokens per forward", "times"):
         table.add_column(column, justify="left" if column == "model" else "right")
-    found = []
-    for model in given.model or ["bundled"]:
-        for batch in given.batch or BATCHES:
-            found.append(measure(model, given.dtype, batch, given.rounds))
-            rate, times = found[-1]["tokens_per_s"], found[-1]["times"]
+    batches = []
+    for model in arguments.model or ["bundled"]:
+        for batch in arguments.batch or BATCHES:
+            batches.append(measure(model, arguments.dtype, batch, arguments.rounds))
+            rate = batches[-1]["tokens_per_s"]
+            times = batches[-1]["times"]
             table.add_row(
                 model,
                 str(batch),
                 f"{rate['ar']['median']:,.0f}",
                 f"{rate['exact']['median']:,.0f}",
-                f"{found[-1]['tokens_per_forward']:.2f}",
+                f"{batches[-1]['tokens_per_forward']:.2f}",
                 f"{times['mean']:.2f} ± {times['std']:.2f}",
             )
     Console().print(table)
-    if given.json:
-        report = {"command": "benchmarks/exact.py", "machine": machine(), "threads": 1, "batches": found}
-        given.json.write_text(json.dumps(report, indent=1) + "\n")
+    if arguments.json:
+        report = {"command": "benchmarks/exact.py", "machine": machine(), "threads": 1, "batches": batches}
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python -m benchmarks.floor --model bundled --batch 1,4,16,32 --json floor.json
 
-Activations, softmax, norms and Python are not counted; a real step has them, so the floor stays below it. The limits
-are measured with the threads torch is set to, on the device and in the dtype of the network.
+Activations, softmax, norms and Python are not counted. A real step has them, so it takes longer than the floor. The
+limits are measured with torch's number of threads, on the device and in the dtype of the network.
 """
 
 import argparse
@@ -37,11 +37,11 @@ from mars_ray.model.dtype import DtypeOrAuto
 from mars_ray.program import run_program
 
 CONTEXT = 256
-"""Cached tokens of every row when the steps are timed."""
+"""Cached tokens of every sequence when the steps are timed."""
 STEPS = 20
 BLOCK = 8
 BEYOND_CACHE_BYTES = 2**30
-"""More than the last-level cache of any processor measured so far."""
+"""Bytes of a buffer larger than the last-level cache of any processor measured so far."""
 TRIES = 5
 TRY_S_MIN = 0.02
 """Shortest time of a try, so that the clock and the first call do not matter."""
@@ -75,9 +75,9 @@ class MachineLimits:
     memory_bytes_per_s: float
     """Bytes per second from memory."""
     model_bytes_per_s: float
-    """Bytes per second over a buffer of the network's size, which may fit into the cache."""
+    """Bytes per second from a buffer of the network's size, which may fit into the processor's cache."""
     gemm_flops_per_s: float
-    """Operations per second of products with the network's matrices at the positions of the step."""
+    """Operations per second of products with the network's matrices, for the step's number of positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +104,15 @@ class StepFloor:
 
 
 def step_floor(network: PreTrainedModel, *, rows: int, positions: int, context: int) -> StepFloor:
-    """Return the floor of a step of `rows` sequences, each with `positions` after `context` cached tokens."""
+    """Return the floor of a step of `rows` sequences, each with `positions` positions after `context` cached tokens."""
     needs = step_needs(network, rows=rows, positions=positions, context=context)
     return StepFloor(needs, measure_limits(network, rows * positions))
 
 
 def step_needs(network: PreTrainedModel, *, rows: int, positions: int, context: int) -> StepNeeds:
     """Count bytes and operations; attention is causal, and each query reads the whole context."""
-    config, itemsize = network.config, network.dtype.itemsize
+    config = network.config
+    itemsize = network.dtype.itemsize
     _, _, head_size = kv_shape(config)
     cache_token_bytes = bytes_per_token(config, network.dtype)
     # Query q of a window, counted from 0, sees the context and q + 1 positions of the window.
@@ -133,7 +134,7 @@ def step_needs(network: PreTrainedModel, *, rows: int, positions: int, context: 
 def measure_limits(
     network: PreTrainedModel, positions: int, clock: Callable[[], float] = time.perf_counter
 ) -> MachineLimits:
-    """Measure the rates of this machine for a network, with `positions` positions over all sequences of a step."""
+    """Measure the rates of this machine for a network, with `positions` positions in a step."""
     device = network.device
     model_bytes = sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())
     return MachineLimits(
@@ -158,10 +159,11 @@ def _read_rate(size_bytes: int, device: torch.device, clock: Callable[[], float]
 
 @torch.inference_mode()
 def _gemm_rate(network: PreTrainedModel, positions: int, clock: Callable[[], float]) -> float:
-    """Return operations per second over all matrices, each shape timed alone and weighted by how often it occurs."""
+    """Return operations per second over all matrices: each shape is timed alone and weighted by its count."""
     shapes = Counter(tuple(matrix.weight.shape) for matrix in _matrices(network))
     one_of = {tuple(matrix.weight.shape): matrix.weight for matrix in _matrices(network)}
-    flops, seconds = 0, 0.0
+    flops = 0
+    seconds = 0.0
     for shape, count in shapes.items():
         weight = one_of[shape]
         x_PI = torch.ones(positions, shape[1], dtype=weight.dtype, device=weight.device)
@@ -172,7 +174,8 @@ def _gemm_rate(network: PreTrainedModel, positions: int, clock: Callable[[], flo
 
 def _best_seconds(work: Callable[[], object], device: torch.device, clock: Callable[[], float]) -> float:
     """Return the shortest mean time of a call over a few tries."""
-    calls, best = 1, float("inf")
+    calls = 1
+    best = float("inf")
     for _ in range(TRIES + 1):
         started_s = clock()
         for _ in range(calls):
@@ -190,19 +193,19 @@ def bench_floor(name: str, batches: Sequence[int], dtype: DtypeOrAuto) -> dict[s
     if min(batches, default=0) < 1:
         raise ConfigError(f"batch is {min(batches, default=0)}; it must be at least 1.")
     torch.set_num_threads(1)
-    on = subject(name, 1, dtype)
-    network = on.checkpoint.network
+    case = subject(name, 1, dtype)
+    network = case.checkpoint.network
     # The floor is measured on the plain network, before the engine replaces its attention.
     floors = {
         (batch, block): step_floor(network, rows=batch, positions=2 * block - 1, context=CONTEXT)
         for batch in batches
         for block in (1, BLOCK)
     }
-    engine = Engine(replace(on.checkpoint), EngineOptions(max_num_seqs=max(batches)))
+    engine = Engine(replace(case.checkpoint), EngineOptions(max_num_seqs=max(batches)))
     engine.wait_until_compiled()
     rows = []
     table = Table(
-        title=f"{name}, {on.dtype.name}: a step of the engine and its floor, {CONTEXT} tokens cached, one thread, in ms"
+        title=f"{name}, {case.dtype.name}: engine step and its floor, {CONTEXT} tokens cached, one thread, in ms"
     )
     for column in ("rows", "positions a row", "memory", "arithmetic", "floor", "engine", "floor / engine"):
         table.add_column(column, justify="right")
@@ -220,8 +223,14 @@ def bench_floor(name: str, batches: Sequence[int], dtype: DtypeOrAuto) -> dict[s
         rows.append(row)
         table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values()))
     Console().print(table)
-    of_run = {"model": name, "dtype": on.dtype.name, "dtype_reason": on.dtype.reason, "threads": 1, "context": CONTEXT}
-    return {"machine": machine(), **of_run, "steps": rows}
+    settings = {
+        "model": name,
+        "dtype": case.dtype.name,
+        "dtype_reason": case.dtype.reason,
+        "threads": 1,
+        "context": CONTEXT,
+    }
+    return {"machine": machine(), **settings, "steps": rows}
 
 
 def main() -> None:
@@ -241,7 +250,7 @@ def _step_seconds(engine: Engine, batch: int, block: int) -> float:
     decode = DecodeParams(mode=Mode.AR) if block == 1 else DecodeParams(threshold=0.0, block=block)
     sampling = SamplingParams(max_tokens=(STEPS + 4) * block, ignore_eos=True)
     for number in range(batch):
-        prompt = tuple((7 * number + place) % 900 + 20 for place in range(CONTEXT - STEPS * block // 2))
+        prompt = tuple((7 * number + index) % 900 + 20 for index in range(CONTEXT - STEPS * block // 2))
         engine.add(Request(id=str(number), prompt=prompt, sampling=sampling, decode=decode))
     while engine.waiting:
         engine.step()

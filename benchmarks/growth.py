@@ -1,17 +1,17 @@
-"""Measure the cost of each singleton part per replica, row and request: the limits to the size of a cluster.
+"""Measure the parts that exist once per cluster or job: their cost per replica, row and request limits the size.
 
     python -m benchmarks.growth --json benchmarks/results/DATE-growth.json
 
-Every figure is processor time of one process, in microseconds, so what else runs on the machine changes it little. What
-waits for a disk is told apart, as seconds that passed.
+Every figure is processor time of one process, in microseconds, so other programs on the machine change it little. Rates
+of parts that wait for a disk are measured in elapsed seconds instead.
 
-- `controller`: a report handled, with the decision each second shared out, by number of replicas that report; every
-  replica has measured its own speed.
-- `controller_actor`: the same in the actor of a cluster, with what Ray and reading the report take.
-- `reader`: a row read, given its id, and found not to be done.
-- `driver`: a row written into ledger, history and shard, from the tables that workers send.
-- `gateway`: a request with an answer of 64 tokens, whole and in 16 pieces, in front of an engine that does nothing;
-  HTTP and access included.
+- `controller`: handling a report, including its share of the decision made every second, by number of replicas. Every
+  replica reports a different speed.
+- `controller_actor`: the same in a Ray actor, including Ray and decoding the report.
+- `reader`: reading a row, making its id, and looking it up among the finished rows.
+- `driver`: writing a row into ledger, history and shard, from the tables that workers send.
+- `gateway`: a request with an answer of 64 tokens, whole and in 16 chunks, in front of an engine that does nothing;
+  includes HTTP and the access middleware.
 """
 
 import argparse
@@ -52,10 +52,8 @@ from mars_ray.engine.stats.step_time import StepTime
 from mars_ray.measure import machine
 from mars_ray.simulate.machine import read_machine
 
-PROMPT, ANSWER = (
-    "Say in one word what the text is about. " + "lorem ipsum dolor sit " * 16,
-    "an answer of some words " * 10,
-)
+PROMPT = "Say in one word what the text is about. " + "lorem ipsum dolor sit " * 16
+ANSWER = "an answer of some words " * 10
 
 
 def main() -> None:
@@ -66,19 +64,21 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=40_000)
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    report: dict[str, Any] = json.loads(given.json.read_text()) if given.json and given.json.exists() else {}
-    for name in given.parts:
-        report[name] = PARTS[name](given)
+    arguments = parser.parse_args()
+    report: dict[str, Any] = (
+        json.loads(arguments.json.read_text()) if arguments.json and arguments.json.exists() else {}
+    )
+    for name in arguments.parts:
+        report[name] = PARTS[name](arguments)
         print(name, json.dumps(report[name]), flush=True)
-    command = f"python -m benchmarks.growth --rows {given.rows} --requests {given.requests}"
+    command = f"python -m benchmarks.growth --rows {arguments.rows} --requests {arguments.requests}"
     report = {"command": command, "machine": machine()} | report
-    if given.json:
-        given.json.write_text(json.dumps(report, indent=2) + "\n")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
 def cost_us(work: Callable[[], Any], count: int) -> float:
-    """Return the processor time of this process per item, for `count` items."""
+    """Do the work for `count` items and return this process's processor time per item."""
     began_s = time.process_time()
     work()
     return round((time.process_time() - began_s) / count * 1e6, 1)
@@ -88,23 +88,29 @@ def cost_us(work: Callable[[], Any], count: int) -> float:
 
 
 def reports(replicas: int, seconds: range) -> list[list[ReplicaReport]]:
-    """Return the reports of slightly different replicas for each second."""
-    model, draw = read_machine(None), random.Random(0)
+    """Return, for each second, the reports of slightly different replicas."""
+    model = read_machine(None)
+    draw = random.Random(0)
     times = [
         StepTime(
-            **{each.name: getattr(model.step_time, each.name) * draw.uniform(0.95, 1.05) for each in fields(StepTime)}
+            **{
+                field.name: getattr(model.step_time, field.name) * draw.uniform(0.95, 1.05)
+                for field in fields(StepTime)
+            }
         )
         for _ in range(replicas)
     ]
     profiles = [
-        tuple(replace(point, tokens=tuple(1 + (each - 1) * share for each in point.tokens)) for point in model.profile)
+        tuple(
+            replace(point, tokens=tuple(1 + (count - 1) * share for count in point.tokens)) for point in model.profile
+        )
         for share in (draw.uniform(0.95, 1.0) for _ in range(replicas))
     ]
 
     def state(replica: int, second: int) -> EngineState:
         classes = tuple(
             ClassState(
-                name=each.name,
+                name=service_class.name,
                 threshold=1.0,
                 running=draw.randrange(8, 12),
                 waiting=0,
@@ -113,7 +119,7 @@ def reports(replicas: int, seconds: range) -> list[list[ReplicaReport]]:
                 ended=4 * second,
                 tokens=800 * second,
             )
-            for each in ControlPlan().classes
+            for service_class in ControlPlan().classes
         )
         return EngineState(
             max_num_seqs=model.max_num_seqs,
@@ -133,16 +139,16 @@ def reports(replicas: int, seconds: range) -> list[list[ReplicaReport]]:
 
     return [
         [
-            ReplicaReport(replica=f"r{each}", number=second, seconds=float(second), state=state(each, second))
-            for each in range(replicas)
+            ReplicaReport(replica=f"r{replica}", number=second, seconds=float(second), state=state(replica, second))
+            for replica in range(replicas)
         ]
         for second in seconds
     ]
 
 
-def controller(given: argparse.Namespace) -> dict[str, Any]:
+def controller(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure the core in this process."""
-    return {str(replicas): one_controller(replicas) for replicas in given.replicas}
+    return {str(replicas): one_controller(replicas) for replicas in arguments.replicas}
 
 
 def one_controller(replicas: int) -> float:
@@ -153,35 +159,36 @@ def one_controller(replicas: int) -> float:
 
     def take(all_reports: list[list[ReplicaReport]]) -> None:
         nonlocal now_s
-        for of_a_second in all_reports:
+        for reports_of_second in all_reports:
             now_s += 1
-            for each in of_a_second:
-                core.handle_report(each)
+            for report in reports_of_second:
+                core.handle_report(report)
 
     take(warm)
     return cost_us(lambda: take([first, second, third]), 3 * replicas)
 
 
-def controller_actor(given: argparse.Namespace) -> dict[str, Any]:
+def controller_actor(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure the actor with ten reports of each replica, sent as fast as possible."""
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=200_000_000)
     try:
-        found = {}
-        for replicas in given.replicas:
+        figures = {}
+        for replicas in arguments.replicas:
             actor = ray.remote(ControllerActor).options(num_cpus=0).remote(f"growth-{replicas}", ControlPlan())
             ready, *rest = reports(replicas, range(1, 6))
-            ray.get([actor.handle_report.remote(each) for each in ready])
-            process = max(psutil.process_iter(["name"]), key=lambda each: "Controller" in each.name())
-            before_s, began_s = sum(process.cpu_times()[:2]), time.monotonic()
-            for of_a_second in rest:
-                ray.get([actor.handle_report.remote(each) for each in of_a_second])
+            ray.get([actor.handle_report.remote(report) for report in ready])
+            process = max(psutil.process_iter(["name"]), key=lambda process: "Controller" in process.name())
+            before_s = sum(process.cpu_times()[:2])
+            began_s = time.monotonic()
+            for reports_of_second in rest:
+                ray.get([actor.handle_report.remote(report) for report in reports_of_second])
             count = len(rest) * replicas
-            found[str(replicas)] = {
+            figures[str(replicas)] = {
                 "us": round((sum(process.cpu_times()[:2]) - before_s) / count * 1e6, 1),
                 "reports_a_second": round(count / (time.monotonic() - began_s)),
             }
             ray.kill(actor)
-        return found
+        return figures
     finally:
         ray.shutdown()
 
@@ -189,40 +196,40 @@ def controller_actor(given: argparse.Namespace) -> dict[str, Any]:
 # The driver of a job
 
 
-def reader(given: argparse.Namespace) -> dict[str, Any]:
-    """Measure rows with ids and rows without."""
-    found: dict[str, Any] = {}
-    with TemporaryDirectory() as place:
-        ledger = Ledger(Path(place) / "ledger.sqlite", of=Path(place), durable=True)
+def reader(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure rows with and without their own ids."""
+    figures: dict[str, Any] = {}
+    with TemporaryDirectory() as folder:
+        ledger = Ledger(Path(folder) / "ledger.sqlite", of=Path(folder), durable=True)
         for name in ("own ids", "made ids"):
-            path = Path(place) / f"{name}.jsonl"
+            path = Path(folder) / f"{name}.jsonl"
             with path.open("w") as file:
-                for number in range(given.rows):
-                    own = {"id": f"row-{number}"} if name == "own ids" else {"page": number}
-                    file.write(json.dumps(own | {"prompt": PROMPT, "source": "web"}) + "\n")
+                for number in range(arguments.rows):
+                    id_fields = {"id": f"row-{number}"} if name == "own ids" else {"page": number}
+                    file.write(json.dumps(id_fields | {"prompt": PROMPT, "source": "web"}) + "\n")
             rows = InputRows(paths=(path,), ledger=ledger.path, own_id=plain_id)
-            deque(replace(rows, limit=1024).tables(), maxlen=0)  # what the first rows take once
-            found[name] = cost_us(partial(deque, rows.tables(), maxlen=0), given.rows)
+            deque(replace(rows, limit=1024).tables(), maxlen=0)  # leave out the cost of starting
+            figures[name] = cost_us(partial(deque, rows.tables(), maxlen=0), arguments.rows)
         ledger.close()
     with RowIdAssigner(plain_id) as row_ids:
-        row_ids.assign([b'{"id": "%d"}' % number for number in range(given.rows)])
-        found["bytes of a temporary file"] = bytes_of(row_ids._seen, given.rows)
-    return found
+        row_ids.assign([b'{"id": "%d"}' % number for number in range(arguments.rows)])
+        figures["bytes of a temporary file"] = bytes_of(row_ids._seen, arguments.rows)
+    return figures
 
 
-def driver(given: argparse.Namespace) -> dict[str, Any]:
-    """Measure the time of the driver for tables of results, and its waits for the disk."""
-    tables = [to_table(block) for block in results(given.rows)]
-    with TemporaryDirectory(dir=".") as place, open_output(Path(place) / "out", new=False) as output:
+def driver(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure the processor time of the driver for tables of results, and its rate with waits for the disk."""
+    tables = [to_table(block) for block in results(arguments.rows)]
+    with TemporaryDirectory(dir=".") as folder, open_output(Path(folder) / "out", new=False) as output:
         output.begin("parquet", {"source": "text"})
-        job = Job(output, total=given.rows, workers=256, settings={}, clock=time.monotonic)
+        job = Job(output, total=arguments.rows, workers=256, settings={}, clock=time.monotonic)
         began_s = time.monotonic()
-        us = cost_us(lambda: deque(map(job.add, tables), maxlen=0), given.rows)
+        us = cost_us(lambda: deque(map(job.add, tables), maxlen=0), arguments.rows)
         passed_s = time.monotonic() - began_s
         return {
             "us": us,
-            "rows_a_second": round(given.rows / passed_s),
-            "bytes of the ledger": bytes_of(output.ledger.connection, given.rows),
+            "rows_a_second": round(arguments.rows / passed_s),
+            "bytes of the ledger": bytes_of(output.ledger.connection, arguments.rows),
         }
 
 
@@ -247,7 +254,8 @@ def results(rows: int) -> Iterator[list[RowResult]]:
 
 def bytes_of(database: sqlite3.Connection, rows: int) -> int:
     """Return the size of a database per row."""
-    [(pages,)], [(size,)] = database.execute("PRAGMA page_count"), database.execute("PRAGMA page_size")
+    [(pages,)] = database.execute("PRAGMA page_count")
+    [(size,)] = database.execute("PRAGMA page_size")
     return round(int(pages) * int(size) / rows)
 
 
@@ -255,7 +263,7 @@ def bytes_of(database: sqlite3.Connection, rows: int) -> int:
 
 
 class _Idle:
-    """A client of engines that answer at once."""
+    """An engine client whose engines answer at once."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -276,7 +284,7 @@ class _Idle:
         return [Chunk(request.id, 0, (5,) * 64, ("word ",) * 64, finished=last, accepted_lengths=(4,) * 16)]
 
 
-def serve(told: Connection) -> None:
+def serve(sender: Connection) -> None:
     """Run a gateway and send its port."""
     import uvicorn
 
@@ -289,7 +297,8 @@ def serve(told: Connection) -> None:
     from mars_ray.serve.replicas.engine_metrics import EngineMetrics
 
     async def run() -> None:
-        config, folder = parse_config({"engine": {"compiled": False}}), resolve_model("bundled")
+        config = parse_config({"engine": {"compiled": False}})
+        folder = resolve_model("bundled")
         engine, facts = await AsyncEngine.start(config.engine_spec(folder))
         info = ModelInfo(name=config.model_name, created=1, engine=facts)
         client: Any = _Idle(LocalEngineClient(engine, info, EngineMetrics(model="bundled", replica="none")))
@@ -299,32 +308,32 @@ def serve(told: Connection) -> None:
         serving = asyncio.create_task(server.serve())
         while not server.started:
             await asyncio.sleep(0.01)
-        told.send(server.servers[0].sockets[0].getsockname()[1])
+        sender.send(server.servers[0].sockets[0].getsockname()[1])
         await serving
 
     asyncio.run(run())
 
 
-def gateway(given: argparse.Namespace) -> dict[str, Any]:
-    """Measure a gateway in a process of its own, and the process of its tokenizer."""
-    told, tells = multiprocessing.get_context("spawn").Pipe(duplex=False)
-    process = multiprocessing.get_context("spawn").Process(target=serve, args=(tells,))
+def gateway(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure a gateway in its own process, and its tokenizer process."""
+    receiver, sender = multiprocessing.get_context("spawn").Pipe(duplex=False)
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(sender,))
     process.start()
     try:
-        url = f"http://127.0.0.1:{told.recv()}/v1/chat/completions"
+        url = f"http://127.0.0.1:{receiver.recv()}/v1/chat/completions"
         return {
-            name: asyncio.run(asked(url, process.pid or 0, given.requests, stream=name == "streamed"))
+            name: asyncio.run(measure_requests(url, process.pid or 0, arguments.requests, stream=name == "streamed"))
             for name in ("whole", "streamed")
         }
     finally:
-        for each in psutil.Process(process.pid).children(recursive=True):
-            each.kill()
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.kill()
         process.kill()
         process.join()
 
 
-async def asked(url: str, pid: int, count: int, *, stream: bool) -> dict[str, float]:
-    """Send requests, 16 at a time; return the processor time per request in the gateway and in its children."""
+async def measure_requests(url: str, pid: int, count: int, *, stream: bool) -> dict[str, float]:
+    """Send requests, 16 at a time; return processor time per request, in the gateway and in its child processes."""
     import aiohttp
 
     body = {"model": "bundled", "stream": stream, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 64}
@@ -337,21 +346,21 @@ async def asked(url: str, pid: int, count: int, *, stream: bool) -> dict[str, fl
 
     async with aiohttp.ClientSession() as session:
         await send(session, 20)
-        before = spent(pid)
+        before = processor_seconds(pid)
         await asyncio.gather(*(send(session, count // 16) for _ in range(16)))
-        after = spent(pid)
+        after = processor_seconds(pid)
     return {name: round((after[name] - before[name]) / (count // 16 * 16) * 1e6, 1) for name in before}
 
 
-def spent(pid: int) -> dict[str, float]:
-    """Return the processor time of a gateway, and of the processes it started."""
+def processor_seconds(pid: int) -> dict[str, float]:
+    """Return the processor time of a gateway, and of its child processes."""
     process = psutil.Process(pid)
-    beside = [each.cpu_times() for each in process.children(recursive=True)]
-    return {"us": sum(process.cpu_times()[:2]), "us beside": sum(each.user + each.system for each in beside)}
+    child_times = [child.cpu_times() for child in process.children(recursive=True)]
+    return {"us": sum(process.cpu_times()[:2]), "us beside": sum(times.user + times.system for times in child_times)}
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
-    each.__name__: each for each in (controller, controller_actor, reader, driver, gateway)
+    part.__name__: part for part in (controller, controller_actor, reader, driver, gateway)
 }
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""Policies on this machine: two real engines behind a real endpoint, the busiest minutes of real traces; and what the
-simulator says of the same, with the step times and profiles that the engines reported meanwhile.
+"""Compare policies on two real engines behind an endpoint, and with a simulation of the same load.
+
+The load is the busiest part of real traces. The simulation uses the step times and profiles that the engines reported.
 
     python -m benchmarks.policy_real TRACE.csv.gz [TRACE.csv.gz ...] --json benchmarks/results/DATE-policy-real.json
     python -m benchmarks.policy_real TRACE.csv.gz --model smollm2 --adapter smollm2 --prompts val.jsonl.gz \\
         --machine smollm2.json --json benchmarks/results/DATE-policy-real-smollm2.json
 
-Each policy runs on a cluster of its own (`mars-ray serve`), one after the other, nothing else may run. A trace is sped
-up so that its busiest seconds ask for `--load` times what the endpoint answers at threshold 1 in a closed loop.
-`--machine` writes what the engines reported, for `python -m benchmarks.policy --machine`.
+Each policy runs on its own cluster (`mars-ray serve`), one after the other; nothing else may run meanwhile. A trace is
+sped up so that its busiest part demands `--load` times the endpoint's capacity, measured at threshold 1 in a closed
+loop. `--machine` writes the figures that the engines reported, for `python -m benchmarks.policy --machine`.
 """
 
 import argparse
@@ -56,7 +57,10 @@ POLICIES: dict[str, dict[str, Any]] = {
     "fixed 0.95": {"threshold": 0.95, "policy": "fixed"},
     "capacity": {"threshold": 1.0, "policy": "capacity"},
 }
-REPLICAS, ROWS, QUEUE, FLOOR = 2, 8, 64, 0.7
+REPLICAS = 2
+ROWS = 8
+QUEUE = 64
+FLOOR = 0.7
 MAX_TOKENS = 64
 SEED = 0
 
@@ -74,47 +78,48 @@ def main() -> None:
     parser.add_argument("--machine", type=Path, help="file for the reports of the engines")
     parser.add_argument("--slo", default="ttft:1000,e2e:2000")
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
-    slo = parse_slo(asked.slo.split(","))
+    arguments = parser.parse_args()
+    slo = parse_slo(arguments.slo.split(","))
     assert slo is not None
-    pool = read_prompts(asked.prompts)
-    named = {"model": asked.model} | ({"adapter": asked.adapter} if asked.adapter else {})
-    base = resolve_model(asked.model)
-    card = decoding_card(base, resolve_adapter(asked.adapter))
+    pool = read_prompts(arguments.prompts)
+    model_args = {"model": arguments.model} | ({"adapter": arguments.adapter} if arguments.adapter else {})
+    base = resolve_model(arguments.model)
+    card = decoding_card(base, resolve_adapter(arguments.adapter))
     assert card is not None
     results = []
-    for path in asked.traces:
-        rows = busiest(read_trace(path), asked.seconds)
+    for path in arguments.traces:
+        rows = busiest(read_trace(path), arguments.seconds)
         speed = None
         for name, policy in POLICIES.items():
-            with endpoint(named, policy, slo) as url:
+            with endpoint(model_args, policy, slo) as url:
                 if speed is None:
-                    capacity = closed_loop_rate(url, rows, pool, asked.capacity_requests)
-                    speed = asked.load * capacity / (len(rows) / asked.seconds)
+                    capacity = closed_loop_rate(url, rows, pool, arguments.capacity_requests)
+                    speed = arguments.load * capacity / (len(rows) / arguments.seconds)
                 front_s = front_seconds(url, pool)
-                records, seen = loaded(url, rows, pool, speed)
-            found = machine_of(seen, card.calibration)
-            if asked.machine:
-                asked.machine.write_text(found.model_dump_json(indent=1) + "\n")
-            simulated = simulation(rows, speed, policy, slo, found, front_s, records)
+                records, reports = run_trace(url, rows, pool, speed)
+            simulated_machine = machine_of(reports, card.calibration)
+            if arguments.machine:
+                arguments.machine.write_text(simulated_machine.model_dump_json(indent=1) + "\n")
+            simulated = simulation(rows, speed, policy, slo, simulated_machine, front_s, records)
             results.append(
-                result(path.name, name, speed, capacity, front_s, records, slo, simulated) | {"replicas": seen}
+                result(path.name, name, speed, capacity, front_s, records, slo, simulated) | {"replicas": reports}
             )
             show(results)
-            if asked.json:
+            if arguments.json:
                 report = {
                     "command": " ".join(Path(word).name for word in sys.argv),
                     "machine": machine(),
                     "slo": asdict(slo),
                     "results": results,
                 }
-                asked.json.write_text(json.dumps(report, indent=1) + "\n")
+                arguments.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def busiest(rows: list[TraceRow], seconds: float) -> list[TraceRow]:
     """Return the busiest part of `seconds` seconds, with times from 0."""
     times = [row.arrival_s for row in rows]
-    last, best = 0, (0, 0)
+    last = 0
+    best = (0, 0)
     for first, start_s in enumerate(times):
         while last < len(times) and times[last] < start_s + seconds:
             last += 1
@@ -124,9 +129,9 @@ def busiest(rows: list[TraceRow], seconds: float) -> list[TraceRow]:
 
 
 @contextmanager
-def endpoint(named: dict[str, str], policy: dict[str, Any], slo: RequestSlo) -> Iterator[str]:
+def endpoint(model_args: dict[str, str], policy: dict[str, Any], slo: RequestSlo) -> Iterator[str]:
     """Run `mars-ray serve` with two engines until the block ends; yield its URL once both answer."""
-    args = named | {
+    args = model_args | {
         "threshold": policy["threshold"],
         "classes": [{"name": "standard", "floor": min(FLOOR, policy["threshold"])}],
         "control": {"policy": policy["policy"], "slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms}},
@@ -168,57 +173,57 @@ def endpoint(named: dict[str, str], policy: dict[str, Any], slo: RequestSlo) -> 
 
 def replicas_of(url: str) -> list[dict[str, Any]]:
     """Return the last reports of the engines."""
-    found: list[dict[str, Any]] = httpx2.get(f"{url}/control", timeout=30).json()["replicas"]
-    return found
+    reports: list[dict[str, Any]] = httpx2.get(f"{url}/control", timeout=30).json()["replicas"]
+    return reports
 
 
 def send(
     url: str, plan: LoadPlan, clients: int | None = None, body: dict[str, Any] | None = None
 ) -> list[RequestRecord]:
-    """Return the records of a load."""
+    """Send a load and return the records of its requests."""
     served = httpx2.get(f"{url}/v1/models", timeout=30).json()["data"][0]["id"]
     to = Target(url=url, model=served, extra_body={"temperature": 0} | (body or {}))
     return asyncio.run(run_load(to, plan.requests, clients=clients))
 
 
 def plan_of(rows: list[TraceRow], pool: list[Any], speed: float) -> LoadPlan:
-    """Return requests at the times of a trace, with the prompts this model was trained for.
+    """Return requests at the times of a trace, with prompts of the kind the model was trained on.
 
-    Prompts of the sizes in a trace would be text it has never seen, in which nothing can be looked ahead.
+    A trace has lengths only. Random text of these lengths is unlike the training data, so few drafts would be right.
     """
-    drawn = conversations(pool, random.Random(SEED))
+    prompts = conversations(pool, random.Random(SEED))
     planned = [
         PlannedRequest(messages=messages, max_tokens=MAX_TOKENS, scheduled_s=row.arrival_s / speed)
-        for row, messages in zip(rows, drawn, strict=False)
+        for row, messages in zip(rows, prompts, strict=False)
     ]
     return LoadPlan(iter(planned), len(planned))
 
 
 def closed_loop_rate(url: str, rows: list[TraceRow], pool: list[Any], count: int) -> float:
     """Return the answers per second at threshold 1 with all slots in use."""
-    requests = [replace(each, scheduled_s=None) for each in plan_of(rows, pool, 1.0).requests][:count]
-    first = requests[: count // 5]
-    send(url, LoadPlan(iter(first), len(first)), 2 * REPLICAS * ROWS, {"threshold": 1.0})  # warms up
+    requests = [replace(request, scheduled_s=None) for request in plan_of(rows, pool, 1.0).requests][:count]
+    warm_up = requests[: count // 5]
+    send(url, LoadPlan(iter(warm_up), len(warm_up)), 2 * REPLICAS * ROWS, {"threshold": 1.0})  # not counted
     records = send(url, LoadPlan(iter(requests), len(requests)), 2 * REPLICAS * ROWS, {"threshold": 1.0})
-    return len(records) / max(each.end_s for each in records)
+    return len(records) / max(record.end_s for record in records)
 
 
 def front_seconds(url: str, pool: list[Any]) -> float:
-    """Return half of the time of a single request outside the engine."""
+    """Return half of the time that a single request spends outside the engine."""
     plan = closed_loop(pool, SEED, 30, 16)
     before = engine_seconds(url)
     records = send(url, plan, 1)
     inside_s = engine_seconds(url) - before
-    return max(0.0, (sum(each.e2e_s for each in records) - inside_s) / len(records) / 2)
+    return max(0.0, (sum(record.e2e_s for record in records) - inside_s) / len(records) / 2)
 
 
 def engine_seconds(url: str) -> float:
-    """Return the seconds of all requests in the engines."""
+    """Return the total seconds that requests have spent in the engines."""
     lines = httpx2.get(f"{url}/metrics", timeout=30).text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("mars:e2e_request_latency_seconds_sum"))
 
 
-def loaded(
+def run_trace(
     url: str, rows: list[TraceRow], pool: list[Any], speed: float
 ) -> tuple[list[RequestRecord], list[dict[str, Any]]]:
     """Return the records of the trace, and the last reports of the engines."""
@@ -235,9 +240,9 @@ def simulation(
     front_s: float,
     records: list[RequestRecord],
 ) -> Simulation:
-    """Return the simulation of the same load, with the tokens that the engines counted."""
-    prompts = [each.prompt_tokens for each in records if each.prompt_tokens]
-    answers = [each.completion_tokens for each in records if each.completion_tokens]
+    """Simulate the same load, with the numbers of tokens that the engines counted."""
+    prompts = [record.prompt_tokens for record in records if record.prompt_tokens]
+    answers = [record.completion_tokens for record in records if record.completion_tokens]
     arrivals = [
         Arrival(
             row.arrival_s / speed,
@@ -257,9 +262,9 @@ def simulation(
     return simulate(Arrivals(arrivals, mix=[1.0], seed=SEED), machine, plan, options)
 
 
-def machine_of(seen: list[dict[str, Any]], calibrated: Sequence[CalibrationPoint]) -> Machine:
+def machine_of(reports: list[dict[str, Any]], calibrated: Sequence[CalibrationPoint]) -> Machine:
     """Return the mean of the reports as a machine; accuracy comes from calibration."""
-    states = [each["state"] for each in seen]
+    states = [report["state"] for report in reports]
     points = sorted(calibrated, key=lambda point: -point.threshold)
     agreement = {point.threshold: point.agreement for point in points}
 
@@ -277,13 +282,13 @@ def machine_of(seen: list[dict[str, Any]], calibrated: Sequence[CalibrationPoint
         profile=tuple(
             ProfilePoint(
                 threshold=same[0]["threshold"],
-                tokens=tuple(map(mean, *(each["tokens"] for each in same))),
-                positions=tuple(map(mean, *(each["positions"] for each in same))),
+                tokens=tuple(map(mean, *(point["tokens"] for point in same))),
+                positions=tuple(map(mean, *(point["positions"] for point in same))),
                 agreement=agreement.get(same[0]["threshold"]),
             )
             for same in zip(*(state["profile"] for state in states), strict=True)
         ),
-        # Without tasks with verifiers, agreement with the model stands for accuracy.
+        # Where calibration had no tasks with verifiers, use agreement as accuracy.
         accuracy=tuple(
             (point.threshold, point.agreement if point.accuracy is None else point.accuracy) for point in points
         ),
@@ -300,10 +305,11 @@ def result(
     slo: RequestSlo,
     simulated: Simulation,
 ) -> dict[str, Any]:
-    """Return the metrics of one run next to those of the simulator."""
-    summary, metrics = summarize(records, slo), simulated.metrics
+    """Return the metrics of one run and those of its simulation."""
+    summary = summarize(records, slo)
+    metrics = simulated.metrics
     assert summary.goodput is not None
-    done = [each for each in records if each.outcome is RequestOutcome.OK]
+    answered_records = [record for record in records if record.outcome is RequestOutcome.OK]
     return {
         "trace": trace,
         "policy": policy,
@@ -317,7 +323,7 @@ def result(
             "tokens_per_forward": summary.tokens_per_forward,
             "ttft_p50_ms": summary.latency_ms.ttft_arrival and summary.latency_ms.ttft_arrival.median,
             "tpot_p50_ms": summary.latency_ms.tpot and summary.latency_ms.tpot.median,
-            "answered": len(done),
+            "answered": len(answered_records),
         },
         "simulated": {
             "tokens_per_s": metrics.tokens_per_s,
@@ -333,15 +339,16 @@ def result(
 
 
 def show(results: list[dict[str, Any]]) -> None:
-    """Print the table so far."""
+    """Print a table of the results so far."""
     table = Table(title="real | simulated")
     for column in ("trace", "policy", "tokens/s", "SLO met", "TTFT p50 ms", "TPOT p50 ms", "answered"):
         table.add_column(column)
-    for each in results:
-        real, simulated = each["real"], each["simulated"]
+    for result in results:
+        real = result["real"]
+        simulated = result["simulated"]
         table.add_row(
-            each["trace"],
-            each["policy"],
+            result["trace"],
+            result["policy"],
             f"{real['tokens_per_s']:.0f} | {simulated['tokens_per_s']:.0f}",
             f"{real['good']:.3f} | {simulated['good']:.3f}",
             *(f"{real[name] or 0:.1f} | {simulated[name] or 0:.1f}" for name in ("ttft_p50_ms", "tpot_p50_ms")),

@@ -1,9 +1,9 @@
-"""Measure the loss of quantized weights: agreement with bfloat16 on the model's answers, perplexity on people's.
+"""Measure the loss from quantized weights: agreement with bfloat16, and perplexity of answers written by people.
 
     python -m benchmarks.quantized --model smollm2 --json quantized.json
 
-The model answers prompts in bfloat16, one token at a time. Every format then reads the same answers: agreement is the
-share of tokens that it too finds likeliest. Perplexity is over the answers that come with the data.
+The model answers prompts in bfloat16, one token at a time. Every format then reads the same answers; agreement is the
+share of their tokens that are the format's most likely tokens too. Perplexity is measured on the answers in the data.
 """
 
 import argparse
@@ -42,57 +42,59 @@ FORMATS = {
     "int4": (torch.bfloat16, "int4"),
 }
 MOST = 1024
-"""Most tokens of a prompt with its answer; longer ones are skipped."""
+"""Largest number of tokens of a prompt with its answer; longer pairs are skipped."""
 
 Answer = tuple[list[int], list[int]]
-"""Tokens of a prompt, and of its answer."""
+"""Tokens of a prompt, and tokens of its answer."""
 
 
 def conversations(model: str, path: Path) -> list[Answer]:
-    """Return the first question of each conversation in `path` with its answer."""
+    """Return the first question and answer of each conversation in `path`."""
     tokenizer = load_checkpoint(resolve_model(model)).tokenizer
     encoder = ChatEncoder(tokenizer)
-    found = []
+    answers = []
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         for line in lines:
-            first, second = json.loads(line)["messages"][:2]
-            prompt = list(encoder.prompt([first]))
-            answer = tokenizer(second["content"], add_special_tokens=False)["input_ids"]
+            question, reply = json.loads(line)["messages"][:2]
+            prompt = list(encoder.prompt([question]))
+            answer = tokenizer(reply["content"], add_special_tokens=False)["input_ids"]
             if answer and len(prompt) + len(answer) <= MOST:
-                found.append((prompt, answer))
-    return found
+                answers.append((prompt, answer))
+    return answers
 
 
 def own_answers(model: str, prompts: Sequence[list[int]], tokens: int) -> list[Answer]:
     """Let the model answer in bfloat16, one token at a time, greedily."""
     checkpoint = load_checkpoint(resolve_model(model), dtype=torch.bfloat16)
     engine = Engine(checkpoint, EngineOptions(max_num_seqs=16))
-    sampling, decode = SamplingParams(max_tokens=tokens), DecodeParams(mode=Mode.AR)
+    sampling = SamplingParams(max_tokens=tokens)
+    decode = DecodeParams(mode=Mode.AR)
     requests = [
         Request(id=str(n), prompt=tuple(prompt), sampling=sampling, decode=decode) for n, prompt in enumerate(prompts)
     ]
     with ProgressLine("answer", total=len(requests)) as progress:
-        done = {}
+        answers = {}
         for result in decode_all(engine, iter(requests)):
-            done[int(result.request.id)] = list(result.tokens)
-            progress.update(len(done), {})
-    return [(prompt, done[number]) for number, prompt in enumerate(prompts) if done[number]]
+            answers[int(result.request.id)] = list(result.tokens)
+            progress.update(len(answers), {})
+    return [(prompt, answers[number]) for number, prompt in enumerate(prompts) if answers[number]]
 
 
-def read(model: str, name: str, own: Sequence[Answer], given: Sequence[Answer]) -> dict[str, Any]:
-    """Score all answers in one format."""
+def read(model: str, name: str, model_answers: Sequence[Answer], human_answers: Sequence[Answer]) -> dict[str, Any]:
+    """Return agreement on the model's answers and perplexity of people's answers, in one format."""
     dtype, quantize = FORMATS[name]
     checkpoint = load_checkpoint(resolve_model(model), dtype=dtype)
     decoder = FusedDecoder(checkpoint.network, mask_id=checkpoint.mask_id, quantize=quantize, consume=True)
     cache = SlotKVCache(checkpoint.network.config, dtype, torch.device("cpu"))
     cache.resize(1, MOST)
-    agreements, losses = [], []
-    with ProgressLine(f"read in {name}", total=len(own) + len(given)) as progress:
-        for number, (prompt, answer) in enumerate([*own, *given], start=1):
+    agreements = []
+    losses = []
+    with ProgressLine(f"read in {name}", total=len(model_answers) + len(human_answers)) as progress:
+        for number, (prompt, answer) in enumerate([*model_answers, *human_answers], start=1):
             ids = torch.tensor(prompt + answer)
             picks = torch.arange(len(prompt) - 1, len(ids) - 1)
             likeliest, _, logits, _ = decoder.forward(cache.layers, _batch_of(ids, picks))
-            if number <= len(own):
+            if number <= len(model_answers):
                 agreements.append(mean(one == other for one, other in zip(likeliest, answer, strict=True)))
             else:
                 losses.append((torch.nn.functional.cross_entropy(logits, ids[picks + 1]).item(), len(answer)))
@@ -108,8 +110,10 @@ def read(model: str, name: str, own: Sequence[Answer], given: Sequence[Answer]) 
 
 
 def _batch_of(id_N: torch.Tensor, pick_M: torch.Tensor) -> ForwardBatch:
-    """Return the forward of one text in slot 0."""
-    position_N, zero_N, none_N = torch.arange(len(id_N)), torch.zeros_like(id_N), torch.full_like(id_N, -1)
+    """Return a batch that forwards one text in slot 0."""
+    position_N = torch.arange(len(id_N))
+    zero_N = torch.zeros_like(id_N)
+    none_N = torch.full_like(id_N, -1)
     return ForwardBatch(
         id_N=id_N,
         slot_N=zero_N,
@@ -129,35 +133,43 @@ def _batch_of(id_N: torch.Tensor, pick_M: torch.Tensor) -> ForwardBatch:
 
 
 def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description="What rounding the weights costs.")
+    """Measure, print, and write the figures."""
+    parser = argparse.ArgumentParser(description="Measure the loss from quantized weights.")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--answers", type=int, default=200, help="the model's own answers")
     parser.add_argument("--people", type=int, default=200, help="answers from the data")
     parser.add_argument("--tokens", type=int, default=96, help="most tokens of an answer")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    if not given.data.exists():
-        parser.error(f"{given.data} is not there; give --data")
+    arguments = parser.parse_args()
+    if not arguments.data.exists():
+        parser.error(f"{arguments.data} does not exist; name the data with --data")
     try:
-        human = conversations(given.model, given.data)
-        step = max(1, len(human) // given.answers)
-        own = own_answers(given.model, [prompt for prompt, _ in human[::step]][: given.answers], given.tokens)
-        human = human[:: max(1, len(human) // given.people)][: given.people]
-        results = {name: read(given.model, name, own, human) for name in FORMATS}
+        human = conversations(arguments.model, arguments.data)
+        step = max(1, len(human) // arguments.answers)
+        model_answers = own_answers(
+            arguments.model, [prompt for prompt, _ in human[::step]][: arguments.answers], arguments.tokens
+        )
+        human = human[:: max(1, len(human) // arguments.people)][: arguments.people]
+        results = {name: read(arguments.model, name, model_answers, human) for name in FORMATS}
     except MarsRayError as error:
         parser.error(str(error))
-    table = Table(title=f"{given.model}: {len(own)} own answers, {len(human)} of people")
+    table = Table(title=f"{arguments.model}: {len(model_answers)} own answers, {len(human)} of people")
     for column in ("weights", "agreement with bfloat16", "answers wholly the same", "perplexity"):
         table.add_column(column)
     for name, figures in results.items():
         agreement = f"{figures['agreement']:.4f} ± {figures['agreement_std']:.4f}"
         table.add_row(name, agreement, f"{figures['same_answers']:.3f}", f"{figures['perplexity']:.3f}")
     Console().print(table)
-    if given.json:
-        report = {"machine": machine(), "model": given.model, "own": len(own), "human": len(human), "formats": results}
-        given.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    if arguments.json:
+        report = {
+            "machine": machine(),
+            "model": arguments.model,
+            "own": len(model_answers),
+            "human": len(human),
+            "formats": results,
+        }
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

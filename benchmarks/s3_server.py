@@ -2,9 +2,9 @@
 
     python -m benchmarks.s3_server 9000 --recording writes.jsonl --slow-down 0.1
 
-Moto keeps its objects in memory. With `--recording` every request that writes is noted before it is done, and done
-again at the next start: a killed server comes back with what it had, requests included whose answers were lost.
-`--slow-down` answers a share of all requests with 503 SlowDown, as a store does that is asked too much.
+Moto keeps its objects in memory. With `--recording` every write is recorded before it is performed, and repeated at the
+next start. So a restarted server has all objects again, including those of writes whose answer was lost. `--slow-down`
+answers a share of all requests with 503 SlowDown, as an overloaded store does.
 """
 
 import argparse
@@ -34,17 +34,17 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--recording", type=Path)
     parser.add_argument("--slow-down", type=float, default=0.0)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     store: Application = DomainDispatcherApplication(create_backend_app)
-    if given.recording:
-        store = recorded(store, given.recording)
-    if given.slow_down:
-        store = slowed_down(store, given.slow_down)
-    run_simple(given.host, given.port, store, threaded=True, request_handler=MotoRequestHandler)
+    if arguments.recording:
+        store = recorded(store, arguments.recording)
+    if arguments.slow_down:
+        store = slowed_down(store, arguments.slow_down)
+    run_simple(arguments.host, arguments.port, store, threaded=True, request_handler=MotoRequestHandler)
 
 
 def recorded(store: Application, path: Path) -> Application:
-    """Return the store with all writes recorded in `path`, which also records new writes."""
+    """Repeat the writes recorded in `path`; return a store that records new writes there."""
     if path.exists():
         for line in path.read_text().splitlines():
             environ, body = json.loads(line)

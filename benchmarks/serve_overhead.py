@@ -1,8 +1,8 @@
-"""Measure what serving costs: a running endpoint and its engine alone, in turns.
+"""Measure the overhead of serving: a running endpoint and its engine alone, in turns.
 
     python -m benchmarks.serve_overhead --clients 16 --json overhead.json    # while `mars-ray serve` is idle
 
-Both get the same prompts in the same order, with the same number in flight, all greedy.
+Both decode greedily the same prompts in the same order, with the same number of requests in flight.
 """
 
 import argparse
@@ -37,31 +37,35 @@ from mars_ray.program import run_program
 from mars_ray.progress import ProgressLine
 
 MAX_TOKENS = 128
-UNSTREAMED, STREAMED, ALONE = "served, not streamed", "served, streamed", "engine alone"
+UNSTREAMED = "served, not streamed"
+STREAMED = "served, streamed"
+ALONE = "engine alone"
 SAME = EngineOptions()
-"""The options of an endpoint's engine by default."""
+"""Default options of an endpoint's engine."""
 
 
 def bench_overhead(
     url: str, model: str, clients: int, requests: int, rounds: int, seed: int, engine_options: EngineOptions = SAME
 ) -> dict[str, Any]:
-    """Measure and print; returns the report. Raises an `InputError`, or a `RunError` when a request fails."""
+    """Measure, print, and return the report. Raises an `InputError`, or a `RunError` when a request fails."""
     for name, value in {"clients": clients, "requests": requests, "rounds": rounds}.items():
         if value < 1:
             raise ConfigError(f"{name} is {value}; it must be at least 1.")
     url = parse_url(url)
-    served = asyncio.run(find_model(url, None, None))
+    model_name = asyncio.run(find_model(url, None, None))
     prompts = read_prompts(bundled_prompts())
     planned = list(closed_loop(prompts, seed, requests, MAX_TOKENS).requests)
-    engine = _Alone(model, planned, clients, engine_options)
+    engine = _EngineAlone(model, planned, clients, engine_options)
 
-    def through(stream: bool) -> Sample:
-        target = Target(url=url, model=served, stream=stream, extra_body={"temperature": 0})
-        return asyncio.run(_served(target, planned, clients))
+    def endpoint_sample(stream: bool) -> Sample:
+        target = Target(url=url, model=model_name, stream=stream, extra_body={"temperature": 0})
+        return asyncio.run(_load_endpoint(target, planned, clients))
 
     with ProgressLine("runs", total=3 * (rounds + 1)) as progress:
         samples = interleaved(
-            {UNSTREAMED: lambda: through(False), STREAMED: lambda: through(True), ALONE: engine.run}, rounds, progress
+            {UNSTREAMED: lambda: endpoint_sample(False), STREAMED: lambda: endpoint_sample(True), ALONE: engine.run},
+            rounds,
+            progress,
         )
     ratios = {name: speedup(samples[name], samples[ALONE]) for name in (UNSTREAMED, STREAMED)}
     _show(f"{model}, {clients} clients, {requests} requests, {rounds} rounds", samples, ratios)
@@ -74,7 +78,7 @@ def bench_overhead(
     }
 
 
-async def _served(target: Target, planned: Sequence[PlannedRequest], clients: int) -> Sample:
+async def _load_endpoint(target: Target, planned: Sequence[PlannedRequest], clients: int) -> Sample:
     records = await run_load(target, planned, clients=clients)
     if failed := [record for record in records if record.outcome is not RequestOutcome.OK]:
         raise RunError(f"{len(failed)} of {len(records)} requests failed, the first with {failed[0].error!r}.")
@@ -86,7 +90,7 @@ async def _served(target: Target, planned: Sequence[PlannedRequest], clients: in
     )
 
 
-class _Alone:
+class _EngineAlone:
     """An engine in this process, driven by a loop instead of a server."""
 
     def __init__(
@@ -95,14 +99,15 @@ class _Alone:
         torch.set_num_threads(1)
         checkpoint = load_checkpoint(resolve_model(model))
         encoder = ChatEncoder(checkpoint.tokenizer)
-        self._prompts = [tuple(encoder.prompt(list(each.messages))) for each in planned]
+        self._prompts = [tuple(encoder.prompt(list(request.messages))) for request in planned]
         self._clients = clients
         self._engine = Engine(checkpoint, engine_options)
         self._engine.wait_until_compiled()
 
     def run(self) -> Sample:
         """Decode all prompts, up to `clients` of them at a time."""
-        engine, sampling = self._engine, SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
+        engine = self._engine
+        sampling = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
         requests = (
             Request(id=str(number), prompt=prompt, sampling=sampling) for number, prompt in enumerate(self._prompts)
         )

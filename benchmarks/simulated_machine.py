@@ -1,8 +1,8 @@
-"""Measure the figures of this machine for `mars-ray simulate`, with the real engine and compiled steps.
+"""Measure this machine for `mars-ray simulate`, with the real engine and compiled steps.
 
     python -m benchmarks.simulated_machine --output machine.json
 
-With one thread it counts processor time, so that other programs do not change the figures.
+With one thread the clock is processor time, so that other programs do not change the figures.
 """
 
 import argparse
@@ -32,12 +32,12 @@ MAX_TOKENS = 128
 TIMED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 TIMED_BLOCKS = (1, 2, 4, 8, 16)
 TIMED_WORDS = (16, 60, 150, 300, 600)
-"""Words of timed prompts."""
+"""Lengths of the timed prompts, in words."""
 ROUNDS = 2
 
 
 def measure(model: str, threads: int) -> Machine:
-    """Measure; takes a minute or two. Raises a `ModelError` for a model without a calibrated card."""
+    """Return the figures of this machine in a minute or two. Raises a `ModelError` for a model without calibration."""
     torch.set_num_threads(threads)
     checkpoint = load_checkpoint(resolve_model(model))
     if checkpoint.card is None or not checkpoint.card.calibration:
@@ -46,8 +46,8 @@ def measure(model: str, threads: int) -> Machine:
     clock = time.thread_time if threads == 1 else time.perf_counter
     times, engine = _times(checkpoint, prompts, clock)
     points = [_point(checkpoint, prompts, threshold) for threshold in GRID]
-    calibrated = sorted(checkpoint.card.calibration, key=lambda point: -point.threshold)
-    agreement = {point.threshold: point.agreement for point in calibrated}
+    calibration = sorted(checkpoint.card.calibration, key=lambda point: -point.threshold)
+    agreement = {point.threshold: point.agreement for point in calibration}
     return Machine(
         max_num_seqs=engine.limits.max_num_seqs,
         max_waiting_seqs=engine.limits.max_waiting_seqs,
@@ -56,16 +56,17 @@ def measure(model: str, threads: int) -> Machine:
         step_time=times,
         # Calibration measures agreement on far more tokens than this run audits.
         profile=tuple(replace(point, agreement=agreement.get(point.threshold), audited=0.0) for point in points),
-        accuracy=tuple((point.threshold, point.accuracy) for point in calibrated if point.accuracy is not None),
+        accuracy=tuple((point.threshold, point.accuracy) for point in calibration if point.accuracy is not None),
         measured_on={"model": model, "threads": threads, "dtype": "float32", "clock": clock.__name__, **machine()},
     )
 
 
 def _times(checkpoint: Checkpoint, prompts: list[Conversation], clock: Callable[[], float]) -> tuple[StepTime, Engine]:
-    """Decode with few and many rows, short and long prompts, small and large blocks."""
+    """Time steps with few and many sequences, short and long prompts, small and large blocks."""
     engine = Engine(checkpoint, EngineOptions(threshold=0.95), clock=clock)
     engine.wait_until_compiled()
-    encoder, random_source = ChatEncoder(checkpoint.tokenizer), random.Random(0)
+    encoder = ChatEncoder(checkpoint.tokenizer)
+    random_source = random.Random(0)
     texts = Texts(prompts, random_source)
     kinds = [
         (rows, block) for rows in TIMED_ROWS if rows <= engine.limits.max_num_seqs for block in TIMED_BLOCKS
@@ -112,7 +113,8 @@ def _point(checkpoint: Checkpoint, prompts: list[Conversation], threshold: float
 def _decode(engine: Engine, requests: list[Request], gap: int) -> None:
     """Add a request every `gap` steps, and step until all have ended."""
     coming: Iterator[Request] = iter(requests)
-    request, steps = next(coming, None), 0
+    request = next(coming, None)
+    steps = 0
     while request or engine.busy:
         while request and (not gap or steps % gap == 0 or not engine.busy):
             engine.add(request)
@@ -124,7 +126,7 @@ def _decode(engine: Engine, requests: list[Request], gap: int) -> None:
 
 
 def main() -> None:
-    """Measure and write."""
+    """Measure, and write the figures."""
     parser = argparse.ArgumentParser(description="Measure this machine for mars-ray simulate.")
     parser.add_argument("--model", default="bundled")
     parser.add_argument("--threads", type=int, default=1)

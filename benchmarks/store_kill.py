@@ -1,13 +1,13 @@
-"""Kill a generate job between object stores again and again, with a new disk each time.
+"""Kill a generate job that reads and writes an object store, repeatedly, with a new disk each time.
 
     python -m benchmarks.store_kill --rows 100000 --kills 10 --json benchmarks/results/DATE-store-kill.json
     python -m benchmarks.store_kill --compare --rows 20000 --max-tokens 64   # on a disk and in a store, in turns
 
-Every row is to be there once. The store is `benchmarks/s3_server.py` in a process of its own, which answers a share of
-all requests with SlowDown. At random moments, spread over the job, `kill -9` goes to the driver, to an actor of Ray, to
-the store or to an engine, in turn. A driver that died has lost its disk: what it kept in temporary folders is removed
-before the next one starts. At the first kill of an actor a second driver is started beside the first. Prompts and
-answers are of a few tokens, so that most of the work is the job's and not the model's; `--compare` asks real prompts.
+Every row must be in the output once. The store is `benchmarks/s3_server.py` in its own process, which answers a share
+of all requests with SlowDown. At random moments, spread over the job, `kill -9` ends the driver, an actor of Ray, the
+store or an engine, in turn. A killed driver loses its disk: its temporary folders are removed before the next driver
+starts. At the first kill of an actor a second driver is started next to the first. Prompts and answers have a few
+tokens, so that most of the work is the job's and little is the model's; `--compare` uses real prompts.
 """
 
 import argparse
@@ -45,17 +45,17 @@ BUCKET = "s3://measured"
 STARTS_S = 120.0
 STARTS_IN_VAIN = 5
 STUCK_S = 300.0
-"""Seconds without progress after which a driver is killed."""
+"""Seconds without progress after which a driver is killed and started again."""
 SAY_S = 30.0
-SAID = "said.txt"
+LOG_FILE = "said.txt"
 
 
 class Store:
     """A store that keeps its objects across restarts."""
 
-    def __init__(self, place: Path, port: int, slow_down: float) -> None:
+    def __init__(self, folder: Path, port: int, slow_down: float) -> None:
         self._command = [sys.executable, str(SERVER), str(port), "--slow-down", str(slow_down)]
-        self._command += ["--recording", str(place / "writes")]
+        self._command += ["--recording", str(folder / "writes")]
         os.environ |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
         os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{port}"
         self.process = self._started()
@@ -71,7 +71,7 @@ class Store:
 
 
 def main() -> None:
-    """Run the job to its end, or compare a disk with a store."""
+    """Run the job until it is complete, or compare a disk with a store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--kills", type=int, default=10)
@@ -83,22 +83,24 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--run", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.run:
-        source, output = given.run
-        run(source, output, given.max_tokens)
+    arguments = parser.parse_args()
+    if arguments.run:
+        source, output = arguments.run
+        run(source, output, arguments.max_tokens)
         return
-    with TemporaryDirectory() as place:
-        store = Store(Path(place), given.port, 0.0 if given.compare else given.slow_down)
+    with TemporaryDirectory() as folder:
+        store = Store(Path(folder), arguments.port, 0.0 if arguments.compare else arguments.slow_down)
         try:
-            measured = compare(Path(place), given) if given.compare else measure(Path(place), store, given)
+            measured = (
+                compare(Path(folder), arguments) if arguments.compare else measure(Path(folder), store, arguments)
+            )
         finally:
             store.process.kill()
-    words = {name: value for name, value in vars(given).items() if name not in ("json", "run")}
+    words = {name: value for name, value in vars(arguments).items() if name not in ("json", "run")}
     report = {"command": "python -m benchmarks.store_kill", "given": words, "machine": machine()} | measured
     Console().print_json(data=report)
-    if given.json:
-        given.json.write_text(json.dumps(report, indent=2) + "\n")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
 def run(source: str, output: str, max_tokens: int) -> None:
@@ -118,20 +120,23 @@ def run(source: str, output: str, max_tokens: int) -> None:
     print(json.dumps({"rows_per_s": report.rows / report.seconds, "tokens_per_s": report.tokens_per_s}))
 
 
-def measure(place: Path, store: Store, given: argparse.Namespace) -> dict[str, Any]:
+def measure(folder: Path, store: Store, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the results of the job."""
-    _write_rows(f"{BUCKET}/rows.jsonl", given)
-    chance, began_s = random.Random(given.seed), time.monotonic()
-    moments = sorted(chance.uniform(0.02, 0.98) * given.rows for _ in range(given.kills))
+    _write_rows(f"{BUCKET}/rows.jsonl", arguments)
+    chance = random.Random(arguments.seed)
+    began_s = time.monotonic()
+    moments = sorted(chance.uniform(0.02, 0.98) * arguments.rows for _ in range(arguments.kills))
     killed: list[tuple[int, str]] = []
-    second: dict[str, Any] | None = None
-    starts, in_vain = 0, 0
+    second_driver: dict[str, Any] | None = None
+    starts = 0
+    in_vain = 0
     while True:
         starts += 1
-        disk = place / f"disk-{starts}"
+        disk = folder / f"disk-{starts}"
         disk.mkdir()
-        driver = _driver(given, disk, f"{BUCKET}/out")
-        kills_before, watch = len(killed), _Watch(disk)
+        driver = _driver(arguments, disk, f"{BUCKET}/out")
+        kills_before = len(killed)
+        watch = _Watch(disk)
         while driver.poll() is None:
             time.sleep(POLL_S)
             watch.look()
@@ -140,8 +145,8 @@ def measure(place: Path, store: Store, given: argparse.Namespace) -> dict[str, A
             if not moments or watch.done < moments[0]:
                 continue
             target = TARGETS[len(killed) % len(TARGETS)]
-            family = psutil.Process(driver.pid).children(recursive=True)
-            victims = [each for each in family if target in _words(each)]
+            children = psutil.Process(driver.pid).children(recursive=True)
+            victims = [process for process in children if target in _words(process)]
             if not victims and target not in ("driver", "store"):
                 continue
             moments.pop(0)
@@ -153,32 +158,32 @@ def measure(place: Path, store: Store, given: argparse.Namespace) -> dict[str, A
                 driver.kill()
             else:
                 victims[0].kill()
-                second = second or _second_driver(place, given)
+                second_driver = second_driver or _second_driver(folder, arguments)
         _end(driver)
-        said = _last_line(disk)
+        last_line = _last_log_line(disk)
         shutil.rmtree(disk)
-        _say(f"start {starts} ended with {driver.returncode} after {watch.done:,} rows: {said}")
+        _say(f"start {starts} ended with {driver.returncode} after {watch.done:,} rows: {last_line}")
         if driver.returncode == 0:
             break
-        # If Ray did not start, no row is done: run the same command again.
+        # A start in which Ray failed finishes no row; run the same command again.
         in_vain = 0 if len(killed) > kills_before or watch.done > watch.done_before else in_vain + 1
         if in_vain == STARTS_IN_VAIN:
-            raise RuntimeError(f"{in_vain} starts in a row did nothing; the last one said: {said}")
+            raise RuntimeError(f"{in_vain} starts in a row did nothing; the last line of the last one: {last_line}")
     ids = Counter(_ids(f"{BUCKET}/out"))
-    wanted = {f"row-{number}" for number in range(given.rows)}
+    wanted_ids = {f"row-{number}" for number in range(arguments.rows)}
     return {
-        "rows": given.rows,
+        "rows": arguments.rows,
         "kills": {
-            "at_rows": [done for done, _ in killed],
+            "at_rows": [rows for rows, _ in killed],
             "of": dict(Counter(target for _, target in killed)),
             "starts_of_the_driver": starts,
         },
-        "second_driver": second,
+        "second_driver": second_driver,
         "exit_code": driver.returncode,
         "seconds": time.monotonic() - began_s,
-        "missing": len(wanted - ids.keys()),
+        "missing": len(wanted_ids - ids.keys()),
         "twice": sum(count > 1 for count in ids.values()),
-        "unasked": len(ids.keys() - wanted),
+        "unasked": len(ids.keys() - wanted_ids),
     }
 
 
@@ -186,22 +191,26 @@ class _Watch:
     """Progress of a driver, read from the ledger on its disk."""
 
     def __init__(self, disk: Path) -> None:
-        self._disk, self._news_s, self._said_s = disk, time.monotonic(), time.monotonic()
+        self._disk = disk
+        self._news_s = time.monotonic()
+        self._said_s = time.monotonic()
         self.done_before = self.done = 0
 
     def look(self) -> None:
         """Read the ledger again."""
-        done, now_s = _done(self._disk), time.monotonic()
-        if done != self.done:
-            self.done_before = self.done_before or done
-            self.done, self._news_s = done, now_s
+        done_rows = _done(self._disk)
+        now_s = time.monotonic()
+        if done_rows != self.done:
+            self.done_before = self.done_before or done_rows
+            self.done = done_rows
+            self._news_s = now_s
         if now_s - self._said_s > SAY_S:
             self._said_s = now_s
             _say(f"{self.done:,} rows")
 
     @property
     def stuck(self) -> bool:
-        """True if nothing has happened for a long time."""
+        """True if no row was finished for `STUCK_S` seconds."""
         return time.monotonic() - self._news_s > STUCK_S
 
 
@@ -209,67 +218,68 @@ def _say(line: str) -> None:
     print(f"{time.strftime('%X')} {line}", file=sys.stderr, flush=True)
 
 
-def compare(place: Path, given: argparse.Namespace) -> dict[str, Any]:
+def compare(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the speed of the same job on a disk and in a store, in turns."""
-    found: dict[str, list[float]] = {"disk": [], "store": []}
-    _write_rows(f"{BUCKET}/rows.jsonl", given)
-    _write_rows(str(place / "rows.jsonl"), given)
-    for turn in range(given.turns):
-        for kind, root in (("disk", str(place)), ("store", BUCKET)):
-            disk = place / f"temporary-{kind}-{turn}"
+    rates: dict[str, list[float]] = {"disk": [], "store": []}
+    _write_rows(f"{BUCKET}/rows.jsonl", arguments)
+    _write_rows(str(folder / "rows.jsonl"), arguments)
+    for turn in range(arguments.turns):
+        for kind, root in (("disk", str(folder)), ("store", BUCKET)):
+            disk = folder / f"temporary-{kind}-{turn}"
             disk.mkdir()
-            driver = _driver(given, disk, f"{root}/out-{turn}", source=f"{root}/rows.jsonl", stdout=subprocess.PIPE)
-            said, _ = driver.communicate()
-            found[kind].append(json.loads(said)["rows_per_s"])
-    return {"rows_per_s": found, "store_over_disk": sum(found["store"]) / sum(found["disk"])}
+            driver = _driver(arguments, disk, f"{root}/out-{turn}", source=f"{root}/rows.jsonl", stdout=subprocess.PIPE)
+            output, _ = driver.communicate()
+            rates[kind].append(json.loads(output)["rows_per_s"])
+    return {"rows_per_s": rates, "store_over_disk": sum(rates["store"]) / sum(rates["disk"])}
 
 
-def _write_rows(place: str, given: argparse.Namespace) -> None:
-    if place.startswith(BUCKET):
-        bucket, ends_s = locate_url(BUCKET), time.monotonic() + STARTS_S
+def _write_rows(location: str, arguments: argparse.Namespace) -> None:
+    if location.startswith(BUCKET):
+        bucket = locate_url(BUCKET)
+        ends_s = time.monotonic() + STARTS_S
         while not bucket.fs.exists("measured"):
             try:
                 bucket.fs.mkdir("measured")
             except Exception:
                 if time.monotonic() > ends_s:
                     raise
-    if given.compare:
-        prompts = [example.prompt for example in islice(mixture("train", given.seed), given.rows)]
+    if arguments.compare:
+        prompts = [example.prompt for example in islice(mixture("train", arguments.seed), arguments.rows)]
     else:
-        prompts = [f"Say {number}" for number in range(given.rows)]
+        prompts = [f"Say {number}" for number in range(arguments.rows)]
     lines = [json.dumps({"id": f"row-{number}", "prompt": prompt}) for number, prompt in enumerate(prompts)]
-    locate(place).write_text("\n".join(lines))
+    locate(location).write_text("\n".join(lines))
 
 
-def _driver(given: argparse.Namespace, disk: Path, output: str, **more: Any) -> "subprocess.Popen[bytes]":
+def _driver(arguments: argparse.Namespace, disk: Path, output: str, **more: Any) -> "subprocess.Popen[bytes]":
     source = more.pop("source", f"{BUCKET}/rows.jsonl")
-    words = [sys.executable, __file__, "--max-tokens", str(given.max_tokens), "--run", source, output]
-    with (disk / SAID).open("wb") as said:
+    words = [sys.executable, __file__, "--max-tokens", str(arguments.max_tokens), "--run", source, output]
+    with (disk / LOG_FILE).open("wb") as log:
         return subprocess.Popen(
-            words, env=os.environ | {"TMPDIR": str(disk)}, start_new_session=True, stderr=said, **more
+            words, env=os.environ | {"TMPDIR": str(disk)}, start_new_session=True, stderr=log, **more
         )
 
 
-def _second_driver(place: Path, given: argparse.Namespace) -> dict[str, Any]:
-    disk = place / "disk-of-the-second"
+def _second_driver(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    disk = folder / "disk-of-the-second"
     disk.mkdir()
-    driver = _driver(given, disk, f"{BUCKET}/out")
+    driver = _driver(arguments, disk, f"{BUCKET}/out")
     driver.wait()
-    return {"exit_code": driver.returncode, "says": _last_line(disk)}
+    return {"exit_code": driver.returncode, "says": _last_log_line(disk)}
 
 
-def _last_line(disk: Path) -> str:
-    lines = (disk / SAID).read_text(errors="replace").strip().splitlines()
+def _last_log_line(disk: Path) -> str:
+    lines = (disk / LOG_FILE).read_text(errors="replace").strip().splitlines()
     return lines[-1] if lines else ""
 
 
 def _end(driver: "subprocess.Popen[bytes]") -> None:
-    """End the processes that a killed driver leaves behind."""
+    """Kill the processes that a killed driver has left running."""
     driver.wait()
-    for each in psutil.process_iter():
+    for process in psutil.process_iter():
         try:
-            if os.getsid(each.pid) == driver.pid:
-                each.kill()
+            if os.getsid(process.pid) == driver.pid:
+                process.kill()
         except (OSError, psutil.Error):
             continue
 

@@ -2,10 +2,10 @@
 
     python -m benchmarks.training --model smollm2 --precision bfloat16 --json training.json
 
-Rows hold random tokens in examples as long as those of instruction data (mean 146, 44 % of it responses). Each way
-trains in a process of its own, for what one does to memory must not help the other; they take turns. `transformers` is
-the loop that anybody would write: accelerate, the network's own loss over whole rows, AdamW. `dense` is our objective
-with one mask over whole rows. `adapter` trains a gated LoRA of rank 32 in place of the model.
+Packed sequences hold random tokens in examples as long as those of instruction data (mean 146 tokens, 44 % of them
+responses). Contenders take turns, each in its own process, so that the memory settings of one do not affect another.
+`transformers ar` is the usual loop: accelerate, the network's own loss over whole sequences, AdamW. `dense mars` is our
+objective with one mask over whole sequences. `adapter` trains a gated LoRA of rank 32 instead of the model.
 """
 
 import argparse
@@ -37,22 +37,27 @@ from mars_ray.training.allocator import keep_freed_memory
 from mars_ray.training.step import train_step
 
 WAYS = ("transformers ar", "ar", "dense mars", "mars", "adapter")
-BLOCK, EXAMPLE_TOKENS, RESPONSE_SHARE = 8, 146, 0.44
+BLOCK = 8
+EXAMPLE_TOKENS = 146
+RESPONSE_SHARE = 0.44
 
 
 def rows(step: int, count: int, length: int, vocabulary: int) -> PackedRows:
-    """Return rows of random tokens without padding; the last example of each is cut."""
+    """Return packed sequences of random tokens without padding; the last example of each is cut off."""
     generator = torch.Generator().manual_seed(step)
-    example, position = torch.zeros(count, length, dtype=torch.long), torch.zeros(count, length, dtype=torch.long)
+    example = torch.zeros(count, length, dtype=torch.long)
+    position = torch.zeros(count, length, dtype=torch.long)
     response = torch.zeros(count, length, dtype=torch.bool)
     for r in range(count):
         start = number = 0
         while start < length:
             tokens = max(8, int(EXAMPLE_TOKENS * math.exp(0.7 * torch.randn((), generator=generator) - 0.25)))
             end = min(start + tokens, length)
-            example[r, start:end], position[r, start:end] = number, torch.arange(end - start)
+            example[r, start:end] = number
+            position[r, start:end] = torch.arange(end - start)
             response[r, start + round((end - start) * (1 - RESPONSE_SHARE)) : end] = True
-            start, number = end, number + 1
+            start = end
+            number += 1
     tokens_RT = torch.randint(vocabulary, (count, length), generator=generator)
     return PackedRows(tokens_RT=tokens_RT, response_RT=response, example_RT=example, position_RT=position)
 
@@ -103,8 +108,8 @@ def train(way: str, model: str, precision: str, steps: int, count: int, length: 
 
 
 def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description="Tokens per second of a training step.")
+    """Measure, print, and write the figures."""
+    parser = argparse.ArgumentParser(description="Compare tokens per second of a training step.")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
     parser.add_argument("--rows", type=int, default=4)
@@ -114,25 +119,40 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", choices=WAYS, help="train one way in this process and print its seconds")
-    asked = parser.parse_args()
-    if asked.only:
-        torch.set_num_threads(asked.threads)
-        print(json.dumps(train(asked.only, asked.model, asked.precision, asked.steps, asked.rows, asked.length)))
+    arguments = parser.parse_args()
+    if arguments.only:
+        torch.set_num_threads(arguments.threads)
+        print(
+            json.dumps(
+                train(
+                    arguments.only,
+                    arguments.model,
+                    arguments.precision,
+                    arguments.steps,
+                    arguments.rows,
+                    arguments.length,
+                )
+            )
+        )
         return
     rates: dict[str, list[float]] = {way: [] for way in WAYS}
-    for _ in range(asked.rounds):
+    for _ in range(arguments.rounds):
         for way in WAYS:
             command = [sys.executable, __file__, *sys.argv[1:], "--only", way]
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            seconds = json.loads(done.stdout.splitlines()[-1])
-            rates[way] += [asked.rows * asked.length / each for each in seconds]
-    table = Table("way", "tokens/s, median", "slowest and fastest step", title=f"{asked.model}, {asked.precision}")
-    for way, each in rates.items():
-        table.add_row(way, f"{median(each):,.0f}", f"{min(each):,.0f} to {max(each):,.0f}")
+            process = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            seconds = json.loads(process.stdout.splitlines()[-1])
+            rates[way] += [arguments.rows * arguments.length / step_s for step_s in seconds]
+    table = Table(
+        "way", "tokens/s, median", "slowest and fastest step", title=f"{arguments.model}, {arguments.precision}"
+    )
+    for way, way_rates in rates.items():
+        table.add_row(way, f"{median(way_rates):,.0f}", f"{min(way_rates):,.0f} to {max(way_rates):,.0f}")
     Console().print(table)
-    if asked.json:
-        settings = {name: value for name, value in vars(asked).items() if name not in ("json", "only")}
-        asked.json.write_text(json.dumps({"machine": machine(), **settings, "tokens_per_s": rates}, indent=2) + "\n")
+    if arguments.json:
+        settings = {name: value for name, value in vars(arguments).items() if name not in ("json", "only")}
+        arguments.json.write_text(
+            json.dumps({"machine": machine(), **settings, "tokens_per_s": rates}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Decoders side by side on the same requests, and what a step must at least take."""
+"""Compare decoders on the same requests."""

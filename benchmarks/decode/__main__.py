@@ -2,7 +2,7 @@
 
     python -m benchmarks.decode --model shape:100m --batch 1,16 --json decode.json
 
-`--quick` is a first look with fewer requests and rounds.
+`--quick` uses fewer requests and rounds.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def main() -> None:
     requests = options.requests or (4 if options.quick else 48)
     repeats = options.repeats or (2 if options.quick else 5)
     if options.quick:
-        print(f"quick: {requests} requests and {repeats} rounds; without --quick the figures are steadier.")
+        print(f"quick: {requests} requests and {repeats} rounds; without --quick the figures vary less.")
     results = compare_decoders(options.model, whole_numbers(batch), requests, repeats, options.dtype)
     command = f"python -m benchmarks.decode --model {options.model} --batch {batch} --requests {requests}"
     write_json(options.json, report(options.model, results, f"{command} --repeats {repeats} --dtype {options.dtype}"))

@@ -1,15 +1,15 @@
-"""The batch decoder of the paper with its block-level key-value cache, a baseline for the engine.
+"""Decode with the paper's batch decoder and block-level key-value cache, a baseline for the engine.
 
-All rows fill one block of `cache_block` tokens together (arXiv 2604.07023, section 3.3), and no row runs ahead of the
-batch: that is the cost measured here. A step forwards the last token before the block, which predicts its first, and
-the block: what a row has filled, then masks. The cache is cropped back after it. A row whose block is full idles until
-the slowest row's is; a finished row idles to the end.
+All rows fill one block of `cache_block` tokens together (arXiv 2604.07023, section 3.3). No row runs ahead of the
+batch; the benchmark measures what this costs. A step forwards the last token before the block, which predicts the
+block's first token, and then the block: the tokens a row has so far, then masks. After the step the cache is cropped to
+the tokens before the block. A row whose block is full idles until all blocks are full; a finished row idles to the end.
 
-Two simplifications favour the paper: masks after the furthest window are not forwarded, because attention is causal
-and nothing reads them; and the prompt, or a full block, enters the cache with the first step of the next
-block instead of by a forward of its own.
+Two simplifications favour the paper. Masks after the furthest window are not forwarded, because attention is causal and
+nothing reads them. The prompt, or a full block, enters the cache with the first step of the next block instead of in a
+forward of its own.
 
-Slots: prompts are padded on the left to one length, so position t of every row's output is in the same slot.
+Prompts are padded on the left to one length, so position t of every row's output is in the same slot.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Replay(Protocol):
     """Recorded proposals of one sequence, which replace those of a network with random weights."""
 
     def proposals(self, generated: int, window: int) -> tuple[list[int], list[float]]:
-        """Return `window` tokens and their confidences, as proposed once `generated` tokens stand."""
+        """Return the `window` tokens proposed after `generated` tokens, and their confidences."""
 
 
 @torch.inference_mode()
@@ -41,10 +41,10 @@ def decode_block_cache(
     cache_block: int,
     script: Sequence[Replay] | None = None,
 ) -> list[DecodedSequence]:
-    """Decode a static batch greedily; a row's `forwards` are the steps it did not idle in.
+    """Decode a static batch greedily; a row's `forwards` are the steps in which it did not idle.
 
     A row's window ends where its block ends, so with a threshold below 1 its tokens may differ from the reference's.
-    The mask token is never generated unless `script`, one entry per prompt, says so. Prompts must not be empty.
+    The mask token is generated only if `script`, with one entry per prompt, proposes it. Prompts must not be empty.
     """
     if cache_block < 1:
         raise ConfigError(f"cache_block is {cache_block}; it must be at least 1.")
@@ -54,12 +54,12 @@ def decode_block_cache(
     batch = _StaticBatch(network, prompts, options.max_tokens, mask_id)
     for start in range(0, options.max_tokens, cache_block):
         full = min(start + cache_block, options.max_tokens)
-        while rows := [row for row, each in enumerate(results) if _can_grow(each, full)]:
-            # The token before the block predicts its first: it is forwarded with every step, out of the cache.
+        while rows := [row for row, result in enumerate(results) if _can_grow(result, full)]:
+            # Every step forwards the token before the block, which predicts its first, so crop that token too.
             batch.crop(start - 1)
             _step(batch, rows, results, full, options, script)
         batch.crop(start)
-        if all(each.finish_reason == "stop" for each in results):
+        if all(result.finish_reason == "stop" for result in results):
             break
     return results
 
@@ -80,7 +80,8 @@ def _step(
     generated = [len(results[row].tokens) for row in rows]
     window = min(options.window, full - min(generated))
     logits_RWV = batch.window_logits(rows, generated, window, full)
-    token_RW, confidence_RW = logits_RWV.argmax(dim=-1), confidence(logits_RWV, options.metric)
+    token_RW = logits_RWV.argmax(dim=-1)
+    confidence_RW = confidence(logits_RWV, options.metric)
     if script is not None:
         proposed = [script[row].proposals(number, window) for row, number in zip(rows, generated, strict=True)]
         token_RW = torch.tensor([tokens for tokens, _ in proposed])
@@ -95,7 +96,8 @@ def _step(
         stops = (count for count, token in enumerate(tokens[:accepted], start=1) if token in options.stop_ids)
         ends = next(stops, None)
         if ends is not None:
-            accepted, result.finish_reason = ends, "stop"
+            accepted = ends
+            result.finish_reason = "stop"
         batch.write(row, len(result.tokens), tokens[:accepted])
         result.tokens += tokens[:accepted]
         result.confidences += confidences[:accepted]
@@ -103,10 +105,11 @@ def _step(
 
 
 class _StaticBatch:
-    """The slots of the batch and the cache of the first of them."""
+    """The token slots of a batch, and the cache of those already forwarded."""
 
     def __init__(self, network: PreTrainedModel, prompts: Sequence[Sequence[int]], room: int, mask_id: int) -> None:
-        self._network, self._mask_id = network, mask_id
+        self._network = network
+        self._mask_id = mask_id
         self._prompt = max(map(len, prompts))
         padding = [self._prompt - len(prompt) for prompt in prompts]
         self._ids_RS = torch.tensor(
@@ -115,7 +118,8 @@ class _StaticBatch:
         )
         padding_R1 = torch.tensor(padding, device=network.device)[:, None]
         position_RS = torch.arange(self._ids_RS.shape[1], device=network.device) - padding_R1
-        self._real_RS, self._position_RS = (position_RS >= 0).long(), position_RS.clamp(min=0)
+        self._real_RS = (position_RS >= 0).long()
+        self._position_RS = position_RS.clamp(min=0)
         self._cache = DynamicCache()
 
     def write(self, row: int, generated: int, tokens: list[int]) -> None:
@@ -129,7 +133,7 @@ class _StaticBatch:
     def window_logits(self, rows: list[int], generated: list[int], window: int, full: int) -> Tensor:
         """Forward all rows, idle ones too; return the logits of the windows of `rows`: [R, W, V]."""
         cached = self._cache.get_seq_length()
-        # The token in slot t predicts the one in slot t + 1, so the last slot of a block is never asked.
+        # The token in slot t predicts the one in slot t + 1, so the last slot of a block is not forwarded.
         end = self._prompt - 1 + min(max(generated) + window, full)
         first_R1 = torch.tensor(generated, device=self._ids_RS.device)[:, None] + self._prompt - 1 - cached
         place_RW = (first_R1 + torch.arange(window, device=first_R1.device)).clamp(max=end - 1 - cached)
@@ -149,7 +153,7 @@ class _StaticBatch:
             ).logits
         finally:
             hook.remove()
-        # Converted once: the CPU searches float32 four times as fast as bfloat16.
+        # On a CPU argmax in float32 is four times as fast as in bfloat16.
         logits_RWV = logits_RWV.float()
         logits_RWV[..., self._mask_id] = -torch.inf
         return logits_RWV

@@ -1,4 +1,4 @@
-"""Run every decoder on the same requests, in turns, batch by batch; show and report the speeds."""
+"""Run every decoder on the same requests, in turns, at several batch sizes; print and report the speeds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +20,7 @@ OURS = f"threshold {THRESHOLD}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """How many times as fast `one` is as `other`, each ratio within one round."""
+    """The speed of `one` divided by that of `other`, computed within each round."""
 
     one: str
     other: str
@@ -41,20 +41,20 @@ class BatchResult:
 def compare_decoders(
     name: str, batches: Sequence[int], requests: int, repeats: int, dtype: DtypeOrAuto
 ) -> list[BatchResult]:
-    """Measure and print. Raises an `InputError` for a model or a number that cannot be used."""
+    """Measure and print. Raises an `InputError` for an unusable model or number."""
     for what, value in (*(("batch", batch) for batch in batches), ("requests", requests), ("repeats", repeats)):
         if value < 1:
             raise ConfigError(f"{what} is {value}; it must be at least 1.")
     torch.set_num_threads(1)
-    on = subject(name, requests, dtype)
+    case = subject(name, requests, dtype)
     results = []
     for batch in batches:
-        candidates, absent = contenders(on, batch)
+        candidates, absent = contenders(case, batch)
         with ProgressLine(f"batch {batch}", total=len(candidates) * (repeats + 1)) as progress:
             samples = interleaved(candidates, repeats, progress)
         compared = ratios(samples)
-        results.append(BatchResult(batch=batch, dtype=on.dtype, samples=samples, absent=absent, ratios=compared))
-        show(on, results[-1])
+        results.append(BatchResult(batch=batch, dtype=case.dtype, samples=samples, absent=absent, ratios=compared))
+        show(case, results[-1])
     return results
 
 
@@ -64,7 +64,7 @@ def tokens_per_forward(samples: Sequence[Sample]) -> float:
 
 
 def ratios(samples: Mapping[str, list[Sample]]) -> list[Ratio]:
-    """Return the comparisons that matter, of the paper's caches with the fastest alone."""
+    """Return the ratios of interest; of the paper's caches only the fastest is compared."""
     caches = [name for name in samples if name.startswith("block cache")]
     best = max(caches, key=lambda name: median(sample.tokens_per_s for sample in samples[name]))
     pairs = [
@@ -87,13 +87,13 @@ def ratios(samples: Mapping[str, list[Sample]]) -> list[Ratio]:
     return compared
 
 
-def show(on: Subject, result: BatchResult) -> None:
-    """Print one batch."""
-    work = on.workload
-    title = f"{on.name}, {on.dtype.name}, batch {result.batch}: "
-    title += f"{len(work.prompts)} requests, {work.tokens} tokens, one thread\n{on.dtype.name}: {on.dtype.reason}"
-    if on.scripts:
-        title += "\nrandom weights; what they accept is replayed from the bundled model"
+def show(case: Subject, result: BatchResult) -> None:
+    """Print the results at one batch size."""
+    work = case.workload
+    title = f"{case.name}, {case.dtype.name}, batch {result.batch}: "
+    title += f"{len(work.prompts)} requests, {work.tokens} tokens, one thread\n{case.dtype.name}: {case.dtype.reason}"
+    if case.scripts:
+        title += "\nrandom weights; proposals are replayed from the bundled model"
     table = Table(title=title)
     for column in ("decoder", "tokens/s", "range", "tokens per forward"):
         table.add_column(column, justify="left" if column == "decoder" else "right")
@@ -120,7 +120,7 @@ def show(on: Subject, result: BatchResult) -> None:
 
 
 def report(name: str, results: Sequence[BatchResult], command: str) -> dict[str, Any]:
-    """Return everything measured, ready for JSON; there is one result at least."""
+    """Return everything measured, ready for JSON; `results` must not be empty."""
     dtype = results[0].dtype
     batches = [
         {
@@ -138,5 +138,5 @@ def report(name: str, results: Sequence[BatchResult], command: str) -> dict[str,
         }
         for result in results
     ]
-    of_run = {"model": name, "dtype": dtype.name, "dtype_reason": dtype.reason, "threads": 1}
-    return {"command": command, "machine": machine(), **of_run, "batches": batches}
+    settings = {"model": name, "dtype": dtype.name, "dtype_reason": dtype.reason, "threads": 1}
+    return {"command": command, "machine": machine(), **settings, "batches": batches}

@@ -28,7 +28,7 @@ from mars_ray.model.resolve import pin, resolve_model
 
 THRESHOLD = 0.95
 CACHE_BLOCKS = (8, 16, 32)
-"""Block sizes of the paper's cache; the fastest is compared."""
+"""Block sizes of the paper's cache; the fastest is compared with the engine."""
 
 Contender = Callable[[], Sample]
 
@@ -39,7 +39,7 @@ class Subject:
 
     name: str
     checkpoint: Checkpoint
-    """The model of the peers; engines get copies because they replace the attention."""
+    """The model for the other decoders; engines get copies because they replace the attention."""
     workload: Workload
     dtype: ResolvedDtype
     scripts: list[Script] | None
@@ -47,7 +47,7 @@ class Subject:
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """Stop ids; random weights only stop at the length of the bundled model's answer."""
+        """Stop ids; empty for random weights, which stop at the length of the bundled model's answer."""
         return frozenset() if self.scripts else self.checkpoint.stop_ids
 
 
@@ -68,76 +68,82 @@ def subject(name: str, requests: int, dtype: DtypeOrAuto, seed: int = 0) -> Subj
     return Subject(name, replace(bundled, network=network), workload, resolved, scripts)
 
 
-def contenders(on: Subject, batch: int) -> tuple[dict[str, Contender], dict[str, str]]:
-    """Return the decoders for up to `batch` requests at once, and the reasons for those that cannot run."""
+def contenders(case: Subject, batch: int) -> tuple[dict[str, Contender], dict[str, str]]:
+    """Return the decoders for up to `batch` requests at once, and the reasons why others cannot run."""
     decoders: dict[str, Contender] = {
-        "ar, eager": engine_contender(on, batch, DecodeParams(mode=Mode.AR), compiled=False),
-        "ar": engine_contender(on, batch, DecodeParams(mode=Mode.AR)),
-        f"threshold {THRESHOLD}": engine_contender(on, batch, DecodeParams(threshold=THRESHOLD)),
-        "exact": engine_contender(on, batch, DecodeParams(mode=Mode.EXACT)),
-        f"threshold {THRESHOLD}, eager": engine_contender(on, batch, DecodeParams(threshold=THRESHOLD), compiled=False),
+        "ar, eager": engine_contender(case, batch, DecodeParams(mode=Mode.AR), compiled=False),
+        "ar": engine_contender(case, batch, DecodeParams(mode=Mode.AR)),
+        f"threshold {THRESHOLD}": engine_contender(case, batch, DecodeParams(threshold=THRESHOLD)),
+        "exact": engine_contender(case, batch, DecodeParams(mode=Mode.EXACT)),
+        f"threshold {THRESHOLD}, eager": engine_contender(
+            case, batch, DecodeParams(threshold=THRESHOLD), compiled=False
+        ),
         "generate": lambda: _peer(
             generate_static(
-                on.checkpoint.network, on.workload.prompts, on.workload.lengths, batch, stop_ids=on.stop_ids
+                case.checkpoint.network, case.workload.prompts, case.workload.lengths, batch, stop_ids=case.stop_ids
             )
         ),
     }
-    absent: dict[str, str] = {}
-    tried = _continuous(on, batch)
-    if isinstance(tried, Unavailable):
-        absent["generate_batch"] = tried.reason
+    unavailable: dict[str, str] = {}
+    continuous_run = _continuous(case, batch)
+    if isinstance(continuous_run, Unavailable):
+        unavailable["generate_batch"] = continuous_run.reason
     else:
-        decoders["generate_batch"] = lambda: _peer(_continuous(on, batch))
+        decoders["generate_batch"] = lambda: _peer(_continuous(case, batch))
     for block in CACHE_BLOCKS:
-        decoders[f"block cache {block}"] = lambda block=block: _static(on, batch, block)  # type: ignore[misc]
-    if on.scripts is None:
-        decoders["no cache"] = lambda: _static(on, batch, None)
+        decoders[f"block cache {block}"] = lambda block=block: _static(case, batch, block)  # type: ignore[misc]
+    if case.scripts is None:
+        decoders["no cache"] = lambda: _static(case, batch, None)
     else:
-        absent["no cache"] = "it runs on real weights only"
-    return decoders, absent
+        unavailable["no cache"] = "runs on real weights only"
+    return decoders, unavailable
 
 
-def engine_contender(on: Subject, batch: int, decoding: DecodeParams, compiled: bool = True) -> Contender:
+def engine_contender(case: Subject, batch: int, decoding: DecodeParams, compiled: bool = True) -> Contender:
     """Return our engine with up to `batch` requests at once, with compiled steps if possible."""
-    own = replace(on.checkpoint, network=deepcopy(on.checkpoint.network))
+    checkpoint = replace(case.checkpoint, network=deepcopy(case.checkpoint.network))
     options = EngineOptions(max_num_seqs=batch, compiled=compiled)
-    engine = ReplayEngine(own, options, on.scripts) if on.scripts else Engine(own, options)
+    engine = ReplayEngine(checkpoint, options, case.scripts) if case.scripts else Engine(checkpoint, options)
     engine.wait_until_compiled()
 
     def run() -> Sample:
         engine.clear_cache()
         requests = []
-        for number, (prompt, length) in enumerate(zip(on.workload.prompts, on.workload.lengths, strict=True)):
-            sampling = SamplingParams(max_tokens=length, ignore_eos=on.scripts is not None)
+        for number, (prompt, length) in enumerate(zip(case.workload.prompts, case.workload.lengths, strict=True)):
+            sampling = SamplingParams(max_tokens=length, ignore_eos=case.scripts is not None)
             requests.append(Request(id=str(number), prompt=prompt, sampling=sampling, decode=decoding))
         started_s = step_began_s = time.perf_counter()
-        ended: list[Finished] = []
+        finishes: list[Finished] = []
         begun: set[str] = set()
-        tokens, forwards, decoding_s = 0, 0, 0.0
+        tokens = 0
+        forwards = 0
+        decoding_s = 0.0
         for chunks in run_steps(engine, requests):
             step_s = time.perf_counter() - step_began_s
-            ended += [chunk.finished for chunk in chunks if chunk.finished]
+            finishes += [chunk.finished for chunk in chunks if chunk.finished]
             if batch == 1 and chunks and chunks[0].request_id in begun:
-                tokens, forwards, decoding_s = tokens + len(chunks[0].tokens), forwards + 1, decoding_s + step_s
+                tokens += len(chunks[0].tokens)
+                forwards += 1
+                decoding_s += step_s
             begun.update(chunk.request_id for chunk in chunks)
             step_began_s = time.perf_counter()
         seconds = time.perf_counter() - started_s
-        errors = [each.error for each in ended if each.error]
+        errors = [finish.error for finish in finishes if finish.error]
         if errors:
             raise errors[0]
         return Sample(
-            tokens=sum(each.tokens for each in ended),
+            tokens=sum(finish.tokens for finish in finishes),
             seconds=seconds,
-            forwards=sum(each.forwards for each in ended),
+            forwards=sum(finish.forwards for finish in finishes),
             decoding=Sample(tokens=tokens, seconds=decoding_s, forwards=forwards) if forwards else None,
         )
 
     return run
 
 
-def _continuous(on: Subject, batch: int) -> PeerRun | Unavailable:
-    work = on.workload
-    return generate_continuous(on.checkpoint.network, work.prompts, work.lengths, batch, stop_ids=on.stop_ids)
+def _continuous(case: Subject, batch: int) -> PeerRun | Unavailable:
+    work = case.workload
+    return generate_continuous(case.checkpoint.network, work.prompts, work.lengths, batch, stop_ids=case.stop_ids)
 
 
 def _peer(run: PeerRun | Unavailable) -> Sample:
@@ -145,26 +151,30 @@ def _peer(run: PeerRun | Unavailable) -> Sample:
     return Sample(tokens=run.tokens, seconds=run.seconds, forwards=run.tokens)
 
 
-def _static(on: Subject, batch: int, cache_block: int | None) -> Sample:
+def _static(case: Subject, batch: int, cache_block: int | None) -> Sample:
     """Run a decoder of the paper: static batches with a block cache, or without a cache."""
-    card, mask_id = on.checkpoint.card, on.checkpoint.mask_id
+    card = case.checkpoint.card
+    mask_id = case.checkpoint.mask_id
     block = (card and card.block) or BLOCK_WITHOUT_CARD
-    decoded: list[DecodedSequence] = []
+    sequences: list[DecodedSequence] = []
     started_s = time.perf_counter()
-    for start in range(0, len(on.workload.prompts), batch):
+    for start in range(0, len(case.workload.prompts), batch):
         rows = slice(start, start + batch)
-        prompts, lengths = on.workload.prompts[rows], on.workload.lengths[rows]
-        options = DecodeOptions(threshold=THRESHOLD, block=block, max_tokens=max(lengths), stop_ids=on.stop_ids)
-        network = on.checkpoint.network
+        prompts = case.workload.prompts[rows]
+        lengths = case.workload.lengths[rows]
+        options = DecodeOptions(threshold=THRESHOLD, block=block, max_tokens=max(lengths), stop_ids=case.stop_ids)
+        network = case.checkpoint.network
         if cache_block is None:
-            decoded += decode(network, prompts, options, mask_id=mask_id)
+            sequences += decode(network, prompts, options, mask_id=mask_id)
         else:
-            scripts = on.scripts and on.scripts[rows]
-            decoded += decode_block_cache(
+            scripts = case.scripts and case.scripts[rows]
+            sequences += decode_block_cache(
                 network, prompts, options, mask_id=mask_id, cache_block=cache_block, script=scripts
             )
     seconds = time.perf_counter() - started_s
     # Tokens of random weights after the recorded length are not part of the answer.
-    pairs = list(zip(decoded, on.workload.lengths, strict=True))
-    tokens = sum(min(len(each.tokens), length) if on.scripts else len(each.tokens) for each, length in pairs)
-    return Sample(tokens=tokens, seconds=seconds, forwards=sum(each.forwards for each in decoded))
+    pairs = list(zip(sequences, case.workload.lengths, strict=True))
+    tokens = sum(
+        min(len(sequence.tokens), length) if case.scripts else len(sequence.tokens) for sequence, length in pairs
+    )
+    return Sample(tokens=tokens, seconds=seconds, forwards=sum(sequence.forwards for sequence in sequences))

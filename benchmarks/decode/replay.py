@@ -1,4 +1,4 @@
-"""An engine with random weights that replays the proposals of the bundled model, so its step times are realistic."""
+"""Replay the proposals of the bundled model in an engine with random weights, for realistic step times."""
 
 from dataclasses import replace
 from typing import cast
@@ -22,32 +22,36 @@ class ReplayEngine(Engine):
 
 
 class _Replay:
-    """A model runner that runs another one and replaces its proposals by those of the scripts."""
+    """A model runner that runs another one and replaces its proposals with those of the scripts."""
 
     def __init__(self, runner: ModelRunner, slots: SlotAllocator, scripts: list[Script]) -> None:
-        self._runner, self._slots, self._scripts = runner, slots, scripts
+        self._runner = runner
+        self._slots = slots
+        self._scripts = scripts
         self.mask_samplers = runner.mask_samplers
 
     def run(self, batch: ForwardBatch) -> ForwardOutput:
         output = self._runner.run(batch)
-        tokens, confidences = [], []
+        tokens = []
+        confidences = []
         picks = batch.pick_M
         for slot, position in zip(batch.slot_N[picks].tolist(), batch.position_N[picks].tolist(), strict=True):
             sequence = cast(Sequence, self._slots.owner(slot))
             last = len(sequence.tokens) + len(sequence.draft_tokens) - 1
             script = self._scripts[int(sequence.request.id)]
-            place = min(position, last) + 1 - sequence.num_prompt_tokens
-            said, sure = script.tokens_SW, script.confidences_SW
+            index = min(position, last) + 1 - sequence.num_prompt_tokens
+            script_tokens = script.tokens_SW
+            script_confidences = script.confidences_SW
             column = max(0, position - last)
-            place = min(max(0, place), len(said) - 1)
-            tokens.append(int(said[place, column]))
-            confidences.append(float(sure[place, column]))
+            index = min(max(0, index), len(script_tokens) - 1)
+            tokens.append(int(script_tokens[index, column]))
+            confidences.append(float(script_confidences[index, column]))
         return replace(output, tokens=tokens, confidences=confidences)
 
     def wait_until_compiled(self) -> None:
-        """Wait for the runner."""
+        """Wait until the steps of the wrapped runner are compiled."""
         self._runner.wait_until_compiled()
 
     def close(self) -> None:
-        """Close the runner."""
+        """Close the wrapped runner."""
         self._runner.close()

@@ -1,6 +1,6 @@
-"""Record the proposals of the bundled model along its output, to replay them over a network with random weights.
+"""Record the proposals of the bundled model along its output, to replay them in a network with random weights.
 
-A benchmark runs the random network in full and takes only the proposals from the script.
+A benchmark runs all of the random network and takes only the proposals from the script.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from mars_ray.method.reference import DecodeOptions
 from mars_ray.model.checkpoint import Checkpoint
 
 ROWS_MAX = 64
-"""Most prefixes or prompts per forward."""
+"""Largest number of prefixes or prompts per forward."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Script:
-    """Proposals for one prompt; S positions of its output, W proposals at each, column 0 the autoregressive token."""
+    """Proposals for one prompt: W at each of the S positions of its output. Column 0 is the autoregressive token."""
 
     tokens_SW: NDArray[np.int64]
     confidences_SW: NDArray[np.float32]
@@ -36,31 +36,33 @@ class Script:
         return tokens
 
     def proposals(self, generated: int, window: int) -> tuple[list[int], list[float]]:
-        """Return the proposals after `generated` tokens; past the end, those of the last position."""
-        assert window <= self.tokens_SW.shape[1], f"{window} proposals asked of a script with {self.tokens_SW.shape[1]}"
-        place = min(generated, len(self.tokens_SW) - 1)
-        return self.tokens_SW[place, :window].tolist(), self.confidences_SW[place, :window].tolist()
+        """Return the proposals after `generated` tokens; beyond the recorded output, those of its last position."""
+        assert window <= self.tokens_SW.shape[1], (
+            f"{window} proposals requested from a script with {self.tokens_SW.shape[1]}"
+        )
+        index = min(generated, len(self.tokens_SW) - 1)
+        return self.tokens_SW[index, :window].tolist(), self.confidences_SW[index, :window].tolist()
 
 
 def autoregressive_outputs(
     checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], max_tokens: int
 ) -> list[list[int]]:
-    """Return the answer to each prompt, the stop token included."""
+    """Return the answer to each prompt, including the stop token."""
     options = DecodeOptions(mode="ar", max_tokens=max_tokens, stop_ids=checkpoint.stop_ids)
     outputs: list[list[int]] = []
     for start in range(0, len(prompts), ROWS_MAX):
-        # A block of one token is plain decoding with a cache, faster than the reference and equal to it.
+        # Blocks of one token are plain decoding with a cache, which equals the reference and is faster.
         batch = decode_block_cache(
             checkpoint.network, prompts[start : start + ROWS_MAX], options, mask_id=checkpoint.mask_id, cache_block=1
         )
-        outputs += [each.tokens for each in batch]
+        outputs += [sequence.tokens for sequence in batch]
     return outputs
 
 
 def record(
     checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], lengths: Sequence[int], block: int
 ) -> list[Script]:
-    """Return a script of `block` proposals per position for each prompt, `lengths` tokens long or to its stop token."""
+    """Return a script with `block` proposals per position for each prompt, up to its length or its stop token."""
     outputs = autoregressive_outputs(checkpoint, prompts, max(lengths, default=1))
     return [
         _record_one(checkpoint, list(prompt), output[:length], block)
@@ -70,8 +72,9 @@ def record(
 
 @torch.inference_mode()
 def _record_one(checkpoint: Checkpoint, prompt: list[int], output: list[int], block: int) -> Script:
-    """Forward every prefix of prompt and output with masks after it, without a cache, as the reference does."""
-    tokens, confidences = [], []
+    """Forward every prefix of prompt and output, followed by masks, without a cache, as the reference does."""
+    tokens = []
+    confidences = []
     for start in range(0, len(output), ROWS_MAX):
         generated_S = torch.arange(start, min(start + ROWS_MAX, len(output)))
         length = len(prompt) + int(generated_S[-1]) + block - 1

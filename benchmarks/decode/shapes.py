@@ -1,4 +1,4 @@
-"""Networks of realistic size with reproducible random weights, for measurements of speed."""
+"""Build networks of realistic size with reproducible random weights, to measure speed."""
 
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
@@ -35,7 +35,7 @@ SIZES: dict[str, dict[str, int | float]] = {
 def resolve_shape(
     name: str, *, dtype: torch.dtype = torch.bfloat16, device: str | torch.device = "cpu"
 ) -> PreTrainedModel:
-    """Return the network called `name`, or raise a `ConfigError` naming those there are."""
+    """Return the network called `name`. Raises a `ConfigError` that lists the known names."""
     if name not in SIZES:
         raise ConfigError(f"unknown shape {name!r}; choose one of {', '.join(SIZES)}.")
     config = Qwen2Config(
@@ -48,7 +48,7 @@ def resolve_shape(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        # Built in its dtype, not cast to it: a cast would round the rotary frequencies, which are float32 by design.
+        # Build in the dtype, because a later cast would round the rotary frequencies, which must stay float32.
         network: PreTrainedModel = Qwen2ForCausalLM._from_config(config, dtype=dtype)
     assert all(buffer.dtype == torch.float32 for buffer in network.buffers())
     return network.to(device).eval()

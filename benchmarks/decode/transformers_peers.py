@@ -1,4 +1,4 @@
-"""Decode the same requests with transformers: static batches, and its continuous batching.
+"""Decode the same requests with transformers, in static batches and with its continuous batching.
 
 Decoding is greedy. Setup (paged cache, graphs, threads) is not timed, because a server does it once.
 """
@@ -14,11 +14,11 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 
 NO_STOP = -1
-"""An id that no token has. None would mean the stop ids of the model's generation config."""
+"""Stop id that no token has; None would select the stop ids of the model's generation config."""
 PAGE_TOKENS = 256
-"""Tokens of a page, the default of transformers."""
+"""Tokens per page; the default of transformers."""
 SILENCE_S_MAX = 120.0
-"""Longest wait for a token before a batch fails."""
+"""Seconds without a token after which a batch fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class PeerRun:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all answers, without tokens generated after their ends."""
+        """Tokens of all answers, without those generated after the end of an answer."""
         return sum(map(len, self.outputs))
 
 
@@ -51,15 +51,16 @@ def generate_static(
     stop_ids: frozenset[int],
     clock: Callable[[], float] = time.perf_counter,
 ) -> PeerRun:
-    """Run `generate` batch by batch, each until its longest answer is done.
+    """Run `generate` batch by batch, each until its longest answer is complete.
 
-    Without stop ids every row runs to the longest length of its batch, as random weights never stop by themselves.
+    Without stop ids every row runs to the longest length in its batch, because random weights never stop by themselves.
     """
     outputs: list[list[int]] = []
     with _quiet(), _counted(network) as forwards:
         started_s = clock()
         for start in range(0, len(prompts), batch):
-            rows, room = prompts[start : start + batch], max(lengths[start : start + batch])
+            rows = prompts[start : start + batch]
+            room = max(lengths[start : start + batch])
             width = max(map(len, rows))
             ids_RS = torch.tensor([[0] * (width - len(row)) + [*row] for row in rows], device=network.device)
             real_RS = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=network.device)
@@ -81,9 +82,9 @@ def generate_continuous(
     stop_ids: frozenset[int],
     clock: Callable[[], float] = time.perf_counter,
 ) -> PeerRun | Unavailable:
-    """Run the continuous batching of transformers, `batch` requests at once; each leaves when its answer is done.
+    """Run the continuous batching of transformers with `batch` requests at once; each leaves when it is complete.
 
-    This is what `generate_batch` does, by way of its manager, which takes a length per request.
+    It uses the manager behind `generate_batch`, because the manager takes a length per request.
     """
     attention = network.config._attn_implementation
     try:
@@ -97,13 +98,13 @@ def generate_continuous(
         ):
             forwards.clear()
             started_s = clock()
-            # Ids are given in order, because the manager would invent its own.
+            # Number the requests, because the manager would invent its own ids.
             for number, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
                 manager.add_request([*prompt], request_id=str(number), max_new_tokens=length)
             outputs = _collect(manager, len(prompts))
             seconds = clock() - started_s
             steps = len(forwards)
-    # Continuous batching changes between versions and needs its own memory and attention kernels.
+    # Continuous batching differs between versions and may lack memory or attention kernels, so report any error.
     except Exception as error:
         return Unavailable(f"continuous batching of transformers: {type(error).__name__}: {error}")
     finally:
@@ -120,7 +121,7 @@ def _continuous(
     return ContinuousBatchingConfig(
         max_requests_per_batch=batch,
         page_size=PAGE_TOKENS,
-        # By default it takes most of the memory. Twice the need, because it keeps the last 15 percent free.
+        # The default takes most of the memory. Take twice the need, because 15 percent of the pages stay free.
         num_blocks=2 * batch * -(-longest // PAGE_TOKENS),
         max_batch_tokens=batch * max(map(len, prompts)),
         allow_block_sharing=False,
@@ -149,14 +150,14 @@ def _greedy(room: int, stop_ids: frozenset[int]) -> GenerationConfig:
 
 
 def _cut(output: list[int], length: int, stop_ids: frozenset[int]) -> list[int]:
-    """Return the answer up to its stop token or its length."""
+    """Return the output up to its stop token or its length."""
     ends = next((count for count, token in enumerate(output, start=1) if token in stop_ids), len(output))
     return output[: min(ends, length)]
 
 
 @contextmanager
 def _counted(network: PreTrainedModel) -> Iterator[list[None]]:
-    """Yield a list that grows by one with every forward."""
+    """Yield a list that grows by one entry with every forward."""
     forwards: list[None] = []
     hook = network.register_forward_pre_hook(lambda _module, _args: forwards.append(None))
     try:

@@ -1,6 +1,6 @@
-"""The requests of a benchmark: bundled prompts, with the lengths of the bundled model's answers.
+"""Make the requests of a benchmark: bundled prompts, with the lengths of the bundled model's answers.
 
-Networks with random weights get the same prompts, because the ids are valid in any larger vocabulary.
+Networks with random weights get the same prompts; the ids are valid in any larger vocabulary.
 """
 
 import json
@@ -23,7 +23,7 @@ class Workload:
 
     prompts: list[tuple[int, ...]]
     lengths: list[int]
-    """Tokens of each answer, the stop token included."""
+    """Tokens of each answer, including the stop token."""
 
     @property
     def tokens(self) -> int:
@@ -52,9 +52,9 @@ def _spread(requests: int, random_source: random.Random) -> list[str]:
         random_source.shuffle(prompts)
     waiting = list(by_family.values())
     random_source.shuffle(waiting)
-    drawn: list[str] = []
-    while len(drawn) < requests:
-        drawn += [prompts.pop() for prompts in waiting if prompts]
-    drawn = drawn[:requests]
-    random_source.shuffle(drawn)
-    return drawn
+    selection: list[str] = []
+    while len(selection) < requests:
+        selection += [prompts.pop() for prompts in waiting if prompts]
+    selection = selection[:requests]
+    random_source.shuffle(selection)
+    return selection

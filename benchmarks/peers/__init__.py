@@ -1,1 +1,1 @@
-"""Other engines on the same model, prompts, lengths, threads and bits, in turns with ours."""
+"""Compare other engines with ours on the same model, prompts, lengths, threads and bits, in turns."""

@@ -2,7 +2,7 @@
 
     python -m benchmarks.peers --model smollm2 --batch 1,2,4,8,16 --peers llama.cpp,openvino --json peers.json
 
-The engines are extras: `pip install 'mars-ray[peers-openvino]'`.
+The other engines are extras of the package: `pip install 'mars-ray[peers-openvino]'`.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from mars_ray.usable_cpus import usable_cpus
 def main() -> None:
     """Measure, print, and write the samples."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="bundled", help="a model as everywhere")
+    parser.add_argument("--model", default="bundled", help="a model, as in every command")
     parser.add_argument("--batch", default="1,4,16,32", help="requests decoded together")
     parser.add_argument("--peers", default="llama.cpp,openvino", help="the other engines")
     parser.add_argument("--threads", type=int, default=usable_cpus(), help="threads of each engine")

@@ -1,6 +1,7 @@
 """Run other engines and ours on the same model, prompts, lengths and threads, in turns.
 
-Prompts of one length are read together, then answered together, and the two are timed apart. Everyone decodes greedily.
+Prompts of one length are read together, then answered together; the two phases are timed separately. All engines decode
+greedily.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ FACTORIES: dict[str, Callable[[Path, int, int], Sequence[Peer]]] = {
     "llama.cpp": llama_cpp_peers,
     "openvino": openvino_peers,
 }
-"""Engines by name; each is made with a model folder, threads, and the id that is never chosen."""
+"""Factories of engines by name; each takes a model folder, threads, and the id that is never chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,16 +52,16 @@ class PeerComparison:
     """Results of a comparison."""
 
     bits: dict[str, int]
-    """Bits of each engine, ours first."""
+    """Bits per weight of each engine, ours first."""
     absent: dict[str, str]
-    """Engines that cannot run here, with reasons."""
+    """Engines that cannot run here, each with its reason."""
     batches: list[PeerBatch]
 
 
 def compare_peers(
     name: str, peers: Sequence[str], batches: Sequence[int], requests: int, repeats: int, threads: int
 ) -> PeerComparison:
-    """Measure samples of `requests` requests, `batch` at once. Raises an `InputError`."""
+    """Measure `requests` requests at each batch size, `repeats` times. Raises an `InputError`."""
     unknown = [peer for peer in peers if peer not in FACTORIES]
     if unknown:
         raise ConfigError(f"unknown peer {unknown[0]!r}; choose from {', '.join(FACTORIES)}.")
@@ -75,11 +76,11 @@ def compare_peers(
     results = []
     for batch in batches:
         groups = [prompts[start : start + batch] for start in range(0, max(requests, batch) - batch + 1, batch)]
-        first = {name: peer.answer(groups[0], ANSWER_TOKENS).tokens for name, peer in engines.items()}
+        first_answers = {name: peer.answer(groups[0], ANSWER_TOKENS).tokens for name, peer in engines.items()}
         with ProgressLine(f"batch {batch}", total=len(engines) * (repeats + 1)) as progress:
             candidates = {name: _candidate(peer, groups) for name, peer in engines.items()}
             samples = interleaved(candidates, repeats, progress)
-        same = {name: shared(answers, first[ours[0].name]) for name, answers in first.items()}
+        same = {name: shared(answers, first_answers[ours[0].name]) for name, answers in first_answers.items()}
         results.append(PeerBatch(batch=batch, samples=samples, same=same))
     return PeerComparison(
         bits={name: peer.bits for name, peer in engines.items()}, absent=not_ours | absent, batches=results
@@ -87,7 +88,7 @@ def compare_peers(
 
 
 def shared(answers: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> float:
-    """Return the share of the tokens in `others` that `answers` have before the first difference of each."""
+    """Return the share of the tokens in `others` before the first difference of each pair of answers."""
     equal = 0
     for answer, other in zip(answers, others, strict=True):
         differs = (position for position, pair in enumerate(zip(answer, other, strict=True)) if pair[0] != pair[1])
@@ -96,7 +97,7 @@ def shared(answers: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) ->
 
 
 def _ours(folder: Path, rows: int) -> tuple[list[OwnEngine], dict[str, str]]:
-    """Return our engine in each format, and the reasons for formats that fail."""
+    """Return our engine in each format, and the reasons why other formats fail."""
     engines: list[OwnEngine] = []
     absent = {}
     for quantize in BITS:
@@ -120,13 +121,13 @@ def _others(names: Sequence[str], folder: Path, threads: int, never_id: int) -> 
 
 def _candidate(peer: Peer, groups: Sequence[Sequence[Sequence[int]]]) -> Callable[[], PeerSample]:
     def run() -> PeerSample:
-        done = [peer.answer(group, ANSWER_TOKENS) for group in groups]
+        answers = [peer.answer(group, ANSWER_TOKENS) for group in groups]
         return PeerSample(
-            tokens=sum(len(tokens) - 1 for each in done for tokens in each.tokens),
-            seconds=sum(each.decode_seconds for each in done),
-            forwards=sum(each.forwards for each in done),
+            tokens=sum(len(tokens) - 1 for answer in answers for tokens in answer.tokens),
+            seconds=sum(answer.decode_seconds for answer in answers),
+            forwards=sum(answer.forwards for answer in answers),
             prompt_tokens=sum(len(prompt) for group in groups for prompt in group),
-            prompt_seconds=sum(each.prompt_seconds for each in done),
+            prompt_seconds=sum(answer.prompt_seconds for answer in answers),
         )
 
     return run

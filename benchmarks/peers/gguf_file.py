@@ -1,8 +1,8 @@
-"""A model as a .gguf file, for engines that are given token ids.
+"""Write a model as a .gguf file, for engines that take token ids.
 
-The matrices are of 16 bits (F16), the vectors of 32. Llama and Qwen2 with plain rotary positions can be written, of
-which llama.cpp has the same arithmetic. The tokenizer goes along because some read no file without one; how it splits
-text does not, so it is not for text.
+Matrices have 16 bits (F16), vectors 32. Supported are Llama and Qwen2 with plain rotary positions, for which llama.cpp
+has the same arithmetic. The file contains the tokenizer's vocabulary, because some engines need one, but not its rules
+to split text, so it is not for text.
 """
 
 from pathlib import Path
@@ -25,11 +25,11 @@ SUFFIXES = (".weight", ".bias")
 
 
 def write_gguf(folder: Path, file: Path) -> None:
-    """Write the model in `folder` to `file`. Raises a `PeerUnavailableError` for one of another architecture."""
-    found = check_folder(folder)
-    config = found.config
+    """Write the model in `folder` to `file`. Raises a `PeerUnavailableError` for other architectures."""
+    model_folder = check_folder(folder)
+    config = model_folder.config
     _check(config)
-    network = load_network(found, torch.float32, "sdpa")
+    network = load_network(model_folder, torch.float32, "sdpa")
     names = gguf.get_tensor_name_map(ARCHITECTURES[config.model_type], config.num_hidden_layers)
     writer = gguf.GGUFWriter(file, config.model_type)
     _add_sizes(writer, config)
@@ -54,9 +54,9 @@ def _check(config: PretrainedConfig) -> None:
         known = ", ".join(ARCHITECTURES)
         raise PeerUnavailableError(f"of {config.model_type} no .gguf file can be made here, only of {known}")
     if config.rope_parameters["rope_type"] != "default":
-        raise PeerUnavailableError(f"no .gguf file can be made of rope {config.rope_parameters['rope_type']!r}")
+        raise PeerUnavailableError(f"cannot write a .gguf file with rope {config.rope_parameters['rope_type']!r}")
     if getattr(config, "use_sliding_window", False) or getattr(config, "attention_bias", False):
-        raise PeerUnavailableError("no .gguf file can be made of a sliding window or of biases in a llama")
+        raise PeerUnavailableError("cannot write a .gguf file with a sliding window, or with attention biases")
 
 
 def _add_sizes(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
@@ -77,7 +77,7 @@ def _add_sizes(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: PretrainedConfig) -> None:
-    """Add the tokens of a tokenizer.json with merges; any other tokenizer stays away."""
+    """Add the tokens of a tokenizer.json with merges; leave out any other tokenizer."""
     rows: int = config.vocab_size
     stored = read_json_object(folder / TOKENIZER_FILE) if (folder / TOKENIZER_FILE).is_file() else {}
     model: dict[str, Any] = stored.get("model") or {}
@@ -85,7 +85,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: PretrainedConf
         writer.add_tokenizer_model("none")
         return
     added: list[dict[str, Any]] = stored.get("added_tokens") or []
-    special = {each["id"]: each["content"] for each in added}
+    special = {token["id"]: token["content"] for token in added}
     names = {number: name for name, number in model["vocab"].items()} | special
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
@@ -99,7 +99,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: PretrainedConf
 
 
 def _interleaved(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """llama.cpp rotates neighbouring rows of a head where transformers rotates its two halves."""
+    """Reorder the rows of each head: llama.cpp rotates neighbouring rows, transformers the two halves."""
     rows, columns = values.shape
     halves = values.reshape(heads, 2, rows // heads // 2, columns)
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(rows, columns))

@@ -1,4 +1,4 @@
-"""llama.cpp by its own C interface: all sequences of a step in one `llama_decode`, as its server does it."""
+"""Run llama.cpp through its C interface, with all sequences of a step in one `llama_decode`, as its server does."""
 
 import ctypes
 import time
@@ -16,18 +16,20 @@ from mars_ray.model.sources.cache import made_once
 
 INSTALL = "pip install 'mars-ray[peers-llama-cpp]'"
 FORMATS = {"F16": 16, "Q8_0": 8, "Q4_0": 4}
-"""Formats of weights that are compared, and their bits."""
+"""Compared formats of the weights, and their bits."""
 ROUND = 32
-"""Cells a sequence's part of the cache is rounded up to: llama.cpp asks for a multiple."""
+"""Cells of the cache per sequence are rounded up to a multiple of this, as llama.cpp requires."""
 
 
 class LlamaCpp:
-    """llama.cpp with one .gguf file, on `threads` threads. `never_id` is never chosen: it is our mask token."""
+    """llama.cpp with one .gguf file, on `threads` threads. `never_id`, our mask token, is never chosen."""
 
     def __init__(self, file: Path, kind: str, threads: int, never_id: int) -> None:
-        self.name, self.bits = f"llama.cpp {kind}", FORMATS[kind]
+        self.name = f"llama.cpp {kind}"
+        self.bits = FORMATS[kind]
         self._api = api = _api()
-        self._threads, self._never_id = threads, never_id
+        self._threads = threads
+        self._never_id = never_id
         settings = api.llama_model_default_params()
         self._model = api.llama_model_load_from_file(str(file).encode(), settings)
         if not self._model:
@@ -41,13 +43,13 @@ class LlamaCpp:
         """Answer all `prompts` together with `tokens` tokens each."""
         self._prepare((len(prompts), max(map(len, prompts)), tokens))
         started_s = time.perf_counter()
-        flat = [(row, place, token) for row, prompt in enumerate(prompts) for place, token in enumerate(prompt)]
+        flat = [(row, position, token) for row, prompt in enumerate(prompts) for position, token in enumerate(prompt)]
         ends = [len(prompts[row]) - 1 for row in range(len(prompts))]
-        answers = [[token] for token in self._step(flat, [place == ends[row] for row, place, _ in flat])]
+        answers = [[token] for token in self._step(flat, [position == ends[row] for row, position, _ in flat])]
         read_s = time.perf_counter()
-        for done in range(1, tokens):
-            fed = [(row, ends[row] + done, answer[-1]) for row, answer in enumerate(answers)]
-            for row, token in enumerate(self._step(fed, [True] * len(fed))):
+        for step in range(1, tokens):
+            inputs = [(row, ends[row] + step, answer[-1]) for row, answer in enumerate(answers)]
+            for row, token in enumerate(self._step(inputs, [True] * len(inputs))):
                 answers[row].append(token)
         ended_s = time.perf_counter()
         return TimedAnswers(
@@ -63,7 +65,7 @@ class LlamaCpp:
         self._api.llama_model_free(self._model)
 
     def _prepare(self, shape: tuple[int, int, int]) -> None:
-        """Have an empty cache for so many rows, prompt tokens and answer tokens."""
+        """Make or clear the cache for a number of rows, prompt tokens and answer tokens."""
         if shape == self._shape:
             self._api.llama_memory_clear(self._api.llama_get_memory(self._context), True)
             return
@@ -86,20 +88,20 @@ class LlamaCpp:
             self._api.llama_free(self._context)
             self._shape = None
 
-    def _step(self, fed: Sequence[tuple[int, int, int]], wanted: Sequence[bool]) -> list[int]:
-        """Feed triples of sequence, position and token; return the most likely next token of each `wanted` one."""
+    def _step(self, inputs: Sequence[tuple[int, int, int]], selected: Sequence[bool]) -> list[int]:
+        """Feed triples of sequence, position and token; return the most likely next token of each selected triple."""
         batch = self._batch
-        batch.n_tokens = len(fed)
-        for index, (row, position, token) in enumerate(fed):
+        batch.n_tokens = len(inputs)
+        for index, (row, position, token) in enumerate(inputs):
             batch.token[index] = token
             batch.pos[index] = position
             batch.n_seq_id[index] = 1
             batch.seq_id[index][0] = row
-            batch.logits[index] = wanted[index]
+            batch.logits[index] = selected[index]
         failed = self._api.llama_decode(self._context, batch)
         if failed:
             raise PeerUnavailableError(f"llama_decode returned {failed}")
-        return [self._choice(index) for index, is_wanted in enumerate(wanted) if is_wanted]
+        return [self._choice(index) for index, is_selected in enumerate(selected) if is_selected]
 
     def _choice(self, index: int) -> int:
         pointer = self._api.llama_get_logits_ith(self._context, index)
@@ -112,17 +114,17 @@ class LlamaCpp:
 def llama_cpp_peers(folder: Path, threads: int, never_id: int) -> list[LlamaCpp]:
     """Return llama.cpp with the model in `folder` in each format. Raises a `PeerUnavailableError` with the reason.
 
-    The files are made once and kept in the cache: F16 from the weights, the others by llama.cpp itself.
+    The files are made once and kept in the cache. F16 is written from the weights; llama.cpp quantises the others.
     """
     _api()
     return [LlamaCpp(quantised_file(folder, kind), kind, threads, never_id) for kind in FORMATS]
 
 
 def quantised_file(folder: Path, kind: str) -> Path:
-    """Return the file of the model in `folder` in one of `FORMATS`, as llama.cpp quantises it."""
+    """Return the .gguf file of the model in `folder` in one of `FORMATS`, made by llama.cpp from F16."""
     digest = folder_digest(folder)
-    whole = _kept(f"{digest}.F16.gguf", partial(write_gguf, folder))
-    return whole if kind == "F16" else _kept(f"{digest}.{kind}.gguf", partial(_quantise, whole, kind))
+    f16_file = _kept(f"{digest}.F16.gguf", partial(write_gguf, folder))
+    return f16_file if kind == "F16" else _kept(f"{digest}.{kind}.gguf", partial(_quantise, f16_file, kind))
 
 
 def _kept(name: str, write: Callable[[Path], None]) -> Path:
@@ -134,16 +136,16 @@ def _kept(name: str, write: Callable[[Path], None]) -> Path:
     return made_once(name, make)
 
 
-def _quantise(whole: Path, kind: str, file: Path) -> None:
+def _quantise(f16_file: Path, kind: str, file: Path) -> None:
     api = _api()
     settings = api.llama_model_quantize_default_params()
     settings.ftype = getattr(api, f"LLAMA_FTYPE_MOSTLY_{kind}")
-    if api.llama_model_quantize(str(whole).encode(), str(file).encode(), ctypes.byref(settings)):
-        raise PeerUnavailableError(f"llama.cpp could not quantise {whole} to {kind}")
+    if api.llama_model_quantize(str(f16_file).encode(), str(file).encode(), ctypes.byref(settings)):
+        raise PeerUnavailableError(f"llama.cpp could not quantise {f16_file} to {kind}")
 
 
 def _api() -> Any:
-    """Return llama.cpp's interface with logging off."""
+    """Return llama.cpp's interface, started and with logging off."""
     try:
         from llama_cpp import llama_cpp
     except ImportError as error:
@@ -154,7 +156,7 @@ def _api() -> Any:
 
 @cache
 def _start(api: Any) -> Any:
-    """Start llama.cpp once and return its log callback, which must not be collected."""
+    """Start llama.cpp once and return its log callback, which must not be garbage-collected."""
     silent = api.llama_log_callback(lambda _level, _text, _data: None)
     api.llama_log_set(silent, ctypes.c_void_p(0))
     api.llama_backend_init()

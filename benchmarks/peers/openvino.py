@@ -1,4 +1,4 @@
-"""OpenVINO GenAI on a CPU, with the .gguf files of llama.cpp."""
+"""Run OpenVINO GenAI on a CPU, with the .gguf files of llama.cpp."""
 
 import time
 from collections.abc import Sequence
@@ -17,7 +17,8 @@ class OpenVino:
     """OpenVINO GenAI with one .gguf file, on `threads` threads. Prompts answered together must have one length."""
 
     def __init__(self, file: Path, kind: str, threads: int) -> None:
-        self.name, self.bits = f"openvino {kind}", FORMATS[kind]
+        self.name = f"openvino {kind}"
+        self.bits = FORMATS[kind]
         self._api, self._tensor = _api()
         # Paged attention would reuse the prompts of earlier calls.
         settings = {"ATTENTION_BACKEND": "SDPA", "INFERENCE_NUM_THREADS": threads}
@@ -50,7 +51,7 @@ def openvino_peers(folder: Path, threads: int, _never_id: int) -> list[OpenVino]
 
 
 def _api() -> tuple[Any, Any]:
-    """Return OpenVINO GenAI, and OpenVINO's tensor."""
+    """Return the module of OpenVINO GenAI, and OpenVINO's class `Tensor`."""
     try:
         import openvino_genai
         from openvino import Tensor

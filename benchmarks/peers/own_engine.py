@@ -1,4 +1,4 @@
-"""Our engine as a peer: mode ar, with prompts read in one step if the limits allow it."""
+"""Run our engine like the others: mode `ar`, with prompts read in one step if the limits allow it."""
 
 import time
 from collections.abc import Sequence
@@ -19,13 +19,14 @@ BITS: dict[Quantize | None, int] = {None: 16, "int8": 8, "int4": 4}
 class OwnEngine:
     """Our engine with the model in `folder`, for at most `rows` prompts of `prompt_tokens` at once.
 
-    Raises a `ModelError` where it cannot be quantised.
+    Raises a `ModelError` if the model cannot be quantised.
     """
 
     def __init__(
         self, folder: Path, rows: int, prompt_tokens: int, quantize: Quantize | None = None, *, compiled: bool = True
     ) -> None:
-        self.name, self.bits = f"mars-ray {quantize or 'bfloat16'}", BITS[quantize]
+        self.name = f"mars-ray {quantize or 'bfloat16'}"
+        self.bits = BITS[quantize]
         options = EngineOptions(
             max_num_seqs=rows, max_prefill_tokens=rows * prompt_tokens, quantize=quantize, compiled=compiled
         )
@@ -51,7 +52,8 @@ class OwnEngine:
                     raise chunk.finished.error
                 answers[int(chunk.request_id)] += chunk.tokens
             if read_s is None and all(answers):
-                read_s, forwards = time.perf_counter(), 0
+                read_s = time.perf_counter()
+                forwards = 0
         ended_s = time.perf_counter()
         assert read_s is not None, "every answer has a token"
         return TimedAnswers(

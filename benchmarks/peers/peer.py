@@ -1,4 +1,4 @@
-"""The interface of a compared engine: answer prompts in a batch and time prefill and decoding."""
+"""Interface of a compared engine: it answers prompts in a batch and times prefill and decoding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ class TimedAnswers:
     prompt_seconds: float
     """Seconds until all prompts were read."""
     decode_seconds: float
-    """Seconds from then to the end."""
+    """Seconds of decoding after the prefill."""
     forwards: int
-    """Steps after the prompts were read."""
+    """Steps after the prefill."""
 
 
 class Peer(Protocol):
-    """An engine that holds a model at some number of bits. Decoding is greedy and stops at the length alone."""
+    """An engine with a model in one format. Decoding is greedy and stops only at the length."""
 
     @property
     def name(self) -> str:
@@ -28,10 +28,10 @@ class Peer(Protocol):
 
     @property
     def bits(self) -> int:
-        """Bits of a weight, without scales."""
+        """Bits per weight, without scales."""
 
     def answer(self, prompts: Sequence[Sequence[int]], tokens: int) -> TimedAnswers:
-        """Answer all `prompts` together with `tokens` tokens each, without reusing earlier calls."""
+        """Answer all `prompts` together with `tokens` tokens each, without reusing the cache of earlier calls."""
 
 
 class PeerUnavailableError(Exception):

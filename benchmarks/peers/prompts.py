@@ -1,4 +1,4 @@
-"""Prompts of one length, so that no engine pads."""
+"""Make prompts of one length, so that no engine pads."""
 
 import json
 from importlib.resources import files
@@ -11,7 +11,7 @@ PROMPT_TOKENS = 128
 
 
 def prompts_of_one_length(checkpoint: Checkpoint, count: int) -> list[list[int]]:
-    """Return `count` prompts of 128 tokens, each the end of a growing sequence of bundled prompts."""
+    """Return `count` prompts of 128 tokens, each the last tokens of a growing text of bundled prompts."""
     encoder = ChatEncoder(checkpoint.tokenizer)
     tokens: list[int] = []
     prompts: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""Show a comparison with other engines as a table, and return it for JSON."""
+"""Print a comparison with other engines as a table, and return it for JSON."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,8 +15,8 @@ from mars_ray.measure import Spread, machine, speedup, spread, throughput
 def show(model: str, threads: int, comparison: PeerComparison) -> None:
     """Print a table of all batches, and a line for each engine that did not run."""
     table = Table(
-        title=f"{model}: {PROMPT_TOKENS} tokens read, {ANSWER_TOKENS} given, {threads} threads",
-        caption="tokens/s of decoding and of reading prompts, median and range; 'ours' is how many times as fast as we",
+        title=f"{model}: {PROMPT_TOKENS} tokens read, {ANSWER_TOKENS} generated, {threads} threads",
+        caption="tokens/s of decoding and of reading prompts, median and range; 'ours' is the speed divided by ours",
     )
     for column in ("batch", "engine", "tokens/s", "range", "ours", "prompt tokens/s", "range", "same tokens"):
         table.add_column(column, justify="left" if column == "engine" else "right")
@@ -30,7 +30,7 @@ def show(model: str, threads: int, comparison: PeerComparison) -> None:
 
 
 def ours_like(name: str, bits: dict[str, int]) -> str:
-    """Return our format that `name` is compared with: the same number of bits, else the most bits."""
+    """Return our format to compare `name` with: the one of as many bits, otherwise the one of the most bits."""
     ours = [engine for engine in bits if engine.startswith("mars-ray")]
     return next((engine for engine in ours if bits[engine] == bits[name]), ours[0])
 
@@ -74,16 +74,17 @@ def prompt_rate(samples: Sequence[PeerSample]) -> Spread:
 
 def _cells(comparison: PeerComparison, batch: PeerBatch, name: str) -> tuple[str, ...]:
     samples = batch.samples[name]
-    rate, read = throughput(samples), prompt_rate(samples)
+    decode_rate = throughput(samples)
+    prefill_rate = prompt_rate(samples)
     against = ours_like(name, comparison.bits)
     times = "" if name == against else f"{speedup(samples, batch.samples[against]).median:.2f}"
     return (
         str(batch.batch),
         name,
-        f"{rate.median:,.0f}",
-        f"{rate.min:,.0f}-{rate.max:,.0f}",
+        f"{decode_rate.median:,.0f}",
+        f"{decode_rate.min:,.0f}-{decode_rate.max:,.0f}",
         times,
-        f"{read.median:,.0f}",
-        f"{read.min:,.0f}-{read.max:,.0f}",
+        f"{prefill_rate.median:,.0f}",
+        f"{prefill_rate.min:,.0f}-{prefill_rate.max:,.0f}",
         f"{batch.same[name]:.0%}",
     )

@@ -1,1 +1,1 @@
-"""Policies side by side on the same traces and simulated clusters."""
+"""Compare policies on the same traces and simulated clusters."""

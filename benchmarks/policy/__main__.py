@@ -1,8 +1,8 @@
-"""Compare policies on simulated clusters: fixed thresholds, others' policies, ours, and a clairvoyant oracle.
+"""Compare policies on simulated clusters: fixed thresholds, policies of other engines, ours, and an oracle.
 
     python -m benchmarks.policy --trace conv.csv.gz --trace code.csv.gz --json policy.json
 
-The traces are those of github.com/Azure/AzurePublicDataset.
+Traces come from github.com/Azure/AzurePublicDataset.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Policies for comparison: how other engines set the length of drafts, applied to the threshold; and a schedule."""
+"""Policies for comparison: two rules by which other engines set the draft length, and a fixed schedule."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,20 +9,21 @@ from mars_ray.control.policies.bounds import Bounds
 from mars_ray.control.policies.policy import Decision, Policy
 
 TABLE = ((0.25, 1.0), (0.5, 0.95), (0.75, 0.9))
-"""Largest number of requests per slot for each threshold; beyond the last it is the floor. vLLM has such a table of
-batch sizes for the length of drafts (vllm-project/vllm PR 32374), filled in by its users; these values are ours."""
+"""Largest number of requests per slot for each threshold; above the last entry the threshold is the floor. vLLM has
+such a table of batch sizes for the draft length (vllm-project/vllm PR 32374), with values from its users; these are
+ours."""
 EMA_WEIGHT = 0.2
 EMA_TIERS = (1.0, 0.95, 0.9, 0.8, 0.7)
 EMA_DOWN = 0.8
 EMA_UP = 0.5
-"""Requests per slot above which the tier goes down, and below which it goes up: the hysteresis of SGLang's adaptive
-drafting (sgl-project/sglang PR 21599)."""
+"""Thresholds fall by a tier above `EMA_DOWN` requests per slot and rise by a tier below `EMA_UP`, the hysteresis of
+SGLang's adaptive drafting (sgl-project/sglang PR 21599)."""
 
 
 def _decide_by_table(
     _plan: ControlPlan, load: ClusterLoad, bounds: Mapping[str, Bounds], _state: None, _dt_s: float
 ) -> tuple[dict[str, Decision], None]:
-    """Look the threshold up by the number of requests."""
+    """Look up the threshold by the requests per slot."""
     occupancy = _occupancy(load)
     threshold = next((value for most, value in TABLE if occupancy <= most), 0.0)
     return {name: Decision(max(threshold, bound.floor), f"{occupancy:.2f}") for name, bound in bounds.items()}, None
@@ -30,7 +31,7 @@ def _decide_by_table(
 
 @dataclass(frozen=True, slots=True)
 class EmaState:
-    """The moving average and the current tier."""
+    """Moving average of the requests per slot, and the current tier."""
 
     average: float = 0.0
     tier: int = 0
@@ -52,7 +53,7 @@ EMA_HYSTERESIS = Policy(_decide_by_ema, initial=EmaState())
 
 
 def scheduled(thresholds: Sequence[float], window_s: float) -> Policy[float]:
-    """Return a policy that follows a schedule with one threshold for each window. Its state is the time."""
+    """Return a policy that follows a schedule with one threshold per window. Its state is the time."""
 
     def decide(
         _plan: ControlPlan, _load: ClusterLoad, bounds: Mapping[str, Bounds], now_s: float, dt_s: float

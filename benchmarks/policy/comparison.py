@@ -1,4 +1,4 @@
-"""Run policies on the same traces on the same simulated cluster: SLO attainment, quality and steadiness by load."""
+"""Run policies on the same traces and simulated cluster; compare SLO attainment, quality and steadiness by load."""
 
 import math
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def compare_policies(options: PolicyOptions) -> dict[str, Any]:
     if slo is None:
         raise ConfigError("slo is empty; give the SLO, such as ttft:1000,tpot:30.")
     if not options.traces:
-        raise ConfigError("there is no trace; give one or more Azure trace files.")
+        raise ConfigError("no trace is named; give one or more Azure trace files.")
     machine = read_machine(options.machine).model_copy(update={"max_num_seqs": options.rows, "max_waiting_seqs": 256})
     setup = ComparisonSetup(machine=machine, slo=slo, replicas=options.replicas, seed=options.seed)
     reports: dict[str, Any] = {}
@@ -69,7 +69,7 @@ def compare_policies(options: PolicyOptions) -> dict[str, Any]:
 
 
 def _arrivals(path: AnyPath, options: PolicyOptions, machine: Machine) -> Iterator[Arrival]:
-    """Yield the requests of a trace, cut to the context of the model."""
+    """Yield the requests of a trace, shortened to the context of the model."""
     for row in read_trace(path):
         prompt = max(1, math.floor(row.context_tokens * options.prompt_scale + 0.5))
         output = max(1, math.floor(row.generated_tokens * options.output_scale + 0.5))

@@ -1,4 +1,4 @@
-"""The contenders: fixed thresholds, policies of other engines, and the policies of the controller."""
+"""List the contenders: fixed thresholds, policies of other engines, and the policies of the controller."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +15,12 @@ class Contender:
 
     ceiling: float = DEFAULT_THRESHOLD
     alternative: Policy[Any] | None = None
-    """Replaces the policy of the controller."""
+    """Policy that replaces the one of the controller."""
     recover_s: float | None = None
-    """Smoothing of the controller; None is its default. Alternatives smooth by themselves, or not at all."""
+    """Smoothing of the controller; None keeps its default. Alternatives do their own smoothing, if any."""
     policy: str = "fixed"
     ahead: bool = True
-    """False decodes one token at a time."""
+    """Look ahead; False decodes one token at a time."""
 
 
 CONTENDERS: dict[str, Contender] = {

@@ -1,4 +1,4 @@
-"""Find dominated contenders: at the same load another one meets the SLO more often and is more accurate."""
+"""Find dominated contenders: another one meets the SLO more often at the same load, and is more accurate."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 
 SIGMAS = 2.0
-"""Smallest difference that counts, in standard errors of its mean over the parts."""
+"""Smallest difference that counts, in standard errors of the mean over the parts."""
 LEAST = 0.0005
-"""Smallest difference that counts, in shares of requests or answers."""
+"""Smallest difference that counts, as a share of requests or answers."""
 
 
 @dataclass(frozen=True, slots=True)

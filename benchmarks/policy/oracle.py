@@ -1,4 +1,4 @@
-"""The oracle: a schedule of thresholds found with knowledge of all arrivals."""
+"""Find the oracle: a schedule of thresholds made with knowledge of all arrivals."""
 
 from statistics import median_high
 
@@ -14,10 +14,10 @@ ORACLE_ROUNDS = 16
 def find_oracle(
     pool: SimulationPool, arrivals: tuple[Arrival, ...], speed: float, ours: Simulation, best: Simulation
 ) -> Simulation:
-    """Search a schedule by window that meets the SLO as often as our policy, and return its simulation.
+    """Search for a schedule, window by window, that meets the SLO as often as our policy; return its simulation.
 
-    All windows begin at full quality. Thresholds fall by a step in the windows that miss the SLO and in the window
-    before each, until the share of requests that meet the SLO reaches ours.
+    All windows start at full quality. Thresholds fall by a step in each window that misses the SLO and in the window
+    before it, until as many requests meet the SLO as with our policy.
     """
     grid = [threshold for threshold in GRID if threshold >= FLOOR]
     windows = int(len(best.seconds) / WINDOW_S) + 2
@@ -28,7 +28,7 @@ def find_oracle(
         broken = _broken_windows(best, windows)
         if not any(broken) or all(steps[number] == len(grid) - 1 for number in range(windows) if broken[number]):
             break
-        # Each round mends the worse half of the broken windows, because that often mends later windows too.
+        # Each round lowers the worse half of the broken windows, because that often repairs later windows too.
         worst = median_high(filter(None, broken))
         for number in [number for number, misses in enumerate(broken) if misses >= worst]:
             for window in range(max(0, number - 1), number + 1):
@@ -43,6 +43,6 @@ def _broken_windows(simulation: Simulation, windows: int) -> list[float]:
     broken = [0.0] * windows
     for second in simulation.seconds:
         if second.good is not None:
-            done = second.ended + second.refused
-            broken[min(int(second.second / WINDOW_S), windows - 1)] += (1 - second.good) * done
+            requests = second.ended + second.refused
+            broken[min(int(second.second / WINDOW_S), windows - 1)] += (1 - second.good) * requests
     return broken

@@ -18,7 +18,7 @@ from mars_ray.simulate.scaling import Scaling
 from mars_ray.simulate.simulator import Simulation, SimulationOptions, simulate
 
 FLOOR = 0.7
-"""Lowest threshold of all contenders."""
+"""Lowest threshold that any contender may use."""
 WINDOW_S = 10.0
 """Length of a window of the oracle's schedule."""
 TICKS_PER_S = 20
@@ -47,7 +47,7 @@ class SimulationJob:
 
 
 class SimulationPool:
-    """Runs simulations in parallel and shows their number."""
+    """Runs simulations in parallel and shows how many are done."""
 
     def __init__(self, pool: ProcessPoolExecutor, setup: ComparisonSetup, progress: ProgressLine) -> None:
         self._pool = pool
@@ -56,7 +56,7 @@ class SimulationPool:
         self._done = 0
 
     def all(self, jobs: Sequence[SimulationJob]) -> list[Simulation]:
-        """Return the results in order."""
+        """Return the results in the order of the jobs."""
         results = []
         for simulation in self._pool.map(partial(run_job, self.setup), jobs):
             self._done += 1
@@ -71,7 +71,7 @@ def run_job(setup: ComparisonSetup, job: SimulationJob) -> Simulation:
     settings: dict[str, Any] = {
         "policy": contender.policy,
         "slo": {"ttft_ms": setup.slo.ttft_ms, "tpot_ms": setup.slo.tpot_ms},
-        # Only the floor limits the contenders, so that the comparison shows which of them stop by themselves.
+        # Only the floor limits the contenders, so the comparison shows which of them stop lowering by themselves.
         "max_accuracy_loss": 1.0,
         "min_agreement": 0.0,
     }
@@ -102,7 +102,7 @@ def run_job(setup: ComparisonSetup, job: SimulationJob) -> Simulation:
 
 
 def _plain(machine: Machine) -> Machine:
-    """Return the machine without drafts at threshold 1."""
+    """Return the machine with plain autoregressive decoding at threshold 1."""
     first, *others = machine.profile
     plain = autoregressive(len(first.tokens))
     first = replace(first, tokens=tuple(plain.tokens_B.tolist()), positions=tuple(plain.positions_B.tolist()))

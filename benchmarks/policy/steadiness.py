@@ -1,4 +1,4 @@
-"""Measure the steadiness of thresholds: changes under steady load, and recovery of full quality after a peak."""
+"""Measure the steadiness of thresholds: changes under steady load, and the time to full quality after a peak."""
 
 import random
 from collections.abc import Iterator, Sequence

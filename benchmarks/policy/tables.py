@@ -1,4 +1,4 @@
-"""The tables of the comparison of policies."""
+"""Print the tables of the comparison of policies."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ from rich.console import Console
 from rich.table import Table
 
 LOADS = (0.6, 0.8, 1.0, 1.15, 1.3)
-"""Multiples of the largest load at which threshold 1 meets the SLO for 99 of 100 requests."""
+"""Loads, as multiples of the largest at which threshold 1 meets the SLO for 99 of 100 requests."""
 OURS = "capacity (ours)"
 ORACLE = "oracle"
 ORACLE_LOAD = 1.15
-"""The only load of the oracle, which takes many simulations."""
+"""Load at which the oracle runs; only one, because it takes many simulations."""
 
 
 def show_trace(name: str, report: dict[str, Any]) -> None:
@@ -53,7 +53,7 @@ def show_trace(name: str, report: dict[str, Any]) -> None:
 
 
 def show_steady(steady: dict[str, Any]) -> None:
-    """Print the changes of thresholds."""
+    """Print how often thresholds change, and how they recover from a peak."""
     table = Table(title="Steady load, and a peak of two minutes", title_justify="left")
     for column in ("", "changes a minute at 0.6", "at 0.9", "back at full quality after", "SLO met"):
         table.add_column(column)

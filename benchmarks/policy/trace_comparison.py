@@ -18,15 +18,15 @@ from mars_ray.simulate.arrivals import Arrival
 from mars_ray.simulate.simulator import Simulation
 
 PARTS = 5
-"""Parts of a trace; all figures are means over them."""
+"""Number of parts of a trace; all figures are means over the parts."""
 ATTAINED = 0.99
 """Share of the requests that must meet the SLO at the largest load."""
 SEARCHED = ("fixed 1.0", "fixed 0.95", OURS)
-"""Contenders whose largest load is searched, which takes many simulations."""
+"""Contenders whose largest load is searched; only a few, because each takes many simulations."""
 SEARCH_STEPS = 8
 AUTOSCALED_LOAD = 1.2
 BUSY_SHARE = 0.7
-"""Share of the estimated full speed at which a search begins."""
+"""Share of the estimated full speed at which a search starts."""
 
 
 def compare_on_trace(pool: SimulationPool, arrivals: tuple[Arrival, ...]) -> dict[str, Any]:
@@ -41,7 +41,8 @@ def compare_on_trace(pool: SimulationPool, arrivals: tuple[Arrival, ...]) -> dic
     results = dict(zip(kinds, pool.all(jobs), strict=True))
     load = ORACLE_LOAD
     for number, part in enumerate(parts):
-        ours, full = results[load, OURS, number], results[load, "fixed 1.0", number]
+        ours = results[load, OURS, number]
+        full = results[load, "fixed 1.0", number]
         results[load, ORACLE, number] = find_oracle(pool, part, load * capacity, ours, full)
     by_load = {load: {name: _scores(results, load, name) for name in CONTENDERS} for load in LOADS}
     oracle = _scores(results, ORACLE_LOAD, ORACLE)
@@ -75,7 +76,9 @@ def _parts(arrivals: tuple[Arrival, ...]) -> list[tuple[Arrival, ...]]:
         number = min(int(arrival.arrival_s / length_s), PARTS - 1)
         parts[number].append(arrival._replace(arrival_s=arrival.arrival_s - number * length_s))
     if not all(parts):
-        raise ConfigError(f"a fifth of the trace has no request; give one with requests in each of its {PARTS} parts.")
+        raise ConfigError(
+            f"a part of the trace has no request; give a trace with requests in each of its {PARTS} parts."
+        )
     return [tuple(part) for part in parts]
 
 
@@ -98,21 +101,21 @@ def _largest_speeds(pool: SimulationPool, arrivals: tuple[Arrival, ...]) -> dict
     """Return for each contender the largest speed at which 99 of 100 requests meet the SLO, within about 3 %."""
     low = dict.fromkeys(SEARCHED, 0.0)
     high = dict.fromkeys(SEARCHED, math.inf)
-    tried = dict.fromkeys(SEARCHED, estimate_full_speed(pool.setup, arrivals))
+    speeds = dict.fromkeys(SEARCHED, estimate_full_speed(pool.setup, arrivals))
     for _ in range(SEARCH_STEPS):
-        jobs = [SimulationJob(contender=name, arrivals=arrivals, speed=tried[name]) for name in SEARCHED]
+        jobs = [SimulationJob(contender=name, arrivals=arrivals, speed=speeds[name]) for name in SEARCHED]
         for name, simulation in zip(SEARCHED, pool.all(jobs), strict=True):
             if (simulation.metrics.good or 0.0) >= ATTAINED:
-                low[name] = tried[name]
+                low[name] = speeds[name]
             else:
-                high[name] = tried[name]
+                high[name] = speeds[name]
             if low[name] == 0.0:
-                tried[name] /= 2.5
+                speeds[name] /= 2.5
             elif high[name] == math.inf:
-                tried[name] *= 1.3
+                speeds[name] *= 1.3
             else:
-                tried[name] = math.sqrt(low[name] * high[name])
-    return {name: speed or tried[name] for name, speed in low.items()}
+                speeds[name] = math.sqrt(low[name] * high[name])
+    return {name: speed or speeds[name] for name, speed in low.items()}
 
 
 def estimate_full_speed(setup: ComparisonSetup, arrivals: tuple[Arrival, ...]) -> float:
