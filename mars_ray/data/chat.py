@@ -1,11 +1,11 @@
-"""Turn messages into token ids, with the tokens of every assistant turn marked.
+"""Turn messages into token ids, and mark the tokens of every assistant turn.
 
-The turns are found in the rendered text: what the template adds for an assistant turn, up to and including the
-first end-of-sequence token, is the response. The whole conversation is tokenised once, so that the ids are those a
-model sees, whatever merges across a boundary; a token that begins before the turn is not of the response.
+A response is the text that the template adds for an assistant turn, up to and including the first end-of-sequence
+token. The whole conversation is tokenised once, so the ids are those that a model sees, even where tokens merge across
+a boundary. A token that begins before the turn does not belong to the response.
 
-Text in a message that spells a special token becomes that token, as everywhere in transformers. It cannot move a
-mark, since marks are places in the text; only a response that spells the end-of-sequence token ends there.
+Text in a message that spells a special token becomes that token, as elsewhere in transformers. It cannot move a mark,
+because marks are positions in the text; but a response that spells the end-of-sequence token ends there.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class _Rendered:
 
 
 class ChatEncoder:
-    """Renders conversations with the chat template of a tokenizer. Raises `ModelError` when it has none."""
+    """Renders conversations with the chat template of a tokenizer. Raises `ModelError` if there is no template."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         if not tokenizer.chat_template:
@@ -43,27 +43,27 @@ class ChatEncoder:
         self._tokenizer = tokenizer
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Return the ids up to where the assistant answers the last message."""
+        """Return the ids of a conversation up to the start of the assistant's answer."""
         ids: list[int] = self._tokenizer(self._render(messages, answering=True), add_special_tokens=False)["input_ids"]
         return ids
 
     def encode(self, records: Sequence[Record]) -> list[Encoded | BadRecordError]:
-        """Encode each record; one that the template cannot render comes back as the error instead.
+        """Return each record encoded, or the error for a record that the template cannot render.
 
-        Raises `ModelError` for a tokenizer that cannot say where in the text a token is.
+        Raises `ModelError` for a tokenizer that does not report the positions of tokens in the text.
         """
         if not self._tokenizer.is_fast:
-            raise ModelError("The tokenizer has no tokenizer.json, and only such a one can mark the responses.")
+            raise ModelError("The tokenizer has no tokenizer.json, which is needed to mark the responses.")
         rendered = [self._rendered(record.messages) for record in records]
-        encoded = iter(self._tokenised([each for each in rendered if isinstance(each, _Rendered)]))
-        return [each if isinstance(each, BadRecordError) else next(encoded) for each in rendered]
+        encoded = iter(self._tokenised([outcome for outcome in rendered if isinstance(outcome, _Rendered)]))
+        return [outcome if isinstance(outcome, BadRecordError) else next(encoded) for outcome in rendered]
 
     def _render(self, messages: Sequence[Message], answering: bool = False) -> str:
         try:
             text: str = self._tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=answering
             )
-        except Exception as error:  # a template is a program of the model's author: anything may come out of it
+        except Exception as error:  # a template is a program and may raise anything
             raise BadRecordError(f"the chat template refuses it: {error}") from error
         return text
 
@@ -87,11 +87,14 @@ class ChatEncoder:
     def _tokenised(self, rendered: list[_Rendered]) -> list[Encoded | BadRecordError]:
         if not rendered:
             return []
-        batch = self._tokenizer([each.text for each in rendered], add_special_tokens=False, return_attention_mask=False)
-        return [self._encoded(batch, row, each.turns) for row, each in enumerate(rendered)]
+        batch = self._tokenizer(
+            [conversation.text for conversation in rendered], add_special_tokens=False, return_attention_mask=False
+        )
+        return [self._encoded(batch, row, conversation.turns) for row, conversation in enumerate(rendered)]
 
     def _encoded(self, batch: BatchEncoding, row: int, turns: list[tuple[int, int]]) -> Encoded | BadRecordError:
-        ids, eos = batch["input_ids"][row], self._tokenizer.eos_token_id
+        ids = batch["input_ids"][row]
+        eos = self._tokenizer.eos_token_id
         response = np.zeros(len(ids), dtype=np.bool_)
         for start, end in turns:
             first = _first_token(batch, row, start, end)
@@ -106,10 +109,10 @@ class ChatEncoder:
 
 
 def _first_token(batch: BatchEncoding, row: int, start: int, end: int) -> int:
-    """Return the first token that begins at or behind the character `start`."""
-    # Some tokenizers leave spaces out of what a token spans, so that no token claims such a character.
-    claimed = (batch.char_to_token(row, char) for char in range(start, end))
-    token: int | None = next((each for each in claimed if each is not None), None)
+    """Return the first token that begins at or after the character `start`."""
+    # Some tokenizers exclude spaces from the span of a token, so a space may belong to no token.
+    tokens = (batch.char_to_token(row, char) for char in range(start, end))
+    token: int | None = next((candidate for candidate in tokens if candidate is not None), None)
     if token is None:
         return len(batch["input_ids"][row])
     if batch.token_to_chars(row, token).start < start:

@@ -1,7 +1,7 @@
-"""Packed rows on disk: one parquet file and a report beside it.
+"""Packed rows on disk: one parquet file, and a report next to it.
 
 Every row is padded to the same length and stored as fixed-size lists, so that a reader gets [rows, length] arrays
-without walking lists. `packed.json` appears last: a folder that has it is complete.
+without a loop over rows. `packed.json` is written last: a folder that contains it is complete.
 """
 
 import json
@@ -27,7 +27,7 @@ ROWS_PER_GROUP = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackReport:
-    """What became of the records, as it is written to `packed.json`."""
+    """Outcomes of the records; the content of `packed.json`."""
 
     records: int
     bad_records: int
@@ -39,20 +39,20 @@ class PackReport:
     rows: int
     length: int
     fill: float
-    """Share of the slots that hold a token."""
+    """Share of the slots that hold a token instead of padding."""
     seconds: float
     tokens_per_s: float
 
 
 class PackedWriter:
-    """Writes rows as they come; use as a context manager. Raises `OutputError` where the folder cannot be written.
+    """Context manager that writes rows as they arrive. Raises `OutputError` if the folder is not writable.
 
-    Rows of an earlier attempt are written over, and a report there goes first, so that it never stands beside rows
-    it does not describe.
+    Rows of an earlier attempt are overwritten, and its report is removed first, so that a report always fits the rows.
     """
 
     def __init__(self, folder: Path, length: int) -> None:
-        self._folder, self._length = folder, length
+        self._folder = folder
+        self._length = length
         with _writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / REPORT_FILE).unlink(missing_ok=True)
@@ -66,11 +66,11 @@ class PackedWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with suppress(OSError):  # after a failed write; `close` has done it otherwise
+        with suppress(OSError):  # only needed after an error; `close` closes the writer otherwise
             self._writer.close()
 
     def write(self, rows: Iterable[PackedRow]) -> None:
-        """Add rows; they reach the disk in groups."""
+        """Add rows, which are written to the disk in groups."""
         for row in rows:
             self._waiting.append(row)
             self.rows += 1
@@ -78,7 +78,7 @@ class PackedWriter:
                 self._flush()
 
     def close(self, report: PackReport) -> None:
-        """Write what is left, then the report that marks the folder complete."""
+        """Write the remaining rows, and then the report, which marks the folder as complete."""
         self._flush()
         with _writing(self._folder):
             self._writer.close()
@@ -89,13 +89,17 @@ class PackedWriter:
     def _flush(self) -> None:
         shape = (len(self._waiting), self._length)
         tokens, response, example = arrays = _empty(shape)
-        tokens[:], response[:], example[:] = 0, False, PADDING
+        tokens[:] = 0
+        response[:] = False
+        example[:] = PADDING
         for r, row in enumerate(self._waiting):
             start = 0
             for e, encoded in enumerate(row.examples):
-                place = (r, slice(start, start + len(encoded.tokens)))
-                tokens[place], response[place], example[place] = encoded.tokens, encoded.response, e
-                start += len(encoded.tokens)
+                end = start + len(encoded.tokens)
+                tokens[r, start:end] = encoded.tokens
+                response[r, start:end] = encoded.response
+                example[r, start:end] = e
+                start = end
         columns = [pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), self._length) for array in arrays]
         with _writing(self._folder):
             self._writer.write_table(pa.table(columns, schema=_schema(self._length)))
@@ -109,7 +113,7 @@ def _schema(length: int) -> pa.Schema:
 
 
 def _empty(shape: tuple[int, int]) -> list[np.ndarray]:
-    """Return an array [rows, length] for each column, of any content."""
+    """Return an uninitialised array [rows, length] for each column."""
     return [np.empty(shape, dtype=kind.value_type.to_pandas_dtype()) for kind in _schema(shape[1]).types]
 
 
@@ -122,7 +126,7 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def read_report(folder: AnyPath) -> PackReport | None:
-    """Return the report of a complete folder, None where there is none yet. Raises `DataError` for a damaged one."""
+    """Return the report of a complete folder, or None if there is none yet. Raises `DataError` for a damaged report."""
     path = folder / REPORT_FILE
     if not path.is_file():
         return None
@@ -135,9 +139,9 @@ def read_report(folder: AnyPath) -> PackReport | None:
 
 
 class PackedData:
-    """Random access to packed rows. Raises `DataError` for a folder that is none, `EmptyDataError` for no rows.
+    """Random access to packed rows. Raises `DataError` without packed data, `EmptyDataError` without rows.
 
-    All rows are held in memory, at 4 + 1 + 2 bytes a slot: a billion tokens take 7 GB in each worker of a node.
+    All rows are held in memory, with 4 + 1 + 2 bytes per slot: a billion tokens take 7 GB in each worker of a node.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -158,7 +162,7 @@ class PackedData:
     def rows(self, numbers: Sequence[int]) -> PackedRows:
         """Return the rows with these numbers, in this order."""
         tokens, response, example = (
-            torch.from_numpy(a[numbers]) for a in (self._tokens, self._response, self._example)
+            torch.from_numpy(array[numbers]) for array in (self._tokens, self._response, self._example)
         )
         example = example.long()
         slot_RT = torch.arange(example.shape[1]).expand_as(example)
@@ -175,7 +179,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _load(path: Path, report: PackReport) -> list[np.ndarray]:
-    """Read tokens, response and example as [rows, length], with no second copy of more than a group of rows."""
+    """Read tokens, response and example as [rows, length], copying at most one group of rows at a time."""
     with pq.ParquetFile(path) as file:
         if file.metadata.num_rows != report.rows:
             raise ValueError(f"{path.name} has {file.metadata.num_rows} rows, {REPORT_FILE} says {report.rows}")

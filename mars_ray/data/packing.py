@@ -1,7 +1,7 @@
-"""Pack encoded examples into rows of one length, several examples to a row.
+"""Pack encoded examples into rows of one length, several examples per row.
 
-Each goes where it fits best among a bounded number of open rows, so the same examples give the same rows. No example is
-split; one that is too long is cut at its end or dropped, and counted.
+Each example goes into the open row where it fits best; the number of open rows is bounded. The same examples always
+give the same rows. No example is split: an example that is too long is truncated or dropped, and counted.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from typing import Literal
 from mars_ray.data.chat import Encoded
 
 OPEN_ROWS_MAX = 64
-"""Rows that wait for a filling example. 64 leave under 2 % padding for examples of a tenth of a row."""
+"""Maximum number of open rows. With 64, padding is under 2 % for examples of a tenth of a row."""
 
 
 @dataclass(slots=True, eq=False)
@@ -22,7 +22,7 @@ class PackedRow:
 
 
 class Packer:
-    """Packs examples as they come; the rows are what `add` and `finish` return, in order."""
+    """Packs examples as they arrive; `add` and `finish` return the rows in order."""
 
     def __init__(self, length: int, overlong: Literal["drop", "truncate"]) -> None:
         self._length = length
@@ -35,7 +35,7 @@ class Packer:
         self.truncated = 0
 
     def add(self, encoded: Encoded) -> list[PackedRow]:
-        """Place one example; return the rows that this closed, of which there are at most two."""
+        """Add one example, and return the rows that this closes, at most two."""
         if len(encoded.tokens) > self._length:
             encoded = Encoded(encoded.tokens[: self._length], encoded.response[: self._length])
             if self._overlong == "drop" or not encoded.response.any():
@@ -65,7 +65,8 @@ class Packer:
 
     def finish(self) -> list[PackedRow]:
         """Close the rows that are still open."""
-        closed, self._open = self._open, []
+        closed = self._open
+        self._open = []
         return closed
 
 

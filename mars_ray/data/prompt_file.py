@@ -1,4 +1,4 @@
-"""Read a file of prompts as conversations to answer; the first bad record is an error that names it."""
+"""Read a file of prompts as conversations to answer. The first bad record raises an error that names it."""
 
 from itertools import count, islice
 
@@ -13,7 +13,7 @@ READ_RECORDS = 256
 
 
 def read_prompts(path: AnyPath) -> list[Conversation]:
-    """Read all prompts. Raises `DataError` naming the first record that is not usable."""
+    """Read all prompts. Raises `DataError`, which names the first unusable record."""
     check_source(path)
     numbers = count(1)
     prompts = [
@@ -29,7 +29,7 @@ def read_prompts(path: AnyPath) -> list[Conversation]:
 def _conversation(path: AnyPath, number: int, raw: bytes) -> Conversation:
     try:
         fields = parse_object(raw)
-        # Columns of parquet exist in every row: one that is null is one that is not there.
+        # In parquet every row has every column, so null means that a field is absent.
         messages = fields.get("messages")
         if messages is None:
             messages = [{"role": "user", "content": fields.get("prompt")}]
@@ -37,5 +37,5 @@ def _conversation(path: AnyPath, number: int, raw: bytes) -> Conversation:
         if not parsed[-1]["content"].strip():
             raise BadRecordError("its prompt is empty")
     except BadRecordError as error:
-        raise DataError(f"{path}, record {number}: {error}. Each needs 'prompt' or 'messages'.") from None
+        raise DataError(f"{path}, record {number}: {error}. Each record needs 'prompt' or 'messages'.") from None
     return parsed

@@ -1,4 +1,4 @@
-"""Records -> packed rows: read and tokenised by Ray Data, packed in order as they arrive (shell)."""
+"""Turn records into packed rows: Ray Data reads and tokenises them, and this process packs them in order (shell)."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -25,15 +25,15 @@ from mars_ray.progress import ProgressLine
 from mars_ray.storage.location import AnyPath
 
 ROWS_PER_BLOCK = 1024
-"""Records of one tokenising task: some tenths of a second of work, against milliseconds of Ray's own."""
+"""Records per tokenising task: some tenths of a second of work, compared with milliseconds of overhead by Ray."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareOptions:
-    """How records become packed rows."""
+    """Options for turning records into packed rows."""
 
     length: int
-    """Tokens per packed row; no example is longer."""
+    """Tokens per packed row, and so the maximum length of an example."""
     overlong: Literal["drop", "truncate"]
     bad_records: Literal["error", "drop"]
 
@@ -41,8 +41,9 @@ class PrepareOptions:
 def prepare(source: AnyPath, folder: Path, model: Path, options: PrepareOptions, progress: ProgressLine) -> PackReport:
     """Tokenise `source` with the tokenizer of `model` and write packed rows into `folder`.
 
-    Raises `DataError` for an unreadable source or, unless they are dropped, its first bad record; `EmptyDataError`
-    when nothing is left to learn from; `ModelError` when `model` cannot tokenise, and `RunError` when workers die.
+    Raises `DataError` for an unreadable source, or for the first bad record unless bad records are dropped,
+    `EmptyDataError` if no response tokens are left, `ModelError` if `model` cannot tokenise, and `RunError` if workers
+    die.
     """
     started_s = time.monotonic()
     check_source(source)
@@ -60,7 +61,7 @@ def prepare(source: AnyPath, folder: Path, model: Path, options: PrepareOptions,
                     bad += 1
                 else:
                     raise BadRecordError(
-                        f"{source}, record {records}: {outcome}. Mend the record, or set bad_records: drop."
+                        f"{source}, record {records}: {outcome}. Correct the record, or set bad_records: drop."
                     )
             progress.update(records, {"tokens": packer.tokens})
         writer.write(packer.finish())
@@ -89,11 +90,11 @@ def prepare(source: AnyPath, folder: Path, model: Path, options: PrepareOptions,
 
 
 def _tokenised(source: AnyPath, model: SharedFolder) -> Iterator[list[Encoded | str]]:
-    """Yield block after block what became of each record: an example, or why there is none."""
+    """Yield the outcomes of each block of records: an example, or the reason why there is none."""
     dataset = read_raw(source, ROWS_PER_BLOCK).map_batches(
         _tokenise, fn_kwargs={"model": model}, batch_format="pyarrow"
     )
-    dataset.context.enable_progress_bars = False  # ours shows records and tokens instead of blocks
+    dataset.context.enable_progress_bars = False  # our own progress line shows records and tokens
     dataset.context.execution_options.preserve_order = True  # the same records give the same rows
     try:
         for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
@@ -109,7 +110,7 @@ def _encoder(model: SharedFolder) -> ChatEncoder:
 
 
 def _tokenise(batch: pa.Table, model: SharedFolder) -> pa.Table:
-    """JSON texts in; ids, response marks and problem (empty when there is none) out."""
+    """Turn JSON texts into ids, response marks and problems; a problem is empty for a good record."""
     parsed = [_parse(raw) for raw in batch["raw"].to_pylist()]
     encoded = iter(_encoder(model).encode([record for record in parsed if isinstance(record, Record)]))
     outcomes = [next(encoded) if isinstance(record, Record) else record for record in parsed]
@@ -117,8 +118,8 @@ def _tokenise(batch: pa.Table, model: SharedFolder) -> pa.Table:
     kept = [outcome if isinstance(outcome, Encoded) else nothing for outcome in outcomes]
     return pa.table(
         {
-            "tokens": _lists([each.tokens for each in kept]),
-            "response": _lists([each.response for each in kept]),
+            "tokens": _lists([example.tokens for example in kept]),
+            "response": _lists([example.response for example in kept]),
             "problem": ["" if isinstance(outcome, Encoded) else str(outcome) for outcome in outcomes],
         }
     )
@@ -132,7 +133,7 @@ def _parse(raw: bytes) -> Record | BadRecordError:
 
 
 def _outcomes(batch: pa.Table) -> list[Encoded | str]:
-    """Undo what `_tokenise` did to pass Ray."""
+    """Turn a table made by `_tokenise` back into outcomes."""
     pairs = zip(_arrays(batch["tokens"]), _arrays(batch["response"]), batch["problem"].to_pylist(), strict=True)
     return [problem or Encoded(tokens, response) for tokens, response, problem in pairs]
 
@@ -145,5 +146,5 @@ def _lists(arrays: Sequence[np.ndarray]) -> pa.LargeListArray:
 def _arrays(column: pa.ChunkedArray) -> Iterator[np.ndarray]:
     for lists in column.chunks:
         values = lists.values.to_numpy(zero_copy_only=False)
-        # Copied, or an example that waits in an open row would keep its whole block in Ray's memory.
+        # Copy; otherwise an example that waits in an open row would keep its whole block in Ray's memory.
         yield from (values[start:end].copy() for start, end in pairwise(lists.offsets.to_pylist()))

@@ -1,4 +1,4 @@
-"""Read records as a stream into a Ray dataset, in one task and in order (shell)."""
+"""Read records into a Ray dataset as a stream, in order and in one task (shell)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -21,10 +21,10 @@ CHUNK_RECORDS = 1024
 
 
 def read_raw(path: AnyPath, rows_per_block: int) -> ray.data.Dataset:
-    """Read JSONL (plain, gz, zst) or parquet as a binary column `raw`: the JSON text of a record, without blank lines.
+    """Read JSONL (plain, gz or zst) or parquet as a binary column `raw` with the JSON text of each record.
 
-    A record that is not JSON stays in the column: whoever parses it says so, and the other records go on. A file that
-    cannot be read fails in a worker, so look with `record_file.check_source` first.
+    Blank lines are left out. Text that is not JSON stays in the column, so that its parser can report it. An unreadable
+    file raises an error in a worker, so call `record_file.check_source` first.
     """
     absolute = path.absolute()
     return read_stream(partial(_tables, absolute), [absolute], rows_per_block, here=isinstance(path, Path))
@@ -33,22 +33,22 @@ def read_raw(path: AnyPath, rows_per_block: int) -> ray.data.Dataset:
 def read_stream(
     tables: Callable[[], Iterator[pa.Table]], paths: Sequence[AnyPath], rows_per_block: int, *, here: bool
 ) -> ray.data.Dataset:
-    """Return the dataset of the tables that one task yields, cut into blocks; `here` runs the task on this machine.
+    """Return a dataset of the tables that one task yields, split into blocks of `rows_per_block` rows.
 
-    `paths` are the files that the tables come from.
+    `paths` are the files that the tables come from. With `here` the task runs on this machine.
     """
-    # The task asks for no CPU: this machine may be a head without CPUs, or all of them are busy.
-    # Ray keeps a read that is followed by a repartition as separate tasks. After a map, Ray would fuse the repartition
-    # with the maps on both sides, and one task would do all of the work. One block is not split before that.
+    # The task requests no CPU, because this machine may be a head without CPUs, or all CPUs may be busy.
+    # Without the repartition, the single block of the task would not be split. After a map, Ray would fuse the
+    # repartition with the maps on both sides, and one task would do all of the work; after a read it does not.
     node = {"ray.io/node-id": ray.get_runtime_context().get_node_id()} if here else None
     stream = ray.data.read_datasource(_Stream(tables, paths), override_num_blocks=1, num_cpus=0, label_selector=node)
     return stream.repartition(target_num_rows_per_block=rows_per_block)
 
 
 def our_error(error: RayError) -> MarsRayError | None:
-    """Return the error of ours that made a worker fail, None when it was another."""
+    """Return the `MarsRayError` that made a worker fail, or None if it failed with another error."""
     cause: BaseException | None = error
-    # What Ray raises has our class as well as its own, and a stack of the worker for its message.
+    # The error that Ray raises also has our class, but its message is the stack trace of the worker.
     while isinstance(cause, RayError) or not (cause is None or isinstance(cause, MarsRayError)):
         cause = getattr(cause, "cause", None) or cause.__cause__
     # Ray writes advice on retries below the message.
@@ -56,7 +56,7 @@ def our_error(error: RayError) -> MarsRayError | None:
 
 
 class _Stream(Datasource):  # type: ignore[misc]  # Ray is untyped to us
-    """Tables that one task yields. Ray's own text reader would hold a file whole, and split it at U+0085."""
+    """Tables that one task yields. Ray's own text reader would hold a whole file in memory, and split at U+0085."""
 
     def __init__(self, tables: Callable[[], Iterator[pa.Table]], paths: Sequence[AnyPath]) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Read the JSON texts of a file of records in order, a chunk at a time: JSONL (plain, gz or zst) or parquet.
+"""Read the JSON texts of a file of records in order, in chunks: JSONL (plain, gz or zst) or parquet.
 
-Blank lines are left out. What is not JSON comes out as it is: whoever parses it says so. A line ends at a line feed and
-nowhere else: other characters that Unicode calls line ends may stand in JSON strings.
+Blank lines are left out. Text that is not JSON is passed on unchanged, and its parser reports it. A line ends only at a
+line feed, because JSON strings may contain other characters that Unicode treats as line ends.
 """
 
 import json
@@ -19,19 +19,19 @@ from mars_ray.storage.location import AnyPath, check_reachable
 PARQUET = ".parquet"
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
 KINDS = (PARQUET, ".jsonl", ".ndjson", *(f"{kind}{by}" for kind in (".jsonl", ".ndjson", ".json") for by in COMPRESSED))
-"""Suffixes of files of records."""
+"""Suffixes of supported files."""
 GIVE = "Give a .parquet file or JSONL: .jsonl, .jsonl.gz or .jsonl.zst."
 
 READ_BYTES = 1 << 20
 RECORD_BYTES_MAX = 64 << 20
-"""A longer line is no record but a file of another kind, and would be read into memory whole."""
+"""Maximum bytes of a line. A longer line means a file of another kind, which would fill the memory."""
 
 
 def check_source(path: AnyPath) -> None:
-    """Raise `DataError` when `path` is missing, of another kind, or damaged, `ConfigError` when its store is away.
+    """Raise `DataError` if `path` is missing, damaged or of another kind, `ConfigError` if its store is unreachable.
 
-    What is compressed is read to its end, many times faster than it is tokenised: half a download is found now and
-    not after hours of work.
+    Compressed files and parquet are read to the end, which is many times faster than tokenising them. An incomplete
+    download is therefore found now instead of after hours of work.
     """
     check_reachable(path)
     if path.is_dir():
@@ -52,7 +52,7 @@ def check_source(path: AnyPath) -> None:
 
 
 def read_records(path: AnyPath, chunk_records: int) -> Iterator[list[bytes]]:
-    """Yield the records in chunks, the last of which may be shorter. Raises `DataError` where the file is damaged."""
+    """Yield the records in chunks; the last chunk may be shorter. Raises `DataError` if the file is damaged."""
     records = _parquet_records(path, chunk_records) if path.suffix == PARQUET else _lines(path)
     with _damage_named(path):
         while chunk := list(islice(records, chunk_records)):
@@ -60,7 +60,7 @@ def read_records(path: AnyPath, chunk_records: int) -> Iterator[list[bytes]]:
 
 
 def _open_lines(path: AnyPath) -> BufferedReader:
-    # Arrow reads on where one compressed stream follows another.
+    # Arrow also reads files that consist of several compressed streams.
     return BufferedReader(pa.input_stream(path.open("rb"), compression=COMPRESSED.get(path.suffix)), READ_BYTES)
 
 
@@ -68,7 +68,9 @@ def _lines(path: AnyPath) -> Iterator[bytes]:
     with _open_lines(path) as file:
         while line := file.readline(RECORD_BYTES_MAX + 1):
             if len(line) > RECORD_BYTES_MAX:
-                raise DataError(f"{path} has a line of over {RECORD_BYTES_MAX >> 20} MiB: it is not one record a line.")
+                raise DataError(
+                    f"{path} has a line of over {RECORD_BYTES_MAX >> 20} MiB: it does not have one record per line."
+                )
             if stripped := line.strip():
                 yield stripped
 
@@ -81,7 +83,7 @@ def _parquet_records(path: AnyPath, batch_records: int) -> Iterator[bytes]:
 
 
 def _as_text(value: object) -> str:
-    # Some writers leave text unmarked, as bytes. What is not UTF-8 becomes lone surrogates, which records refuse.
+    # Some writers store text as bytes. Bytes that are not UTF-8 become lone surrogates, which `records` refuses.
     return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
 
 
@@ -91,6 +93,6 @@ def _damage_named(path: AnyPath) -> Iterator[None]:
         yield
     except DataError:
         raise
-    # Arrow raises ValueError and OverflowError for a value that Python has no form for, and stores errors of their own.
+    # Arrow raises ValueError or OverflowError for a value that Python cannot represent; stores have their own errors.
     except Exception as error:
         raise DataError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error

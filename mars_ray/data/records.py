@@ -1,4 +1,4 @@
-"""One training record: a conversation with at least one assistant turn."""
+"""Parse training records: conversations with at least one assistant turn."""
 
 import json
 from dataclasses import dataclass
@@ -8,24 +8,24 @@ from typing import Any
 from mars_ray.errors import BadRecordError
 
 Message = dict[str, str]
-"""`role` and `content`, as chat templates take them."""
+"""A message with `role` and `content`, as in chat templates."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 UNSUPPORTED = ("tool_calls", "function_call")
-"""Parts of a message that a template would render. Leaving them out unsaid would teach half an answer."""
+"""Parts of a message that are refused, because without them a model would learn incomplete answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A conversation to learn the assistant turns of."""
+    """A conversation whose assistant turns a model learns."""
 
     messages: tuple[Message, ...]
 
 
 def parse_record(raw: bytes) -> Record:
-    """Parse one record. Raises `BadRecordError` with the reason."""
-    # A field that is null is a field that is not there: parquet has every column in every record.
+    """Parse one record. Raises `BadRecordError` with the reason if it is invalid."""
+    # In parquet every record has every column, so null means that a field is absent.
     fields = {name: value for name, value in parse_object(raw).items() if value is not None}
     if "messages" in fields:
         messages = parse_messages(fields["messages"])
@@ -44,9 +44,9 @@ def parse_record(raw: bytes) -> Record:
 def parse_object(raw: bytes) -> dict[str, Any]:
     """Parse the UTF-8 JSON text of an object, with or without a byte-order mark. Raises `BadRecordError`."""
     try:
-        # Decoded here, because json.loads would also take UTF-16 and lone surrogates.
+        # Decode here, because json.loads would also accept UTF-16 and lone surrogates.
         fields = json.loads(raw.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested without end
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
         raise BadRecordError(f"it is not JSON ({error}): {raw[:60]!r}") from None
     if not isinstance(fields, dict):
         raise BadRecordError(f"it is not a JSON object but {raw[:60]!r}")
@@ -54,7 +54,7 @@ def parse_object(raw: bytes) -> dict[str, Any]:
 
 
 def parse_messages(value: object) -> tuple[Message, ...]:
-    """Check a list of messages. Raises `BadRecordError` naming the first bad one."""
+    """Check a list of messages. Raises `BadRecordError`, which names the first bad message."""
     if not isinstance(value, list) or not value:
         raise BadRecordError(f"'messages' must be a list with at least one message, not {_shown(value)}")
     return tuple(_message(f"message {number}", message) for number, message in enumerate(value))
@@ -80,7 +80,7 @@ def _text(fields: dict[str, Any], name: str) -> str:
 
 
 def _unicode(name: str, text: str) -> str:
-    """Return `text` unless it holds half of a surrogate pair, which JSON can spell and no tokenizer takes."""
+    """Return `text`. Raises `BadRecordError` for half of a surrogate pair, which JSON allows but no tokenizer does."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -1,9 +1,9 @@
-"""Find the files of records that an input stands for: a file, a folder, or a pattern such as `data/**/*.jsonl`, on
-this machine or in a store.
+"""Find the files of records of an input: a file, a folder, or a pattern such as `data/**/*.jsonl`, on this machine or
+in a store.
 
-Their order is fixed: the same input is the same rows in the same order. Names that begin with a dot or an underscore
-are left out, as everywhere where Spark and its kin write, unless the user's own words begin so. Links to folders are
-followed in patterns only.
+The files are sorted, so the same input always gives the same rows in the same order. Names that begin with a dot or an
+underscore are left out, as in Spark and similar tools, unless the input itself contains such a name. Links to folders
+are followed only in patterns.
 """
 
 import os
@@ -19,40 +19,40 @@ from mars_ray.storage.location import AnyPath, check_reachable, is_url, locate, 
 HIDDEN = (".", "_")
 
 
-def find_sources(given: str) -> tuple[AnyPath, ...]:
-    """Return the files that `given` stands for, at least one.
+def find_sources(name: str) -> tuple[AnyPath, ...]:
+    """Return the files of the input `name`, at least one.
 
-    Raises `DataError`, and `ConfigError` for a store that is out of reach.
+    Raises `DataError` if there is no file, and `ConfigError` for an unreachable store.
     """
-    files = _stored(given) if is_url(given) else _here(str(locate(given)))
-    asked = [part for part in Path(given).parts if part.startswith(HIDDEN)]
-    found = sorted(file for file in files if file.name.endswith(KINDS) and not _hidden(file, asked))
-    if not found:
-        raise DataError(f"{given} holds no file whose name ends with {', '.join(KINDS)}. {GIVE}")
-    return tuple(found)
+    files = _stored(name) if is_url(name) else _here(str(locate(name)))
+    named = [part for part in Path(name).parts if part.startswith(HIDDEN)]
+    sources = sorted(file for file in files if file.name.endswith(KINDS) and not _hidden(file, named))
+    if not sources:
+        raise DataError(f"{name} holds no file whose name ends with {', '.join(KINDS)}. {GIVE}")
+    return tuple(sources)
 
 
-def _here(given: str) -> set[AnyPath]:
-    # A name that looks like a pattern and is there is a name. Path.glob takes no absolute patterns.
-    roots = [given] if Path(given).exists() else glob(given, recursive=True)  # noqa: PTH207
+def _here(name: str) -> set[AnyPath]:
+    # If a path of this name exists, the name is not a pattern. Path.glob does not accept absolute patterns.
+    roots = [name] if Path(name).exists() else glob(name, recursive=True)  # noqa: PTH207
     if not roots:
-        raise _nothing(given)
+        raise _nothing(name)
     return {file for root in map(Path, roots) for file in ([root] if root.is_file() else _below(root))}
 
 
-def _stored(given: str) -> set[AnyPath]:
-    place = locate_url(given)
-    check_reachable(place)
-    with store_errors(place, DataError, "Cannot list", GIVE):
-        fs = place.fs
-        roots = [place.path] if fs.exists(place.path) else fs.glob(place.path)
+def _stored(url: str) -> set[AnyPath]:
+    path = locate_url(url)
+    check_reachable(path)
+    with store_errors(path, DataError, "Cannot list", GIVE):
+        fs = path.fs
+        roots = [path.path] if fs.exists(path.path) else fs.glob(path.path)
         if not roots:
-            raise _nothing(given)
-        return {locate(fs.unstrip_protocol(name)) for root in roots for name in fs.find(root)}
+            raise _nothing(url)
+        return {locate(fs.unstrip_protocol(file)) for root in roots for file in fs.find(root)}
 
 
-def _nothing(given: str) -> DataError:
-    return DataError(f"There is no file and no folder {given}, and nothing of that pattern. {GIVE}")
+def _nothing(name: str) -> DataError:
+    return DataError(f"There is no file or folder {name}, and no file matches it as a pattern. {GIVE}")
 
 
 def _below(folder: Path) -> Iterator[Path]:
@@ -60,9 +60,9 @@ def _below(folder: Path) -> Iterator[Path]:
         yield from (Path(parent, name) for name in names)
 
 
-def _hidden(file: AnyPath, asked: list[str]) -> bool:
+def _hidden(file: AnyPath, named: list[str]) -> bool:
     return any(
-        part.startswith(HIDDEN) and not any(part == name or fnmatchcase(part, name) for name in asked)
+        part.startswith(HIDDEN) and not any(part == name or fnmatchcase(part, name) for name in named)
         for part in file.parts
     )
 

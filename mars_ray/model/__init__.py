@@ -1,1 +1,1 @@
-"""Model folders: find, check, load and save them, with the mask token and the card."""
+"""Find, check, load and save model folders, including the mask token and the card."""

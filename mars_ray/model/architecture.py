@@ -1,7 +1,7 @@
 """Turn a config.json into the configuration of a decoder that transformers supports.
 
 In:    the JSON object.
-Out:   a configuration that names no code, weight file or kernel of its own.
+Out:   a configuration without names of code, weight files or kernels.
 Never: runs remote code. Entries that request it are left out, and a model that needs them is refused.
 """
 
@@ -20,7 +20,7 @@ from transformers.models.auto.modeling_auto import (
 from mars_ray.errors import ModelError, UnsafeModelError
 
 SAME_AS = {"a2d-qwen2": "qwen2"}
-"""Other names of known model types. The MARS authors published plain Qwen2 as a2d-qwen2."""
+"""Aliases of known model types. The MARS authors published plain Qwen2 as a2d-qwen2."""
 
 LARGEST = {
     "num_hidden_layers": 1 << 10,
@@ -35,24 +35,24 @@ LARGEST = {
     "num_local_experts": 1 << 12,
     "n_routed_experts": 1 << 12,
 }
-"""Bounds of declared sizes, about ten times those of the largest models, by their names in transformers. A number in a
-file costs nothing, but the network made from it could take all memory."""
+"""Upper bounds of declared sizes, about ten times the sizes of the largest models, by their names in transformers. A
+large number in a file could otherwise make a network that takes all memory."""
 _OF_THE_CLASS = frozenset({"architectures", "model_type"})
-"""Top-level entries to leave out: the class sets them, and saving writes them again."""
+"""Top-level entries to leave out; the configuration class sets them itself."""
 _PARTS = frozenset({"text_config", "decoder", "generator", "text_encoder"})
-"""Parts in which transformers looks for the sizes of the decoder; left out if the class has no such part."""
+"""Parts in which transformers looks for the sizes of the decoder. They are left out if the class has no such part."""
 _NAMES_CODE = re.compile(
     r"auto_map|trust_remote_code"  # code in the folder
-    r"|transformers_weights"  # another weight file than the one that was checked
+    r"|transformers_weights"  # a weight file other than the checked one
     r"|\w*_implementation(_internal)?|use_(hub_)?kernels?|\w*kernel_config"  # a kernel to fetch from a hub
     r"|fusion_config|distributed_config|\w*quantization_config"  # rewrite layers
     r"|custom_pipelines?|custom_generate"  # code in the folder
 )
-"""Entries to leave out at any depth, because a part of a configuration is a configuration itself."""
+"""Entries to leave out at any depth, because parts of a configuration are configurations, too."""
 
 
 def decoder_config(raw: dict[str, Any], folder: Path) -> PretrainedConfig:
-    """Return the configuration in `raw`. Raises `ModelError`, naming `folder`."""
+    """Return the configuration in `raw`. Raises `ModelError` if it is invalid; `folder` is for the message."""
     declared = raw.get("model_type")
     if not isinstance(declared, str) or not declared:
         raise ModelError(f"{folder}/config.json names no model_type. Give a folder saved by transformers.")
@@ -73,12 +73,13 @@ def decoder_config(raw: dict[str, Any], folder: Path) -> PretrainedConfig:
             "Give the unquantised model, whose name usually lacks the last part (-AWQ, -GPTQ, -bnb-4bit), or its "
             ".gguf file."
         )
-    known = CONFIG_MAPPING[model_type]
-    check_sizes(raw, f"{folder}/config.json", known.attribute_map)
+    config_class = CONFIG_MAPPING[model_type]
+    check_sizes(raw, f"{folder}/config.json", config_class.attribute_map)
     try:
-        left_out = _OF_THE_CLASS | (_PARTS - set(known.sub_configs))
-        config = known.from_dict({name: value for name, value in _without_code(raw).items() if name not in left_out})
-    # The values are untrusted, and each configuration class raises other errors.
+        left_out = _OF_THE_CLASS | (_PARTS - set(config_class.sub_configs))
+        kept = {name: value for name, value in _without_code(raw).items() if name not in left_out}
+        config = config_class.from_dict(kept)
+    # The values are untrusted, and each configuration class raises different errors.
     except Exception as error:
         raise ModelError(f"{folder}/config.json is not a valid {model_type} configuration: {error}") from error
     if getattr(config, "is_encoder_decoder", False):
@@ -101,21 +102,21 @@ def _is_decoder(model_type: str) -> bool:
 
 
 def check_sizes(declared: Mapping[str, Any], source: str, names: Mapping[str, str] | None = None) -> None:
-    """Raise `ModelError` for a size out of bounds in `declared`, at any depth; `source` is for the message.
+    """Raise `ModelError` if a size in `declared` is out of bounds, at any depth; `source` is for the message.
 
-    `names` maps names of sizes in transformers to those in `declared`, if they differ.
+    `names` maps the names of sizes in transformers to their names in `declared`, if they differ.
     """
     bounds = LARGEST | {own: LARGEST[name] for name, own in (names or {}).items() if name in LARGEST}
-    left: list[Any] = [declared]
-    while left:
-        match left.pop():
+    pending: list[Any] = [declared]
+    while pending:
+        match pending.pop():
             case dict() as part:
                 for name, value in part.items():
                     if name in bounds:
                         _check_size(source, name, value, bounds[name])
-                left += part.values()
+                pending += part.values()
             case list() as parts:
-                left += parts
+                pending += parts
 
 
 def _check_size(source: str, name: str, value: Any, largest: int) -> None:

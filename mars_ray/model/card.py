@@ -19,7 +19,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class _Frozen(BaseModel):
-    # JSON has no NaN: infinite numbers and NaN are refused instead of written as null.
+    # JSON has no NaN or infinity. Refuse them; otherwise they would be written as null.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
@@ -42,16 +42,16 @@ class CalibrationPoint(_Frozen):
     """All tokens divided by all forwards."""
     tokens_per_forward_std: float | None
     agreement: float
-    """Share of the tokens that autoregressive decoding would choose too, given the tokens before them."""
+    """Share of the tokens that autoregressive decoding would also choose, given the tokens before them."""
     agreement_std: float | None
     accuracy: float | None
     """Mean over task families of the share of right answers; null for data without verifiers."""
     accuracy_std: float | None
     examples: Count
-    """Number of examples in all samples, as the other counts."""
+    """Number of examples, in all samples together like the other counts."""
     tokens: Count
     seeds: Annotated[int, Field(ge=1)]
-    """Number of samples: seeds of held-out examples, or parts of a file."""
+    """Number of samples: seeds of held-out examples, or parts of a data file."""
     data: str
     by_family: dict[str, FamilyPoint]
     """Results by task family; empty for other data."""
@@ -62,7 +62,7 @@ class Card(_Frozen):
 
     method: Literal["ar", "mars"]
     block: Annotated[int, Field(ge=1)] | None
-    """Largest number of tokens predicted per forward in training, with the autoregressive one."""
+    """Maximum number of tokens predicted per forward in training, including the autoregressive token."""
     objective: dict[str, bool | float | str]
     """Other settings of the training objective, by their names in the configuration."""
     mask_token: str
@@ -75,7 +75,7 @@ class Card(_Frozen):
     versions: dict[str, str]
     losses: dict[str, float]
     base_model: str | None = None
-    """Model that training started from, for a hub `organisation/name@commit`; null if unknown."""
+    """Model that training started from: `organisation/name@commit` for a hub; null if unknown."""
     calibration: tuple[CalibrationPoint, ...] = ()
 
     @model_validator(mode="after")
@@ -86,7 +86,7 @@ class Card(_Frozen):
 
 
 def read_card(folder: Path) -> Card | None:
-    """Return the card in `folder`, None without the file. Raises `ModelError` for an invalid card."""
+    """Return the card in `folder`, or None if there is no card. Raises `ModelError` for an invalid card."""
     path = folder / CARD_FILE
     if not path.is_file():
         return None
@@ -102,7 +102,7 @@ def read_card(folder: Path) -> Card | None:
 
 
 def write_card(card: BaseModel, folder: Path) -> None:
-    """Write `mars.json` of a model or an adapter into an existing folder. Readers see the old card or the new one."""
+    """Write `mars.json` of a model or an adapter into an existing folder, atomically."""
     partial = folder / f".{CARD_FILE}.{uuid.uuid4().hex[:8]}.partial"
     try:
         partial.write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -123,5 +123,5 @@ def library_versions() -> dict[str, str]:
 def _installed(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # a source tree on the path
+    except PackageNotFoundError:  # imported from a source tree
         return "not installed"

@@ -1,8 +1,8 @@
 """Load and save a checkpoint as a plain Hugging Face folder.
 
 In:    a folder with a decoder, its tokenizer and perhaps a card; or a checkpoint.
-Out:   a Checkpoint whose network and tokenizer share a mask token; or a folder any Hugging Face tool opens.
-Never: leaves a half-written folder, overwrites another, changes the network it saves.
+Out:   a Checkpoint whose network and tokenizer share a mask token; or a folder that any Hugging Face tool can open.
+Never: leaves a half-written folder, overwrites another folder, changes the network that it saves.
 """
 
 import json
@@ -35,7 +35,7 @@ class Checkpoint:
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """Ids that end a response: those of the generation config, and the tokenizer's end of sequence."""
+        """Ids that end a response: the stop ids of the generation config, and the tokenizer's end of sequence."""
         configured = self.network.generation_config.eos_token_id
         ids = configured if isinstance(configured, list) else [configured]
         return frozenset(number for number in (*ids, self.tokenizer.eos_token_id) if number is not None)
@@ -48,7 +48,7 @@ def load_checkpoint(
     device: str | torch.device = "cpu",
     attention: str = "sdpa",
 ) -> Checkpoint:
-    """Check `folder` and load it as `load_model` does."""
+    """Check `folder` and load its model with `load_model`."""
     return load_model(check_folder(folder), dtype=dtype, device=device, attention=attention)
 
 
@@ -59,7 +59,7 @@ def load_model(
     device: str | torch.device = "cpu",
     attention: str = "sdpa",
 ) -> Checkpoint:
-    """Load a model in eval mode, in its resolved dtype or in `dtype`; a mask token is added if it has none."""
+    """Load a model in eval mode, in its resolved dtype or in `dtype`. A mask token is added if there is none."""
     card = model.card
     tokenizer = model.load_tokenizer()
     network = load_network(model, dtype or getattr(torch, model.dtype.name), attention)
@@ -78,12 +78,12 @@ def save_checkpoint(checkpoint: Checkpoint, folder: Path, *, dtype: torch.dtype 
 
 
 def save_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Create `folder`, which must be absent or empty, with the files of `write`: all of them or none."""
+    """Create `folder`, which must be absent or empty, atomically with the files that `write` writes."""
     folder = folder.absolute()
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise OutputError(f"{folder} is already in use. Give a new folder or remove this one.")
-        # Next to the target, so that the rename stays on one file system.
+        # In the same parent folder, so that the rename stays on one file system.
         partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")
         partial.mkdir(parents=True)
         try:
@@ -101,20 +101,20 @@ def _write(checkpoint: Checkpoint, folder: Path, dtype: torch.dtype | None) -> N
     network.save_pretrained(folder, state_dict=state)
     share_weights(folder)
     if dtype is not None:
-        _say_dtype(folder / "config.json", dtype)
+        _write_dtype(folder / "config.json", dtype)
     checkpoint.tokenizer.save_pretrained(folder)
     if checkpoint.card is not None:
         write_card(checkpoint.card, folder)
 
 
 def share_weights(folder: Path) -> None:
-    """Give the weights in `folder` the permissions of its config.json; safetensors makes them private."""
+    """Give the weights in `folder` the permissions of its config.json, because safetensors makes them private."""
     for weights in folder.glob("*.safetensors"):
         weights.chmod((folder / "config.json").stat().st_mode)
 
 
 def _cast(state: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    # Tied tensors must stay one tensor, because transformers finds them that way when it saves.
+    # Tied tensors must stay one tensor, because transformers recognises them by this when it saves.
     cast_once: dict[tuple[int, torch.Size], torch.Tensor] = {}
     result = {}
     for name, tensor in state.items():
@@ -125,7 +125,7 @@ def _cast(state: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch
     return result
 
 
-def _say_dtype(config_file: Path, dtype: torch.dtype) -> None:
-    # transformers writes the dtype of the network in memory, which is not the one in the file.
+def _write_dtype(config_file: Path, dtype: torch.dtype) -> None:
+    # transformers writes the dtype of the network in memory, which differs from the dtype of the file.
     config = read_json_object(config_file) | {"dtype": str(dtype).removeprefix("torch.")}
     config_file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,6 +1,6 @@
-"""Digests of a model folder: of all files that change answers, or of the weights.
+"""Compute digests of a model folder: of all files that affect answers, or of the weights only.
 
-The card is not included, because a calibration changes no answer.
+The card is not included, because a calibration affects no answer.
 """
 
 import hashlib
@@ -12,12 +12,12 @@ DIGITS = 16
 
 
 def folder_digest(folder: Path) -> str:
-    """Return 16 hexadecimal digits of weights, config, tokenizer and chat template; reads about a gigabyte a second."""
+    """Return the 16-digit digest of weights, config, tokenizer and chat template; reads about a gigabyte per second."""
     return _digest(folder, PATTERNS)
 
 
 def weights_digest(folder: Path) -> str:
-    """Return 16 hexadecimal digits of the weights, which do not change with library versions in the config."""
+    """Return the 16-digit digest of the weights, which does not depend on library versions in the config."""
     return _digest(folder, (WEIGHTS,))
 
 

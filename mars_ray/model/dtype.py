@@ -1,4 +1,4 @@
-"""Choose the dtype of a model by the checkpoint and the device, without reading a tensor."""
+"""Choose the dtype of a model from the checkpoint and the device, without reading a tensor."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,18 +7,18 @@ from typing import Literal
 from mars_ray.model.weights import count_parameters
 
 Dtype = Literal["float32", "bfloat16"]
-"""Name in torch of a dtype that models run in."""
+"""Torch name of a dtype that models can run in."""
 DtypeOrAuto = Literal["auto", "float32", "bfloat16"]
-"""Dtype option of users; see `resolve_dtype`."""
+"""Dtype option; see `resolve_dtype`."""
 
 LARGE = 50_000_000
-"""Smallest number of parameters for bfloat16. With 100 million or more bfloat16 was 1.5 to 5 times as fast as float32,
-with 3.4 million it was slower."""
+"""Minimum number of parameters for bfloat16. Measured with 100 million or more parameters, bfloat16 was 1.5 to 5 times
+as fast as float32; with 3.4 million it was slower."""
 HALF = frozenset({"BF16", "F16"})
 """Names of 16-bit dtypes in safetensors."""
 CPU_INFO = Path("/proc/cpuinfo")
 FAST_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-"""Flags of processors that multiply in bfloat16; the last one is ARM's."""
+"""Flags in /proc/cpuinfo of CPUs that multiply in bfloat16; 'bf16' is the flag of ARM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class ResolvedDtype:
 
 
 def resolve_dtype(dtype: DtypeOrAuto, folder: Path, device: str) -> ResolvedDtype:
-    """Return `dtype`; for "auto" return bfloat16 for large checkpoints of 16 bits if the device is fast at it.
+    """Return `dtype`. "auto" is bfloat16 for a large 16-bit checkpoint on a device that is fast at it.
 
     `folder` must have been checked.
     """
@@ -39,7 +39,7 @@ def resolve_dtype(dtype: DtypeOrAuto, folder: Path, device: str) -> ResolvedDtyp
     parameters = count_parameters(folder)
     total = parameters.total()
     if 2 * sum(count for name, count in parameters.items() if name in HALF) < total:
-        return ResolvedDtype("float32", "that of the checkpoint")
+        return ResolvedDtype("float32", "the dtype of the checkpoint")
     if total < LARGE:
         return ResolvedDtype("float32", f"bfloat16 gains nothing for {total / 1e6:,.1f} million parameters")
     if device == "cpu" and not FAST_FLAGS & _cpu_flags():
@@ -50,6 +50,6 @@ def resolve_dtype(dtype: DtypeOrAuto, folder: Path, device: str) -> ResolvedDtyp
 def _cpu_flags() -> set[str]:
     try:
         lines = CPU_INFO.read_text().splitlines()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return set()
     return {word for line in lines if line.lower().startswith(("flags", "features")) for word in line.split()}

@@ -28,35 +28,39 @@ class ResolvedModel:
     config: PretrainedConfig
     card: Card | None
     dtype: ResolvedDtype
-    """Number format to load the weights in."""
+    """Dtype to load the weights in."""
     tokenizer_is_custom: bool
-    """True if the tokenizer names code of its own; tokenizer.json is read instead."""
+    """True if the tokenizer requires code of its own; tokenizer.json is read instead."""
 
     @property
     def max_positions(self) -> int:
-        """Longest sequence of the model, in tokens."""
+        """Maximum length of a sequence, in tokens."""
         length: int = self.config.get_text_config().max_position_embeddings
         return length
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
-        """Load the tokenizer. Raises `ModelError`."""
+        """Load the tokenizer. Raises `ModelError` if it cannot be loaded."""
         return load_tokenizer(self.folder, self.config, self.tokenizer_is_custom)
 
 
 def open_model(name: str, dtype: DtypeOrAuto = "auto", device: str = "cpu") -> ResolvedModel:
-    """Find the model that a user calls `name`, fetch it if needed, and check it; `device` decides dtype "auto"."""
+    """Find the model `name`, fetch it if needed, and check it; dtype "auto" depends on `device`."""
     return check_folder(resolve_model(name).absolute(), dtype, device)
 
 
 def check_folder(folder: Path, dtype: DtypeOrAuto = "auto", device: str = "cpu") -> ResolvedModel:
-    """Check a model folder; `device` decides dtype "auto". Raises `ModelError` for missing or unsafe files."""
+    """Check a model folder; dtype "auto" depends on `device`. Raises `ModelError` for missing or unsafe files."""
     if not folder.is_dir():
-        what = "is a file" if folder.exists() else "does not exist"
-        raise ModelError(f"{folder} {what}. Expected a folder with config.json, model.safetensors and tokenizer.json.")
+        problem = "is a file" if folder.exists() else "does not exist"
+        raise ModelError(
+            f"{folder} {problem}. Expected a folder with config.json, model.safetensors and tokenizer.json."
+        )
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no config.json. Expected a folder saved by transformers or by mars-ray.")
     if (folder / "adapter_config.json").is_file():
-        raise ModelError(f"{folder} holds an adapter. Merge it into its model (peft: merge_and_unload) and save that.")
+        raise ModelError(
+            f"{folder} holds an adapter. Merge it into its model (peft: merge_and_unload) and save the result."
+        )
     config = decoder_config(read_json_object(folder / "config.json"), folder)
     check_weights(folder)
     return ResolvedModel(

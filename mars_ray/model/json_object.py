@@ -8,7 +8,7 @@ from mars_ray.errors import ModelError
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in `path`. Raises `ModelError`."""
+    """Return the JSON object in `path`. Raises `ModelError` if it cannot be read."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -2,7 +2,7 @@
 
 In:    a ResolvedModel, a dtype, an attention implementation.
 Out:   the network on the CPU, in eval mode.
-Never: keeps random weights: a weight that the files lack is an error, where transformers only warns.
+Never: keeps random weights: a missing weight is an error, while transformers only warns.
 """
 
 from typing import Any
@@ -15,11 +15,11 @@ from mars_ray.model.folder import ResolvedModel
 from mars_ray.model.weights import count_parameters
 
 SPARE_NUMBERS = 1 << 26
-"""Missing weights tolerated before the network is made; if fewer are missing, the later error names them."""
+"""Number of missing weights that do not prevent loading. The error after loading names the missing weights."""
 
 
 def load_network(model: ResolvedModel, dtype: torch.dtype, attention: str) -> PreTrainedModel:
-    """Return the causal language model of `model`, or raise a `ModelError` with the reason."""
+    """Return the causal language model of `model`. Raises `ModelError` if the weights cannot be loaded."""
     network_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(model.config)]
     try:
         _check_memory(network_class, model)
@@ -35,7 +35,7 @@ def load_network(model: ResolvedModel, dtype: torch.dtype, attention: str) -> Pr
         )
     except ModelError:
         raise
-    # The sizes are untrusted, and each layer raises other errors for wrong ones.
+    # The sizes are untrusted, and each layer raises different errors for wrong sizes.
     except Exception as error:
         raise ModelError(
             f"{model.folder}: the weights cannot be loaded as {model.config.model_type}: {error}"
@@ -43,7 +43,7 @@ def load_network(model: ResolvedModel, dtype: torch.dtype, attention: str) -> Pr
     missing = sorted(report["missing_keys"])
     if missing:
         raise ModelError(
-            f"{model.folder} lacks {len(missing)} weights that config.json asks for: {', '.join(missing[:3])}. "
+            f"{model.folder} lacks {len(missing)} weights that config.json requires: {', '.join(missing[:3])}. "
             "Download or save the model again."
         )
     _untie_in_config_what_is_not_tied(network)
@@ -51,7 +51,7 @@ def load_network(model: ResolvedModel, dtype: torch.dtype, attention: str) -> Pr
 
 
 def _check_memory(network_class: Any, model: ResolvedModel) -> None:
-    """Raise `ModelError` for a network far larger than its files, because transformers would allocate it first."""
+    """Raise `ModelError` if the network is far larger than its files, because transformers would allocate it first."""
     with torch.device("meta"):
         network = network_class(model.config)
     network.tie_weights()
@@ -59,7 +59,7 @@ def _check_memory(network_class: Any, model: ResolvedModel) -> None:
     held = count_parameters(model.folder).total()
     if needed > 2 * held + SPARE_NUMBERS:
         raise ModelError(
-            f"{model.folder}: config.json asks for {needed:,} weights, the files hold {held:,}. Download or save the "
+            f"{model.folder}: config.json requires {needed:,} weights, but the files hold {held:,}. Download or save the "
             "model again."
         )
 

@@ -1,1 +1,1 @@
-"""Fine-tuning with the autoregressive or the MARS objective; exact resume, plain torch inside a Ray shell."""
+"""Fine-tuning with the autoregressive or the MARS objective: plain torch inside a Ray shell, with exact resume."""

@@ -1,7 +1,8 @@
-"""The C library's memory, kept between the steps of a training run.
+"""Keep freed memory in the process between the steps of a training run.
 
-Each step frees all its activations, and glibc gives large blocks back to the system at once, which has to clear every
-page of them again a moment later: a third of a step of 135 million parameters. What a run holds is its peak either way.
+Each step frees all its activations. By default glibc returns large blocks to the system at once, and the system clears
+every page again when the next step allocates it; this takes a third of a step with 135 million parameters. The peak
+memory of a run is the same either way.
 """
 
 import ctypes
@@ -12,7 +13,7 @@ GROWTH_BYTES = 64 << 20
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep what it frees until it ends; nothing happens where the C library is not glibc."""
+    """Make this process keep the memory it frees until it ends; does nothing if the C library is not glibc."""
     if sys.platform != "linux":
         return
     library = ctypes.CDLL(None)

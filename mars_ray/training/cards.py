@@ -1,4 +1,4 @@
-"""The cards of what a run has made: a model, or an adapter."""
+"""Make the card of the model or adapter that a run has trained."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ def model_card(
     state: RunState,
     losses: dict[str, float],
 ) -> Card:
-    """Return the card of a model trained by `config` from that in `base`."""
+    """Return the card of a model trained with the settings `config` from the model in `base`."""
     objective = config.objective
     mars = objective.kind == "mars"
     return Card(
@@ -37,13 +37,12 @@ def model_card(
 def adapter_card(
     config: TrainConfig, base: Path, data: PackedData, state: RunState, losses: dict[str, float]
 ) -> AdapterCard:
-    """Return the card of an adapter trained by `config` for the model in `base`."""
+    """Return the card of an adapter trained with the settings `config` for the model in `base`."""
     objective = config.objective
     init = objective.adapter.init if objective.adapter else None
-    told = {"growth", "phase", "decay", "distill"}
     return AdapterCard(
         block=objective.block,
-        objective=objective.model_dump(include=told),
+        objective=objective.model_dump(include={"growth", "phase", "decay", "distill"}),
         base_digest=weights_digest(base),
         init_digest=folder_digest(Path(init)) if init else None,
         **_of_the_run(config, base, data, state, losses),
@@ -53,7 +52,7 @@ def adapter_card(
 def _of_the_run(
     config: TrainConfig, base: Path, data: PackedData, state: RunState, losses: dict[str, float]
 ) -> dict[str, Any]:
-    """Return what both cards say."""
+    """Return the fields that both kinds of card share."""
     return {
         "base_model": model_label(config.model, base),
         "data": config.data.train.name,

@@ -1,7 +1,7 @@
-"""The state of a run at a step: weights, optimizer and random state of every worker, as accelerate saves them.
+"""Save and load the state of a run: weights, optimizer and random state of every worker, as accelerate saves them.
 
-The folder is written by all workers together; `step.json` in it is the rest of the state, for rows, phases and
-learning rate are functions of the step.
+All workers write the folder together. Its file `step.json` is the rest of the state: rows, phases and learning rate
+depend only on the step.
 """
 
 import json
@@ -13,11 +13,11 @@ from accelerate import Accelerator
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """How far a run has come."""
+    """Progress of a run."""
 
     steps: int = 0
     tokens: int = 0
-    """Clean-stream tokens seen, padding left out."""
+    """Tokens of the clean stream seen so far, without padding."""
 
 
 def save_state(folder: Path, state: RunState, accelerator: Accelerator) -> None:
@@ -28,6 +28,6 @@ def save_state(folder: Path, state: RunState, accelerator: Accelerator) -> None:
 
 
 def load_state(folder: Path, accelerator: Accelerator) -> RunState:
-    """Put weights, optimizer and random state back; return where the run was."""
+    """Restore weights, optimizer and random state; return the progress of the run."""
     accelerator.load_state(str(folder))
     return RunState(**json.loads((folder / "step.json").read_text()))

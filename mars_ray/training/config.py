@@ -1,6 +1,6 @@
-"""What a training run is: the YAML of `mars-ray train --config`, checked when it is read.
+"""Settings of a training run: the YAML of `mars-ray train --config`, checked before the run starts.
 
-Every key is known, every value in range, or `ConfigError` says which is not; nothing has started by then.
+An unknown key or a value out of range raises `ConfigError`, which names it.
 """
 
 from pathlib import Path
@@ -14,10 +14,10 @@ from mars_ray.model.dtype import DtypeOrAuto
 from mars_ray.storage.location import AnyPath, locate
 
 
-def _located(given: object) -> AnyPath:
-    if not isinstance(given, str | AnyPath):
+def _located(path: object) -> AnyPath:
+    if not isinstance(path, str | AnyPath):
         raise ValueError("must be a path or URL")
-    return locate(given)
+    return locate(path)
 
 
 Place = Annotated[AnyPath, PlainValidator(_located), PlainSerializer(str)]
@@ -29,50 +29,50 @@ class _Section(BaseModel):
 
 
 class DataSection(_Section):
-    """The data to learn from."""
+    """Training data and held-out data."""
 
     train: Place
-    """JSONL (plain, gz, zst) or parquet, as a path or URL, with `messages`, or `prompt` and `response`."""
+    """JSONL (plain, gz or zst) or parquet, as a path or URL. Each record has `messages`, or `prompt` and `response`."""
     heldout: Place
-    """The same form; a few rows of it are measured while training runs."""
+    """Data of the same form; a few packed rows of it are measured during training."""
     length: int = Field(512, ge=8)
-    """Tokens per packed row; no example is longer."""
+    """Tokens per packed row, and so the maximum length of an example."""
     overlong: Literal["drop", "truncate"] = "drop"
     bad_records: Literal["error", "drop"] = "error"
 
 
 class AdapterSection(_Section):
-    """A gated LoRA that learns in place of the model, which stays as it is."""
+    """A gated LoRA that is trained instead of the model, whose weights do not change."""
 
     rank: int = Field(64, ge=1)
     alpha: float | None = Field(None, gt=0)
-    """Its products are scaled by alpha / rank; twice the rank by default."""
+    """Low-rank products are scaled by alpha / rank. Default: twice the rank."""
     target_modules: tuple[str, ...] | None = None
-    """Names of the linear layers it stands beside, such as q_proj; all of them by default."""
+    """Names of the linear layers to adapt, such as q_proj. Default: all of them."""
     init: str | None = None
-    """An adapter to begin with, of the same sizes: a folder, its URL or a name on a hub; it may be that of another
-    model, such as the one this model was fine-tuned from."""
+    """Adapter to start from, of the same sizes: a folder, its URL or a name on a hub. It may have been trained for
+    another model, such as the one this model was fine-tuned from."""
 
 
 class ObjectiveSection(_Section):
-    """The training objective. Its defaults are what won in every seed of `pipelines/reproduction`."""
+    """The training objective. The defaults were the best settings in every seed of `pipelines/reproduction`."""
 
     kind: Literal["ar", "mars"]
     block: int = Field(16, ge=2, le=64)
     """Masks per block."""
     growth: bool = True
-    """Begin with short blocks, which grow to `block` by the end of the run."""
+    """Start with short blocks that grow to `block` by the end of the run."""
     phase: Literal["absolute", "random"] = "random"
-    """Blocks start at multiples of `block` (as the authors) or are shifted at random per example."""
+    """Blocks start at multiples of `block`, as in the paper, or are shifted at random for each example."""
     ar_weight: float = Field(1.0, ge=0)
-    """What the loss of the clean stream counts against that of the noisy one."""
+    """Weight of the clean stream's loss relative to the noisy stream's loss."""
     decay: float = Field(1.0, gt=0, le=1)
-    """What a mask counts against the one before it in its block."""
+    """Weight of a mask relative to the mask before it in its block."""
     distill: float = Field(0.0, ge=0, le=1)
-    """Share of a mask's target that is what the clean stream predicts; the rest is the token of the data. With an
-    adapter it is 1 by default: the model itself says what is to be looked ahead to, whatever the text."""
+    """Weight of the clean stream's prediction in the target of a mask; the rest is the token of the data. Default with
+    an adapter: 1, so that masks learn to predict the model itself, whatever the text is."""
     adapter: AdapterSection | None = None
-    """Train an adapter at the masks and leave the model as it is."""
+    """Train an adapter that acts at masks, and leave the model unchanged."""
 
     @model_validator(mode="before")
     @classmethod
@@ -83,29 +83,29 @@ class ObjectiveSection(_Section):
     def _each_has_an_effect(self) -> "ObjectiveSection":
         chosen = [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]
         if self.kind == "ar" and (idle := [name for name in chosen if name != "kind"]):
-            raise ValueError(f"{', '.join(idle)}: only kind mars has masks; kind is ar")
+            raise ValueError(f"{', '.join(idle)}: only kind mars has masks, but kind is ar")
         if self.adapter and "ar_weight" in chosen:
             raise ValueError("ar_weight trains the model itself, which stays as it is with an adapter")
         return self
 
 
 class OptimizerSection(_Section):
-    """AdamW under a linear warm-up and a cosine to zero."""
+    """AdamW with a linear warm-up and a cosine decay to zero."""
 
     learning_rate: float = Field(gt=0)
     epochs: float = Field(gt=0)
     batch_rows: int = Field(16, ge=1)
-    """Packed rows per optimizer step, over all workers."""
+    """Packed rows per optimizer step, summed over all workers."""
     micro_rows: int = Field(16, ge=1)
-    """Packed rows per forward on one worker; the gradients of a step are accumulated."""
+    """Packed rows per forward on one worker; gradients are accumulated over the forwards of a step."""
     warmup: float = Field(0.03, ge=0, lt=1)
-    """Share of the steps in which the learning rate rises."""
+    """Share of the steps during which the learning rate rises."""
     weight_decay: float = Field(0.01, ge=0)
     clip_norm: float = Field(1.0, gt=0)
 
 
 class ComputeSection(_Section):
-    """The workers of a run, and what each of them has."""
+    """The workers of a run and their resources."""
 
     workers: int = Field(1, ge=1)
     cpus_per_worker: int = Field(1, ge=1)
@@ -113,11 +113,11 @@ class ComputeSection(_Section):
     gpu: bool = False
     """Whether each worker has a GPU."""
     precision: DtypeOrAuto = "auto"
-    """bfloat16 is mixed precision: weights and optimizer stay float32. auto takes it for a large checkpoint of 16 bits
-    where the machine is fast at it."""
+    """bfloat16 means mixed precision: weights and optimizer stay in float32. auto chooses bfloat16 for a large 16-bit
+    checkpoint if the machine is fast at it."""
     sharding: Literal["ddp", "fsdp"] = "ddp"
     worker_restarts: int = Field(3, ge=0)
-    """How often dead workers are replaced before the run gives up."""
+    """Number of times that dead workers are replaced before the run fails."""
 
 
 class TrainConfig(_Section):
@@ -135,24 +135,25 @@ class TrainConfig(_Section):
     """Steps between two saved states."""
     checkpoints_kept: int = Field(2, ge=1)
     measure_every: int = Field(20, ge=1)
-    """Steps between two looks at the held-out rows; there is one more after the last step."""
+    """Steps between two measurements of the held-out rows; another one follows the last step."""
     measure_rows: int = Field(16, ge=1)
     seed: int = 0
 
     @model_validator(mode="after")
     def _rows_divide_evenly(self) -> "TrainConfig":
-        workers, batch_rows = self.compute.workers, self.optimizer.batch_rows
+        workers = self.compute.workers
+        batch_rows = self.optimizer.batch_rows
         if batch_rows % workers:
             raise ValueError(f"optimizer.batch_rows is {batch_rows}, which {workers} workers cannot share evenly")
         if self.compute.sharding == "fsdp" and not self.compute.gpu:
             raise ValueError("compute.sharding is fsdp, which needs compute.gpu: true")
         if self.compute.sharding == "fsdp" and self.objective.adapter:
-            raise ValueError("compute.sharding is fsdp, which an adapter has no use for: the model is not trained")
+            raise ValueError("compute.sharding is fsdp, which is useless with an adapter: the model is not trained")
         return self
 
 
 def read_config(path: Path) -> TrainConfig:
-    """Read a YAML file. Raises `ConfigError` naming each wrong key or value."""
+    """Read the settings of a run from a YAML file. Raises `ConfigError`, which names each wrong key or value."""
     try:
         fields = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -160,23 +161,25 @@ def read_config(path: Path) -> TrainConfig:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read as YAML: {error}") from None
     if not isinstance(fields, dict):
-        raise ConfigError(f"{path} holds no settings. See pipelines/finetune.yaml for what a run needs.")
+        raise ConfigError(f"{path} holds no settings. See pipelines/finetune.yaml for an example.")
     return parse_config(fields, str(path))
 
 
 def parse_config(fields: dict[str, Any], origin: str) -> TrainConfig:
-    """Check settings that came from `origin`. Raises `ConfigError` naming each wrong key or value."""
+    """Check settings; `origin` is for the message. Raises `ConfigError`, which names each wrong key or value."""
     try:
         return TrainConfig.model_validate(fields)
     except ValidationError as error:
-        problems = [_problem(".".join(map(str, each["loc"])), each["msg"], each["input"]) for each in error.errors()]
+        problems = [
+            _problem(".".join(map(str, problem["loc"])), problem["msg"], problem["input"]) for problem in error.errors()
+        ]
         raise ConfigError(f"{origin}: " + "; ".join(problems)) from None
 
 
-def _problem(where: str, message: str, value: object) -> str:
+def _problem(key: str, message: str, value: object) -> str:
     if message == "Extra inputs are not permitted":
-        return f"{where} is not a setting; check its spelling"
+        return f"{key} is not a setting; check its spelling"
     if message == "Field required":
-        return f"{where} is missing"
+        return f"{key} is missing"
     message = message.removeprefix("Value error, ")
-    return f"{where} = {value!r}: {message}" if where else message
+    return f"{key} = {value!r}: {message}" if key else message

@@ -1,7 +1,7 @@
-"""How far a model being trained can look ahead, from one forward over held-out rows.
+"""Measure the lookahead of a model during training, with one forward over held-out rows.
 
-Teacher-forced: every block of the noisy stream is a place where a decoder could stand. So the figures are those of
-a decoder put there, before any of its own tokens could lead it astray.
+The measurement is teacher-forced: every block of the noisy stream is a position that a decoder could have reached, so
+the figures are those of a decoder that has made no error before it.
 """
 
 from collections import defaultdict
@@ -18,20 +18,21 @@ from mars_ray.method.streams import IGNORE, Streams
 
 @dataclass(frozen=True, slots=True)
 class HeldoutLookahead:
-    """How far a model looks ahead at one threshold, on held-out rows."""
+    """Lookahead of a model at one threshold, on held-out rows."""
 
     tokens_per_forward: float
-    """1 + the mean run of accepted masks, at most block - 1 of them."""
+    """1 + the mean number of masks accepted in a row, at most block - 1 of them."""
     agreement: float | None
-    """Share of the accepted tokens that are what the clean stream gives there; None when none was accepted."""
+    """Share of the accepted tokens that equal the clean stream's prediction; None if no token was accepted."""
 
 
 @torch.inference_mode()
 def look_ahead(network: PreTrainedModel, streams: Streams, *, block: int, threshold: float) -> HeldoutLookahead:
-    """Measure acceptance by probability at `threshold` on streams made with blocks of `block`."""
+    """Measure how many masks have a probability of at least `threshold`; `block` is the block size of `streams`."""
     labelled_RS = streams.label_RS != IGNORE
     logits_MV = training_logits(network, streams, labelled_RS)
-    token_M, confidence_M = logits_MV.argmax(dim=-1).tolist(), confidence(logits_MV, Metric.PROBABILITY).tolist()
+    token_M = logits_MV.argmax(dim=-1).tolist()
+    confidence_M = confidence(logits_MV, Metric.PROBABILITY).tolist()
     row_M, slot_M = (index.tolist() for index in labelled_RS.nonzero(as_tuple=True))
     clean_token: dict[tuple[int, int, int], int] = {}
     masks: dict[tuple[int, int, int], list[tuple[int, int, float]]] = defaultdict(list)

@@ -1,11 +1,12 @@
-"""The training loop of one worker, from a model folder to a model folder.
+"""The training loop of one worker: reads a model folder and writes a model folder.
 
-It does not know where it runs: a `CheckpointStore` is all that differs between Ray and a plain process.
+The loop runs in a Ray worker or in a plain process. Only the `CheckpointStore` differs.
 """
 
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -24,7 +25,7 @@ from mars_ray.method import tiles
 from mars_ray.method.loss import StreamLoss
 from mars_ray.method.streams import PADDING, PackedRows, Streams, clean_stream, mars_streams, random_phases
 from mars_ray.model.card import CARD_FILE
-from mars_ray.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from mars_ray.model.checkpoint import load_checkpoint, save_checkpoint
 from mars_ray.model.sources.store import folder_here
 from mars_ray.storage.whole_file import write_folder
 from mars_ray.training.allocator import keep_freed_memory
@@ -39,25 +40,27 @@ from mars_ray.training.step import train_step
 
 LOOKAHEAD_THRESHOLD = 0.95
 FLEX_TILE = 128
-"""FlexAttention is compiled for a shape and works in tiles of 128 slots."""
+"""Slots per tile of FlexAttention, which is compiled for one shape."""
 
 
 class CheckpointStore(Protocol):
-    """Where the states of a run are kept."""
+    """Storage for the states of a run."""
 
     def latest(self) -> AbstractContextManager[Path | None]:
-        """Open the folder of the newest complete state; None at the start of a run."""
+        """Open the folder of the newest complete state, or None at the start of a run."""
 
     def save(self, write: Callable[[Path], None]) -> None:
-        """Call `write` with an empty folder and keep what it wrote, all workers' parts as one state, or nothing."""
+        """Call `write` with an empty folder, and keep the parts of all workers as one state, or none of them."""
 
 
 class TrainingRun:
-    """One worker's side of a run."""
+    """The part of a run that one worker executes."""
 
     def __init__(self, config: TrainConfig, base: Path, accelerator: Accelerator, store: CheckpointStore) -> None:
         """`base` is the folder of `config.model` on this machine."""
-        self._config, self._accelerator, self._store = config, accelerator, store
+        self._config = config
+        self._accelerator = accelerator
+        self._store = store
         self._folder = RunFolder(config.output)
         self._data = PackedData(folder_here(self._folder.train_data))
         self._heldout = PackedData(folder_here(self._folder.heldout_data))
@@ -71,7 +74,7 @@ class TrainingRun:
             attention="flex_attention" if self._flex else "sdpa",
         )
         if not self._flex:
-            # Put in SDPA's place, so that a network which that would compute wrong has been refused.
+            # Loading with SDPA refused networks that this attention, too, would compute incorrectly.
             self._checkpoint.network.set_attn_implementation(tiles.ATTENTION)
             keep_freed_memory()
         self._adapter = self._new_adapter()
@@ -84,14 +87,16 @@ class TrainingRun:
             weight_decay=optimizer.weight_decay,
             fused=True,
         )
-        network, distill = self._checkpoint.network, config.objective.distill
+        network = self._checkpoint.network
+        distill = config.objective.distill
         loss = AdapterLoss(network, self._adapter, distill) if self._adapter else StreamLoss(network, distill)
         self._loss, self._optimizer = accelerator.prepare(loss, adamw)
 
     def _new_adapter(self) -> GatedLoRA | None:
-        section, network = self._config.objective.adapter, self._checkpoint.network
+        section = self._config.objective.adapter
         if section is None:
             return None
+        network = self._checkpoint.network
         network.to(self._accelerator.device)
         with torch.random.fork_rng():
             torch.manual_seed(self._config.seed)
@@ -107,22 +112,23 @@ class TrainingRun:
         return adapter
 
     def run(self) -> RunState:
-        """Train from the newest saved state to the end, or until asked to stop; the state is saved either way.
+        """Train from the newest saved state to the end or until a request to stop, and save the final state.
 
-        Raises `DivergedError` when the loss is no longer finite.
+        Raises `DivergedError` if the loss is not finite.
         """
         with self._store.latest() as folder:
             state = load_state(folder, self._accelerator) if folder else RunState()
         main = self._accelerator.is_main_process
         losses: dict[str, float] = {}
         with open_metrics(self._folder.path, state.steps) if main else nullcontext() as writer:
-            while state.steps < self._steps and not self._asked_to_stop():
+            while state.steps < self._steps and not self._must_stop():
                 state, metrics = self._step(state)
                 losses = {"ar": metrics.ar_loss} | ({} if metrics.mask_loss is None else {"mask": metrics.mask_loss})
                 if writer:
                     writer.write(metrics)
                 if state.steps % self._config.checkpoint_every == 0 and state.steps < self._steps:
-                    if writer:  # who goes on from this state writes the lines behind it, and finds those before it
+                    if writer:
+                        # A worker that resumes from this state writes only later lines, so earlier ones must be stored.
                         writer.flush()
                     self._save(state)
         if state.steps < self._steps:
@@ -133,7 +139,7 @@ class TrainingRun:
 
     def _step(self, state: RunState) -> tuple[RunState, StepMetrics]:
         started_s = time.perf_counter()
-        optimizer, objective = self._config.optimizer, self._config.objective
+        optimizer = self._config.optimizer
         numbers = row_numbers(state.steps, len(self._data), batch_rows=optimizer.batch_rows, seed=self._config.seed)
         rows = self._data.rows(numbers)
         rate = learning_rate(state.steps, self._steps, peak=optimizer.learning_rate, warmup=optimizer.warmup)
@@ -146,7 +152,7 @@ class TrainingRun:
                 self._optimizer,
                 self._micro_batches(rows, state.steps),
                 self._accelerator,
-                ar_weight=objective.ar_weight,
+                ar_weight=self._config.objective.ar_weight,
                 clip_norm=optimizer.clip_norm,
             )
         except DivergedError as error:
@@ -173,14 +179,14 @@ class TrainingRun:
         )
 
     def _micro_batches(self, rows: PackedRows, step: int) -> list[Streams]:
-        """Cut this worker's share of a step into micro-batches; what is drawn is drawn before, so no cut changes it."""
+        """Split this worker's rows of a step into micro-batches. Random draws come first, so they ignore the split."""
         generator = generator_for(self._config.seed, step)
         block = self._block(step)
         phase_RT = self._phases(rows, block, generator)
         mine = range(self._accelerator.process_index, len(rows.tokens_RT), self._accelerator.num_processes)
         size = self._config.optimizer.micro_rows
         cuts = [list(mine[start : start + size]) for start in range(0, len(mine), size)]
-        # Without the AR loss nothing else trains the first token of a response.
+        # Without the AR loss, only this option trains the first token of a response.
         first = self._config.objective.ar_weight == 0
         return [self._streams(rows.select(cut), block, phase_RT[cut], first=first) for cut in cuts]
 
@@ -211,7 +217,7 @@ class TrainingRun:
         )
 
     def _look_ahead(self) -> HeldoutLookahead | HeldoutAgreement | None:
-        """Measure the held-out rows; every worker does, since a sharded network needs them all for a forward."""
+        """Measure the held-out rows on every worker, because a forward of a sharded network needs all workers."""
         if self._config.objective.kind == "ar":
             return None
         rows = self._heldout.rows(range(min(self._config.measure_rows, len(self._heldout))))
@@ -224,9 +230,9 @@ class TrainingRun:
                 return heldout_agreement(self._checkpoint.network, self._adapter, streams)
             return look_ahead(self._checkpoint.network, streams, block=block, threshold=LOOKAHEAD_THRESHOLD)
 
-    def _asked_to_stop(self) -> bool:
-        asked = torch.tensor(int(self._folder.asked_to_stop()), device=self._accelerator.device)
-        return bool(self._accelerator.reduce(asked))  # all workers stop at the same step, or none
+    def _must_stop(self) -> bool:
+        request = torch.tensor(int(self._folder.asked_to_stop()), device=self._accelerator.device)
+        return bool(self._accelerator.reduce(request))  # all workers stop at the same step
 
     def _save(self, state: RunState) -> None:
         self._store.save(lambda folder: save_state(folder, state, self._accelerator))
@@ -236,11 +242,12 @@ class TrainingRun:
         if not self._accelerator.is_main_process:
             return
         if self._adapter:
-            told = adapter_card(self._config, self._base, self._data, state, losses)
-            write_folder(self._folder.model, partial(save_adapter, self._adapter, told), last=CARD_FILE)
+            card = adapter_card(self._config, self._base, self._data, state, losses)
+            write_folder(self._folder.model, partial(save_adapter, self._adapter, card), last=CARD_FILE)
             return
         network = self._checkpoint.network
         network.load_state_dict({name.removeprefix("network."): tensor for name, tensor in weights.items()})
-        card = model_card(self._config, self._base, self._checkpoint, self._data, state, losses)
-        trained = Checkpoint(network, self._checkpoint.tokenizer, self._checkpoint.mask_id, card)
+        trained = replace(
+            self._checkpoint, card=model_card(self._config, self._base, self._checkpoint, self._data, state, losses)
+        )
         write_folder(self._folder.model, partial(save_checkpoint, trained), last=CARD_FILE)

@@ -1,7 +1,7 @@
-"""The figures of a run, one JSON line a step, and their picture.
+"""Record the metrics of a run, one JSON line per step, and plot them.
 
-The worker of rank 0 appends, the command line follows the file to show progress, and the plot is made from it: one
-record of a run, whoever reads it. A resumed run first drops the lines behind its checkpoint.
+The worker of rank 0 appends to the file, the command line follows the file to show progress, and the plot is made from
+it. A resumed run first drops the lines after its checkpoint.
 """
 
 import fcntl
@@ -26,10 +26,10 @@ METRICS_FILE = "metrics.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
-    """The metrics of one step, a line of the file. What a step did not measure is None."""
+    """Metrics of one step, a line of the file. Values that the step did not measure are None."""
 
     step: int
-    """Steps done, this one included."""
+    """Steps done, including this one."""
     steps: int
     """Steps of the whole run."""
     mask_loss: float | None
@@ -40,17 +40,17 @@ class StepMetrics:
     heldout_tokens_per_forward: float | None
     heldout_agreement: float | None
     heldout_agreement_by_offset: list[float] | None
-    """For an adapter: share of the first, second … mask of a block that say what the model says."""
+    """For an adapter: shares of the first, second, … masks of blocks that predict the model's own token."""
 
 
 class MetricsWriter(Protocol):
-    """Writes the metrics of a run; a context manager."""
+    """A context manager that writes the metrics of a run."""
 
     def write(self, metrics: StepMetrics) -> None:
         """Add one line."""
 
     def flush(self) -> None:
-        """Have all lines where a process that goes on with the run finds them."""
+        """Store all lines, so that a process that resumes the run finds them."""
 
     def __enter__(self) -> "MetricsWriter": ...
 
@@ -58,16 +58,17 @@ class MetricsWriter(Protocol):
 
 
 def open_metrics(folder: AnyPath, steps_done: int) -> MetricsWriter:
-    """Return the writer of a run that stands at `steps_done`."""
+    """Return the writer of a run that has done `steps_done` steps."""
     return (
         LocalMetricsWriter(folder, steps_done) if isinstance(folder, Path) else StoredMetricsWriter(folder, steps_done)
     )
 
 
 class LocalMetricsWriter:
-    """Appends to a file of this machine.
+    """Appends lines to a local file.
 
-    One writer at a time: the worker of a killed driver lives on for seconds, and the next one waits for its end.
+    A lock allows one writer at a time: the worker of a killed driver lives for some seconds, and the next writer waits
+    until that worker has ended.
     """
 
     def __init__(self, folder: Path, steps_done: int) -> None:
@@ -75,15 +76,15 @@ class LocalMetricsWriter:
         fcntl.flock(self._file, fcntl.LOCK_EX)
         self._file.seek(0)
         kept = _up_to(steps_done, self._file.read())
-        self._file.truncate(sum(map(len, kept)))  # lines stand in the order of steps, so those kept come first
+        self._file.truncate(sum(map(len, kept)))  # lines are in order of steps, so the kept ones come first
 
     def write(self, metrics: StepMetrics) -> None:
-        """Append one line; readers see it at once."""
+        """Append one line, which readers see at once."""
         self._file.write(_line(metrics))
         self.flush()
 
     def flush(self) -> None:
-        """Hand the lines to the system."""
+        """Pass buffered lines to the operating system."""
         self._file.flush()
 
     def __enter__(self) -> "LocalMetricsWriter":
@@ -94,48 +95,50 @@ class LocalMetricsWriter:
 
 
 class StoredMetricsWriter:
-    """Writes an object of a store, where nothing can be appended: now and then all lines anew."""
+    """Writes to an object in a store: rewrites all lines from time to time, because objects cannot be appended to."""
 
     def __init__(self, folder: UPath, steps_done: int) -> None:
-        self._path, self._seldom = folder / METRICS_FILE, Seldom()
+        self._path = folder / METRICS_FILE
+        self._seldom = Seldom()
         self._lines = _up_to(steps_done, self._path.read_bytes() if self._path.exists() else b"")
 
     def write(self, metrics: StepMetrics) -> None:
-        """Add one line; readers see it some seconds later, or when the writer is closed."""
+        """Add one line, which readers see some seconds later or once the writer is closed."""
         self._lines.append(_line(metrics))
         if self._seldom.due:
-            with suppress(RunError), self._seldom.done():  # the next time writes this line, too
+            with suppress(RunError), self._seldom.done():  # the next write includes this line
                 self.flush()
 
     def flush(self) -> None:
-        """Write all lines. Raises `RunError` when the store does not take them."""
+        """Write all lines. Raises `RunError` if the store refuses them."""
         write_file(self._path, self._lines)
 
     def __enter__(self) -> "StoredMetricsWriter":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # A worker that lost the others may have been given up: the lines of those in its place are newer.
+        # Another error may mean that other workers have replaced this one, and their lines are newer.
         if kind is None or issubclass(kind, MarsRayError):
             self.flush()
 
 
 def read_metrics(folder: AnyPath) -> list[StepMetrics]:
-    """Return the figures of a run so far; a line that is still being written is left out."""
+    """Return the metrics of a run so far, without an incomplete last line."""
     return [StepMetrics(**json.loads(line)) for line in _complete((folder / METRICS_FILE).read_bytes())]
 
 
 def follow_metrics(folder: AnyPath) -> Iterator[StepMetrics | None]:
-    """Yield figures as they are written, None when there is no new one. Ends never: the caller stops asking.
+    """Yield the metrics of each new step, or None if there is no new step. The iterator is endless.
 
-    A resumed run drops lines; where the place reached is no longer the end of one, the reading starts over. A store
-    that does not answer has nothing new.
+    A resumed run drops lines, so reading starts again if the current position is no longer the end of a line. A store
+    that does not answer counts as having no new step.
     """
-    path, position = folder / METRICS_FILE, 0
+    path = folder / METRICS_FILE
+    position = 0
     while True:
         try:
             content = path.read_bytes() if path.is_file() else b""
-        except Exception:  # clients of stores have errors of their own
+        except Exception:  # each store has its own errors
             if isinstance(path, Path):
                 raise
             yield None
@@ -149,26 +152,28 @@ def follow_metrics(folder: AnyPath) -> Iterator[StepMetrics | None]:
 
 
 def plot_metrics(metrics: list[StepMetrics], path: AnyPath) -> None:
-    """Draw losses, look-ahead, learning rate and gradient norm over the steps as a PNG."""
+    """Plot losses, lookahead, learning rate and gradient norm by step, as a PNG."""
     figure = Figure(figsize=(11, 7), layout="constrained")
     losses, lookahead, rate, norm = figure.subplots(2, 2, sharex=True).flat
-    steps = [each.step for each in metrics]
-    losses.plot(steps, [each.ar_loss for each in metrics], label="autoregressive")
-    losses.set(title="loss (nats a token)", yscale="log")
-    measured = [each for each in metrics if each.heldout_tokens_per_forward is not None]
+    steps = [line.step for line in metrics]
+    losses.plot(steps, [line.ar_loss for line in metrics], label="autoregressive")
+    losses.set(title="loss (nats per token)", yscale="log")
+    measured = [line for line in metrics if line.heldout_tokens_per_forward is not None]
     if measured:
-        losses.plot(steps, [each.mask_loss for each in metrics], label="masks")
-        at = [each.step for each in measured]
-        lookahead.plot(at, [each.heldout_tokens_per_forward for each in measured], label="tokens per forward")
+        losses.plot(steps, [line.mask_loss for line in metrics], label="masks")
+        measured_steps = [line.step for line in measured]
+        lookahead.plot(
+            measured_steps, [line.heldout_tokens_per_forward for line in measured], label="tokens per forward"
+        )
         agreement = lookahead.twinx()
-        for number, line in enumerate(zip(*map(_agreements, measured), strict=False)):
-            agreement.plot(at, line, color="tab:green", alpha=0.8**number, label="agreement with AR")
+        for number, shares in enumerate(zip(*map(_agreements, measured), strict=False)):
+            agreement.plot(measured_steps, shares, color="tab:green", alpha=0.8**number, label="agreement with AR")
         agreement.set_ylabel("agreement", color="tab:green")
     losses.legend()
     lookahead.set(title="held-out", ylabel="tokens per forward")
-    rate.plot(steps, [each.learning_rate for each in metrics])
+    rate.plot(steps, [line.learning_rate for line in metrics])
     rate.set(title="learning rate", xlabel="step")
-    norm.plot(steps, [each.grad_norm for each in metrics])
+    norm.plot(steps, [line.grad_norm for line in metrics])
     norm.set(title="gradient norm before clipping", xlabel="step", yscale="log")
     picture = BytesIO()
     figure.savefig(picture, dpi=110, format="png")
@@ -176,7 +181,7 @@ def plot_metrics(metrics: list[StepMetrics], path: AnyPath) -> None:
 
 
 def _agreements(metrics: StepMetrics) -> list[float | None]:
-    """Return the lines that agreement is drawn as: one, or that of each mask of a block."""
+    """Return the values of agreement to plot: a single one, or one per mask of a block."""
     return list(metrics.heldout_agreement_by_offset or []) or [metrics.heldout_agreement]
 
 

@@ -1,7 +1,8 @@
-"""Place the workers of a run with Ray Train and follow it from the command line (shell).
+"""Run a training with Ray Train and follow it from the command line (shell).
 
-Ray Train restarts dead workers and decides which checkpoint counts; running the same config again goes on from
-there. `fit` runs in a thread: the main thread shows progress and turns Ctrl-C into a request to save and stop.
+Ray Train restarts dead workers and decides which checkpoint is the newest complete one; running the same config again
+resumes from it. `fit` runs in a thread while the main thread shows progress and turns Ctrl-C into a request to save and
+stop.
 """
 
 import signal
@@ -43,17 +44,17 @@ POLL_S, STORE_POLL_S = 0.5, 2.0
 
 
 def train(config: TrainConfig) -> StepMetrics:
-    """Run `config` to its end, from where an earlier run of it stopped; return the figures of the last step.
+    """Train to the end, resuming an earlier run of `config`; return the metrics of the last step.
 
-    A finished run returns at once. Raises `ConfigError` when the output folder belongs to other settings,
-    `OutputError` when another process works in it, `ClusterError` for too small a cluster, `DataError` for unusable
-    data, `DivergedError` and `InterruptedRunError` as they say, and `RunError` when workers keep dying.
+    A finished run returns at once. Raises `ConfigError` if the output folder was made with other settings,
+    `OutputError` if another process uses it, `ClusterError` if the cluster is too small, `DataError` for unusable data,
+    `DivergedError` if the loss is not finite, `InterruptedRunError` after Ctrl-C, and `RunError` if workers keep dying.
     """
     base = resolve_model(config.model).absolute()
-    # Decided here, so that the settings of the run name it and workers on other machines do the same.
+    # Resolved here, so that the settings of the run contain the dtype and workers on other machines use the same one.
     dtype = resolve_dtype(config.compute.precision, base, "cuda" if config.compute.gpu else "cpu")
     compute = config.compute.model_copy(update={"precision": dtype.name})
-    # A branch of a hub may move; workers have another working folder.
+    # A branch on a hub may move, and workers have another working directory.
     fixed = {"model": pin(config.model, base), "output": config.output.absolute(), "compute": compute}
     config = config.model_copy(update=fixed)
     folder = RunFolder(config.output)
@@ -71,7 +72,7 @@ def train(config: TrainConfig) -> StepMetrics:
 
 
 def _settings(config: TrainConfig, base: Path) -> dict[str, Any]:
-    """Return what a run keeps to, whatever machine goes on with it: folders of this one by what is in them."""
+    """Return the settings that a resumed run must share. Folders are given by digest, so machines can differ."""
     settings: dict[str, Any] = config.model_dump(mode="json", exclude={"output"})
     settings |= {"model": model_label(config.model, base), "model_digest": folder_digest(base)}
     if init := _init(config):
@@ -80,7 +81,7 @@ def _settings(config: TrainConfig, base: Path) -> dict[str, Any]:
 
 
 def _init(config: TrainConfig) -> Path | None:
-    """Return the folder of the adapter that training begins with, if it does."""
+    """Return the folder of the adapter that training starts from, or None."""
     return resolve_adapter(config.objective.adapter.init) if config.objective.adapter else None
 
 
@@ -105,18 +106,18 @@ def _fit(config: TrainConfig, base: Path, folder: RunFolder) -> None:
 
     folder.begin_attempt()
     thread = threading.Thread(target=fit, daemon=True)
-    asked = threading.Event()
-    with _sigint(asked.set), ProgressLine("train", total=None) as progress:
+    interrupt = threading.Event()
+    with _sigint(interrupt.set), ProgressLine("train", total=None) as progress:
         thread.start()
-        _show_progress(folder, progress, thread, asked)
+        _show_progress(folder, progress, thread, interrupt)
     result = outcome[0]
     if isinstance(result, (ray.train.TrainingFailedError, RayError)):
         lines = str(result).strip().splitlines()
-        # Of all of Ray's errors this one alone says what was wrong before it says the rest.
+        # Only an `OutOfMemoryError` names the reason in its first line; other errors of Ray name it in the last one.
         reason = lines[0 if isinstance(result, OutOfMemoryError) else -1].removesuffix(".")
         raise RunError(
-            f"The run failed: {reason}. Its state is saved in {folder.path}; mend the "
-            "cause and run the same command to go on."
+            f"The run failed: {reason}. Its state is saved in {folder.path}; fix the "
+            "cause and run the same command to continue."
         ) from result
     if isinstance(result, BaseException):
         raise result
@@ -124,12 +125,14 @@ def _fit(config: TrainConfig, base: Path, folder: RunFolder) -> None:
     if not folder.finished:
         steps = len(read_metrics(folder.path))
         raise InterruptedRunError(
-            f"Stopped after {steps} steps, saved in {folder.path}. Run the same command to go on."
+            f"Stopped after {steps} steps, saved in {folder.path}. Run the same command to continue."
         )
 
 
 def _trainer(config: TrainConfig, base: Path) -> TorchTrainer:
-    compute, init, parent = config.compute, _init(config), config.output.parent
+    compute = config.compute
+    init = _init(config)
+    parent = config.output.parent
     shared = {"base": share_folder(base), "init": share_folder(init) if init else None}
     return TorchTrainer(
         _worker,
@@ -149,24 +152,24 @@ def _trainer(config: TrainConfig, base: Path) -> TorchTrainer:
     )
 
 
-def _worker(given: dict[str, Any]) -> None:
-    config = parse_config(given["config"], "the driver")
+def _worker(settings: dict[str, Any]) -> None:
+    config = parse_config(settings["config"], "the driver")
     torch.set_num_threads(config.compute.cpus_per_worker)
     accelerator = Accelerator(
         cpu=not config.compute.gpu,
         mixed_precision={"float32": "no", "bfloat16": "bf16"}[config.compute.precision],
         fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2) if config.compute.sharding == "fsdp" else None,
-        # Else DDP lays its gradients out anew behind the first step it makes, and three workers or more add them up in
-        # another order: a run that goes on from a checkpoint would differ in the last bits from one that never stopped.
+        # Otherwise DDP changes the layout of its gradients after the first step, and three or more workers add them in
+        # another order: a resumed run would differ in the last bits from one that never stopped.
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
     )
     try:
-        init: SharedFolder | None = given["init"]
+        init: SharedFolder | None = settings["init"]
         if init:
             config = _starting_from(config, init.here())
-        TrainingRun(config, given["base"].here(), accelerator, RayCheckpointStore()).run()
+        TrainingRun(config, settings["base"].here(), accelerator, RayCheckpointStore()).run()
     except MarsRayError as error:
-        # Trying again would end the same way, so it must not look like a worker's death to Ray.
+        # A retry would fail in the same way, so Ray must not treat this error as the death of a worker.
         RunFolder(config.output).give_up(error)
 
 
@@ -178,11 +181,11 @@ def _starting_from(config: TrainConfig, init: Path) -> TrainConfig:
 
 
 class RayCheckpointStore:
-    """Keeps states where Ray Train does: one counts once every worker has reported it."""
+    """Keeps states in the storage of Ray Train. A state is complete once every worker has reported it."""
 
     @contextmanager
     def latest(self) -> Iterator[Path | None]:
-        """Open the newest state that counts."""
+        """Open the newest complete state."""
         checkpoint = ray.train.get_checkpoint()
         if checkpoint is None:
             yield None
@@ -191,32 +194,34 @@ class RayCheckpointStore:
                 yield Path(folder)
 
     def save(self, write: Callable[[Path], None]) -> None:
-        """Report a state; returns when it is stored."""
+        """Report a state, and return once it is stored."""
         with TemporaryDirectory() as folder:
             write(Path(folder))
             ray.train.report({}, checkpoint=Checkpoint.from_directory(folder))
 
 
 def _check_cluster(config: TrainConfig) -> None:
-    compute, resources = config.compute, ray.cluster_resources()
-    for kind, each in (("CPU", compute.cpus_per_worker), ("GPU", int(compute.gpu))):
-        wanted, there = compute.workers * each, resources.get(kind, 0)
-        if wanted > there:
+    compute = config.compute
+    resources = ray.cluster_resources()
+    for kind, per_worker in (("CPU", compute.cpus_per_worker), ("GPU", int(compute.gpu))):
+        needed = compute.workers * per_worker
+        available = resources.get(kind, 0)
+        if needed > available:
             raise ClusterError(
-                f"{compute.workers} workers with {each} {kind} each need {wanted}, the cluster has {there:g}. "
-                "Lower compute.workers or join a larger cluster with RAY_ADDRESS."
+                f"{compute.workers} workers with {per_worker} {kind} each need {needed}; the cluster has "
+                f"{available:g}. Lower compute.workers or join a larger cluster with RAY_ADDRESS."
             )
 
 
 @contextmanager
 def _sigint(handle: Callable[[], None]) -> Iterator[None]:
-    """Call `handle` on the first Ctrl-C; a second one ends the process as usual."""
+    """Call `handle` at the first Ctrl-C; a second Ctrl-C ends the process as usual."""
 
     def on_sigint(*_: object) -> None:
         signal.signal(signal.SIGINT, before)
         handle()
 
-    if threading.current_thread() is not threading.main_thread():  # the only one that signals reach
+    if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
         yield
         return
     before = signal.signal(signal.SIGINT, on_sigint)
@@ -226,15 +231,17 @@ def _sigint(handle: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _show_progress(folder: RunFolder, progress: ProgressLine, thread: threading.Thread, asked: threading.Event) -> None:
-    """Show how far the run is until it ends; once it is `asked` to stop, tell the workers."""
+def _show_progress(
+    folder: RunFolder, progress: ProgressLine, thread: threading.Thread, interrupt: threading.Event
+) -> None:
+    """Show the progress of the run until it ends, and pass an `interrupt` on to the workers."""
     steps = follow_metrics(folder.path)
     figures: dict[str, str] = {}
     while thread.is_alive():
         thread.join(POLL_S if isinstance(folder.path, Path) else STORE_POLL_S)
-        if asked.is_set():
+        if interrupt.is_set():
             folder.ask_to_stop()
-            asked.clear()
+            interrupt.clear()
         while (step := next(steps)) is not None:
             figures |= {"ar": f"{step.ar_loss:.3f}", "tokens/s": f"{step.tokens_per_s:.0f}"}
             if step.mask_loss is not None:

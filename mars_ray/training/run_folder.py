@@ -1,5 +1,4 @@
-"""The folder of a run, on a disk or in a store: what lies where, who may work in it, and the notes its processes leave
-one another."""
+"""The folder of a run, on a disk or in a store: its layout, its lock, and the messages between its processes."""
 
 import fcntl
 import json
@@ -30,19 +29,20 @@ class RunFolder:
         self.picture = path / "metrics.png"
         self._stop = path / "STOP"
         self._error = path / "error.json"
-        self._asking, self._asked = Seldom(), False
+        self._store_check = Seldom()
+        self._stop_seen = False
 
     @property
     def finished(self) -> bool:
-        """Whether the model is there, with which a run is done; it appears whole, its card last."""
+        """Whether the run is done: the card of the finished model exists, which is written last."""
         return (self.model / CARD_FILE).exists()
 
     def model_here(self) -> Path:
-        """Return the folder of this machine that holds the finished model."""
+        """Return the folder on this machine that holds the finished model."""
         return folder_here(self.model)
 
     def only_driver(self) -> AbstractContextManager[None]:
-        """Keep every other driver out. Raises `OutputError` when one is at work, or nothing can be written here."""
+        """Lock the folder against other drivers. Raises `OutputError` if it is locked already, or not writable."""
         if isinstance(self.path, Path):
             return self._locked(self.path)
         check_reachable(self.path)
@@ -65,45 +65,45 @@ class RunFolder:
             yield
 
     def check_settings(self, settings: dict[str, Any]) -> None:
-        """Refuse to go on with other settings than the run began with: its checkpoints would not tell."""
+        """Raise `ConfigError` if the run began with other settings, which its checkpoints do not contain."""
         path = self.path / "settings.json"
         lines = json.dumps(settings, indent=2).splitlines()
         if not path.exists():
             write_file(path, ["\n".join([*lines, ""]).encode()])
             return
-        for was, now in zip(path.read_text().splitlines(), lines, strict=False):
-            if was != now:
+        for before, now in zip(path.read_text().splitlines(), lines, strict=False):
+            if before != now:
                 raise ConfigError(
-                    f"{self.path} holds a run with other settings: {was.strip(' ,')} there, {now.strip(' ,')} now. "
+                    f"{self.path} holds a run with other settings: {before.strip(' ,')} there, {now.strip(' ,')} now. "
                     "Choose another output."
                 )
 
     def begin_attempt(self) -> None:
-        """Remove the notes of an earlier attempt."""
+        """Remove the stop request and the error of an earlier attempt."""
         with store_errors(self.path, OutputError, "Cannot write to", "Choose another output."):
-            for note in (self._stop, self._error):
-                if note.exists():
-                    note.unlink()
+            for path in (self._stop, self._error):
+                if path.exists():
+                    path.unlink()
 
     def ask_to_stop(self) -> None:
         """Ask the workers to save and stop after their current step."""
         write_file(self._stop, [])
 
     def asked_to_stop(self) -> bool:
-        """Return whether somebody asked; of a store, some seconds later."""
+        """Return whether a stop has been requested; in a store, the answer may be some seconds old."""
         if isinstance(self._stop, Path):
             return self._stop.exists()
-        if self._asking.due:
-            with suppress(Exception), self._asking.done():  # a store that does not answer is asked again
-                self._asked = self._stop.exists()
-        return self._asked
+        if self._store_check.due:
+            with suppress(Exception), self._store_check.done():  # if the store does not answer, the next check may
+                self._stop_seen = self._stop.exists()
+        return self._stop_seen
 
     def give_up(self, error: MarsRayError) -> None:
-        """Leave the reason why the workers gave up."""
+        """Record the error that ended the workers."""
         write_file(self._error, [json.dumps({"kind": type(error).__name__, "message": str(error)}).encode()])
 
     def raise_reason(self) -> None:
-        """Raise the error the workers gave up with, if they did."""
+        """Raise the error that ended the workers, if there is one."""
         if self._error.exists():
             reason = json.loads(self._error.read_text())
             raise getattr(errors, reason["kind"])(reason["message"])

@@ -1,6 +1,6 @@
-"""What happens at which step: learning rate, rows and blocks, each a pure function of the step number.
+"""Learning rate, rows and block size of each step, as pure functions of the step number.
 
-So "step n" is the whole state of a run beside its weights and optimizer, and resuming is exact.
+Apart from weights and optimizer, the step number is therefore the whole state of a run, and resuming is exact.
 """
 
 import math
@@ -8,11 +8,11 @@ import math
 import torch
 
 FIRST_BLOCK = 3
-"""Masks in a block at the beginning, where blocks grow: a short one has its first masks more often."""
+"""Masks per block in the first step, if blocks grow. Short blocks train the first masks more often."""
 
 
 def learning_rate(step: int, steps: int, *, peak: float, warmup: float) -> float:
-    """Linear from peak / n over the n warm-up steps, then a cosine that reaches zero behind the last step."""
+    """Return the learning rate: linear from peak / n over n warm-up steps, then a cosine to zero at the end."""
     warmup_steps = int(steps * warmup)
     if step < warmup_steps:
         return peak * (step + 1) / (warmup_steps + 1)
@@ -20,26 +20,23 @@ def learning_rate(step: int, steps: int, *, peak: float, warmup: float) -> float
 
 
 def block_size(step: int, steps: int, *, last: int) -> int:
-    """Grow evenly from `FIRST_BLOCK` masks to `last`, which is that of the last step."""
+    """Return the masks per block, which grow evenly from `FIRST_BLOCK` to `last` at the last step."""
     first = min(FIRST_BLOCK, last)
     return first + round((last - first) * step / max(1, steps - 1))
 
 
 def step_count(rows: int, *, epochs: float, batch_rows: int) -> int:
-    """Return the steps that pass `epochs` times over `rows`; the last batch may begin one more epoch."""
+    """Return the steps of `epochs` passes over `rows`; the last batch may reach into one more epoch."""
     return math.ceil(rows * epochs / batch_rows)
 
 
 def row_numbers(step: int, rows: int, *, batch_rows: int, seed: int) -> list[int]:
-    """Return the rows of one step: each epoch is its own seeded permutation, and a batch may span two."""
-    numbers = []
-    for place in range(step * batch_rows, (step + 1) * batch_rows):
-        epoch, within = divmod(place, rows)
-        numbers.append((epoch, within))
-    orders = {epoch: torch.randperm(rows, generator=generator_for(seed, epoch)) for epoch, _ in numbers}
-    return [int(orders[epoch][within]) for epoch, within in numbers]
+    """Return the row numbers of one step. Each epoch has its own seeded order, and a batch may span two epochs."""
+    positions = [divmod(index, rows) for index in range(step * batch_rows, (step + 1) * batch_rows)]
+    orders = {epoch: torch.randperm(rows, generator=generator_for(seed, epoch)) for epoch, _ in positions}
+    return [int(orders[epoch][index]) for epoch, index in positions]
 
 
 def generator_for(seed: int, number: int) -> torch.Generator:
-    """Return a generator that depends on both numbers alone."""
+    """Return a generator whose state depends only on both numbers."""
     return torch.Generator().manual_seed(seed * 1_000_003 + number)

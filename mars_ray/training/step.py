@@ -1,7 +1,7 @@
-"""One optimizer step: forward and backward over the micro-batches of a step, clip, update.
+"""Run one optimizer step: forward and backward over its micro-batches, clip, update.
 
-The loss is divided by the labels of the whole step, over all micro-batches and workers, so it does not depend on how
-the rows were cut up.
+The loss is divided by the number of labels in the whole step, summed over all micro-batches and workers, so it does not
+depend on how the rows are divided among them.
 """
 
 import contextlib
@@ -20,10 +20,10 @@ from mars_ray.method.streams import Streams
 
 @dataclass(frozen=True, slots=True)
 class StepLosses:
-    """Losses of one step: means over its labels, before the update."""
+    """Mean losses over the labels of one step, before the update."""
 
     mask_loss: float | None
-    """The loss at masks; None for the autoregressive objective, which has none."""
+    """Loss at masks; None for the autoregressive objective, which has no masks."""
     ar_loss: float
     grad_norm: float
     """Norm of the gradient before clipping."""
@@ -38,7 +38,7 @@ def train_step(
     ar_weight: float,
     clip_norm: float,
 ) -> StepLosses:
-    """Update the weights once. Raises `DivergedError`, with the weights untouched, when the loss is not finite."""
+    """Update the weights once. Raises `DivergedError` if the loss is not finite, and leaves the weights unchanged."""
     weights = [LabelWeights.of(streams) for streams in batches]
     local = torch.tensor([sum(w.mask for w in weights), sum(w.ar for w in weights)], device=accelerator.device)
     mask_total, ar_total = (total or 1.0 for total in accelerator.reduce(local).tolist())
@@ -47,7 +47,7 @@ def train_step(
         last = number == len(batches)
         with contextlib.nullcontext() if last else accelerator.no_sync(loss):
             mask_sum, ar_sum = loss(streams.to(accelerator.device))
-            # Data parallelism averages the gradients of the workers; the totals already span them all.
+            # Data parallelism averages the gradients of the workers, but the totals already include all workers.
             share = accelerator.num_processes * (mask_sum / mask_total + ar_weight * ar_sum / ar_total)
             accelerator.backward(share)
         sums += torch.stack([mask_sum.detach(), ar_sum.detach()])
@@ -57,5 +57,5 @@ def train_step(
         raise DivergedError(f"mask loss {mask_sum / mask_total}, AR loss {ar_sum / ar_total}, gradient norm {norm}")
     optimizer.step()
     optimizer.zero_grad()
-    masks = any(each.mask for each in weights)
+    masks = any(w.mask for w in weights)
     return StepLosses(mask_sum / mask_total if masks else None, ar_sum / ar_total, norm)

@@ -159,5 +159,5 @@ def test_one_endless_line_is_refused_before_it_fills_the_memory(
 ) -> None:
     monkeypatch.setattr(record_file, "RECORD_BYTES_MAX", 100)
     path = written(tmp_path / "a.jsonl", b'{"a": 1}\n[' + b"1," * 100)
-    with pytest.raises(DataError, match="not one record a line"):
+    with pytest.raises(DataError, match="not have one record per line"):
         list(read_records(path, 8))

@@ -59,8 +59,8 @@ def test_what_is_hidden_is_taken_when_it_is_asked_for_by_name(folder: Path) -> N
 def test_an_input_without_files_is_refused_with_what_was_given_and_what_is_known(folder: Path) -> None:
     (folder / "empty").mkdir()
     for given, reason in (
-        ("none.jsonl", r"no file and no folder .*none\.jsonl"),
-        ("*.csv", r"nothing of that pattern.*\.jsonl\.zst"),
+        ("none.jsonl", r"no file or folder .*none\.jsonl"),
+        ("*.csv", r"no file matches it as a pattern.*\.jsonl\.zst"),
         ("notes.txt", r"notes\.txt holds no file whose name ends with \.parquet, \.jsonl"),
         ("empty", r"empty holds no file"),
     ):

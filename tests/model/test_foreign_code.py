@@ -176,7 +176,7 @@ def test_sizes_that_no_memory_holds_are_refused_before_anything_is_made_of_them(
 def test_a_network_far_larger_than_its_files_is_refused_before_it_is_made(make_model_folder: MakeFolder) -> None:
     folder = make_model_folder()
     edit_json(folder / "config.json", intermediate_size=1 << 20)
-    with pytest.raises(ModelError, match=r"config\.json asks for [\d,]+ weights, the files hold [\d,]+\."):
+    with pytest.raises(ModelError, match=r"config\.json requires [\d,]+ weights, but the files hold [\d,]+\."):
         load_checkpoint(folder)
 
 

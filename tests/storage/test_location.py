@@ -34,7 +34,7 @@ def test_an_input_in_a_store_is_a_file_a_folder_or_a_pattern(bucket: UPath) -> N
         ("data/**/*.gz", ["deep/d.jsonl.gz"]),
     ):
         assert [str(each) for each in find_sources(f"{bucket}{given}")] == [f"{bucket}data/{name}" for name in found]
-    with pytest.raises(DataError, match=r"no file and no folder .*none"):
+    with pytest.raises(DataError, match=r"no file or folder .*none"):
         find_sources(f"{bucket}none")
 
 

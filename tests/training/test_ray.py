@@ -96,7 +96,7 @@ def test_however_it_is_interrupted_a_run_ends_with_the_same_weights(make_config:
     os.killpg(command.process.pid, signal.SIGINT)  # to the whole group, as a terminal does
     code, _, err = command.finish()
     assert code == 130
-    assert "Run the same command to go on" in err
+    assert "Run the same command to continue" in err
 
     command = Command(cut, tmp_path)
     command.wait_for_step(steps * 3 // 5)

@@ -1,4 +1,4 @@
-"""Generated tasks with exact verifiers, to train tiny models and to judge decoding."""
+"""Generated tasks with exact verifiers, for training tiny models and evaluating decoding."""
 
 from mars_ray.data.tasks.family import Family, TaskExample
 from mars_ray.data.tasks.registry import FAMILIES, is_right_answer

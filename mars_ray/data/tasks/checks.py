@@ -1,17 +1,17 @@
-"""The two judgements most families share: the same text, and the same JSON value."""
+"""The verifiers of most families: equal text, and equal JSON values."""
 
 import json
 
 
 def same_text(answer: str, text: str) -> bool:
-    """True when the text is the answer, apart from white space around it."""
+    """Return whether `text` equals the answer, ignoring white space around it."""
     return text.strip() == answer
 
 
 def same_json(answer: str, text: str) -> bool:
-    """True when the text is JSON with the value of the answer; key order and spacing are free.
+    """Return whether `text` is JSON with the same value as the answer, ignoring key order and spacing.
 
-    Stricter than `==` on parsed values: 1, 1.0 and true differ, and a key given twice is refused.
+    Stricter than `==` on parsed values: 1, 1.0 and true differ, and a duplicate key is wrong.
     """
     try:
         return _canonical(text) == _canonical(answer)
@@ -26,5 +26,5 @@ def _canonical(text: str) -> str:
 def _distinct_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        raise ValueError("a key is given twice")
+        raise ValueError("an object has a duplicate key")
     return value

@@ -1,4 +1,4 @@
-"""A family of generated tasks: a maker of examples and an exact judge of answers."""
+"""A family of generated tasks: a generator of examples, and an exact verifier of answers."""
 
 import random
 from collections.abc import Callable
@@ -8,25 +8,25 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskExample:
-    """One prompt with a right response and what is needed to judge any other."""
+    """One prompt, a correct response, and the data for verifying other responses."""
 
     family: str
     prompt: str
     response: str
-    """One right response, drawn at random where several are right; what a model is trained on."""
+    """A correct response for training, drawn at random if there are several."""
     answer: str
-    """What `Family.verify` compares with: the canonical response, or the facts as JSON."""
+    """The first argument of `Family.verify`: the canonical response, or the facts as JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A kind of task."""
+    """One kind of task."""
 
     name: str
     kind: Literal["easy", "hard"]
-    """Whether the tokens after the next one are easy or hard to foresee."""
+    """Difficulty of predicting the tokens after the next one."""
     weight: float
-    """Share of the training mix, relative to the other families."""
+    """Share of the training data, relative to the other families."""
     make: Callable[[random.Random], TaskExample]
     verify: Callable[[str, str], bool]
-    """(answer, text) -> is the text right? Returns False, never raises, whatever the text."""
+    """Returns whether a text is correct, from (answer, text). Never raises, whatever the text is."""

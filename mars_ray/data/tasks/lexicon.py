@@ -1,8 +1,8 @@
-"""Short common words that the task families fill their prompts with."""
+"""Short common words for the prompts of the task families."""
 
 
-def _words(listed: str) -> tuple[str, ...]:
-    return tuple(listed.split())
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
 
 
 FIRST_NAMES = _words(
@@ -22,14 +22,14 @@ GOODS = _words(
     "jam juice leather lemonade meat milk oil paint paper pasta pepper rice salt sand silk soap soup sugar tea "
     "timber water wax wine wool yarn"
 )
-"""Things one does not count: "the rice is late"."""
+"""Uncountable nouns: "the rice is late"."""
 
 THINGS = _words(
     "apples bags balls beads bells bikes books bottles bowls boxes brushes buttons cakes candles cards chairs "
     "clocks coins cups dolls eggs forks hats jars keys kites lamps lemons maps melons mugs nails onions oranges "
     "pears pencils pens plates plums pots rings ropes shells shirts spoons stamps tents toys"
 )
-"""Things one counts, in the plural: "12 apples"."""
+"""Countable nouns in the plural: "12 apples"."""
 
 COLOURS = _words("black blue brown gold green grey orange pink purple red silver tan teal white yellow")
 

@@ -1,4 +1,4 @@
-"""The twelve task families by name: those easy to look ahead in first, then the hard ones."""
+"""The twelve task families by name: first the families that are easy to predict ahead, then the hard ones."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -35,9 +35,9 @@ _ORDERED = (
 )
 
 FAMILIES: Mapping[str, Family] = MappingProxyType({family.name: family for family in _ORDERED})
-"""All families by name; read-only, in a fixed order."""
+"""All families by name, in a fixed order."""
 
 
 def is_right_answer(family: str, answer: str, text: str) -> bool:
-    """Return whether `text` is right by the verifier of the family; a wrong text is False, never an error."""
+    """Return whether the verifier of the family accepts `text`; a wrong text never raises an error."""
     return FAMILIES[family].verify(answer, text)

@@ -1,4 +1,4 @@
-"""Draw examples for training or for held-out judging, with no prompt in both, the same ones in every process."""
+"""Draw training and held-out examples without common prompts; every process draws the same examples."""
 
 import hashlib
 import random
@@ -11,20 +11,20 @@ from mars_ray.data.tasks.registry import FAMILIES
 Split = Literal["train", "heldout"]
 
 HELDOUT_ONE_IN = 8
-"""One prompt in this many is held out."""
+"""One prompt in `HELDOUT_ONE_IN` is held out."""
 
 FRUITLESS_DRAWS_MAX = 20_000
-"""A stream ends after so many draws in a row gave nothing new: its prompts are used up."""
+"""Draws in a row without a new prompt after which a stream ends, because its prompts are used up."""
 
 
 def split_of(prompt: str) -> Split:
-    """The split a prompt belongs to: a property of its text alone, so no other choice can mix the two."""
+    """Return the split of a prompt. It depends only on the text, so the two splits never mix."""
     digest = hashlib.sha256(prompt.encode()).digest()
     return "heldout" if int.from_bytes(digest[:8], "big") % HELDOUT_ONE_IN == 0 else "train"
 
 
 def examples(family: Family, split: Split, seed: int) -> Iterator[TaskExample]:
-    """Examples of one split, endless for training; held-out prompts come at most once and may run out."""
+    """Yield examples of one split: endlessly for training; each held-out prompt at most once, until they run out."""
     rng = random.Random(f"{family.name}/{split}/{seed}")
     seen: set[str] = set()
     fruitless_draws = 0
@@ -40,7 +40,7 @@ def examples(family: Family, split: Split, seed: int) -> Iterator[TaskExample]:
 
 
 def mixture(split: Split, seed: int) -> Iterator[TaskExample]:
-    """Examples of all families, each drawn as often as its weight says; ends when a family runs out."""
+    """Yield examples of all families in proportion to their weights, until a family runs out."""
     families = tuple(FAMILIES.values())
     streams = {family.name: examples(family, split, seed) for family in families}
     weights = [family.weight for family in families]

@@ -1,1 +1,1 @@
-"""The twelve families of generated tasks, one a file."""
+"""The twelve families of generated tasks, one per file."""

@@ -1,4 +1,4 @@
-"""Task: a CSV row or key=value lines become JSON with a list or a nested object."""
+"""Task: turn a CSV row or key=value lines into JSON with a list or a nested object."""
 
 import json
 import random

@@ -1,6 +1,6 @@
-"""Task: follow links between digits. Hard to foresee: each digit ahead needs one more lookup composed.
+"""Task: follow links between digits. Hard to predict ahead, because each further digit needs one more lookup.
 
-The prompt names where the walk ends instead of how many links to follow, so that a tiny model need not count.
+The prompt names the last digit instead of the number of links, so that a tiny model need not count.
 """
 
 import random
@@ -17,7 +17,7 @@ _PROMPTS = (
 
 
 def _make(rng: random.Random) -> TaskExample:
-    # One cycle through 8 to 10 digits: no digit is met twice, and each has one way in and one way out.
+    # One cycle through 8 to 10 digits: each digit occurs once, with one link to it and one link from it.
     cycle = rng.sample("0123456789", rng.randint(8, 10))
     path = cycle[: rng.randint(6, min(8, len(cycle) - 1)) + 1]
     links = [f"{a}>{b}" for a, b in zip(cycle, cycle[1:] + cycle[:1], strict=True)]

@@ -1,4 +1,4 @@
-"""Task: a sentence becomes a one-line JSON object with three fields."""
+"""Task: turn a sentence into a one-line JSON object with three fields."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Task: comma-separated items become a numbered or a bulleted list, as the prompt says."""
+"""Task: turn comma-separated items into a numbered or bulleted list, as the prompt asks."""
 
 import random
 
@@ -18,7 +18,7 @@ def _make(rng: random.Random) -> TaskExample:
     items = rng.sample(rng.choice((CITIES, FIRST_NAMES, GOODS, THINGS)), rng.randint(3, 5))
     style = rng.choice(("numbered", "bulleted"))
     prompt = rng.choice(_PROMPTS).format(style=style, items=", ".join(items))
-    marks = [f"{place}." if style == "numbered" else "-" for place in range(1, len(items) + 1)]
+    marks = [f"{number}." if style == "numbered" else "-" for number in range(1, len(items) + 1)]
     response = "\n".join(f"{mark} {item}" for mark, item in zip(marks, items, strict=True))
     return TaskExample(family="list_format", prompt=prompt, response=response, answer=response)
 

@@ -1,4 +1,4 @@
-"""Task: fill a fixed customer message with the facts of the prompt."""
+"""Task: fill a fixed customer message with the facts from the prompt."""
 
 import random
 
@@ -6,7 +6,7 @@ from mars_ray.data.tasks.checks import same_text
 from mars_ray.data.tasks.family import Family, TaskExample
 from mars_ray.data.tasks.lexicon import CITIES, DAYS, FIRST_NAMES, GOODS, VISITS
 
-# Kind of message, the facts it needs, its text.
+# Kind, required facts and text of each message.
 _MESSAGES = (
     (
         "appointment reminder",

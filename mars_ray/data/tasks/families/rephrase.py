@@ -1,9 +1,10 @@
-"""Task: word a customer note, where a careless look ahead mixes two wordings.
+"""Task: word a customer note. At low thresholds, decoding ahead mixes two wordings.
 
-Both sentences of the response have three wordings. The first is the likeliest (0.42), so decoding one token at a
-time takes it. The other two (0.29 each) differ only in their first token ("A" or "1": one character, hence one
-token in any byte-level vocabulary), so from the second position on their common words have 0.29 + 0.29 = 0.58.
-A threshold below 0.58 accepts those words after the first token of the likeliest wording: a text no wording has.
+Both sentences of the response have three wordings. The first wording is the most likely (0.42), so decoding one token
+at a time chooses it. The other two (0.29 each) differ only in their first token ("A" or "1": one character, and so one
+token in any byte-level vocabulary). From the second position on, their common words therefore have 0.29 + 0.29 = 0.58.
+A threshold below 0.58 accepts those words after the first token of the most likely wording, and the result matches no
+wording.
 """
 
 import json
@@ -15,7 +16,7 @@ from mars_ray.data.tasks.family import Family, TaskExample
 from mars_ray.data.tasks.lexicon import CITIES, DAYS, FIRST_NAMES, GOODS
 
 WORDING_SHARES = (0.42, 0.29, 0.29)
-"""How often each wording is drawn, for the opening and for the closing sentence alike."""
+"""Probability of each wording, both of the opening and of the closing sentence."""
 
 OPENINGS = (
     "Please look out for your order of {goods}, due in {city} on {day}.",
@@ -29,7 +30,7 @@ CLOSINGS = (
     "1 call is enough to change this: talk to {name}.",
 )
 
-# The closing starts a line, not a word after a space, so that its first character is a token of its own too.
+# The closing sentence starts a new line, so that its first character is also a token of its own.
 _JOIN = "\n"
 
 _PROMPTS = (
@@ -54,7 +55,7 @@ def _make(rng: random.Random) -> TaskExample:
 
 
 def valid_texts(facts: Mapping[str, str]) -> list[str]:
-    """The nine right responses for the facts `goods`, `city`, `day` and `name`."""
+    """Return the nine correct responses for the facts `goods`, `city`, `day` and `name`."""
     return [_JOIN.join(pair).format(**facts) for pair in product(OPENINGS, CLOSINGS)]
 
 

@@ -1,11 +1,11 @@
-"""Task: sort five or six two-digit numbers. Hard to foresee: each place needs all numbers compared."""
+"""Task: sort five or six two-digit numbers. Hard to predict ahead, because each position needs all numbers compared."""
 
 import random
 
 from mars_ray.data.tasks.checks import same_text
 from mars_ray.data.tasks.family import Family, TaskExample
 
-# Each instruction, and whether it asks for the largest number first.
+# Each instruction, and True if it asks for the largest number first.
 _PROMPTS = (
     ("Sort from smallest to largest: {numbers}", False),
     ("Put these in ascending order: {numbers}", False),

@@ -1,4 +1,4 @@
-"""Task: add two or three small numbers without worked steps; the response is the number alone."""
+"""Task: add two or three small numbers without intermediate steps; the response is only the sum."""
 
 import random
 
@@ -15,7 +15,7 @@ _PROMPTS = (
 
 
 def _numbers(rng: random.Random) -> list[int]:
-    """Addends with a sum of at most 99: few enough pairs for a tiny model to learn them."""
+    """Return numbers with a sum of at most 99, few enough for a tiny model to learn."""
     kind = rng.random()
     if kind < 0.6:
         first = rng.randint(10, 89)

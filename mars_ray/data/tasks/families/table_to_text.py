@@ -1,4 +1,4 @@
-"""Task: a table row with its header becomes one sentence of a fixed form."""
+"""Task: turn a table row with its header into one sentence of a fixed form."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Task: convert a length, mass, volume or time, answered as "3.4 km = 3400 m"."""
+"""Task: convert a length, mass, volume or time; the response has the form "3.4 km = 3400 m"."""
 
 import random
 from decimal import Decimal
@@ -7,7 +7,7 @@ from mars_ray.data.tasks.checks import same_text
 from mars_ray.data.tasks.family import Family, TaskExample
 from mars_ray.data.tasks.lexicon import CITIES, FIRST_NAMES
 
-# Larger unit, smaller unit, and how many places the decimal point moves between them.
+# Larger unit, smaller unit, and the number of places that the decimal point moves.
 _DECIMAL_UNITS = (
     ("km", "m", 3),
     ("m", "cm", 2),
@@ -17,7 +17,7 @@ _DECIMAL_UNITS = (
     ("g", "mg", 3),
     ("l", "ml", 3),
 )
-# Larger unit, smaller unit, factor, and the largest amount asked for: products small enough to be learnt.
+# Larger unit, smaller unit, factor, and the largest amount; products are small enough to be learnt.
 _TIME_UNITS = (("h", "min", 60, 15), ("min", "s", 60, 15), ("days", "h", 24, 10), ("weeks", "days", 7, 20))
 
 _PROMPTS = (
@@ -31,7 +31,7 @@ _PROMPTS = (
 def _decimal_pair(rng: random.Random) -> tuple[str, str, str, str]:
     large, small, places = rng.choice(_DECIMAL_UNITS)
     decimals = min(places, rng.choice((0, 1, 1, 2)))
-    # The last decimal is never zero, so that each amount is written in one way.
+    # The last decimal is never zero, so that each amount has only one spelling.
     tail = "".join(str(rng.randint(0, 9)) for _ in range(decimals - 1)) + str(rng.randint(1, 9))
     amount = Decimal(f"{rng.randint(1, 99)}.{tail}" if decimals else str(rng.randint(1, 99)))
     pair = (str(amount), large, f"{amount.scaleb(places):f}", small)
@@ -39,8 +39,8 @@ def _decimal_pair(rng: random.Random) -> tuple[str, str, str, str]:
 
 
 def _time_pair(rng: random.Random) -> tuple[str, str, str, str]:
-    large, small, factor, most = rng.choice(_TIME_UNITS)
-    amount = rng.randint(2, most)
+    large, small, factor, largest = rng.choice(_TIME_UNITS)
+    amount = rng.randint(2, largest)
     pair = (str(amount), large, str(amount * factor), small)
     return pair if rng.random() < 0.5 else (*pair[2:], *pair[:2])
 

@@ -1,4 +1,4 @@
-"""Task: a two-step word problem, answered with worked steps and a last line "Answer: N"."""
+"""Task: solve a two-step word problem; the response shows the steps and ends with the line "Answer: N"."""
 
 import random
 import re
@@ -6,7 +6,7 @@ import re
 from mars_ray.data.tasks.family import Family, TaskExample
 from mars_ray.data.tasks.lexicon import CITIES, FIRST_NAMES, THINGS
 
-# Operators of the two steps, and the stories that mean them. `x` and `y` make the first step, `z` the second.
+# Operators of the two steps, and stories for them. The first step computes with `x` and `y`, the second with `z`.
 _STORIES = {
     "+-": (
         "{name} has {x} {things}, buys {y} more and gives away {z}.",
@@ -41,7 +41,7 @@ def _apply(left: int, operator: str, right: int) -> int:
 
 
 def _numbers(rng: random.Random, operators: str) -> tuple[int, int, int]:
-    """Three numbers whose two results stay within 1..99."""
+    """Return three numbers for which the results of both steps are in 1..99."""
     if operators[0] == "*":
         x, y = rng.randint(2, 9), rng.randint(2, 9)
     else:
@@ -64,7 +64,7 @@ def _make(rng: random.Random) -> TaskExample:
 
 
 def _verify(answer: str, text: str) -> bool:
-    """True when the last line gives the answer and every line before it is a true step; steps may be left out."""
+    """Return whether the last line gives the answer and every other line is a correct step; steps may be left out."""
     *steps, last = text.strip().split("\n")
     return last.strip() == f"Answer: {answer}" and all(map(_is_true_step, steps))
 
