@@ -1,1 +1,1 @@
-"""The lossless adapter: low-rank weights that act at mask positions only and leave the base model unchanged."""
+"""The lossless adapter: low-rank weights that act only at mask positions and leave the base model unchanged."""

@@ -1,6 +1,6 @@
 """Find the folder of an adapter by name, and read its card.
 
-Never: imports torch, which processes that only pass requests on do not load.
+Never: imports torch, because processes that only forward requests do not load it.
 """
 
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ from mars_ray.model.card import CARD_FILE, CalibrationPoint, Card, read_card
 from mars_ray.model.digest import weights_digest
 from mars_ray.model.resolve import is_elsewhere, resolve_model
 
-Found = TypeVar("Found")
+AdapterT = TypeVar("AdapterT")
 CONFIG_FILE = "adapter_config.json"
 SHIPPED = Path(str(files("mars_ray"))) / "assets" / "adapters"
-"""Adapters in the package, each in a folder with the name of its model."""
+"""Folder of the adapters in the package; each adapter has the name of its model."""
 
 
 class AdapterCard(BaseModel):
@@ -28,14 +28,14 @@ class AdapterCard(BaseModel):
 
     method: Literal["adapter"] = "adapter"
     block: Annotated[int, Field(ge=2)]
-    """Longest block of the training, in tokens."""
+    """Maximum block size in training, in tokens."""
     objective: dict[str, bool | float | str]
     base_model: str
     base_digest: str
-    """Digest of the base (`model.digest.weights_digest`)."""
+    """Digest of the base model (`model.digest.weights_digest`)."""
     init_digest: str | None = None
-    """Digest of the adapter that training started from; null for a new adapter. The counts below do not include that
-    adapter's own training."""
+    """Digest of the adapter that training started from; null for a new adapter. The counts below do not include the
+    training of that adapter."""
     data: str
     examples: int
     tokens: int
@@ -64,15 +64,15 @@ def shipped_adapters() -> list[str]:
     return sorted(folder.name for folder in SHIPPED.iterdir())
 
 
-def unnamed(adapter: Found | None) -> dict[str | None, Found]:
-    """Return the mapping of an engine whose only adapter is `adapter`, or that has none."""
+def unnamed(adapter: AdapterT | None) -> dict[str | None, AdapterT]:
+    """Return the adapters by name for an engine whose only adapter is `adapter`; empty if it is None."""
     return {} if adapter is None else {None: adapter}
 
 
 def resolve_adapter(name: str | None) -> Path | None:
-    """Return the folder of the adapter that a user calls `name`: a folder, a URL, a shipped adapter or a name on a hub.
+    """Return the folder of the adapter `name`: a folder, a URL, an adapter in the package, or a name on a hub.
 
-    An existing folder has precedence over a shipped adapter. Raises `AdapterError` for any other name.
+    An existing folder has precedence over an adapter in the package. Raises `AdapterError` for an unknown name.
     """
     if name is None:
         return None
@@ -98,11 +98,11 @@ def check_base(card: AdapterCard, folder: Path, base: Path) -> None:
 
 
 def resolve_adapters(adapter: str | None, named: Mapping[str, str]) -> dict[str | None, Path]:
-    """Return the folders of the default adapter, if any, and of the named ones, by name."""
+    """Return the folders of the default adapter, if any, and of the named adapters, by name."""
     folders = {name: folder for name, value in named.items() if (folder := resolve_adapter(value))}
     return unnamed(resolve_adapter(adapter)) | folders
 
 
 def decoding_card(base: Path, adapter: Path | None) -> Card | AdapterCard | None:
-    """Return the card with block and calibration: the adapter's, or the model's without an adapter."""
+    """Return the card that has block and calibration: the adapter's card, or without an adapter the model's card."""
     return read_card(base) if adapter is None else read_adapter_card(adapter)

@@ -1,12 +1,12 @@
-"""An adapter on disk: a folder in PEFT's layout, with a card that names the base.
+"""Save and load adapters: folders in PEFT's layout, with a card that names the base.
 
     adapter_model.safetensors   the factors under PEFT's names, `mask_embedding`, the sampler head; int8 has `…_scale`
     adapter_config.json         PEFT's keys, and `gated: true`
     mars.json                   the card: training, and the digest of the base
 
 In:    an adapter and its card; or a folder and its base.
-Out:   a complete folder or none; or the adapter, not attached yet.
-Never: loads an adapter for another base than the one it was trained on.
+Out:   a complete folder or none; or the adapter, not attached to a network yet.
+Never: loads an adapter for a base other than the one it was trained on.
 """
 
 import json
@@ -30,7 +30,7 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 def save_adapter(
     adapter: GatedLoRA, card: AdapterCard, folder: Path, *, dtype: torch.dtype = torch.bfloat16, replace: bool = False
 ) -> None:
-    """Write `adapter` to `folder`, which must be absent or empty; `replace` removes an older adapter first."""
+    """Write `adapter` to `folder`, which must be absent or empty; `replace` first removes an adapter in it."""
     shape = adapter.shape
     config = {
         "peft_type": "LORA",
@@ -72,7 +72,7 @@ class Adapter:
 def load_adapter(folder: Path, base: Path) -> Adapter:
     """Load the adapter in `folder` in float32, in eval mode and without gradients.
 
-    Raises `AdapterError` for an incomplete adapter, or for one of another base than the model in `base`.
+    Raises `AdapterError` if the adapter is incomplete or was trained on a model other than the one in `base`.
     """
     card = read_adapter_card(folder)
     check_base(card, folder, base)
@@ -80,27 +80,27 @@ def load_adapter(folder: Path, base: Path) -> Adapter:
 
 
 def start_from(adapter: GatedLoRA, folder: Path) -> None:
-    """Copy the weights of the adapter in `folder`, of any base, into `adapter`.
+    """Copy the weights of the adapter in `folder` into `adapter`; their bases may differ.
 
-    Raises `AdapterError` for an incomplete adapter or other sizes.
+    Raises `AdapterError` if the adapter in `folder` is incomplete or has other sizes.
     """
-    other = _load(folder)
+    source = _load(folder)
     for name in ("rank", "alpha", "masks", "linears"):
-        size = getattr(other.shape, name)
+        size = getattr(source.shape, name)
         needed = getattr(adapter.shape, name)
         if size != needed:
             difference = "other linear layers" if name == "linears" else f"{name} {size}, here it is {needed}"
             raise AdapterError(f"Training cannot begin with the adapter in {folder}: it has {difference}.")
-    hidden = other.mask_embedding_KH.shape[1]
+    hidden = source.mask_embedding_KH.shape[1]
     if hidden != adapter.mask_embedding_KH.shape[1]:
         raise AdapterError(
             f"Training cannot begin with the adapter in {folder}: it has hidden size {hidden}, here it is "
             f"{adapter.mask_embedding_KH.shape[1]}."
         )
     with torch.no_grad():
-        adapter.mask_embedding_KH.copy_(other.mask_embedding_KH)
-    adapter.sampler.load_state_dict(other.sampler.state_dict())
-    for name, pair in other.factors.items():
+        adapter.mask_embedding_KH.copy_(source.mask_embedding_KH)
+    adapter.sampler.load_state_dict(source.sampler.state_dict())
+    for name, pair in source.factors.items():
         adapter.factors[name].load_state_dict(pair.state_dict())
 
 
@@ -108,7 +108,7 @@ def _load(folder: Path) -> GatedLoRA:
     try:
         config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
         if config["peft_type"] != "LORA" or config["gated"] is not True:
-            raise AdapterError(f"{CONFIG_FILE} does not say gated: true, so it is no gated LoRA.")
+            raise AdapterError(f"{CONFIG_FILE} does not contain gated: true, so it is not a gated LoRA.")
         return adapter_of(load_file(folder / WEIGHTS_FILE), config["r"], config["lora_alpha"])
     except (AdapterError, OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = str(error) if isinstance(error, AdapterError) else f"{error!r}."

@@ -1,7 +1,7 @@
 """The two forwards of adapter training: the base over clean tokens, then masks over the base's keys and values.
 
-The first has no gradients; it gives the keys, values and targets of all masks. The second holds only masks, and has
-gradients and low-rank products.
+The first forward has no gradients; it computes the keys, values and targets for all masks. The second forward contains
+only masks, and has gradients and low-rank products.
 """
 
 from dataclasses import dataclass
@@ -19,31 +19,31 @@ from mars_ray.method.tiles import Layout, Piece, attend, attend_piece, lay_out
 ATTENTION = "mars_adapter"
 
 KeysAndValues = list[tuple[Tensor, Tensor]]
-"""Keys and values of each layer, [key heads, clean positions, D]."""
+"""Keys and values of each layer, each [key heads, clean positions, D]."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaskTile:
-    """Number of masks and of clean slots in a tile."""
+    """The masks and clean slots of one attention tile."""
 
     masks: int
     clean: int
     hidden: Tensor
-    """[masks, masks + clean]: 0 if a mask may attend, else -inf."""
+    """Additive attention mask, [masks, masks + clean]: 0 where a mask may attend, otherwise -inf."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaskLogits:
-    """Logits of masks, and of the base at the same positions."""
+    """Outputs of both forwards at the masks."""
 
     logits_MV: Tensor
     """Logits of masks without the sampler head."""
     hidden_MH: Tensor
     """Last hidden states of the masks."""
     teacher_MV: Tensor
-    """Logits of the base."""
+    """Logits of the base at the same positions."""
     slot_M: Tensor
-    """Slot of each mask, counted through all packed sequences."""
+    """Slot of each mask, numbered across all packed sequences."""
     before_M: Tensor
     """Token before the target of each mask: the clean token at its position."""
 
@@ -86,7 +86,7 @@ def mask_logits(network: PreTrainedModel, adapter: GatedLoRA, streams: Streams) 
 
 
 def _tiles(layout: Layout, noisy_P: Tensor) -> tuple[list[list[Piece]], list[MaskTile]]:
-    """Split tiles into their clean pieces, with keys counted from the first clean slot, and their masks."""
+    """Split tiles into clean pieces, whose keys are numbered from the first clean slot, and masks."""
     clean_tiles: list[list[Piece]] = []
     mask_tiles: list[MaskTile] = []
     start = 0
@@ -119,7 +119,7 @@ def _attend(
     mask_tiles: list[MaskTile] | None = None,
     **_unused: Any,
 ) -> tuple[Tensor, None]:
-    """Attend among clean tokens and append their keys and values to `seen`, or from masks to `seen` and masks."""
+    """Attend among clean tokens and append their keys and values to `seen`; or attend from masks to `seen` and masks."""
     if mask_tiles is None:
         assert tiles is not None
         seen.append((key_1KPD[0], value_1KPD[0]))

@@ -1,10 +1,10 @@
-"""Gated LoRA: low-rank weights that act at mask positions only, and the embeddings of masks.
+"""Gated LoRA: low-rank weights that act only at mask positions, and the embeddings of masks.
 
 In:    outputs of linear layers of a base network, and the positions of masks.
-Out:   the same outputs, with low-rank products added at those positions.
-Never: changes another position or a weight of the base; without masks the output is the base's, bit for bit.
+Out:   the same outputs, with low-rank products added at the masks.
+Never: changes other positions or weights of the base; without masks, the output equals the base's bit for bit.
 
-Source: arXiv 2507.11851. Different here: the embedding of a mask depends on its number in the block. `sampler_head`
+Source: arXiv 2507.11851. Unlike there, the embedding of a mask depends on its number in the block. `sampler_head`
 corrects the logits of masks.
 
 Letters: M masks, N packed positions, K masks of a block.
@@ -32,9 +32,9 @@ class LoraShape:
     alpha: float
     """Products are scaled by alpha / rank."""
     masks: int
-    """Number of mask embeddings; later masks of a block share the last one."""
+    """Number of mask embeddings; further masks of a block share the last embedding."""
     linears: dict[str, tuple[int, int]]
-    """Sizes (in, out) of each adapted linear layer, by its name in the network."""
+    """Sizes (in, out) of each adapted linear layer, by name in the network."""
 
 
 class LowRank(nn.Module):
@@ -61,21 +61,21 @@ class GatedLoRA(nn.Module):
         self.mask_embedding_KH = nn.Parameter(torch.zeros(shape.masks, hidden))
         self.sampler = SamplerHead(hidden)
         self.factors = {name: LowRank(shape.rank, *sizes) for name, sizes in shape.linears.items()}
-        """Factors of each linear layer, by its name."""
+        """Factors of each linear layer, by name."""
         self._registered = nn.ModuleList(self.factors.values())  # parameter names must not contain dots
         self.scale = shape.alpha / shape.rank
-        """Factor of the products."""
+        """Scale of the products."""
         self._open = False
         self._where_M: Tensor | None = None
 
     def masks(self, offset_M: Tensor) -> Tensor:
-        """Return the embeddings of masks, [M, hidden], by the number of masks before each in its block."""
+        """Return the embeddings of masks, [M, hidden]; `offset_M` counts the masks before each mask in its block."""
         embedding_MH: Tensor = self.mask_embedding_KH[offset_M.clamp(max=self.shape.masks - 1)]
         return embedding_MH
 
     @contextmanager
     def at(self, where_M: Tensor | None) -> Iterator[None]:
-        """Add the products in forwards within the block, at these packed positions; None adds them at all positions."""
+        """Add the products in forwards within this context, at the packed positions `where_M` or, if None, at all."""
         self._open = True
         self._where_M = where_M
         try:
@@ -87,16 +87,17 @@ class GatedLoRA(nn.Module):
     def check_fits(self, network: Any) -> None:
         """Raise `AdapterError` unless every tensor has the shape that `network` needs.
 
-        Kernels get only the addresses of these tensors.
+        Kernels receive only the addresses of these tensors, so they cannot check shapes.
         """
         for name, pair in self.factors.items():
             try:
                 linear = network.get_submodule(name)
-                sizes = linear.in_features, linear.out_features
+                inputs = linear.in_features
+                outputs = linear.out_features
             except AttributeError:
                 raise AdapterError(f"The adapter needs a linear layer {name}, which the network lacks.") from None
-            check_shape(f"lora_A of {name}", pair.a, (self.shape.rank, sizes[0]))
-            check_shape(f"lora_B of {name}", pair.b, (sizes[1], self.shape.rank))
+            check_shape(f"lora_A of {name}", pair.a, (self.shape.rank, inputs))
+            check_shape(f"lora_B of {name}", pair.b, (outputs, self.shape.rank))
         for table in (network.get_input_embeddings(), network.get_output_embeddings()):
             hidden = table.weight.shape[1]
             check_shape("mask_embedding", self.mask_embedding_KH, (self.shape.masks, hidden))
@@ -105,7 +106,7 @@ class GatedLoRA(nn.Module):
     def attach(self, network: nn.Module) -> list[RemovableHandle]:
         """Attach the adapter to the linear layers of `network`; remove the returned handles to detach it.
 
-        Raises `AdapterError` unless it fits the network.
+        Raises `AdapterError` if the adapter does not fit the network.
         """
         self.check_fits(network)
         return [
@@ -124,9 +125,9 @@ class GatedLoRA(nn.Module):
 
 
 def linears_of(network: Any, names: Sequence[str] | None) -> dict[str, tuple[int, int]]:
-    """Return the linear layers with these names; None takes all but the output embedding.
+    """Return the sizes of the linear layers called `names`, or of all but the output embedding if `names` is None.
 
-    Raises `AdapterError` if there are none.
+    Raises `AdapterError` if no layer has such a name.
     """
     head = network.get_output_embeddings()
     linears = {

@@ -1,6 +1,6 @@
 """The loss of adapter training, and the lookahead of an adapter on held-out data.
 
-Letters: those of `sampler_head`, and V the vocabulary.
+Letters: as in `sampler_head`; V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from mars_ray.method.streams import IGNORE, Streams
 
 
 class AdapterLoss(nn.Module):
-    """The loss of an adapter's masks. The base is not a submodule, because it has no gradients.
+    """Loss at the masks of an adapter. The base is not a submodule, because it has no gradients.
 
     `distill` is the weight of the base's distribution in the target of a mask; the rest is the token of the data.
-    Masks learn without the sampler head, and the head learns from detached masks.
+    Masks are trained without the sampler head, and the head is trained on detached masks.
     """
 
     def __init__(self, network: PreTrainedModel, adapter: GatedLoRA, distill: float) -> None:
@@ -32,9 +32,9 @@ class AdapterLoss(nn.Module):
         self._distill = distill
 
     def forward(self, streams: Streams) -> tuple[Tensor, Tensor]:
-        """Return the weighted sum of the masks' cross-entropies, and the sum of the base's at the same positions.
+        """Return the weighted sum of the masks' cross-entropies, and the base's sum at the same positions.
 
-        Two float32 scalars; the second carries no gradient.
+        Both are float32 scalars; the second has no gradient.
         """
         if not (streams.label_RS != IGNORE).any():
             nothing = self.adapter.mask_embedding_KH.sum() * 0
@@ -50,7 +50,7 @@ class AdapterLoss(nn.Module):
         return (loss_M * weight_M).sum(), base_M.sum()
 
     def _change_by_sampler(self, masks: MaskLogits, label_M: Tensor) -> Tensor:
-        """Return the change of each mask's cross-entropy by the sampler head, float32 [M]."""
+        """Return the change that the sampler head makes to each mask's cross-entropy, float32 [M]."""
         candidates = sampled(self._base[0], self.adapter, masks)
         log_total_M = _logsumexp(masks.logits_MV)
         teacher_MC = (
@@ -68,7 +68,7 @@ def _logsumexp(logits_MV: Tensor) -> Tensor:
 
 
 def sampled(network: PreTrainedModel, adapter: GatedLoRA, masks: MaskLogits) -> Candidates:
-    """Return the likeliest tokens of masks, corrected by the sampler head; only the head gets gradients."""
+    """Return the most likely tokens of masks, corrected by the sampler head; only the head gets gradients."""
     with torch.no_grad():
         logit_MC, token_MC = likeliest(masks.logits_MV)
         logit_MC = logit_MC.float()
@@ -83,14 +83,14 @@ class HeldoutAgreement:
     """Agreement of masks with the most likely token of the base at the same position."""
 
     tokens_per_forward: float
-    """1 + the mean run of agreeing masks: the tokens per forward of exact mode at the start of each block."""
+    """1 + the mean number of agreeing masks in a row: the tokens per forward of exact mode at block starts."""
     by_offset: list[float]
-    """Share of agreeing masks, by the number of masks before them in the block."""
+    """Share of masks that agree, by the number of masks before them in the block."""
 
 
 @torch.no_grad()
 def heldout_agreement(network: PreTrainedModel, adapter: GatedLoRA, streams: Streams) -> HeldoutAgreement:
-    """Measure teacher-forced agreement on the result of `mask_streams`; `network` is that of an `AdapterLoss`."""
+    """Measure teacher-forced agreement on the result of `mask_streams`; `network` must come from an `AdapterLoss`."""
     masks = mask_logits(network, adapter, streams)
     agrees_M = sampled(network, adapter, masks).token_M == masks.teacher_MV.argmax(dim=-1)
     offset_M = streams.tokens_RS.flatten()[masks.slot_M]
@@ -100,5 +100,5 @@ def heldout_agreement(network: PreTrainedModel, adapter: GatedLoRA, streams: Str
     for offset, agrees in zip(offset_M.tolist(), agrees_M.tolist(), strict=True):
         unbroken = agrees and (unbroken or offset == 0)
         runs += unbroken
-    counts = [agrees_M[offset_M == offset].float().mean().item() for offset in range(int(offset_M.max()) + 1)]
-    return HeldoutAgreement(1 + runs / int((offset_M == 0).sum()), counts)
+    shares = [agrees_M[offset_M == offset].float().mean().item() for offset in range(int(offset_M.max()) + 1)]
+    return HeldoutAgreement(1 + runs / int((offset_M == 0).sum()), shares)

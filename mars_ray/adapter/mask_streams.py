@@ -1,7 +1,7 @@
-"""The training streams of an adapter: masks, and the clean tokens that the base reads.
+"""Build the training streams of an adapter: masks, and the clean tokens that the base reads.
 
-A mask sees only the clean tokens before its block and the masks of its block, as in the engine. Different from
-`method.streams`: a new block begins at each response, the noisy stream holds only masks, and only masks whose next
+A mask sees only the clean tokens before its block and the masks of its block, as in the engine. There are two
+differences from `method.streams`: a new block begins at each response, and the noisy stream holds only masks whose next
 token belongs to the response.
 """
 
@@ -13,8 +13,8 @@ from mars_ray.method.streams import IGNORE, PADDING, PackedRows, Streams, clean_
 def mask_streams(rows: PackedRows, *, block: int, phase_RT: Tensor | int = 0, decay: float = 1.0) -> Streams:
     """Build `[masks | clean]` with at most `block` masks in a block.
 
-    `tokens_RS` holds at each mask its offset, the number of masks before it in its block. The label of a mask is the
-    next token. Its twin, the clean token at its position, has the same label; other clean tokens have none.
+    At a mask, `tokens_RS` holds the number of masks before it in its block. The label of a mask is the next token. Its
+    twin, the clean token at the same position, has the same label; other clean tokens have no label.
     """
     clean = clean_stream(rows)
     number_RT = (rows.position_RT + phase_RT) // block

@@ -1,8 +1,8 @@
-"""The sampler head of an adapter, which corrects the logits of a mask by the token chosen before it.
+"""The sampler head of an adapter: corrects the logits of a mask, given the token chosen before it.
 
-All masks of a block are decoded in one forward, so a mask does not know the token at the mask before it, and two likely
-tokens may not fit together. The head corrects the logits of a mask once the token before it is known. It corrects only
-the likeliest candidates, which takes little time compared with a forward.
+All masks of a block are decoded in one forward. A mask therefore does not know the token at the mask before it, and two
+likely tokens may not fit together. Once the token before a mask is known, the head corrects the logits of the most
+likely candidates, which takes little time compared with a forward.
 
 Source: arXiv 2507.11851, whose sampler computes the logits of the whole vocabulary.
 
@@ -18,7 +18,7 @@ from torch.nn.functional import rms_norm, silu
 from mars_ray.errors import AdapterError
 
 CANDIDATES = 32
-"""Number of likeliest tokens of a mask whose logits are corrected."""
+"""Number of most likely tokens per mask whose logits are corrected."""
 CHUNK = 64
 WIDTH = 512
 
@@ -33,7 +33,7 @@ def check_shape(name: str, tensor: Tensor, needed: tuple[int, ...]) -> None:
 
 
 class SamplerHead(nn.Module):
-    """Two layers over a mask's last hidden state and the token before it. A new head corrects nothing."""
+    """Two layers over a mask's last hidden state and the token before it. An untrained head changes no logits."""
 
     def __init__(self, hidden: int, width: int = WIDTH) -> None:
         super().__init__()
@@ -51,15 +51,15 @@ class SamplerHead(nn.Module):
         check_shape("sampler.write.weight", self.write.weight, (hidden, width))
 
     def read(self, hidden_MH: Tensor) -> Tensor:
-        """Return the part of the input that depends on masks only, [M, W]."""
+        """Return the part of the input that depends only on the masks, [M, W]."""
         read_MW: Tensor = self.read_hidden(rms_norm(hidden_MH, hidden_MH.shape[-1:]))
         return read_MW
 
     def correction(self, read_MW: Tensor, before_MH: Tensor, candidate_MCH: Tensor) -> Tensor:
         """Return the corrections to add to the logits of candidates, [M, C].
 
-        `before_MH` are input embeddings of the tokens before the masks, `candidate_MCH` output embeddings of the
-        candidates.
+        `before_MH` holds the input embeddings of the tokens before the masks, `candidate_MCH` the output embeddings of
+        the candidates.
         """
         read_MW = silu(read_MW + self.read_token(rms_norm(before_MH, before_MH.shape[-1:])))
         correction_MC: Tensor = (candidate_MCH @ self.write(read_MW)[:, :, None])[:, :, 0]
@@ -67,9 +67,9 @@ class SamplerHead(nn.Module):
 
 
 def likeliest(logits_MV: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the `CANDIDATES` largest logits at each mask, in descending order, and their tokens: two [M, C].
+    """Return the `CANDIDATES` largest logits of each mask in descending order, and their tokens, both [M, C].
 
-    A top-k over the whole vocabulary would take longer than the head. The largest logits lie in the chunks with the
+    A top-k over the whole vocabulary would take longer than the head. The largest logits are in the chunks with the
     largest maxima.
     """
     M, V = logits_MV.shape
@@ -85,7 +85,7 @@ def likeliest(logits_MV: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The likeliest tokens of M masks, and their logits with and without the head."""
+    """The most likely tokens of M masks, and their logits with and without the head."""
 
     token_MC: Tensor
     logit_MC: Tensor
@@ -94,10 +94,10 @@ class Candidates:
 
     @property
     def token_M(self) -> Tensor:
-        """Likeliest token of each mask after correction."""
+        """Most likely token of each mask after correction."""
         return self.token_MC.gather(1, self.corrected_MC.argmax(dim=-1, keepdim=True))[:, 0]
 
     def log_total(self, log_total_M: Tensor) -> Tensor:
-        """Return the log-sum-exp of all logits of each mask, [M]; `log_total_M` is the one without the head."""
+        """Return the log-sum-exp of all corrected logits of each mask, [M]; `log_total_M` is the uncorrected value."""
         others_M = (1 - (self.logit_MC - log_total_M[:, None]).exp().sum(dim=-1)).clamp(min=1e-6)
         return torch.logaddexp(log_total_M + others_M.log(), self.corrected_MC.logsumexp(dim=-1))

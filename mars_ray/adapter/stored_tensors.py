@@ -1,4 +1,4 @@
-"""Names, rounding to 8 bits, and shapes of the tensors in the file of an adapter.
+"""Convert an adapter to the named tensors of its file and back, with rounding to 8 bits.
 
 In:    an adapter; or the tensors of an untrusted file, with rank and alpha.
 Out:   named tensors; or an adapter in float32.
@@ -17,14 +17,14 @@ PREFIX, EMBEDDING, SAMPLER, SCALE = "base_model.model.", "mask_embedding", "samp
 FACTORS = ".lora_A.weight", ".lora_B.weight"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 LARGEST = torch.finfo(torch.float16).max
-"""Largest magnitude of a value, so that no product overflows in any number format of the engine."""
+"""Maximum magnitude of a value, so that no product overflows in any dtype of the engine."""
 LARGEST_INT8 = 127
 
 
 def stored_tensors(adapter: GatedLoRA, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the tensors of an adapter by their names in a file.
+    """Return the tensors of an adapter, by name in a file.
 
-    With `torch.int8` a matrix has one scale for each row, and mask embeddings and the bias are in bfloat16.
+    With `torch.int8`, a matrix has one scale per row, and mask embeddings and the bias are in bfloat16.
     """
     plain = torch.bfloat16 if dtype is torch.int8 else dtype
     tensors: dict[str, Tensor] = {}
@@ -37,7 +37,7 @@ def stored_tensors(adapter: GatedLoRA, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def adapter_of(tensors: Mapping[str, Tensor], rank: object, alpha: object) -> GatedLoRA:
-    """Build the adapter from the tensors of a file. Raises `AdapterError` for tensors that do not fit together."""
+    """Build the adapter from the tensors of a file. Raises `AdapterError` if the tensors do not fit together."""
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
         raise AdapterError(f"r is {rank!r}; it must be a whole number of at least 1.")
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not abs(alpha) <= LARGEST:
@@ -71,7 +71,7 @@ def adapter_of(tensors: Mapping[str, Tensor], rank: object, alpha: object) -> Ga
 
 
 def _parameters(adapter: GatedLoRA) -> dict[str, Tensor]:
-    """Return the parameters of an adapter by their names in a file."""
+    """Return the parameters of an adapter, by name in a file."""
     factors = {
         f"{PREFIX}{name}{half}": factor
         for name, pair in adapter.factors.items()
@@ -85,8 +85,8 @@ def _in_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     weights = {}
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES:
-            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-            raise AdapterError(f"the tensor {name} has the dtype {tensor.dtype}; it must be one of {known}.")
+            dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+            raise AdapterError(f"the tensor {name} has the dtype {tensor.dtype}; it must be one of {dtypes}.")
         rows = name.removesuffix(SCALE)
         if rows != name and rows in tensors and tensors[rows].dtype is torch.int8:
             continue
@@ -97,7 +97,7 @@ def _in_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             weights[name] = restored(tensor, tensors[name + SCALE])
         else:
             weights[name] = tensor.float()
-        if not bool((weights[name].abs() <= LARGEST).all()):  # false for NaN, too
+        if not bool((weights[name].abs() <= LARGEST).all()):  # the comparison is also false for NaN
             raise AdapterError(f"the tensor {name} holds values that are NaN or larger than {LARGEST:g}.")
     return weights
 
@@ -117,7 +117,7 @@ def _shape(tensors: Mapping[str, Tensor], name: str) -> tuple[int, ...]:
 
 
 def rounded(factor_RC: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the nearest int8 values and a float32 scale for each row, [R, 1]."""
+    """Return the nearest int8 values, [R, C], and a float32 scale for each row, [R, 1]."""
     factor_RC = factor_RC.float()
     scale_R1 = factor_RC.abs().amax(dim=1, keepdim=True) / LARGEST_INT8
     # A row of zeros has scale 0, so the divisor is clamped.
@@ -126,7 +126,7 @@ def rounded(factor_RC: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def restored(values_RC: Tensor, scale_R1: Tensor) -> Tensor:
-    """Undo `rounded`, in float32. Raises `ValueError` for scales of another shape."""
+    """Undo `rounded`, in float32. Raises `ValueError` if the scales have the wrong shape."""
     if scale_R1.shape != (len(values_RC), 1):
         raise ValueError(f"scales of the shape {tuple(scale_R1.shape)} for {len(values_RC)} rows")
     return values_RC.float() * scale_R1.float()

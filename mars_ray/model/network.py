@@ -59,8 +59,8 @@ def _check_memory(network_class: Any, model: ResolvedModel) -> None:
     held = count_parameters(model.folder).total()
     if needed > 2 * held + SPARE_NUMBERS:
         raise ModelError(
-            f"{model.folder}: config.json requires {needed:,} weights, but the files hold {held:,}. Download or save the "
-            "model again."
+            f"{model.folder}: config.json requires {needed:,} weights, but the files hold {held:,}. Download "
+            "or save the model again."
         )
 
 

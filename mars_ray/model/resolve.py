@@ -1,6 +1,6 @@
-"""Find the folder of a model by the name that a user gives.
+"""Find the folder of a model by name, from a command line or a config.
 
-An existing folder has precedence over a name on a hub. `check_folder` checks the folder.
+An existing folder has precedence over a name on a hub. `check_folder` checks the contents of the folder.
 """
 
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ BUNDLED = "bundled"
 SMOLLM2 = "smollm2"
 WHAT_TO_GIVE = (
     f"{BUNDLED!r}, {SMOLLM2!r}, a folder, a .gguf file, a URL of either, "
-    "or organisation/name of a hub, with @revision or without"
+    "or organisation/name of a hub, optionally with @revision"
 )
 
 
 def resolve_model(name: str) -> Path:
     """Return the folder of the model called `name`, after downloading or converting it if needed.
 
-    "bundled" is always the packaged model; "./bundled" is a folder.
+    "bundled" is always the packaged model; write "./bundled" for a folder of this name.
     """
     if name == BUNDLED:
         return Path(str(files("mars_ray"))) / "assets" / "bundled"
@@ -47,18 +47,18 @@ def resolve_model(name: str) -> Path:
     hub_name = parse_hub_name(name)
     if hub_name is None:
         raise ModelError(f"unknown model {name!r}: give {WHAT_TO_GIVE}{_hint(path)}")
-    # The name may be a misspelt folder, so the hint covers folders too.
+    # The name may be a misspelt folder, so the hint also considers folders.
     return download(hub_name, _hint(path, cached_names()))
 
 
 def pin(name: str, folder: Path) -> str:
-    """Return `name` with the downloaded commit for a model on a hub; `folder` is its folder."""
+    """Return `name`, with the downloaded commit if the model is from a hub; `folder` is the folder of the model."""
     hub_name = hub_name_of(folder.absolute()) if is_hub_name(name) else None
     return str(hub_name or name)
 
 
 def is_hub_name(name: str) -> bool:
-    """Return whether `name` is a name on a hub: it has the form, and no folder or file has this name."""
+    """Return whether `name` has the form of a name on a hub, and no folder or file has this name."""
     return parse_hub_name(name) is not None and not Path(name).exists()
 
 
@@ -68,31 +68,31 @@ def is_elsewhere(name: str) -> bool:
 
 
 def is_folder_here(name: str) -> bool:
-    """Return whether `name` is a folder or file of this machine, which other machines may lack."""
+    """Return whether `name` is a folder or file on this machine, which other machines may lack."""
     return name != BUNDLED and not is_url(name) and Path(name.removeprefix(FILE_URL)).expanduser().exists()
 
 
 def model_label(name: str, folder: Path) -> str:
     """Return the name of a model for reports: `organisation/name@commit`, or its short name."""
-    # On a machine that did not download the model, only `name` has the commit.
+    # On a machine that did not download the model, only `name` contains the commit.
     hub_name = hub_name_of(folder.absolute()) or (parse_hub_name(name) if is_hub_name(name) else None)
     return str(hub_name) if hub_name else short_name(name)
 
 
 def short_name(name: str) -> str:
-    """Return the last part of a model's name without revision and suffix; reads no file."""
+    """Return the last part of a model's name, without revision and suffix, and without reading a file."""
     hub_name = parse_hub_name(name)
     last = hub_name.repository.split("/")[1] if hub_name else Path(name).expanduser().absolute().name
     return last.removesuffix(".gguf")
 
 
-def _hint(missing: Path, others: Sequence[str] = ()) -> str:
+def _hint(missing: Path, cached: Sequence[str] = ()) -> str:
     try:
         siblings = [str(missing.parent / path.name) for path in missing.parent.iterdir() if _may_be_model(path)]
     except OSError:
         siblings = []
     names = [BUNDLED, SMOLLM2] if missing.parent == Path() else []
-    close = get_close_matches(str(missing), [*siblings, *names, *others], n=1)
+    close = get_close_matches(str(missing), [*siblings, *names, *cached], n=1)
     return f". Did you mean {close[0]!r}?" if close else "."
 
 

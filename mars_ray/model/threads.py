@@ -1,4 +1,4 @@
-"""Choose the number of threads of a model on a CPU."""
+"""Choose the number of threads for a model on a CPU."""
 
 from pathlib import Path
 
@@ -6,15 +6,15 @@ from mars_ray.model.weights import count_parameters
 from mars_ray.usable_cpus import usable_cpus
 
 PARAMETERS_PER_THREAD = 50_000_000
-"""Parameters per thread from which the network takes most of a step. The rest of a step runs in one thread, so for
-smaller models several engines with one thread each are faster than one engine with several threads."""
+"""Parameters per thread above which the network takes most of the time of a step. The rest of a step runs in one
+thread, so for smaller models several engines with one thread each are faster than one engine with several threads."""
 
 
 def suitable_threads(folder: Path) -> int:
-    """Return the threads of an engine that shares the machine with other engines of the same model."""
+    """Return the number of threads of an engine that shares the machine with other engines of the same model."""
     return max(1, -(-count_parameters(folder).total() // PARAMETERS_PER_THREAD))
 
 
 def threads_alone(folder: Path, engines: int = 1) -> int:
-    """Return the threads of each engine, if `engines` of them have this machine for themselves."""
+    """Return the number of threads per engine when `engines` engines have this machine to themselves."""
     return 1 if suitable_threads(folder) == 1 else max(1, usable_cpus() // engines)

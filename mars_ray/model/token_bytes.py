@@ -1,4 +1,4 @@
-"""The bytes of each token id, which APIs list with log-probabilities.
+"""Compute the bytes of each token id, which APIs list with log-probabilities.
 
 A token may be half a character, and the joined bytes of tokens may differ from the decoded sequence.
 """
@@ -9,11 +9,11 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerBase
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-"""Spelling of a single byte in sentencepiece."""
+"""Spelling of a token for a single byte in sentencepiece."""
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase) -> tuple[bytes, ...]:
-    """Return the bytes of each id from 0 to the highest one; ids that are not in the vocabulary have none."""
+    """Return the bytes of each id from 0 to the highest id; ids outside the vocabulary have no bytes."""
     ids = {number: token for token, number in tokenizer.get_vocab().items()}
     special = {number: str(token).encode() for number, token in tokenizer.added_tokens_decoder.items()}
     byte_level = "ByteLevel" in str(tokenizer.backend_tokenizer.decoder)
@@ -34,10 +34,10 @@ def _of_sentencepiece(token: str) -> bytes:
 
 
 def _byte_of() -> dict[str, int]:
-    """Return the alphabet of byte-level BPE: printable Latin-1 for itself, and U+0100 and up for other bytes."""
+    """Return the alphabet of byte-level BPE: printable Latin-1 stands for itself, U+0100 and up for other bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(unprintable)}
     assert set(alphabet) == set(ByteLevel.alphabet())
     return alphabet
 

@@ -1,7 +1,7 @@
 """Check and load the tokenizer of a model folder without running code from it.
 
 In:    a folder and the configuration of its network.
-Out:   the tokenizer that AutoTokenizer gives for the folder after saving it again, so ids agree everywhere.
+Out:   the tokenizer that AutoTokenizer would return after the folder is saved again, so ids agree everywhere.
 Never: runs a tokenizer class from outside transformers, contacts a hub.
 """
 
@@ -23,12 +23,12 @@ from mars_ray.model.json_object import read_json_object
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 
-# Without one of these sets of files some tokenizer classes silently start with an empty vocabulary.
+# Without one of these sets of files, some tokenizer classes silently use an empty vocabulary.
 _VOCABULARIES = ((TOKENIZER_FILE,), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 
 
 def check_tokenizer(folder: Path, config: PretrainedConfig) -> bool:
-    """Return whether the tokenizer is custom. Raises `ModelError` if it is missing or needs its own code."""
+    """Return whether the tokenizer is custom. Raises `ModelError` if it is missing or only works with its own code."""
     settings_file = folder / TOKENIZER_CONFIG_FILE
     settings = read_json_object(settings_file) if settings_file.is_file() else {}
     class_name = settings.get("tokenizer_class") or getattr(config, "tokenizer_class", None)
@@ -57,18 +57,18 @@ def load_tokenizer(folder: Path, config: PretrainedConfig, custom: bool) -> PreT
     # The Rust library raises bare Exceptions for a malformed tokenizer.json.
     except Exception as error:
         raise ModelError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
-    for name in ("auto_map", "is_local", "local_files_only"):  # they would be saved with the tokenizer
+    for name in ("auto_map", "is_local", "local_files_only"):  # otherwise saved with the tokenizer
         tokenizer.init_kwargs.pop(name, None)
     return tokenizer
 
 
 def _class_of_custom(config: PretrainedConfig) -> Any:
-    # AutoTokenizer opens every qwen2 folder with Qwen2Tokenizer, whatever class the folder names. The same class
+    # AutoTokenizer opens every qwen2 folder with Qwen2Tokenizer, whatever class the folder names. Using the same class
     # here keeps ids equal before and after saving.
     return Qwen2Tokenizer if config.model_type == "qwen2" else TokenizersBackend
 
 
 def _is_built_in(class_name: object) -> bool:
-    # transformers looks the name up among all its exports, including models and pipelines.
+    # transformers searches all its exports for the name, including models and pipelines.
     exported = tokenizer_class_from_name(class_name) if isinstance(class_name, str) else None
     return isinstance(exported, type) and issubclass(exported, PreTrainedTokenizerBase)

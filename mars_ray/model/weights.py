@@ -1,7 +1,7 @@
-"""Read the headers of a model folder's weights: completeness, and number of parameters.
+"""Check the headers of a model folder's weights, and count the parameters.
 
 In:    a folder.
-Out:   an error if transformers would fail, warn or unpickle; counts.
+Out:   counts; an error if transformers would fail, warn or unpickle.
 Never: reads a tensor, opens a pickle.
 """
 
@@ -25,14 +25,14 @@ _HOW_TO_CONVERT = (
 
 
 def check_weights(folder: Path) -> None:
-    """Raise a `ModelError` unless `folder` holds model.safetensors, or an index and every shard it names."""
+    """Raise `ModelError` unless `folder` holds model.safetensors, or an index and every shard that it names."""
     for file in weight_files(folder):
         _check_header(file)
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files of the weights. Raises `ModelError` for missing files."""
-    # transformers prefers the shards of a distributed run to other files in the folder.
+    """Return the weight files. Raises `ModelError` if files are missing."""
+    # transformers would load the shards of a distributed run instead of other files in the folder.
     if any(folder.glob("shard-*-model-*.safetensors")):
         raise ModelError(f"{folder} holds the shards of a distributed run. Save it as one {WEIGHTS_FILE} first.")
     if (folder / WEIGHTS_FILE).is_file():
@@ -43,7 +43,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def count_parameters(folder: Path) -> Counter[str]:
-    """Return the number of parameters by dtype. Raises `ModelError` for missing files."""
+    """Return the number of parameters by dtype. Raises `ModelError` if files are missing."""
     counts = Counter[str]()
     for file in weight_files(folder):
         with safe_open(file, framework="numpy") as weights:

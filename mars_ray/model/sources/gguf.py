@@ -1,7 +1,7 @@
 """Convert a .gguf file to a plain Hugging Face folder, once.
 
-A file of 32 or 16 bits keeps its dtype and values. Quantised weights become bfloat16, which rounds less than their own
-format. Tokenizer and chat template are included.
+A file with 32 or 16 bits keeps its dtype and values. Quantised weights become bfloat16, which rounds less than the
+quantisation did. Tokenizer and chat template are converted, too.
 """
 
 import hashlib
@@ -17,31 +17,31 @@ from mars_ray.model.sources.cache import made_once
 
 MAGIC = b"GGUF"
 MEMORY_BYTES, MEMORY_TIMES = 2 << 30, 32
-"""Memory limit of a conversion: a constant plus a multiple of the file size. Values of 2 bits become 32 bits."""
+"""Memory limit of a conversion: a constant plus a multiple of the file size, because 2-bit values become 32 bits."""
 SECONDS, BYTES_A_SECOND = 30, 1_000_000
-"""Time limit of a conversion: a constant, plus the time to read the file at this rate."""
+"""Time limit of a conversion: a constant plus the time to read the file at this rate."""
 
 
 def converted(file: Path) -> Path:
-    """Return the folder made from `file`, after converting the file if it is new or changed."""
+    """Return the converted folder of `file`; convert the file first if it is new or has changed."""
     try:
-        with file.open("rb") as opened:
-            magic = opened.read(len(MAGIC))
+        with file.open("rb") as content:
+            magic = content.read(len(MAGIC))
         state = file.stat()
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error}.") from error
     if magic != MAGIC:
         raise ModelError(f"{file} is not a GGUF file. Give a folder, a .gguf file or a name on a hub.")
-    of_file = f"{file.resolve()}\0{state.st_size}\0{state.st_mtime_ns}"
-    digest = hashlib.blake2b(of_file.encode(), digest_size=6).hexdigest()
+    version = f"{file.resolve()}\0{state.st_size}\0{state.st_mtime_ns}"
+    digest = hashlib.blake2b(version.encode(), digest_size=6).hexdigest()
     return made_once(f"{file.name.removesuffix('.gguf')}-{digest}", lambda folder: convert(file, folder))
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Write the model in `file` to `folder`, which must be absent. Raises `ModelError`.
+    """Write the model in `file` to `folder`, which must be absent. Raises `ModelError` if the conversion fails.
 
-    A child process reads the file. It can be killed, sees no other file of the folder, and has no input to confirm
-    that code may run.
+    A child process reads the file. It can be killed, sees no other file in the folder, and cannot read an answer to a
+    question whether code may run.
     """
     size = file.stat().st_size
     memory = min(MEMORY_BYTES + MEMORY_TIMES * size, psutil.virtual_memory().total)
@@ -52,10 +52,11 @@ def convert(file: Path, folder: Path) -> None:
         arguments = (str(link), str(folder.absolute()), str(memory))
         command = [sys.executable, "-P", "-m", "mars_ray.model.sources.gguf_worker", *arguments]
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=seconds, check=False
             )
-            reason = done.stdout.strip() or (f"its reader ended with code {done.returncode}" if done.returncode else "")
+            failure = f"its reader ended with code {process.returncode}" if process.returncode else ""
+            reason = process.stdout.strip() or failure
         except subprocess.TimeoutExpired:
             reason = f"it took more than {seconds:.0f} s"
     if reason:

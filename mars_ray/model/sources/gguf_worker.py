@@ -3,8 +3,8 @@
     python -m mars_ray.model.sources.gguf_worker FILE FOLDER BYTES
 
 In:    a file that is alone in its folder, the folder to write, and the memory limit.
-Out:   the folder; on standard output nothing, or the error.
-Never: reads another file in the same folder, where transformers would look for code to run.
+Out:   the folder; standard output is empty, or contains the error.
+Never: reads another file in the same folder, because transformers looks there for code to run.
 """
 
 import resource
@@ -32,7 +32,7 @@ from mars_ray.model.folder import check_folder
 from mars_ray.progress import ProgressLine
 
 _KEPT = {"F32": torch.float32, "F16": torch.float16}
-"""Dtypes that are kept, by their names in GGUF."""
+"""Dtypes that are kept, by name in GGUF."""
 _SIZES = {
     "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size",
@@ -44,11 +44,11 @@ _SIZES = {
     "context_length": "max_position_embeddings",
     "expert_count": "num_experts",
 }
-"""Names of sizes: in GGUF after the architecture, and in transformers."""
+"""Names of sizes in transformers, by name in GGUF after the prefix of the architecture."""
 
 
 def main(file: Path, folder: Path, memory_bytes: int) -> None:
-    """Convert `file`; print the reason if that fails."""
+    """Convert `file`, and print the reason if this fails."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     _limit_memory(memory_bytes)
@@ -57,7 +57,7 @@ def main(file: Path, folder: Path, memory_bytes: int) -> None:
     except MarsRayError as error:
         print(error)
     except MemoryError:
-        print(f"it takes more than {memory_bytes / 1e9:.1f} GB of memory, too much for a file of its size")
+        print(f"it takes more than {memory_bytes / 1e9:.1f} GB of memory, which is too much for a file of this size")
     # A damaged or unknown file can raise any error.
     except Exception as error:
         print(error or repr(error))
@@ -76,7 +76,7 @@ def _convert(file: Path, folder: Path) -> None:
             str(file.parent),
             gguf_file=file.name,
             dtype=dtype,
-            # Otherwise weights stay packed if a kernel can be fetched from a hub.
+            # Otherwise weights would stay packed if a kernel can be fetched from a hub.
             quantization_config=GgufConfig(dequantize=True),
             local_files_only=True,
             trust_remote_code=False,
@@ -92,9 +92,9 @@ def _convert(file: Path, folder: Path) -> None:
 
 
 def _checked_dtype(file: Path) -> torch.dtype:
-    """Return the common dtype of the matrices if it is in `_KEPT`, else bfloat16. Vectors mostly have 32 bits.
+    """Return the common dtype of all matrices if it is in `_KEPT`, otherwise bfloat16. Vectors usually have 32 bits.
 
-    Raises `ModelError` for sizes out of bounds.
+    Raises `ModelError` if sizes are out of bounds.
     """
     from gguf import GGUFReader  # slow to import
 
@@ -111,7 +111,7 @@ def _checked_dtype(file: Path) -> torch.dtype:
 
 @contextmanager
 def _shown(file: Path) -> Iterator[None]:
-    """Replace the loader's progress bar by a `ProgressLine` within the block."""
+    """Replace the progress bar of the loader with a `ProgressLine` within the block."""
     bar = modeling_gguf_pytorch_utils.tqdm
     with ProgressLine(f"unpack {file.name}", total=None) as progress:
 

@@ -1,8 +1,8 @@
 """Download a model from a Hugging Face hub into the cache of huggingface_hub, pinned to one commit.
 
-Only weights in safetensors, configuration and tokenizer are downloaded: no pickle, no code. The library itself reads
-HF_ENDPOINT, HF_TOKEN, HF_HUB_CACHE and HF_HUB_OFFLINE, resumes interrupted files and keeps complete ones. Progress goes
-to standard error.
+Only safetensors weights, configuration and tokenizer are downloaded: no pickle and no code. The library itself reads
+HF_ENDPOINT, HF_TOKEN, HF_HUB_CACHE and HF_HUB_OFFLINE, resumes interrupted downloads and keeps complete files. Progress
+goes to standard error.
 """
 
 import re
@@ -32,7 +32,7 @@ FILES = (
     "*.safetensors.index.json",
     "config.json",
     "generation_config.json",
-    "adapter_config.json",  # an adapter is refused by this file
+    "adapter_config.json",  # tells that the folder is an adapter, which is refused
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer_config.json",
@@ -45,7 +45,7 @@ FILES = (
 )
 """Files to download."""
 LEFT_OUT = ("*/*", "consolidated*.safetensors")
-"""Files to leave out: those in folders, and second copies of the weights."""
+"""Files to leave out: files in subfolders, and second copies of the weights."""
 
 WRITTEN = "huggingface_hub.snapshot_download"
 """Name of the library's progress bar over the written bytes of all files."""
@@ -56,7 +56,7 @@ _NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """A model on a hub: `organisation/name`, and a branch, tag or commit; None is the newest."""
+    """A model on a hub: `organisation/name`, and a branch, tag or commit; None means the newest commit."""
 
     repository: str
     revision: str | None
@@ -66,13 +66,13 @@ class HubName:
 
 
 def parse_hub_name(name: str) -> HubName | None:
-    """Parse `organisation/name` or `organisation/name@revision`; return None for any other form."""
+    """Parse `organisation/name` or `organisation/name@revision`; return None for any other text."""
     match = _NAME.fullmatch(name)
     return HubName(match["repository"], match["revision"]) if match else None
 
 
 def hub_name_of(folder: Path) -> HubName | None:
-    """Return model and commit of a folder in the cache; None for any other folder."""
+    """Return the model and commit of a folder in the cache, or None for any other folder."""
     snapshots = folder.parent
     repository = snapshots.parent.name.split("--")
     if snapshots.name != "snapshots" or repository[0] != "models" or len(repository) < 3:
@@ -81,7 +81,7 @@ def hub_name_of(folder: Path) -> HubName | None:
 
 
 def cached_names() -> list[str]:
-    """Return the names of complete and incomplete models in the cache."""
+    """Return the names of all models in the cache, including incomplete downloads."""
     names = (hub_name_of(folder) for folder in Path(constants.HF_HUB_CACHE).glob("models--*--*/snapshots/*"))
     return sorted({name.repository for name in names if name})
 
@@ -89,8 +89,8 @@ def cached_names() -> list[str]:
 def download(name: HubName, hint: str) -> Path:
     """Return the folder of the model in the cache, after downloading missing files.
 
-    Without a network the cache must be complete. Raises `ModelError`; `hint` ends the message if the model may not
-    exist.
+    Without a network the cache must be complete. Raises `ModelError` if the download fails; `hint` ends the message if
+    the model may not exist.
     """
     try:
         folder = Path(
@@ -103,7 +103,7 @@ def download(name: HubName, hint: str) -> Path:
                 tqdm_class=DownloadBar,
             )
         )
-    # The library passes on errors of its HTTP client, which changes between versions.
+    # The library passes on errors of its HTTP client, which differ between versions.
     except Exception as error:
         raise ModelError(_reason(name, error, hint)) from error
     if not any(folder.glob("*.safetensors")):
@@ -115,17 +115,17 @@ def download(name: HubName, hint: str) -> Path:
 
 
 class DownloadBar(HubBar):  # type: ignore[misc]
-    """A `tqdm_class` for `snapshot_download`: its bar on a terminal, else a plain line from time to time."""
+    """A `tqdm_class` for `snapshot_download`: shows a bar on a terminal, otherwise prints a line from time to time."""
 
     def __init__(self, *args: Any, name: str | None = None, **settings: Any) -> None:
-        # `disable=None` hides the bar without a terminal; the default shows it.
+        # `disable=None` hides the bar if there is no terminal.
         super().__init__(*args, name=name, **{"disable": None} | settings)
         shown = self.disable and name == WRITTEN and not are_progress_bars_disabled(name)
         self._line = ProgressLine("download, MB", total=None) if shown else None
         self._bytes = 0
 
     def update(self, n: float | None = 1) -> None:
-        """Add `n` bytes or files, and print a line when it is due."""
+        """Add `n` bytes or files, and print a line if one is due."""
         super().update(n)
         self._bytes += int(n or 0)
         if self._line is not None:

@@ -1,11 +1,11 @@
-"""The cache of models fetched from other machines and stores; a machine fetches equal files once.
+"""The cache of models fetched from other machines and stores; a machine fetches each model once.
 
-In:    the files of a folder, each with size and digest, and a function that reads pieces of them.
-Out:   a local folder with the files, for any number of concurrent processes; a killed fetch is resumed.
+In:    the files of a folder, each with size and digest, and a function that reads pieces of a file.
+Out:   a local folder with the files, for any number of concurrent processes; an interrupted fetch is resumed.
 Never: returns an incomplete file, removes a folder in use, takes more than half of the disk.
 
-The name of a folder is a digest of its content. A process keeps a shared lock on the folders it uses until it ends. The
-least recently used folder makes room for a new one.
+The name of a folder is a digest of its content. A process holds a shared lock on the folders that it uses until it
+ends. The least recently used folders are removed to make room for a new one.
 """
 
 import atexit
@@ -28,13 +28,13 @@ from mars_ray.storage.private import private_folder
 from mars_ray.storage.wait_at_most import wait_at_most
 
 NODE_URL = "ray://"
-"""Beginning of the name of a folder on one node of the cluster; see `ray_folder.SharedFolder`."""
+"""Prefix of the name of a folder on one node of the cluster; see `ray_folder.SharedFolder`."""
 PIECE_BYTES = 8 << 20
 PIECE_S = 30.0
-"""Time limit of a piece. Earlier pieces are kept, and the next fetch continues after them."""
+"""Time limit for one piece, in seconds. Earlier pieces are kept, and the next fetch continues after them."""
 NAME_DIGITS = 32
 _in_use = ExitStack()
-"""Locks held until this process ends."""
+"""Locks that are held until this process ends."""
 atexit.register(_in_use.close)
 
 
@@ -44,20 +44,20 @@ class RemoteFile:
 
     name: str
     size: int
-    """Bytes."""
+    """Size in bytes."""
     digest: str
-    """Version of the content: `blake2b:` and a digest that is checked, or any version of the store."""
+    """Version of the content: `blake2b:` and a digest, which is checked, or a version assigned by the store."""
 
 
 ReadPiece = Callable[[str, int, int], bytes]
-"""Returns the bytes of a file, by its name, from a start to an end."""
+"""Reads a piece of a file, from (name, start, end)."""
 
 
 def fetched(name: str, files: Sequence[RemoteFile], read: ReadPiece) -> Path:
-    """Return a folder called `name` with `files`, after fetching them if the cache lacks this content.
+    """Return a folder called `name` with `files`; fetch them first if the cache lacks this content.
 
-    Raises `ModelError` for a file with another size or digest, or a model too large for the cache, `OutputError` for a
-    cache that is not writable, and the errors of `read`.
+    Raises `ModelError` if a file has another size or digest or the model is too large for the cache, `OutputError` if
+    the cache is not writable, and any error of `read`.
     """
     content = json.dumps([name, [asdict(file) for file in sorted(files, key=lambda file: file.name)]])
     key = hashlib.blake2b(content.encode(), digest_size=NAME_DIGITS // 2).hexdigest()
@@ -85,7 +85,7 @@ def fetched(name: str, files: Sequence[RemoteFile], read: ReadPiece) -> Path:
 
 
 def is_fetched(folder: Path) -> bool:
-    """Return whether `folder` lies in this cache and must not be changed."""
+    """Return whether `folder` is in this cache, and so must not be changed."""
     return folder.absolute().is_relative_to(_cache())
 
 
@@ -94,7 +94,7 @@ def _cache() -> Path:
 
 
 def file_digest(path: Path) -> str:
-    """Return the digest of a local file for `RemoteFile`; reads about a gigabyte a second."""
+    """Return the digest of a local file for `RemoteFile`; reads about a gigabyte per second."""
     with path.open("rb") as file:
         return f"blake2b:{hashlib.file_digest(file, 'blake2b').hexdigest()}"
 
@@ -121,11 +121,11 @@ def _fetch(folder: Path, files: Sequence[RemoteFile], read: ReadPiece) -> None:
             with path.open("ab") as sink:
                 while (start := sink.tell()) < file.size:
                     end = min(start + PIECE_BYTES, file.size)
-                    late = ModelError(
+                    timeout = ModelError(
                         f"{file.name} of {folder.name} cannot be fetched: {end - start:,} bytes took over "
                         f"{PIECE_S:g} s. Check the network and run the same command again; it continues."
                     )
-                    sink.write(wait_at_most(PIECE_S, partial(read, file.name, start, end), late))
+                    sink.write(wait_at_most(PIECE_S, partial(read, file.name, start, end), timeout))
                     progress.update(before + sink.tell(), {})
                 sink.flush()
                 os.fsync(sink.fileno())
@@ -138,7 +138,7 @@ def _fetch(folder: Path, files: Sequence[RemoteFile], read: ReadPiece) -> None:
 
 
 def _make_room(cache: Path, key: str, size: int) -> None:
-    """Remove unused folders, least recently used first, until `size` bytes fit."""
+    """Remove unused folders, the least recently used first, until `size` bytes fit."""
     kept = {
         lock: _size(lock.with_suffix("")) + _size(lock.with_suffix(".partial"))
         for lock in cache.glob("*.lock")

