@@ -48,7 +48,9 @@ def test_ctrl_c_keeps_the_rows_that_were_finished(tmp_path: Path) -> None:
     pressing = threading.Thread(target=press_ctrl_c, daemon=True)
     pressing.start()
     try:
-        with pytest.raises(InterruptedRunError, match=r"Stopped after \d+ of 20 rows.*The same command goes on\."):
+        with pytest.raises(
+            InterruptedRunError, match=r"Stopped after \d+ of 20 rows.*Run the same command to continue\."
+        ):
             generate_files(options)
     finally:
         ended.set()

@@ -88,7 +88,7 @@ def test_every_row_is_there_once_after_a_kill_ctrl_c_and_sigterm(model_folder: P
         stopped.send_signal(number)
         said, _ = stopped.communicate(timeout=SECONDS)
         assert stopped.returncode == code, said
-        assert said.splitlines()[-1].endswith("The same command goes on.")
+        assert said.splitlines()[-1].endswith("Run the same command to continue.")
         ours = ("read the input: ", "generate: ", "mars-ray: ")
         assert [line for line in said.splitlines() if not line.startswith(ours) and "network_util" not in line] == []
         readable = pq.read_table(output / "rows").num_rows

@@ -155,7 +155,7 @@ def test_a_completion_says_where_in_the_text_its_tokens_are(
         (raw(method="GET"), "'method' is 'GET', must be 'POST'"),
         (raw("/v1/embeddings"), "'url' is '/v1/embeddings', must be /v1/chat/completions or /v1/completions"),
         (raw(["/v1/completions"]), "'url' is"),
-        (raw(messages=[{"role": "user", "content": "\ud800"}]), "not Unicode"),
+        (raw(messages=[{"role": "user", "content": "\ud800"}]), "not valid Unicode"),
     ],
 )
 def test_a_line_that_is_no_request_has_an_error_and_no_response(

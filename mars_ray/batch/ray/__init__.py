@@ -1,1 +1,1 @@
-"""The Ray Data shells of a job."""
+"""Ray actors and Ray Data pipelines that run a job."""

@@ -1,6 +1,6 @@
 """Report the backlog of a job to its controller once a second, and read the state of its workers (shell).
 
-A worker publishes its startup status in the cluster's key-value store until its engine can report.
+Until the engine of a worker can report, the worker publishes its startup status in the cluster's key-value store.
 """
 
 import asyncio
@@ -26,15 +26,16 @@ from mars_ray.ray_private import kv_delete, kv_get, kv_put
 EVERY_S = 1.0
 STARTING = "starting workers"
 CLUSTER_S = 5.0
-"""Seconds to wait for the cluster at the end. The cluster may have been stopped together with the job."""
+"""Seconds to wait for the cluster at the end of a job. The cluster may have been stopped together with the job."""
 NEWS = 1.5
-"""Report a delay again only when it changed by this factor."""
+"""Factor by which a delay must change before it is reported again."""
 
 
 class ControlLoop:
-    """A thread that talks to the controller while the context is open; `tokens_left` returns the backlog of the job.
+    """Thread that talks to the controller while the context is open.
 
-    The thread calls `on_update` with the startup status of the workers, and with None once `stats` has numbers.
+    `tokens_left` returns the backlog of the job. The thread calls `on_update` with the startup status of the workers,
+    and with None once `stats` has numbers.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class ControlLoop:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="control-loop", daemon=True)
         self.note = ""
-        """A message for the user, such as a delay; often empty."""
+        """Message for the user, for example about a delay; usually empty."""
         self._reported_late_s = 0.0
         self.stats = LiveStats(time.monotonic)
 
@@ -61,7 +62,9 @@ class ControlLoop:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._ended.set()
         self._thread.join(CLUSTER_S)
         removing = threading.Thread(target=self._remove, name="remover", daemon=True)
@@ -74,11 +77,11 @@ class ControlLoop:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the deadline, below 0 once it passed."""
+        """Seconds until the deadline, negative once the deadline has passed; None without a deadline."""
         return None if self._ends_s is None else self._ends_s - time.monotonic()
 
     def deadline_summary(self, status: Status) -> str:
-        """Return by how much the job met or missed its deadline, empty without one."""
+        """Return a text that says by how much the job met or missed its deadline; empty without a deadline."""
         left_s = self.left_s
         if left_s is None:
             return ""
@@ -89,7 +92,7 @@ class ControlLoop:
         controller = RayController(self._app, self._plan)
         yielding = Yielding(self._plan.settings.recover_s)
         while not self._ended.is_set():
-            with suppress(MarsRayError):  # without a controller, workers decide for themselves for a while
+            with suppress(MarsRayError):  # workers can continue without a controller for a while
                 paused = yielding.follow(await online_statuses(), time.monotonic())
                 backlog = Backlog(tokens=self._tokens_left(), seconds=self.left_s)
                 self._read(await controller.update_backlog(backlog, paused=paused), paused)
@@ -118,13 +121,13 @@ class ControlLoop:
 
 
 def publish_startup_status(app: str, status: str) -> None:
-    """Publish what a worker does now, replacing the last status. Errors of the store are ignored."""
+    """Publish the startup status of a worker, which replaces the last one. Errors of the store are ignored."""
     with suppress(RuntimeError, RayError):
         kv_put(_key(app), status)
 
 
 def read_startup_status(app: str) -> str | None:
-    """Return the status that a worker published last, if any."""
+    """Return the startup status that was published last, or None. Errors of the store are ignored."""
     with suppress(RuntimeError, RayError):
         if status := kv_get(_key(app)):
             return str(status.decode())
@@ -132,7 +135,7 @@ def read_startup_status(app: str) -> str | None:
 
 
 def clear_startup_status(app: str) -> None:
-    """Remove the published status."""
+    """Remove the published startup status."""
     kv_delete(_key(app))
 
 

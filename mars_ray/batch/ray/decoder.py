@@ -1,4 +1,4 @@
-"""The actor that decodes rows, with its engine in a separate process (shell)."""
+"""Actor that decodes rows with an engine in a separate process (shell)."""
 
 import asyncio
 import os
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Decoder:
-    """An actor with one engine. Several calls run at a time."""
+    """An actor with one engine. Its methods may run concurrently."""
 
     def __init__(
         self, spec: EngineSpec, model: SharedFolder, adapter: SharedFolder | None, plan: ControlPlan, app: str
@@ -51,19 +51,19 @@ class Decoder:
         self._row_formats: dict[bytes, asyncio.Task[RowFormat]] = {}
         self._feeding = asyncio.Event()
         self._heartbeat: asyncio.Task[None] | None = None
-        # A single prompt is not tokenized faster by threads, and the engines need the cores.
+        # Threads do not speed up tokenizing a single prompt, and the engines need the cores.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
     @ray.method(max_task_retries=-1)  # type: ignore[untyped-decorator]
     async def start(self) -> None:
-        """Begin to start the engine and return at once, because reading the first rows takes seconds, too."""
-        # When a constructor fails, Ray starts the actor again and again.
+        """Start the engine in the background, and return at once so that the first rows can be read meanwhile."""
+        # The constructor does not start the engine: if a constructor fails, Ray restarts the actor endlessly.
         self._start()
 
     async def answer(self, rows: pa.Table, row_format: bytes) -> pa.Table:
-        """Return the table of the results of a table of rows, in their order, or a failure table.
+        """Return the results of a table of rows, in the same order, or a failure table.
 
-        `row_format` is the pickled settings of the row format, which processes without torch can pass on.
+        `row_format` holds the settings of the row format, pickled so that processes without torch can pass them on.
         """
         try:
             worker, opened_format = await self._ready(row_format)
@@ -72,7 +72,7 @@ class Decoder:
             return failure_table(str(error))
 
     async def give_up(self, rows: pa.Table, row_format: bytes) -> pa.Table:
-        """Return the error results of rows that killed workers, without parsing the rows."""
+        """Return error results for rows that killed workers, without parsing the rows."""
         try:
             worker, opened_format = await self._ready(row_format)
             return to_table(worker.give_up(opened_format, *from_row_table(rows)))
@@ -103,7 +103,7 @@ class Decoder:
         return worker
 
     def _local_spec(self) -> EngineSpec:
-        """Return the engine's settings with the paths of the folders on this node."""
+        """Return the engine settings with the paths of the model and adapter folders on this node."""
         return replace(
             self._spec,
             folder=self._model.here(),
@@ -112,7 +112,7 @@ class Decoder:
 
     async def _engine(self) -> AsyncEngine:
         engine, _ = await AsyncEngine.start(self._spec)
-        # Reports of an engine are numbered from 0, so each engine has its own lease.
+        # Each engine numbers its reports from 0, so each engine needs its own lease.
         lease = Lease(engine_name(self._name, time.monotonic_ns()), self._plan)
         self._heartbeat = asyncio.create_task(self._beat(engine, lease))
         return engine
@@ -122,7 +122,7 @@ class Decoder:
             await run_heartbeats(engine, lease, self._report)
 
     async def _report(self, report: ReplicaReport) -> Directive:
-        """Report to the controller and follow its directive. When the controller is away, rows go on."""
+        """Report to the controller and follow its directive. If the report fails, rows continue to be decoded."""
         try:
             directive = await self._controller.handle_report(report)
         except BaseException:
@@ -136,7 +136,7 @@ class Decoder:
 
 
 def _open(row_format: bytes, folder: Path) -> RowFormat:
-    # The engine is starting and needs the cores. Without torch, transformers is imported in half the time.
+    # Hide torch, so that importing transformers takes half the time: the engine is starting and needs the cores.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     from mars_ray.batch.rows.open_format import open_row_format
     from mars_ray.model.folder import check_folder

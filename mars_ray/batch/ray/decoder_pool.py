@@ -1,6 +1,6 @@
 """Start the decoders of a job, and send blocks of rows to them (shell).
 
-Processes that only pass blocks on load no torch, which saves 300 MB and some seconds.
+Processes that only pass on blocks do not import torch, which saves 300 MB and some seconds.
 """
 
 import asyncio
@@ -34,19 +34,20 @@ class PoolSettings:
     """Settings of the decoders to start."""
 
     places: tuple[tuple[Place, EngineSpec], ...]
-    """The place and the engine of each decoder."""
+    """Place and engine settings of each decoder."""
     model: SharedFolder
-    """The model folder. Nodes that lack it fetch it."""
+    """Model folder. Nodes that do not have it fetch a copy."""
     adapter: SharedFolder | None
     control: ControlPlan
     gpus: float
-    """GPUs of each decoder."""
+    """Number of GPUs of each decoder."""
 
 
 def choose_places(engines: "EnginePlan", *, rows: int | None = None, part: int = 1) -> tuple[Place, ...]:
-    """Return a place on this cluster for each worker, see `place_workers`.
+    """Return a place on this cluster for each worker; see `place_workers`.
 
-    On a shared cluster, workers use only the resources that are free now. If no node has a free CPU, they wait for one.
+    On a shared cluster, workers use only resources that are free now. If no node has a free CPU, busy resources count
+    as well, and the workers wait until they are free.
     """
     nodes = {node["NodeID"]: _resources(node["Resources"]) for node in ray.nodes() if node["Alive"]}
     if is_shared():
@@ -61,7 +62,7 @@ def _resources(resources: dict[str, float]) -> NodeResources:
 
 
 def pool_settings(engines: "EnginePlan", places: tuple[Place, ...]) -> PoolSettings:
-    """Return the settings of the decoders of a plan, whose folders are on this node."""
+    """Return the settings of the decoders in a plan. The model and adapter folders must be on this node."""
     return PoolSettings(
         places=tuple((place, engines.spec(place.threads)) for place in places),
         model=share_folder(engines.model.folder),
@@ -74,7 +75,7 @@ def pool_settings(engines: "EnginePlan", places: tuple[Place, ...]) -> PoolSetti
 def start_decoders(settings: PoolSettings, app: str) -> dict[str, Any]:
     """Start decoders that report to the controller of `app`, and return their handles by name.
 
-    Ray restarts a decoder that dies, on another node if its own is gone. Decoders end with this process.
+    Ray restarts a decoder that dies, on another node if the decoder's node is lost. Decoders end with this process.
     """
     from mars_ray.batch.ray.decoder import Decoder
 
@@ -82,7 +83,7 @@ def start_decoders(settings: PoolSettings, app: str) -> dict[str, Any]:
     decoders = {}
     for place, spec in settings.places:
         name = f"decoder:{app}:{uuid4().hex}"
-        # The place is a preference: another job may have taken the CPUs of that node.
+        # The node is only a preference, because another job may have taken its CPUs.
         node = NodeAffinitySchedulingStrategy(place.node, soft=True, _spill_on_unavailable=True)
         decoders[name] = actor.options(
             name=name, namespace=NAMESPACE, num_cpus=place.cpus, scheduling_strategy=node
@@ -97,10 +98,10 @@ def single_actor(calls: int) -> ActorPoolStrategy:
 
 
 class AnsweredBlocks:
-    """The stage of a job that sends blocks to the decoders with these names.
+    """Stage of a job that sends blocks to the decoders with the given names.
 
     The stage gets names instead of handles, because Ray cannot restart an actor whose arguments refer to lost objects.
-    `row_format` is the pickled settings of the row format.
+    `row_format` holds the pickled settings of the row format.
     """
 
     def __init__(self, decoders: Sequence[str], row_format: bytes) -> None:
@@ -109,14 +110,14 @@ class AnsweredBlocks:
         self._row_format = row_format
 
     async def __call__(self, rows: pa.Table) -> pa.Table:
-        """Return the table of the results of a table of rows, or a failure table."""
+        """Return the results of a table of rows, or a failure table."""
         if reason := failure_in(rows):
             return failure_table(reason)
         return await self._pool.answer(rows, self._row_format)
 
 
 class DecoderPool:
-    """Sends each block to the decoder that has the fewest, and to another if that one dies. Not thread-safe."""
+    """Sends each block to the decoder with the fewest blocks, or to another one if it dies. Not thread-safe."""
 
     def __init__(self, decoders: Sequence[Any]) -> None:
         self._decoders = decoders
@@ -136,7 +137,7 @@ class DecoderPool:
 
         async def give_up(rows: pa.Table) -> pa.Table:
             while True:
-                with suppress(WorkerDiedError):  # the row is not parsed, so something else killed the worker
+                with suppress(WorkerDiedError):  # the row was not parsed, so something else killed the worker
                     return await self._call("give_up", rows, row_format, alone=False)
 
         answered = await answer_block(rows, send, give_up)
@@ -144,7 +145,7 @@ class DecoderPool:
         return pa.concat_tables(answered) if failed is None else failed
 
     async def _call(self, method: str, rows: pa.Table, row_format: bytes, *, alone: bool) -> pa.Table:
-        """Call a method of the decoder that has the fewest blocks. Raises `WorkerDiedError`."""
+        """Call a method of the decoder with the fewest blocks. Raises `WorkerDiedError` if the decoder dies."""
         while True:
             number = await self._least_busy()
             self._blocks[number] += 1
@@ -169,7 +170,7 @@ class DecoderPool:
         return min(self._up, key=self._blocks.__getitem__)
 
     async def _join(self, number: int) -> None:
-        """Wait until a decoder runs, which can take long if its node is gone and no other node has room."""
+        """Wait until a decoder is running. This can take long if its node is lost and no other node has room."""
         try:
             await self._decoders[number].start.remote()
             self._up.add(number)

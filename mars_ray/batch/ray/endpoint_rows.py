@@ -1,4 +1,4 @@
-"""The stage of a pipeline that sends its rows to a running endpoint (shell)."""
+"""Pipeline stage that sends its rows to a running endpoint (shell)."""
 
 import asyncio
 import time
@@ -28,22 +28,22 @@ from mars_ray.errors import (
 )
 
 CONNECT_RETRIES = 5
-"""Attempts to reach the endpoint at the start, over some seconds."""
+"""Number of times that connecting to the endpoint is retried at the start, over some seconds."""
 PATIENCE_S = 600.0
-"""Seconds without any answer after which the stage gives the endpoint up."""
+"""Seconds without any answer after which the stage gives up on the endpoint."""
 PAUSE_S = 1.0
 """Seconds to wait after a refusal without a Retry-After header."""
 FAILURES = 3
-"""Failures of the endpoint at a row after which the row has no answer."""
+"""Number of times that the endpoint may fail with a row before the row gets an error."""
 RETRIED_STATUSES = frozenset({408, 409, 429, 502, 503, 504})
 RETRIED_ERRORS = (QueueFullError, UnavailableError, ReplicaLostError)
-"""Errors of a Serve application after which the request is sent again, like the statuses above."""
+"""Errors of a Serve application after which a request is sent again, as after `RETRIED_STATUSES` over HTTP."""
 
 Complete = Callable[[dict[str, Any]], Awaitable[ChatCompletion]]
 
 
 class _RefusedForNow(Exception):
-    """The endpoint refused the request for now; send it again after `after_s`."""
+    """Raised when the endpoint refuses a request for now. The request can be sent again after `after_s` seconds."""
 
     def __init__(self, reason: str, after_s: float = PAUSE_S) -> None:
         super().__init__(reason)
@@ -51,7 +51,7 @@ class _RefusedForNow(Exception):
 
 
 class EndpointRows:
-    """An actor that sends the rows of several blocks at a time to an endpoint."""
+    """Actor that sends the rows of several blocks concurrently to an endpoint."""
 
     def __init__(self, config: EndpointProcessorConfig) -> None:
         self._config = config
@@ -62,7 +62,7 @@ class EndpointRows:
     async def __call__(self, block: pa.Table) -> pa.Table:
         """Return the rows of a block with their answers.
 
-        Raises `RequestError` for a row without an answer unless `should_continue_on_error`, and `RunError` when no
+        Raises `RequestError` for a row without an answer unless `should_continue_on_error`, and `RunError` if no
         endpoint answers.
         """
         if self._complete is None:
@@ -82,7 +82,7 @@ class EndpointRows:
             return refusal_of(key, str(error))
 
     async def _answer(self, complete: Complete, body: dict[str, Any]) -> ChatCompletion:
-        """Send a request until the endpoint has room, and return the answer."""
+        """Send a request, again and again while the endpoint has no room, and return the answer."""
         failures = 0
         after_s = PAUSE_S
         while True:
@@ -105,7 +105,7 @@ class EndpointRows:
 
 
 async def _connect(config: EndpointProcessorConfig) -> Complete:
-    """Return a function that sends a request body. Raises `RunError` when no endpoint answers."""
+    """Return a function that sends a request body to the endpoint. Raises `RunError` if no endpoint answers."""
     return _connect_app(config) if config.url is None else await _connect_url(config)
 
 
@@ -137,7 +137,7 @@ async def _connect_url(config: EndpointProcessorConfig) -> Complete:
 
 
 def _seconds(retry_after: str | None) -> float:
-    """Return the seconds of a Retry-After header. The date form of HTTP is not supported."""
+    """Return the delay in a Retry-After header, at most 60 seconds. A header with a date counts as missing."""
     try:
         return min(60.0, float(retry_after or PAUSE_S))
     except ValueError:
@@ -157,7 +157,7 @@ def _connect_app(config: EndpointProcessorConfig) -> Complete:
             answer: ChatCompletion = await handle.complete.remote(messages, **fields)
             return answer
         except (RayTaskError, MarsRayError) as raised:
-            # Ray's error also has our class, but its message is a stack trace.
+            # Ray's error is also an instance of our error class, but its message is a stack trace.
             error = raised.cause if isinstance(raised, RayTaskError) else raised
             if isinstance(error, RETRIED_ERRORS):
                 raise _RefusedForNow(str(error)) from error

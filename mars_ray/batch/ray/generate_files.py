@@ -1,4 +1,4 @@
-"""Run a job: read rows with Ray Data, decode them in a pool of actors, write results on the driver (shell)."""
+"""Run a job: read rows with Ray Data, decode them in a pool of actors, and write results on the driver (shell)."""
 
 import hashlib
 import pickle
@@ -42,16 +42,16 @@ from mars_ray.ray_cluster import connect
 from mars_ray.ray_private import pass_arguments_by_value
 
 READ_BYTES = 4 << 20
-"""Largest block that is read. With Ray's 128 MiB, workers would wait until most of the input is read."""
+"""Maximum size of a block to read. With Ray's 128 MiB, workers would wait until most of the input has been read."""
 NO_PROGRESS_S = 24 * 3600
-"""Seconds without a finished block after which Ray stops. Its 30 minutes are too short for a 7B model on CPUs."""
+"""Seconds without a finished block after which Ray stops. Ray's 30 minutes are too short for a 7B model on CPUs."""
 
 
 def generate_files(options: GenerateOptions) -> JobReport:
     """Answer every row of the input. Rows that cannot be answered are written to an errors file.
 
-    The same call resumes a stopped job. Raises an `InputError` before any work for unusable options or input,
-    `InterruptedRunError` on Ctrl-C, and `RunError` when the work cannot go on. Rows answered so far are kept.
+    The same call resumes a stopped job. Raises an `InputError` for unusable options or input before any work starts,
+    `InterruptedRunError` on Ctrl-C, and `RunError` if the work cannot continue. Rows answered so far are kept.
     """
     plan = plan_job(options)
     with open_output(options.output, new=options.new) as output:
@@ -69,21 +69,21 @@ def generate_files(options: GenerateOptions) -> JobReport:
             clock=time.monotonic,
         )
         app = f"{BATCH}{hashlib.sha256(str(output.folder.absolute()).encode()).hexdigest()[:12]}"
-        shown = _ShownJob(job)
+        shown_job = _ShownJob(job)
         control_loop = ControlLoop(
-            app, plan.engines.control, job.estimate_tokens_left, options.deadline_s, shown.refresh
+            app, plan.engines.control, job.estimate_tokens_left, options.deadline_s, shown_job.refresh
         )
         status: Status = "stopped"
         try:
-            with shown.with_control(control_loop):
+            with shown_job.with_control(control_loop):
                 try:
                     with _decoders(plan, places, app) as decoders:
                         for table in _tables(_dataset(plan, output.ledger.path, survey.rows, decoders)):
-                            shown.add(table)
+                            shown_job.add(table)
                     status = "complete with errors" if job.errors else "complete"
                 except KeyboardInterrupt:
                     pass
-                finally:  # before any call of Ray, which may have been stopped together with this process
+                finally:  # before calling Ray, which may have been stopped together with this process
                     output.flush()
         finally:
             report = job.report(
@@ -95,13 +95,13 @@ def generate_files(options: GenerateOptions) -> JobReport:
     if status == "stopped":
         raise InterruptedRunError(
             f"Stopped after {report.rows} of {report.total} rows; they are in {options.output}. "
-            "The same command goes on."
+            "Run the same command to continue."
         )
     return report
 
 
 class _ShownJob:
-    """A job and its progress display. Results come from one thread, reports of workers from another."""
+    """A job and its progress display. Results arrive in one thread, reports of workers in another."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -124,7 +124,7 @@ class _ShownJob:
             self._show()
 
     def refresh(self, startup_status: str | None) -> None:
-        """Show the startup status of the workers, or the metrics of the job if it is None."""
+        """Show the startup status of the workers, or the metrics of the job if the status is None."""
         with self._lock:
             if startup_status is None:
                 self._show()
@@ -157,7 +157,7 @@ def _decoders(plan: JobPlan, places: tuple[Place, ...], app: str) -> Iterator[Se
 
 
 def _dataset(plan: JobPlan, ledger: Path, total: int, decoders: Sequence[str]) -> ray.data.Dataset:
-    """Return the dataset of the results. It runs when it is iterated."""
+    """Return the dataset of the results, which is computed while it is iterated."""
     options = plan.options
     count = len(decoders)
     rows = InputRows(
@@ -178,21 +178,23 @@ def _dataset(plan: JobPlan, ledger: Path, total: int, decoders: Sequence[str]) -
     results.context.target_max_block_size = READ_BYTES
     results.context.enable_progress_bars = False  # `JobProgress` shows rows and tokens
     results.context.execution_no_progress_timeout_s = NO_PROGRESS_S
-    results.context.memory_usage_poll_interval_s = None  # it costs a thread for each call
+    results.context.memory_usage_poll_interval_s = None  # polling costs a thread for each call
     return results
 
 
 def _tables(results: ray.data.Dataset) -> Iterator[pa.Table]:
-    """Yield tables of results. Raises `RunError` when a worker or Ray fails."""
+    """Yield tables of results. Raises `RunError` if a worker or Ray fails."""
     try:
         for table in results.iter_batches(batch_size=None, batch_format="pyarrow"):
             if reason := failure_in(table):
                 raise _failed(reason)
             yield table
     except (RayError, ExecutionTimeoutError) as error:
-        # The message is the stack trace of the failed process, with its error in the last line.
+        # The message is the stack trace of the failed process, and its last line is the error.
         raise _failed(str(error).strip().splitlines()[-1]) from error
 
 
 def _failed(reason: str) -> RunError:
-    return RunError(f"The run failed: {reason.removesuffix('.')}. Finished rows are kept; the same command goes on.")
+    return RunError(
+        f"The run failed: {reason.removesuffix('.')}. Finished rows are kept; run the same command to continue."
+    )

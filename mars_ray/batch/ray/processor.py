@@ -17,20 +17,20 @@ from mars_ray.batch.run.endpoint_config import EndpointProcessorConfig
 from mars_ray.batch.run.processor_config import ProcessorConfig, plan_stage
 
 POOLS_OF_A_CLUSTER = 4
-"""Parts that a cluster is divided into. A pool of engines takes one, which leaves room to the rest of the pipeline."""
+"""Number of parts into which a cluster is divided. A pool of engines takes one part; the pipeline keeps the others."""
 
 Postprocess = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class _Stage(Protocol):
-    """Answers blocks of requests."""
+    """Interface of a stage that answers blocks of requests."""
 
     def answer(self, blocks: ray.data.Dataset) -> ray.data.Dataset:
         """Return the blocks with the columns of the answers."""
 
 
 class Processor:
-    """Adds answers to the rows of a dataset, lazily like any operation of Ray Data."""
+    """Adds answers to the rows of a dataset. Runs lazily, like any Ray Data operation."""
 
     def __init__(
         self, stage: _Stage, batch_size: int, preprocess: Preprocess | None, postprocess: Postprocess | None
@@ -59,20 +59,20 @@ def build_processor(
     """Return a stage for a Ray Data pipeline. Raises an `InputError` for an unusable model or value.
 
     `preprocess` maps a row to its request: `messages` or `prompt`, and optionally `sampling` (an object with
-    `max_tokens`, `temperature`, `seed`, `schema` …), `threshold` and `mode`. Without `preprocess`, the columns of these
-    names are used. `postprocess` maps a row with the columns of the answer to the output row.
+    `max_tokens`, `temperature`, `seed`, `schema` …), `threshold` and `mode`. Without `preprocess`, the columns with
+    these names are used. `postprocess` maps a row with the columns of the answer to the output row.
     """
     stage = _EngineStage(config) if isinstance(config, ProcessorConfig) else _EndpointStage(config)
     return Processor(stage, config.batch_size, preprocess, postprocess)
 
 
 class _EngineStage:
-    """A stage that answers with engines, which the stages of a pipeline share."""
+    """Stage that answers with engines, which stages with equal engine settings share."""
 
     def __init__(self, config: ProcessorConfig) -> None:
         self._config = config
         self._engines, row_format = plan_stage(config)
-        open_row_format(row_format, self._engines.model)  # refuse an unusable model now
+        open_row_format(row_format, self._engines.model)  # raises an error now if the model is unusable
         self._row_format = pickle.dumps(row_format)
 
     def answer(self, blocks: ray.data.Dataset) -> ray.data.Dataset:
@@ -90,14 +90,14 @@ class _EngineStage:
 
 
 class _EndpointStage:
-    """A stage that answers with a running endpoint."""
+    """Stage that answers with a running endpoint."""
 
     def __init__(self, config: EndpointProcessorConfig) -> None:
         config.check()
         self._config = config
 
     def answer(self, blocks: ray.data.Dataset) -> ray.data.Dataset:
-        # The next block starts before the last row of a block is answered.
+        # Allow enough calls that the next block starts before the last row of a block is answered.
         calls = 2 + self._config.concurrency // self._config.batch_size
         return blocks.map_batches(
             EndpointRows,

@@ -1,7 +1,7 @@
-"""The stage that answers rows with decoders, which all stages of a pipeline with the same settings share (shell).
+"""Pipeline stage that answers rows with decoders. Stages of a pipeline with equal settings share decoders (shell).
 
-A named actor owns the decoders. The first stage that runs starts the actor, and the actor ends itself and its decoders
-some seconds after the last stage has stopped sending heartbeats.
+A named actor owns the decoders. The first stage that runs starts the actor. The actor ends itself and its decoders some
+seconds after the last stage has stopped sending heartbeats.
 """
 
 import asyncio
@@ -28,21 +28,21 @@ from mars_ray.ray_private import NAMESPACE
 
 BEAT_S = 2.0
 IDLE_S = 15
-"""Seconds without a heartbeat of any stage after which the decoders end."""
+"""Seconds without a heartbeat from any stage after which the decoders end."""
 POOLS = 3
-"""Pools that may die one after another with the same block."""
+"""Number of pools that may die one after another with the same block before the stage fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPoolSettings:
-    """Settings of a shared pool; stages with equal settings share one."""
+    """Settings of a shared pool. Stages with equal settings share one pool."""
 
     pool: PoolSettings
     deadline_s: float | None
 
 
 class SharedPool:
-    """The actor that owns the decoders and reports the backlog of all stages to their controller."""
+    """Actor that owns the decoders and reports the backlog of all stages to their controller."""
 
     def __init__(self, app: str, settings: SharedPoolSettings) -> None:
         self._decoders = list(start_decoders(settings.pool, app).values())
@@ -55,7 +55,7 @@ class SharedPool:
         self._watching = asyncio.get_event_loop().create_task(self._end_when_idle())
 
     async def beat(self, stage: str, backlog: StageBacklog) -> list[Any]:
-        """Take the heartbeat and the backlog of a stage, and return the decoders."""
+        """Record a heartbeat and the backlog of a stage, and return the decoders."""
         self._silent_s = 0
         self._backlogs[stage] = backlog
         return self._decoders
@@ -64,7 +64,7 @@ class SharedPool:
         return sum(backlog.tokens_left for backlog in list(self._backlogs.values()))
 
     async def _end_when_idle(self) -> None:
-        # Seconds are counted, because a clock would run on while the machine is suspended.
+        # Count seconds instead of reading a clock, because a clock keeps running while the machine is suspended.
         while self._silent_s < IDLE_S:
             await asyncio.sleep(1)
             self._silent_s += 1
@@ -73,7 +73,7 @@ class SharedPool:
 
 
 class SharedDecoders:
-    """A stage's handle on the shared decoders. Its thread sends heartbeats, which keep the decoders alive."""
+    """A stage's handle to the shared decoders. Its thread sends heartbeats, which keep the decoders alive."""
 
     def __init__(self, settings: SharedPoolSettings, backlog: StageBacklog) -> None:
         self._settings = settings
@@ -87,13 +87,13 @@ class SharedDecoders:
         threading.Thread(target=self._keep_beating, name="stage-beat", daemon=True).start()
 
     async def answer(self, rows: pa.Table, row_format: bytes) -> pa.Table:
-        """Return the result of `Decoder.answer`. Raises `RunError` when `POOLS` pools die one after another."""
+        """Return the result of `Decoder.answer`. Raises `RunError` if `POOLS` pools die one after another."""
         for _ in range(POOLS):
             try:
                 if self._decoders is None:
                     self._decoders = DecoderPool(await self._beat())
                 return await self._decoders.answer(rows, row_format)
-            except ActorDiedError:  # the pool just ended, or was killed
+            except ActorDiedError:  # the pool has just ended or was killed
                 self._decoders = self._pool = None
         raise RunError(f"the decoders died {POOLS} times with the same block.")
 
@@ -115,9 +115,9 @@ class SharedDecoders:
 
 
 class AnsweredRows:
-    """The actor of one stage, which loads no torch and passes blocks on to the shared decoders.
+    """Actor of one stage. It passes blocks on to the shared decoders and does not import torch.
 
-    `rows` is the number of rows that will come, if known.
+    `rows` is the total number of rows that will arrive, or None if unknown.
     """
 
     def __init__(self, pool: SharedPoolSettings, row_format: bytes, *, rows: int | None, raise_errors: bool) -> None:
@@ -129,7 +129,7 @@ class AnsweredRows:
     async def __call__(self, block: pa.Table) -> pa.Table:
         """Return the rows of a block with their answers.
 
-        Raises `RequestError` for a row without an answer if `raise_errors`, and `RunError` if no engine starts.
+        Raises `RequestError` for a row without an answer if `raise_errors`, and `RunError` if no engine can be started.
         """
         self._backlog.arrived += block.num_rows
         answered = await self._decoders.answer(rows_to_answer(block), self._row_format)

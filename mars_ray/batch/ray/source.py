@@ -24,19 +24,19 @@ class InputRows:
 
     paths: tuple[AnyPath, ...]
     ledger: Path
-    """The ledger of the job; rows it lists as done are left out."""
+    """Path of the job's ledger. Rows that the ledger lists as done are left out."""
     own_id: Callable[[bytes], str | None]
-    """Returns the id column of a row, or None."""
+    """Function that returns a row's own id, or None."""
     limit: int | None = None
-    """Rows to read, from the beginning of the input; None reads all."""
+    """Number of rows to read from the beginning of the input; None reads all rows."""
 
     def raws(self) -> Iterator[bytes]:
         """Yield the JSON text of each row."""
-        every = (raw for path in self.paths for chunk in read_records(path, READ_RECORDS) for raw in chunk)
-        return islice(every, self.limit)
+        raws = (raw for path in self.paths for chunk in read_records(path, READ_RECORDS) for raw in chunk)
+        return islice(raws, self.limit)
 
     def tables(self) -> Iterator[pa.Table]:
-        """Yield the rows to answer, and at the end a failure if the rest cannot be read."""
+        """Yield tables of the rows to answer. If the rest of the input cannot be read, the last table is a failure."""
         try:
             with RowIdAssigner(self.own_id) as row_ids:
                 raws = self.raws()
@@ -52,7 +52,7 @@ class InputRows:
 
 
 def read_undone_rows(rows: InputRows, rows_per_block: int) -> ray.data.Dataset:
-    """Return the rows to answer, read by one task on this machine, where files and ledger are."""
-    # A row id depends on all rows before it, so one task reads. Reading and cutting ask for no CPU, because the workers
-    # have taken them all.
+    """Return a dataset of the rows to answer. One task on this machine reads them, which has the files."""
+    # A row id depends on all rows before it, so a single task reads. Reading and cutting request no CPU, because the
+    # workers have taken all CPUs.
     return cut_without_cpu(read_stream(rows.tables, rows.paths, rows_per_block, here=True))
