@@ -1,6 +1,6 @@
-"""The model "mars-ray" for lm-evaluation-harness, decoded by our engine in any mode.
+"""The model "mars-ray" for lm-evaluation-harness, which decodes with this package's engine in any mode.
 
-No other part imports this one, because the harness is an optional dependency.
+The rest of the package never imports this folder, because the harness is an optional dependency.
 """
 
 from mars_ray.errors import ConfigError
@@ -11,10 +11,10 @@ MODEL_NAME = "mars-ray"
 def register() -> None:
     """Register `MODEL_NAME` with lm-evaluation-harness in this process; a second call is a no-op.
 
-    The harness has no entry points for models. Raises `ConfigError` if it is not installed.
+    The call is needed because the harness has no entry points for models. Raises `ConfigError` if it is not installed.
     """
     try:
-        import lm_eval.models  # noqa: F401  # registers its own models, which it skips if any model is registered
+        import lm_eval.models  # noqa: F401  # registers the harness's models; it skips them if any model is registered
         from lm_eval.api.registry import model_registry
     except ModuleNotFoundError as error:
         raise ConfigError(

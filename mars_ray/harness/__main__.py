@@ -1,11 +1,11 @@
-"""`python -m mars_ray.harness`: the command `lm-eval` of lm-evaluation-harness with our model registered."""
+"""Run `lm-eval`, the command of lm-evaluation-harness, with our model registered: `python -m mars_ray.harness`."""
 
 from mars_ray.harness import register
 from mars_ray.program import run_program
 
 
 def main() -> None:
-    """Run `lm-eval`; an error of mars-ray is one line and an exit code."""
+    """Run `lm-eval`, and report an error of mars-ray as one line and an exit code."""
     run_program("mars-ray", _evaluate)
 
 

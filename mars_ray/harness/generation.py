@@ -1,6 +1,6 @@
 """Parse the arguments of a `generate_until` request into sampling parameters and stop strings.
 
-An unsupported argument that would change the answer is an error.
+An unsupported argument that would change the answer raises an error.
 """
 
 from collections.abc import Mapping
@@ -13,23 +13,23 @@ from mars_ray.engine.seeds import seed_of
 from mars_ray.errors import ConfigError
 
 SAMPLED_ONLY = ("top_p", "top_k", "min_p")
-"""Arguments without effect on greedy decoding, for which tasks give meaningless values."""
+"""Arguments that are ignored in greedy decoding, because tasks then often set meaningless values."""
 
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 NEUTRAL = {"num_beams": 1, "num_return_sequences": 1}
-"""Unsupported arguments of transformers, and the value of each that has no effect."""
+"""Arguments of transformers that are not supported, each with its only accepted value, which has no effect."""
 
 _HANDLED = ("until", "max_gen_toks", "do_sample", "temperature", "seed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationSettings:
-    """Settings of one generated text."""
+    """Settings for the generation of one text."""
 
     sampling: SamplingParams
     until: tuple[str, ...]
-    """Strings that end the text before them. The engine itself stops at those within its limits."""
+    """Strings before which the text ends. The engine stops at the strings within its limits; `cut` applies them all."""
 
     def cut(self, text: str) -> str:
         """Cut the text before the first string of `until`."""
@@ -38,10 +38,10 @@ class GenerationSettings:
 
 
 def parse_gen_kwargs(arguments: Mapping[str, object], *, max_gen_toks: int, request: str) -> GenerationSettings:
-    """Parse the arguments of a request; its seed is derived from the argument `seed` and the name `request`.
+    """Parse the arguments of a request. Its seed is derived from the argument `seed` and the name `request`.
 
-    Without `seed` the engine draws one from Python's `random`, which the harness seeds. Raises `ConfigError` for an
-    unsupported argument, `RequestError` for a value out of range.
+    If there is no `seed`, the engine draws one from Python's `random`, which the harness seeds. Raises `ConfigError`
+    for an unsupported argument, and `RequestError` for a value out of range.
     """
     options = normalize_gen_kwargs(dict(arguments), max_gen_toks)
     for name, value in options.items():
@@ -49,7 +49,7 @@ def parse_gen_kwargs(arguments: Mapping[str, object], *, max_gen_toks: int, requ
             raise ConfigError(f"{name} is {value!r} in the arguments of a generation; it must be {NEUTRAL[name]}.")
         if name not in (*_HANDLED, *SAMPLED_ONLY, *PENALTIES, *NEUTRAL):
             raise ConfigError(
-                f"{name!r} in the arguments of a generation is not supported. Set --gen_kwargs without it."
+                f"{name!r} in the arguments of a generation is not supported. Remove it from --gen_kwargs."
             )
     temperature = float(options.get("temperature", 0.0))
     names = PENALTIES + (SAMPLED_ONLY if temperature else ())

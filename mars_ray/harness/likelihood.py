@@ -1,6 +1,6 @@
 """Compute the log-likelihood of texts with plain forwards.
 
-The mask token has no probability, as in the engine.
+The mask token has probability 0, as in the engine.
 """
 
 from collections.abc import Sequence
@@ -28,16 +28,16 @@ class Likelihood:
     """Likelihood of the scored tokens of one text."""
 
     logprob: float
-    """Sum over the tokens of the natural logarithm of their probability."""
+    """Sum of the natural log-probabilities of the tokens."""
     greedy: bool
-    """True if each token is the most likely one."""
+    """True if each token is the most likely one at its position."""
 
 
 @torch.inference_mode()
 def likelihoods(
     network: PreTrainedModel, texts: Sequence[Scored], mask_id: int, progress: ProgressLine
 ) -> list[Likelihood]:
-    """Score every text, in order; texts of similar length share a forward."""
+    """Return the likelihood of each text, in the same order. Texts of similar length share a forward."""
     results: dict[int, Likelihood] = {}
     with plain_attention(network):
         for numbers in batches_of_like_length([len(text.tokens) for text in texts]):
@@ -64,7 +64,7 @@ def _likelihoods(network: PreTrainedModel, batch: Sequence[Scored], mask_id: int
     greedy_M = logits_MV.argmax(dim=1) == next_M
     counts = [text.judged for text in batch]
     return [
-        # Sum in double precision, so that the order of hundreds of numbers has no effect.
+        # Sum in double precision, so that the order of the summands has no effect.
         Likelihood(logprob=float(logprobs.double().sum()), greedy=bool(greedy.all()))
         for logprobs, greedy in zip(torch.split(logprob_M, counts), torch.split(greedy_M, counts), strict=True)
     ]

@@ -1,8 +1,8 @@
 """The model class for lm-evaluation-harness: `--model mars-ray`.
 
 The engine generates texts, and plain forwards give log-probabilities. `--batch_size` has no effect, because the engine
-runs as many sequences as it has room for. Texts are tokenised as the harness does for transformers, so that results are
-comparable.
+chooses its own batch size. Texts are tokenised in the same way as for the harness's transformers models, so that
+results are comparable.
 """
 
 import logging
@@ -30,27 +30,27 @@ from mars_ray.model.folder import open_model
 from mars_ray.progress import ProgressLine
 
 LOG = logging.getLogger("lm_eval.mars_ray")
-"""A logger below the harness's own, because its command line shows no other messages."""
+"""Child of the harness's logger, because the harness's command line shows no other messages."""
 
 CACHE_KEY = "answered by"
-"""Entry of the `--use_cache` file for model and settings, because answers are stored by prompt and arguments only."""
+"""Entry of the `--use_cache` file with model and settings, because the harness keys answers by request only."""
 
-GIVEN_ALWAYS = ("batch_size", "max_batch_size")
-"""Arguments that the harness gives to every model, without effect on answers."""
+IGNORED_ARGUMENTS = ("batch_size", "max_batch_size")
+"""Arguments that the harness passes to every model. They have no effect on answers."""
 
 Pair = tuple[tuple[str, str] | None, list[int], list[int]]
-"""Context and continuation as text, or None for a window of a longer text; then both as tokens."""
+"""The (context, continuation) texts, or None for a window of a longer text; then the tokens of each."""
 
 
 class HarnessModel(TemplateLM):  # type: ignore[misc]
-    """A checkpoint with an engine.
+    """A checkpoint and an engine that answer the harness's requests.
 
-    Raises `ConfigError` for wrong arguments, `ModelError` for a folder that cannot be loaded.
+    Raises `ConfigError` for wrong arguments, and `ModelError` for a folder that cannot be loaded.
     """
 
     def __init__(self, **arguments: object) -> None:
         super().__init__()
-        settings = parse_settings({name: value for name, value in arguments.items() if name not in GIVEN_ALWAYS})
+        settings = parse_settings({name: value for name, value in arguments.items() if name not in IGNORED_ARGUMENTS})
         self._settings = settings
         self._device = _device(settings.device)
         self._model = open_model(settings.model, settings.dtype, torch.device(self._device).type)
@@ -58,10 +58,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         self._checkpoint = load_model(self._model, device=self._device)
         self.tokenizer = self._checkpoint.tokenizer
         if self.tokenizer.eos_token_id is None:
-            raise ModelError(
-                f"{settings.model}: the tokenizer has no end-of-sequence token, with which likelihoods begin."
-            )
-        # Compiled steps round differently and start at any time, so answers would depend on timing.
+            raise ModelError(f"{settings.model}: the tokenizer has no end-of-sequence token, which likelihoods need.")
+        # Compiled steps round differently and become available at any time, so answers would depend on timing.
         options = EngineOptions(compiled=False, max_request_tokens=self.max_length)
         self._engine = Engine(self._checkpoint, options)
         self._decode = settings.decode(block=self._engine.block)
@@ -74,29 +72,29 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     @property
     def tokens_per_forward(self) -> float | None:
-        """Tokens per forward of all generated texts; None before the first one."""
+        """Tokens per forward over all generated texts; None before the first text."""
         return self._tokens / self._forwards if self._forwards else None
 
     @property
     def eot_token_id(self) -> int:
         """Token that ends a text."""
-        number: int = self.tokenizer.eos_token_id
-        return number
+        token: int = self.tokenizer.eos_token_id
+        return token
 
     @property
     def prefix_token_id(self) -> int:
-        """Token before a text without context."""
-        first: int | None = self.tokenizer.bos_token_id
-        return self.eot_token_id if first is None else first
+        """Token that precedes a text without context."""
+        token: int | None = self.tokenizer.bos_token_id
+        return self.eot_token_id if token is None else token
 
     @property
     def max_length(self) -> int:
-        """Longest sequence of the model, in tokens."""
+        """Maximum sequence length of the model, in tokens."""
         return self._model.max_positions
 
     @property
     def tokenizer_name(self) -> str:
-        """Name of the harness's cache of requests."""
+        """Name of the tokenizer in the file names of the harness's request cache."""
         name: str = self.tokenizer.name_or_path
         return name.replace("/", "__")
 
@@ -115,24 +113,24 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         }
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Open the file of `--use_cache`. Raises `ConfigError` if its answers are of another model or setting."""
+        """Open the `--use_cache` file. Raises `ConfigError` if its answers come from another model or setting."""
         super().set_cache_hook(cache_hook)
         if (cache := cache_hook.dbdict) is None:
             return
-        own = self._decoding() | {
+        current = self._decoding() | {
             "model": folder_digest(self._model.folder),
             "device": self._device.type,
             "max_gen_toks": self._settings.max_gen_toks,
         }
-        cached = cache.get(CACHE_KEY, {} if len(cache) else own)
-        if differs := [name for name in own if cached.get(name) != own[name]]:
+        cached = cache.get(CACHE_KEY, {} if len(cache) else current)
+        if differences := [name for name in current if cached.get(name) != current[name]]:
             raise ConfigError(
-                f"--use_cache: the file has answers with another {', '.join(differs)}. Give another file."
+                f"--use_cache: the file has answers with another {', '.join(differences)}. Give another file."
             )
-        cache[CACHE_KEY] = own
+        cache[CACHE_KEY] = current
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Return the conversation as text; without a generation prompt the last message is continued."""
+        """Return the conversation as text. Without a generation prompt, the last message is left unfinished."""
         if not self.tokenizer.chat_template:
             raise ModelError(f"{self._settings.model} has no chat template; leave out --apply_chat_template.")
         try:
@@ -147,23 +145,23 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return text
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_unused: object) -> list[int]:
-        """Return token ids. By default special tokens are added unless the text begins with one."""
+        """Return token ids. By default, special tokens are added unless the text already begins with one."""
         first = self.tokenizer.bos_token
-        adds = (not first or not string.startswith(first)) if add_special_tokens is None else add_special_tokens
-        ids: list[int] = self.tokenizer.encode(string, add_special_tokens=adds)
+        add_special = (not first or not string.startswith(first)) if add_special_tokens is None else add_special_tokens
+        ids: list[int] = self.tokenizer.encode(string, add_special_tokens=add_special)
         return ids
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Continue the context of each request.
+        """Return a continuation of the context of each request.
 
         Raises `RunError` at the end if some answers are incomplete, because no score can include them.
         """
-        del disable_tqdm  # progress is one line on standard error
+        del disable_tqdm  # progress is always one line on standard error
         contexts = [str(request.args[0]) for request in requests]
         repeats: Counter[str] = Counter()
         generations = []
         for context, request in zip(contexts, requests, strict=True):
-            # Numbers among all requests would change the seeds when a stopped run continues.
+            # An index over all requests would change the seeds when a stopped run resumes.
             name = f"{repeats[context]} {context}"
             generations.append(
                 parse_gen_kwargs(request.args[1], max_gen_toks=self._settings.max_gen_toks, request=name)
@@ -183,12 +181,14 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                 tokens += len(decoded.tokens)
                 forwards += decoded.forwards
                 progress.update(done, {})
-                if not generations[number].sampling.temperature:  # cached, repeats of a sampled request would be equal
+                if not generations[
+                    number
+                ].sampling.temperature:  # a cache would make repeats of a sampled request equal
                     self.cache_hook.add_partial("generate_until", requests[number].args, texts[number])
         if failed:
             raise RunError(
                 f"{len(failed)} of {len(requests)} prompts have no complete answer, such as {failed[0]} With "
-                "--use_cache greedy answers are kept, and the same command continues."
+                "--use_cache, greedy answers are kept, and the same command resumes."
             )
         self._tokens += tokens
         self._forwards += forwards
@@ -197,7 +197,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return texts
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Return the log-probability of each text; a text longer than the context is read in windows."""
+        """Return the log-probability of each text; a text longer than the model's context is read in windows."""
         del disable_tqdm
         windows: list[Pair] = []
         counts = []
@@ -208,9 +208,9 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                 max_seq_len=self.max_length,
                 context_len=1,
             )
-            own: list[Pair] = [(None, *make_disjoint_window(pair)) for pair in pairs]
-            windows += own
-            counts.append(len(own))
+            text_windows: list[Pair] = [(None, *make_disjoint_window(pair)) for pair in pairs]
+            windows += text_windows
+            counts.append(len(text_windows))
         results = iter(self._loglikelihood_tokens(windows))
         sums = [sum(next(results)[0] for _ in range(count)) for count in counts]
         for request, logprob in zip(requests, sums, strict=True):
@@ -218,7 +218,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return sums
 
     def _loglikelihood_tokens(self, requests: Sequence[Pair], **_unused: object) -> list[tuple[float, bool]]:
-        """Score each continuation; a context that is too long loses its beginning."""
+        """Score each continuation. If a context is too long, its beginning is cut off."""
         texts = [self._scored(context, continuation) for _, context, continuation in requests]
         with ProgressLine("likelihood", total=len(texts)) as progress:
             results = likelihoods(self._checkpoint.network, texts, self._checkpoint.mask_id, progress)
@@ -239,14 +239,14 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                 f"a continuation has {len(continuation)} tokens; the model reads at most {self.max_length}. "
                 "Leave it out of the task."
             )
-        # The last token is scored and not fed, so the text may have one more token than the context.
+        # The last token is scored but not fed to the model, so a text may be one token longer than the maximum.
         dropped = max(0, len(context) + len(continuation) - self.max_length - 1)
         if dropped:
             LOG.warning(f"a context of {len(context)} tokens is too long for its continuation; {dropped} are left out")
         return Scored(tokens=(*context[dropped:], *continuation), judged=len(continuation))
 
     def _requests(self, contexts: Sequence[str], generations: Sequence[GenerationSettings]) -> list[Request]:
-        """Return the requests to the engine; prompts that leave no room for the answer lose their beginning."""
+        """Return the requests to the engine. If a prompt leaves no room for the answer, its beginning is cut off."""
         requests = []
         longest = 0
         for number, (context, generation) in enumerate(zip(contexts, generations, strict=True)):
@@ -254,7 +254,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             if room < 1:
                 raise ConfigError(
                     f"max_gen_toks is {generation.sampling.max_tokens} and a sequence may have "
-                    f"{self._engine.limits.max_model_len} tokens, its prompt included. "
+                    f"{self._engine.limits.max_model_len} tokens, including its prompt. "
                     "Lower max_gen_toks in --gen_kwargs."
                 )
             prompt = self.tok_encode(context) or [self.prefix_token_id]
@@ -265,14 +265,14 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             )
         if longest:
             LOG.warning(
-                f"some prompts, the longest of {longest} tokens, leave no room for an answer in the "
-                f"{self._engine.limits.max_model_len} tokens of a sequence; they lose their beginning"
+                f"some prompts (the longest has {longest} tokens) leave no room for an answer within the "
+                f"{self._engine.limits.max_model_len} tokens of a sequence; their beginning is cut off"
             )
         return requests
 
 
 def _device(name: str | None) -> torch.device:
-    """Return the device. Raises `ConfigError` if it cannot be used."""
+    """Return the device with this name. Raises `ConfigError` if it cannot be used."""
     if name is None or name.startswith("cuda"):
         # The command line of the harness defaults to cuda:0, so a missing GPU is not an error.
         name = (name or "cuda") if torch.cuda.is_available() else "cpu"

@@ -1,6 +1,6 @@
-"""The settings in `--model_args` of our model, checked before the model is loaded.
+"""Settings in `--model_args` of our model, which are checked before the model is loaded.
 
-Temperature, stop strings and the like come with the requests of a task.
+Temperature, stop strings and similar arguments come with the requests of a task.
 """
 
 from collections.abc import Mapping
@@ -25,17 +25,18 @@ class HarnessSettings(BaseModel):
     """'bundled', 'smollm2', a folder, a .gguf file or a name on a hub."""
     mode: Mode = Mode.THRESHOLD
     threshold: float | None = None
-    """The threshold; None is 1, which gives the answers of one token at a time. Modes ar and exact ignore it."""
+    """Confidence threshold. None means 1, which gives the same answers as decoding one token at a time. Modes ar and
+    exact ignore it."""
     metric: Metric = Metric.PROBABILITY
-    """Confidence to compare with the threshold."""
+    """Confidence metric that is compared with the threshold."""
     block: int | None = None
-    """Tokens proposed per forward; None takes the block of the training. It never depends on load, because answers in
-    threshold mode depend on it."""
+    """Tokens proposed per forward; None uses the block size of the training. The load never changes it, because
+    answers in threshold mode depend on it."""
     max_gen_toks: int = Field(256, ge=1)
-    """Largest number of generated tokens, for tasks that name none."""
+    """Maximum number of generated tokens, for tasks that set none."""
     dtype: DtypeOrAuto = "auto"
     device: str | None = None
-    """A torch device. None takes a GPU if there is one; without a GPU "cuda" means the CPU."""
+    """Torch device. None uses a GPU if there is one. Without a GPU, "cuda" means the CPU."""
 
     @model_validator(mode="after")
     def _can_decode(self) -> Self:
@@ -46,7 +47,7 @@ class HarnessSettings(BaseModel):
         return self
 
     def decode(self, *, block: int) -> DecodeParams:
-        """Return the decoding parameters of requests; `block` is the block if the settings name none."""
+        """Return the decoding parameters of requests; `block` applies if the settings have no block."""
         return DecodeParams(
             mode=self.mode,
             threshold=self.threshold,
@@ -56,18 +57,18 @@ class HarnessSettings(BaseModel):
 
 
 def parse_settings(arguments: Mapping[str, object]) -> HarnessSettings:
-    """Parse `arguments`. Raises `ConfigError` for the first wrong one."""
-    known = HarnessSettings.model_fields
-    unknown = [name for name in arguments if name not in known]
+    """Parse `arguments`. Raises `ConfigError` for the first invalid argument."""
+    names = HarnessSettings.model_fields
+    unknown = [name for name in arguments if name not in names]
     if unknown:
-        raise ConfigError(f"model_args: {unknown[0]!r} is unknown; there are {', '.join(known)}.")
+        raise ConfigError(f"model_args: {unknown[0]!r} is unknown; known arguments are {', '.join(names)}.")
     if "model" not in arguments:
         raise ConfigError("model_args: model is missing; give 'bundled' or a model folder, as in model=bundled.")
     try:
         return HarnessSettings.model_validate(dict(arguments))
     except ValidationError as error:
         first = error.errors()[0]
-        if not first["loc"]:  # an error about several settings, which names them
+        if not first["loc"]:  # an error about several settings, which its message names
             raise ConfigError(f"model_args: {first['ctx']['error']}.") from None
         name = ".".join(map(str, first["loc"]))
         raise ConfigError(f"model_args: {name}: {first['msg']}; it is {first['input']!r}.") from None

@@ -1,1 +1,1 @@
-"""Decode from Python: `LLM` in this process, `AsyncLLM` in a separate process for asyncio."""
+"""Decode from Python, with `LLM` in this process or with `AsyncLLM` in a separate process for asyncio."""

@@ -29,16 +29,16 @@ from mars_ray.usable_cpus import usable_cpus
 
 
 class AsyncLLM:
-    """A model for any number of coroutines of one event loop.
+    """A model that any number of coroutines in one event loop can use.
 
-    Use it as `async with AsyncLLM("bundled") as llm:`, which starts the process. The parameters and errors are those of
-    `LLM`; errors are raised on entering.
+    Use it as `async with AsyncLLM("bundled") as llm:`, which starts the process. Parameters and errors are the same as
+    for `LLM`; errors are raised on entering the block.
     """
 
     engine: AsyncEngine
     tokenizer: PreTrainedTokenizerBase
     default_sampling_params: SamplingParams
-    """Sampling parameters of prompts without any, from the model's generation_config.json."""
+    """Sampling parameters used when a call passes none, from the model's generation_config.json."""
 
     def __init__(
         self,
@@ -108,9 +108,10 @@ class AsyncLLM:
         mode: Mode | str = Mode.THRESHOLD,
         schema: Schema | None = None,
     ) -> AsyncGenerator[Chunk, None]:
-        """Answer a conversation, and yield the `text` and `tokens` that each step adds to the answer number `index`.
+        """Answer a conversation, and yield chunks with the `text` and `tokens` that each step adds to an answer.
 
-        The last chunk of each answer has `finished` set. To stop early, call `aclose` or cancel the task.
+        `index` is the number of the answer. The last chunk of each answer has `finished` set. To stop early, call
+        `aclose` or cancel the task.
         """
         encoded = encode_conversation(self.tokenizer, messages)
         request = self._request(encoded, sampling_params, threshold, mode, schema)

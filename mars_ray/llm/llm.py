@@ -32,10 +32,10 @@ class LLM:
     """A model with an engine in this process. Not thread-safe.
 
     `model` is "bundled", "smollm2", a Hugging Face folder, a .gguf file or a name on a hub. `adapter` is "smollm2", a
-    folder, or a name on a hub, trained for this model; it proposes tokens and leaves the model unchanged. `dtype` is
-    "auto", "float32" or "bfloat16". `options` are the engine's; defaults follow from the model and the free memory.
-    Raises `ModelError` for a model that cannot be loaded, `AdapterError` for an adapter of another model, and
-    `ConfigError` for sizes the engine cannot have.
+    folder, or a name on a hub. It must be trained for this model; it proposes tokens and leaves the model unchanged.
+    `dtype` is "auto", "float32" or "bfloat16". `options` configure the engine; their defaults depend on the model and
+    the free memory. Raises `ModelError` for a model that cannot be loaded, `AdapterError` for an adapter of another
+    model, and `ConfigError` for sizes that the engine does not support.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class LLM:
         resolved = open_model(model, dtype, best_device())
         self.dtype = resolved.dtype
         self.default_sampling_params = SamplingParams(**generation_defaults(resolved.folder))
-        """Sampling parameters of prompts without any, from the model's generation_config.json."""
+        """Sampling parameters used when a call passes none, from the model's generation_config.json."""
         self.engine, checkpoint = load_engine(resolved, options, unnamed(adapter_folder))
         self.tokenizer = checkpoint.tokenizer
 
@@ -66,14 +66,14 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue one prompt or several, and return the outputs in the same order.
 
-        A prompt is a text or a sequence of token ids. `threshold` is the confidence a token ahead needs: at 1, the
-        default, each is verified and the answers are those of one token at a time; a lower one accepts tokens without
-        verification, which is faster where a forward has positions to spare. `mode` is "threshold", "exact" or "ar"
-        (one token at a time). `schema` is a JSON schema that every answer follows.
-        `progress` shows a progress bar; None shows one on a terminal.
+        A prompt is a text or a sequence of token ids. `threshold` is the confidence at which a proposed token is
+        accepted. At 1, the default, every token is verified, and the answers are the same as when decoding one token at
+        a time. A lower threshold accepts tokens without verification, which is faster if forwards have spare capacity.
+        `mode` is "threshold", "exact" or "ar" (one token at a time). `schema` is a JSON schema that every answer
+        follows. `progress` shows a progress bar; None shows one only on a terminal.
 
-        Raises `RequestError` before any work for a prompt or a value that cannot be served. An answer that fails
-        halfway has the finish reason "error"; the others go on.
+        Raises `RequestError`, before any work, for a prompt or a value that cannot be served. An answer that fails
+        halfway has the finish reason "error"; the other answers continue.
         """
         encoded = [encode_prompt(self.tokenizer, prompt) for prompt in as_prompts(prompts)]
         return self._answer(encoded, sampling_params, threshold, mode, schema, progress)
@@ -91,14 +91,14 @@ class LLM:
         """Answer one conversation or several, and return the outputs in the same order.
 
         A conversation is a list of messages in the format of OpenAI's chat API, or the text of a single user message.
-        The other parameters are those of `generate`. Raises `BadRecordError` for a conversation that the chat template
-        refuses, and `ModelError` for a model without a chat template.
+        The other parameters are the same as for `generate`. Raises `BadRecordError` for a conversation that the chat
+        template refuses, and `ModelError` for a model without a chat template.
         """
         encoded = [encode_conversation(self.tokenizer, conversation) for conversation in as_conversations(messages)]
         return self._answer(encoded, sampling_params, threshold, mode, schema, progress)
 
     def close(self) -> None:
-        """Stop compiling in the background."""
+        """Stop the background compilation."""
         self.engine.close()
 
     def __enter__(self) -> Self:
@@ -136,7 +136,7 @@ class LLM:
             return self._decode(requests, line)
 
     def _decode(self, requests: Sequence[Request], progress: ProgressLine | None) -> list[RequestOutput]:
-        """Return the outputs in the order of `requests`; an interruption cancels the running ones."""
+        """Return the outputs in the order of `requests`. If interrupted, cancel the running requests."""
         collectors = {request.id: RequestCollector(request, self.tokenizer) for request in requests}
         finished = tokens = forwards = 0
         try:

@@ -14,13 +14,13 @@ class CompletionOutput:
     """One answer to a prompt."""
 
     index: int
-    """Number of the answer among the n answers to the prompt, from 0."""
+    """Index of the answer among the n answers to the prompt, from 0."""
     text: str
     token_ids: tuple[int, ...]
-    """Generated tokens, with the stop token, whose text is left out of `text`."""
+    """Generated tokens, including the stop token, whose text is not part of `text`."""
     finish_reason: FinishReason
     forwards: int
-    """Forwards that gave at least one of the tokens."""
+    """Number of forwards that gave at least one token of this answer."""
     logprobs: tuple[TokenLogprobs, ...]
     """Log-probabilities of each token, if requested."""
     error: MarsRayError | None
@@ -34,17 +34,17 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """The answers to one prompt. The properties are those of the first answer."""
+    """The answers to one prompt. The properties describe the first answer."""
 
     request_id: str
-    """Unique in this process."""
+    """Identifier that is unique in this process."""
     prompt: str
     """Text of the prompt with special tokens; for a conversation, the output of the chat template."""
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
-    """`SamplingParams.n` answers, in the order of their index."""
+    """The `SamplingParams.n` answers, in the order of their index."""
     finished: bool = True
-    """Always true; present because vLLM has it."""
+    """Always True; present for compatibility with vLLM."""
 
     @property
     def text(self) -> str:
@@ -58,7 +58,7 @@ class RequestOutput:
 
     @property
     def finish_reason(self) -> FinishReason:
-        """End of the first answer: "stop", "length" or "error"."""
+        """Finish reason of the first answer: "stop", "length" or "error"."""
         return self.outputs[0].finish_reason
 
     @property
@@ -68,7 +68,7 @@ class RequestOutput:
 
 
 class RequestCollector:
-    """Builds the output of one request from its chunks."""
+    """Builder of the output of one request from its chunks."""
 
     def __init__(self, request: Request, tokenizer: PreTrainedTokenizerBase) -> None:
         self._request = request
@@ -77,7 +77,7 @@ class RequestCollector:
         self._running = request.sampling.n
 
     def add(self, chunk: Chunk) -> None:
-        """Add a chunk of any of the n answers."""
+        """Add a chunk that belongs to any of the n answers."""
         self._chunks[chunk.index].append(chunk)
         self._running -= chunk.finished is not None
 
@@ -87,7 +87,7 @@ class RequestCollector:
         return self._running == 0
 
     def output(self) -> RequestOutput:
-        """Return the output, once all answers have ended."""
+        """Return the output. Call this only after all answers have ended."""
         outputs = tuple(_completion(index, chunks) for index, chunks in enumerate(self._chunks))
         prompt = self._request.prompt
         return RequestOutput(

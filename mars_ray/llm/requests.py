@@ -27,15 +27,15 @@ _numbers = count()
 
 
 def as_prompts(prompts: TextOrTokens | Sequence[TextOrTokens]) -> list[TextOrTokens]:
-    """Return one prompt or several as a list."""
-    is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
-    return cast(list[TextOrTokens], [prompts] if is_one else list(prompts))
+    """Return a list of prompts, given one prompt or several."""
+    is_single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    return cast(list[TextOrTokens], [prompts] if is_single else list(prompts))
 
 
 def as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
-    """Return one conversation or several as a list."""
-    is_one = isinstance(messages, str) or (len(messages) > 0 and isinstance(messages[0], Mapping))
-    return cast(list[Conversation], [messages] if is_one else list(messages))
+    """Return a list of conversations, given one conversation or several."""
+    is_single = isinstance(messages, str) or (len(messages) > 0 and isinstance(messages[0], Mapping))
+    return cast(list[Conversation], [messages] if is_single else list(messages))
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: TextOrTokens) -> tuple[int, ...]:
@@ -46,7 +46,8 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: TextOrTokens) -> t
 def encode_conversation(tokenizer: PreTrainedTokenizerBase, conversation: Conversation) -> tuple[int, ...]:
     """Return the token ids of a conversation, up to the beginning of the assistant's answer.
 
-    Raises `ModelError` for a model without a chat template and `BadRecordError` for a conversation that it refuses.
+    Raises `ModelError` for a model without a chat template, and `BadRecordError` if the template refuses the
+    conversation.
     """
     messages = [Message(role="user", content=conversation)] if isinstance(conversation, str) else conversation
     return tuple(ChatEncoder(tokenizer).prompt(messages))
@@ -61,7 +62,7 @@ def make_requests(
     schema: Schema | None,
     default: SamplingParams,
 ) -> list[Request]:
-    """Return a request for each prompt; `default` replaces missing sampling parameters.
+    """Return one request per prompt; `default` replaces missing sampling parameters.
 
     Raises `RequestError` for a value out of range.
     """

@@ -1,6 +1,6 @@
-"""Arrival times and sizes of requests: at a Poisson rate, or from an Azure trace.
+"""Arrival times and sizes of requests, from a Poisson process or from an Azure trace.
 
-A trace is a csv.gz with the columns TIMESTAMP,ContextTokens,GeneratedTokens. A trace with a fault is refused.
+A trace is a .csv.gz file with the columns TIMESTAMP,ContextTokens,GeneratedTokens. A malformed trace is refused.
 """
 
 import csv
@@ -20,17 +20,17 @@ RATE_MAX = 1e6
 TRACE_SUFFIX = ".csv.gz"
 COLUMNS = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
 TOKENS_MAX = 10_000_000
-"""Largest token count that is accepted."""
+"""Maximum accepted token count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Poisson:
-    """Independent arrivals at a mean rate."""
+    """A Poisson process: independent arrivals at a mean rate."""
 
     rate_per_s: float
 
     def arrivals_s(self, random_source: random.Random) -> Iterator[float]:
-        """Yield arrival times in seconds, without end."""
+        """Yield an endless sequence of arrival times in seconds."""
         now_s = 0.0
         while True:
             now_s += random_source.expovariate(self.rate_per_s)
@@ -65,7 +65,7 @@ def parse_trace(text: str) -> Poisson | AnyPath:
 
 
 def read_trace(path: AnyPath) -> list[TraceRow]:
-    """Read a trace. Raises `DataError` naming the path, the line and the value that is wrong."""
+    """Read a trace. Raises `DataError` that names the path, the line and the wrong value."""
     rows: list[TraceRow] = []
     start: datetime | None = None
     check_reachable(path)
@@ -75,33 +75,37 @@ def read_trace(path: AnyPath) -> list[TraceRow]:
             if (header := next(lines, [])) != COLUMNS:
                 raise DataError(f"{path}, line 1, is {','.join(header)[:80]!r}; it must be {','.join(COLUMNS)}.")
             for fields in filter(None, lines):
-                where = f"{path}, line {lines.line_num}"
+                location = f"{path}, line {lines.line_num}"
                 if len(fields) != len(COLUMNS):
-                    raise DataError(f"{where}, has {len(fields)} fields; there must be {len(COLUMNS)}.")
-                at = _timestamp(where, fields[0])
-                start = start or at
-                row = TraceRow((at - start).total_seconds(), _tokens(where, fields[1]), _tokens(where, fields[2]))
+                    raise DataError(f"{location}, has {len(fields)} fields; there must be {len(COLUMNS)}.")
+                timestamp = _timestamp(location, fields[0])
+                start = start or timestamp
+                row = TraceRow(
+                    (timestamp - start).total_seconds(), _tokens(location, fields[1]), _tokens(location, fields[2])
+                )
                 if row.arrival_s < (rows[-1].arrival_s if rows else 0.0):
-                    raise DataError(f"{where}, goes back in time to {fields[0]!r}; sort the trace by its timestamps.")
+                    raise DataError(
+                        f"{location}, goes back in time to {fields[0]!r}; sort the trace by its timestamps."
+                    )
                 rows.append(row)
     except FileNotFoundError:
         raise DataError(f"There is no file {path}. Give a trace that ends in .csv.gz, or poisson:RATE.") from None
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read: {error}.") from error
     if not rows:
-        raise EmptyDataError(f"{path} holds no request.")
+        raise EmptyDataError(f"{path} has no requests.")
     return rows
 
 
-def _timestamp(where: str, text: str) -> datetime:
+def _timestamp(location: str, text: str) -> datetime:
     try:
-        # Python cuts the seven digits to microseconds. Times with and without a zone do not compare.
+        # Python truncates the seven digits to microseconds. The zone is dropped, so that all times can be compared.
         return datetime.fromisoformat(text).replace(tzinfo=None)
     except ValueError:
-        raise DataError(f"{where}: {text!r} is not a time such as 2023-11-16 18:17:03.9799600.") from None
+        raise DataError(f"{location}: {text!r} is not a time such as 2023-11-16 18:17:03.9799600.") from None
 
 
-def _tokens(where: str, text: str) -> int:
+def _tokens(location: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) <= TOKENS_MAX):
-        raise DataError(f"{where}: {text!r} is not a token count; give 0..{TOKENS_MAX}.")
+        raise DataError(f"{location}: {text!r} is not a token count; give 0..{TOKENS_MAX}.")
     return int(text)

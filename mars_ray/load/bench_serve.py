@@ -1,6 +1,6 @@
-"""`mars-ray bench serve`: put load on a running OpenAI-compatible endpoint and report what was measured.
+"""`mars-ray bench serve`: put load on a running OpenAI-compatible endpoint and report measurements.
 
-The report has every sample, failed requests included. Ctrl-C ends the load and reports the measurements so far.
+The report has every sample, including failed requests. After Ctrl-C it has the measurements so far.
 """
 
 import asyncio
@@ -33,38 +33,38 @@ REQUESTS = 100
 """Default number of requests without a trace file or a duration."""
 MAX_TOKENS = 128
 NUMBER_MAX = 1e9
-"""Largest value of a setting, and inverse of the smallest, so that results stay finite."""
+"""Maximum value of a setting; its inverse is the minimum. These limits keep results finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """Options of the command line."""
+    """Options of `mars-ray bench serve`."""
 
     url: str
     model: str | None = None
-    """Model name; None is the first that the endpoint lists."""
+    """Model name; None means the first model that the endpoint lists."""
     api_key: str | None = field(default=None, repr=False)
     trace: str | None = None
     """"poisson:RATE", a trace file, or None for a closed loop."""
     clients: int | None = None
-    """Most requests in flight. None is 1 in a closed loop and no bound in an open loop."""
+    """Maximum number of requests in flight. None means 1 in a closed loop and no limit in an open loop."""
     requests: int | None = None
     duration: float | None = None
-    """Seconds in which requests are sent."""
+    """Number of seconds during which requests are sent."""
     stream: bool = True
     prompts: Path | None = None
-    """Prompt file; None is the one in the package."""
+    """Prompt file; None uses the bundled prompts."""
     max_tokens: int | None = None
-    """Most tokens of an answer; None is 128, or the lengths of the trace file."""
+    """Maximum number of tokens per answer; None means `MAX_TOKENS`, or the lengths in the trace file."""
     extra_body: str = "{}"
-    """JSON object with more fields of every request."""
+    """JSON object with additional fields for every request."""
     speed: float = 1.0
     prompt_scale: float = 1.0
     output_scale: float = 1.0
     slo: tuple[str, ...] = ()
     seed: int = 0
     timeout: float = TIMEOUT_S
-    """Seconds for one request."""
+    """Time limit in seconds for one request."""
 
     def __post_init__(self) -> None:
         for name in ("clients", "requests", "max_tokens"):
@@ -77,7 +77,7 @@ class LoadOptions:
             raise ConfigError("api_key holds a character that HTTP headers do not allow; give it without line ends.")
 
     def command(self) -> str:
-        """Return the same command line without the key."""
+        """Return the command line for these options, without the API key."""
         words = ["mars-ray", "bench", "serve"]
         for option in fields(self):
             value = getattr(self, option.name)
@@ -93,10 +93,12 @@ class LoadOptions:
         return shlex.join(words)
 
     def limits(self) -> RequestSlo | None:
-        """Return the SLO of a request. Raises `ConfigError`."""
+        """Return the SLO that each request should meet. Raises `ConfigError`."""
         slo = parse_slo(self.slo)
         if slo is not None and not self.stream and (slo.ttft_ms or slo.tpot_ms):
-            raise ConfigError("slo has a limit for ttft or tpot, which only a stream shows; drop it, or --no-stream.")
+            raise ConfigError(
+                "slo has a limit for ttft or tpot, which only streaming can measure; drop it, or --no-stream."
+            )
         return slo
 
     def body(self) -> dict[str, Any]:
@@ -135,7 +137,10 @@ class LoadOptions:
 
 
 def bench_serve(options: LoadOptions) -> dict[str, Any]:
-    """Measure, print, and return the report. Raises an `InputError`, or a `RunError` for an unreachable endpoint."""
+    """Run the load, print a summary, and return the report.
+
+    Raises an `InputError` for unusable options, and a `RunError` if the endpoint is unreachable.
+    """
     url = parse_url(options.url)
     slo = options.limits()
     extra_body = options.body()
@@ -183,7 +188,7 @@ async def _measure(
 
 
 class _OutcomeProgress:
-    """Shows the number of requests by outcome."""
+    """Progress line with the number of requests by outcome."""
 
     def __init__(self, progress: ProgressLine) -> None:
         self._progress = progress
@@ -201,11 +206,11 @@ def _ctrl_c() -> Iterator[asyncio.Event]:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
 
-    def first() -> None:
+    def stop_load() -> None:
         stop.set()
         loop.remove_signal_handler(signal.SIGINT)
 
-    loop.add_signal_handler(signal.SIGINT, first)
+    loop.add_signal_handler(signal.SIGINT, stop_load)
     try:
         yield stop
     finally:

@@ -1,6 +1,6 @@
-"""HTTP client of a load: find the model of an OpenAI-compatible endpoint, send a request, record the reply.
+"""HTTP client of the load generator: find the model of an OpenAI-compatible endpoint, send a request, record the reply.
 
-Requests are never retried. The client parses as little as it can because it often shares a machine with the server.
+Requests are never retried. The client parses as little as possible, because it often shares a machine with the server.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from mars_ray.load.sse import SseParser
 TIMEOUT_S = 300.0
 PROBE_TIMEOUT_S = 10.0
 KEEP_ALIVE_S = 4.0
-"""Less than the 5 s of uvicorn, so that no request is sent on a connection that the server is closing."""
+"""Seconds that an idle connection stays open: less than uvicorn's 5 s, so that no request hits a closing connection."""
 DRAIN_S_MAX = 1.0
-"""Longest wait for the end of a body after the last event; a connection that is read to its end is reused."""
+"""Maximum seconds to wait for the end of a body after its last event, so that the connection can be reused."""
 BODY_BYTES_MAX = 64 << 20
 ERROR_BYTES_MAX = 64 << 10
 RESERVED = ("model", "messages", "max_tokens", "stream", "stream_options")
@@ -52,7 +52,7 @@ class Target:
 
 def open_session(api_key: str | None) -> aiohttp.ClientSession:
     """Return a session without a connection limit. The caller closes it."""
-    headers = {"Accept-Encoding": "identity"}  # compression would hold chunks back
+    headers = {"Accept-Encoding": "identity"}  # compression would delay chunks
     if api_key is not None:
         headers["Authorization"] = f"Bearer {api_key}"
     return aiohttp.ClientSession(
@@ -78,14 +78,17 @@ def parse_url(text: str) -> str:
 
 
 async def find_model(url: str, api_key: str | None, model: str | None) -> str:
-    """Return `model`, or the first that the endpoint lists. Raises `RunError` if it is unreachable or lists none."""
+    """Return `model`, or the first model that the endpoint lists if `model` is None.
+
+    Raises `RunError` if the endpoint is unreachable or lists no model.
+    """
     try:
         async with (
             open_session(api_key) as session,
             asyncio.timeout(PROBE_TIMEOUT_S),
-            session.get(f"{url}/v1/models") as got,
+            session.get(f"{url}/v1/models") as response,
         ):
-            listed = await read_text(got, BODY_BYTES_MAX)
+            body = await read_text(response, BODY_BYTES_MAX)
     except TimeoutError:
         raise RunError(
             f"{url} did not answer within {PROBE_TIMEOUT_S:g} s. Wait until the server is up, or check --url."
@@ -95,11 +98,13 @@ async def find_model(url: str, api_key: str | None, model: str | None) -> str:
     if model is not None:
         return model
     try:
-        name = json.loads(listed)["data"][0]["id"]
+        name = json.loads(body)["data"][0]["id"]
     except (ValueError, LookupError, TypeError, RecursionError):
         name = None
     if not isinstance(name, str):
-        raise RunError(f"{url}/v1/models answered HTTP {got.status} and lists no model. Give --model or --api-key.")
+        raise RunError(
+            f"{url}/v1/models answered HTTP {response.status} and lists no model. Give --model or --api-key."
+        )
     return name
 
 
@@ -121,16 +126,14 @@ async def ask(
     except TimeoutError:
         reply.end(RequestOutcome.TIMEOUT, now(), f"no end of the reply within {target.timeout_s:g} s")
     except (aiohttp.ClientError, OSError) as error:
-        begun = reply.http_status is not None
-        reply.end(
-            RequestOutcome.BROKEN if begun else RequestOutcome.CONNECTION, now(), f"{type(error).__name__}: {error}"
-        )
+        outcome = RequestOutcome.CONNECTION if reply.http_status is None else RequestOutcome.BROKEN
+        reply.end(outcome, now(), f"{type(error).__name__}: {error}")
     except ValueError as error:
         reply.end(RequestOutcome.BROKEN, now(), f"the answer is not a chat completion: {error}")
 
 
 async def read_text(response: aiohttp.ClientResponse, bytes_max: int) -> str:
-    """Return the body, cut after `bytes_max` bytes."""
+    """Return the body as text, truncated after `bytes_max` bytes."""
     received = b""
     while len(received) < bytes_max and (part := await response.content.read(bytes_max - len(received))):
         received += part

@@ -1,8 +1,8 @@
 """Send the requests of a plan to an endpoint.
 
-In a closed loop requests have no arrival time: each client sends the next request when its last one has ended. In an
-open loop requests are sent in order of arrival, up to `clients` at a time. A request that waits for a client still has
-its latency counted from its arrival.
+In a closed loop, requests have no arrival times: each client sends its next request when its last one has ended. In an
+open loop, requests are sent in order of arrival, up to `clients` at a time. If a request waits for a client, its
+latency is still measured from its arrival.
 """
 
 import asyncio
@@ -16,25 +16,25 @@ from mars_ray.load.record import PlannedRequest, RequestOutcome, RequestRecord
 from mars_ray.load.reply import ReplyRecorder
 
 PAUSE_WITHOUT_CONNECTION_S = 0.1
-"""Pause of a closed-loop client after a failed connection, so that it does not retry thousands of times a second."""
+"""Pause of a closed-loop client after a failed connection, so that it does not retry thousands of times per second."""
 
 
 class Clients:
-    """A bound on the requests in flight, granted in order of arrival; `count` None is no bound."""
+    """Limit on the number of requests in flight, granted in order of arrival. No limit if `count` is None."""
 
     def __init__(self, count: int | None, now: Callable[[], float]) -> None:
         self._free = None if count is None else asyncio.Semaphore(count)
         self._now = now
         self._busy_until_s = 0.0
-        """The time at which the last request that had to wait was granted a client."""
+        """Time at which a client was last granted to a request that had to wait."""
 
     async def take(self, scheduled_s: float | None) -> bool:
-        """Wait for a client. Return True if none was free for a request when it was due, at `scheduled_s`."""
+        """Wait for a client. Return True if no client was free when the request was due, at `scheduled_s`."""
         if self._free is None:
             assert scheduled_s is not None, "a closed loop needs a number of clients"
             return False
         blocked = self._free.locked()
-        # A request due while an earlier one waited found no free client when it was due, although it may find one now.
+        # While an earlier request waited, no client was free for a request due then, even if one is free now.
         waited = blocked or (scheduled_s is not None and scheduled_s < self._busy_until_s)
         await self._free.acquire()
         if blocked:
@@ -56,10 +56,10 @@ async def run_load(
     stop: asyncio.Event | None = None,
     on_record: Callable[[RequestRecord], None] | None = None,
 ) -> list[RequestRecord]:
-    """Send all requests, wait for the replies, and return a record of each.
+    """Send all requests, wait for the replies, and return one record per request.
 
-    After `duration_s` no request is sent, and requests in flight complete. When `stop` is set, requests in flight end
-    at once as interrupted.
+    After `duration_s` no more requests are sent, and requests in flight complete. When `stop` is set, requests in
+    flight end immediately and count as interrupted.
     """
     async with open_session(target.api_key) as session:
         load = _Load(session, target, clients, duration_s, on_record)
@@ -98,9 +98,9 @@ class _Load:
                 waited = await self._clients.take(request.scheduled_s)
                 if request.scheduled_s is None and self._now() >= self._duration_s:
                     return
-                in_flight.create_task(self._one(number, request, waited))
+                in_flight.create_task(self._send(number, request, waited))
 
-    async def _one(self, number: int, request: PlannedRequest, waited: bool) -> None:
+    async def _send(self, number: int, request: PlannedRequest, waited: bool) -> None:
         payload = self._target.payload(request)
         reply = ReplyRecorder(number, request.scheduled_s, waited, self._now())
         try:
@@ -123,7 +123,7 @@ async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
         await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         stopped.cancel()
-        running.cancel()  # does nothing if the work is done
+        running.cancel()  # no effect if the work is done
         await asyncio.gather(running, stopped, return_exceptions=True)
     if not running.cancelled():
         running.result()

@@ -1,4 +1,4 @@
-"""Plan the requests of a load in order of arrival, lazily and reproducibly by seed."""
+"""Plan the requests of a load in order of arrival: lazily, and reproducibly for a given seed."""
 
 import math
 import random
@@ -17,24 +17,24 @@ PROMPT_WORDS_MAX = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scales:
-    """Factors that fit a trace to the machine."""
+    """Factors that scale a trace to the capacity of a machine."""
 
     speed: float = 1.0
-    """Speedup of the arrivals."""
+    """Factor by which arrivals are sped up."""
     prompt: float = 1.0
     output: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """The requests, and their number if it is known before the load."""
+    """Planned requests, and their total number if it is known in advance."""
 
     requests: Iterator[PlannedRequest]
     total: int | None
 
 
 def closed_loop(prompts: Sequence[Conversation], seed: int, requests: int | None, max_tokens: int) -> LoadPlan:
-    """Plan prompts in random order; `requests` None is without end."""
+    """Plan requests with prompts in random order; the plan is endless if `requests` is None."""
     drawn = conversations(prompts, _random(seed, "prompts"))
     planned = (PlannedRequest(messages=messages, max_tokens=max_tokens) for messages in drawn)
     return LoadPlan(islice(planned, requests), requests)
@@ -69,17 +69,17 @@ def replay(
     duration_s: float | None,
     max_tokens: int | None,
 ) -> LoadPlan:
-    """Plan a trace: its first `requests`, or those of its first `duration_s` once it is sped up.
+    """Plan the first `requests` of a trace, as far as they arrive within `duration_s` after the speedup.
 
-    Prompts get one word for each token of the trace. The usage of the replies has the true counts; correct the ratio
+    Prompts have one word per token of the trace. The usage in the replies has the true token counts; correct the ratio
     with `scales.prompt`.
     """
     chosen = [row for row in rows[:requests] if duration_s is None or row.arrival_s / scales.speed < duration_s]
-    widest = max(_scaled(row.context_tokens, scales.prompt) for row in chosen)
-    if widest > PROMPT_WORDS_MAX:
+    longest = max(_scaled(row.context_tokens, scales.prompt) for row in chosen)
+    if longest > PROMPT_WORDS_MAX:
         raise ConfigError(
-            f"prompt_scale is {scales.prompt}; it makes a prompt of {widest:,} words; the limit is"
-            f" {PROMPT_WORDS_MAX:,}. Give a smaller one."
+            f"prompt_scale is {scales.prompt}; it makes a prompt of {longest:,} words; the limit is"
+            f" {PROMPT_WORDS_MAX:,}. Give a smaller scale."
         )
 
     def planned() -> Iterator[PlannedRequest]:
@@ -100,6 +100,6 @@ def _scaled(tokens: int, scale: float) -> int:
     return max(1, math.floor(tokens * scale + 0.5))
 
 
-def _random(seed: int, what: str) -> random.Random:
-    """Return a random source of its own for `what`, so that prompts do not change when arrivals do."""
-    return random.Random(f"{seed} {what}")
+def _random(seed: int, purpose: str) -> random.Random:
+    """Return a separate random source per purpose, so that prompts do not change when arrivals do."""
+    return random.Random(f"{seed} {purpose}")

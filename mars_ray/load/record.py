@@ -1,7 +1,7 @@
-"""A request of a load as planned, and as its client measured it, in seconds since the load began.
+"""Requests of a load, as planned and as measured by the client. Times are in seconds since the load began.
 
-A chunk is an event with text, a tool call or a reasoning step. Events do not tell how many tokens they hold, so gaps
-are measured between chunks, and TPOT is a mean over the answer.
+A chunk is an event with text, a tool call or a reasoning step. Events do not state how many tokens they contain, so
+gaps are measured between chunks, and TPOT is a mean over the answer.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from mars_ray.data.records import Message
 
 
 class RequestOutcome(StrEnum):
-    """How a request ended."""
+    """Outcome of a request."""
 
     OK = "ok"
     LIMITED = "429"
@@ -21,9 +21,9 @@ class RequestOutcome(StrEnum):
     SERVER_ERROR = "5xx"
     TIMEOUT = "timeout"
     CONNECTION = "connection"
-    """No connection, or one that closed before a reply began."""
+    """The connection failed, or closed before the reply began."""
     BROKEN = "broken stream"
-    """The reply began but was cut off, or violates the protocol."""
+    """The reply began, but was cut off or violated the protocol."""
     ERROR_EVENT = "error event"
     """An error event in a reply with status 200."""
     INTERRUPTED = "interrupted"
@@ -37,7 +37,7 @@ class PlannedRequest:
     messages: tuple[Message, ...]
     max_tokens: int
     scheduled_s: float | None = None
-    """Arrival time in an open loop; None in a closed loop, which sends a request when a client is free."""
+    """Arrival time in an open loop; None in a closed loop, which sends a request as soon as a client is free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,27 +59,27 @@ class RequestRecord:
     completion_tokens: int | None = None
     tokens_per_forward: float | None = None
     retry_after_s: float | None = None
-    """The `Retry-After` of a 429, if it was in seconds."""
+    """`Retry-After` of a 429 reply, if it was given in seconds."""
     error: str | None = None
 
     @property
     def due_s(self) -> float:
-        """Arrival time in an open loop, so latencies include the wait for a free client; else the time of sending."""
+        """Arrival time in an open loop, so that latencies include the wait for a client; else the sending time."""
         return self.sent_s if self.scheduled_s is None else self.scheduled_s
 
     @property
     def ttft_s(self) -> float | None:
-        """First chunk - sent."""
+        """Time from sending the request to the first chunk."""
         return self.chunk_s[0] - self.sent_s if self.chunk_s else None
 
     @property
     def ttft_due_s(self) -> float | None:
-        """First chunk - due."""
+        """Time from `due_s` to the first chunk."""
         return self.chunk_s[0] - self.due_s if self.chunk_s else None
 
     @property
     def e2e_s(self) -> float:
-        """End - due."""
+        """Time from `due_s` to the end of the reply."""
         return self.end_s - self.due_s
 
     @property
@@ -96,5 +96,5 @@ class RequestRecord:
 
     @property
     def delay_s(self) -> float:
-        """Sent - due: the wait for a free client plus the lateness of the load generator."""
+        """Time from `due_s` to sending: the wait for a free client plus the lateness of the load generator."""
         return self.sent_s - self.due_s

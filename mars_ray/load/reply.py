@@ -1,4 +1,4 @@
-"""Read a reply of OpenAI's chat completions while it arrives; only standard fields are required."""
+"""Record a chat completion while it arrives. Only the standard fields of OpenAI's API are required."""
 
 import json
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ from mars_ray.load.record import RequestOutcome, RequestRecord
 DONE = "[DONE]"
 ERROR_CHARACTERS_MAX = 200
 TOKENS_MAX = 10**9
-"""Larger token counts in a usage are ignored."""
+"""Limit on token counts; a usage with larger counts is ignored."""
 
 
 class ReplyRecorder:
-    """Records one request and its reply. A reply that has not ended counts as interrupted."""
+    """Recorder of one request and its reply. A reply that has not ended counts as interrupted."""
 
     def __init__(self, number: int, scheduled_s: float | None, waited: bool, sent_s: float) -> None:
         self._number = number
@@ -43,7 +43,7 @@ class ReplyRecorder:
             self._error = _one_line(error)
 
     def refused(self, headers: Mapping[str, str], body: str, now_s: float) -> None:
-        """Record a reply whose status is an error."""
+        """Record a reply with an error status."""
         assert self.http_status is not None, "the status is known before the body is read"
         if self.http_status == 429:
             self._retry_after_s = _seconds(headers.get("Retry-After"))
@@ -53,7 +53,7 @@ class ReplyRecorder:
         self.end(outcome, now_s, _reason(self.http_status, body))
 
     def event(self, data: str, now_s: float) -> None:
-        """Read one event of a stream. Raises `ValueError` if it is not part of a chat completion."""
+        """Record one event of a stream. Raises `ValueError` if it is not part of a chat completion."""
         if data.strip() == DONE:
             self.end(RequestOutcome.OK, now_s)
             return
@@ -65,7 +65,7 @@ class ReplyRecorder:
             self._finished = self._finished or bool(choice.get("finish_reason"))
 
     def body(self, text: str, now_s: float) -> None:
-        """Read a reply without streaming. Raises `ValueError` if it is not a chat completion."""
+        """Record a reply that is not streamed. Raises `ValueError` if it is not a chat completion."""
         if not self._completion(text, now_s) and not self.ended:
             raise ValueError("the answer has no choices")
         self.end(RequestOutcome.OK, now_s)
@@ -78,7 +78,7 @@ class ReplyRecorder:
             self.end(RequestOutcome.BROKEN, now_s, "the stream ended before the answer")
 
     def record(self, now_s: float) -> RequestRecord:
-        """Return the record as it is at `now_s`."""
+        """Return the record of the request as of `now_s`."""
         return RequestRecord(
             number=self._number,
             outcome=self._outcome,
@@ -96,7 +96,7 @@ class ReplyRecorder:
         )
 
     def _completion(self, text: str, now_s: float) -> list[dict[str, Any]]:
-        """Return the choices, and keep the usage and an error."""
+        """Return the choices of a completion or an event, and store its usage and error, if any."""
         try:
             completion = json.loads(text)
         except RecursionError:
@@ -120,19 +120,19 @@ def _reason(status: int, body: str) -> str:
 
 
 def _message(answer: dict[str, Any]) -> str:
-    """Return the message of an error in OpenAI's form, else the whole answer."""
+    """Return the message of an error in OpenAI's format, or the whole answer in any other format."""
     error = answer.get("error", answer)
     return str(error.get("message", error)) if isinstance(error, dict) else str(error)
 
 
 def _one_line(text: str | None) -> str | None:
-    """Shorten text of a server to one printable line."""
+    """Shorten a server's text to one printable line."""
     line = " ".join((text or "").split())[:ERROR_CHARACTERS_MAX]
     return "".join(character if character.isprintable() else "?" for character in line) or None
 
 
 def _seconds(header: str | None) -> float | None:
-    """Return a Retry-After in seconds; None for a date, which is by the clock of the server."""
+    """Return a Retry-After in seconds, or None for a date, because a date depends on the server's clock."""
     return float(header) if header and header.isascii() and header.isdigit() else None
 
 

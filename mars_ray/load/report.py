@@ -1,4 +1,4 @@
-"""Print the summary of a load as tables, and return every sample for JSON."""
+"""Print the summary of a load as tables, and convert its records to JSON."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,14 +37,14 @@ SAMPLE_COLUMNS = (
 
 
 def show_summary(title: str, summary: Summary) -> None:
-    """Print the summary."""
+    """Print the summary as tables."""
     console = Console()
     console.print(title, markup=False, highlight=False, soft_wrap=True)
     counts = Table(show_header=False)
     for name, value in _counts(summary).items():
         counts.add_row(name, escape(value))
     console.print(counts)
-    latencies = Table(title="Milliseconds, of completed requests")
+    latencies = Table(title="Latencies of completed requests in milliseconds")
     for column in ("", "mean", "median", "p90", "p99", "std", "samples"):
         latencies.add_column(column, justify="right" if column else "left")
     for name, label in LATENCIES.items():
@@ -60,7 +60,7 @@ def _shown(figure: float) -> str:
 
 
 def _counts(summary: Summary) -> dict[str, str]:
-    """Return the counts and rates by label, without those that do not apply."""
+    """Return the counts and rates by label, leaving out those that do not apply."""
     rows = {f"requests: {outcome}": _request_row(summary, outcome) for outcome in summary.requests}
     if summary.waited:
         rows["waited for a client"] = f"{summary.waited:,}"
@@ -76,8 +76,8 @@ def _counts(summary: Summary) -> dict[str, str]:
     if summary.tokens_per_forward:
         rows["tokens per forward"] = f"{summary.tokens_per_forward:.2f}"
     if summary.goodput:
-        good = summary.goodput
-        rows["goodput"] = f"{good.requests_per_s:.3f} requests/s, {good.fraction:.1%} of all"
+        goodput = summary.goodput
+        rows["goodput"] = f"{goodput.requests_per_s:.3f} requests/s, {goodput.fraction:.1%} of all"
     return rows
 
 
@@ -87,7 +87,7 @@ def _request_row(summary: Summary, outcome: str) -> str:
 
 
 def samples(records: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Return all records as columns and rows, times in milliseconds since the load began."""
+    """Return all records as columns and rows, with times in milliseconds since the load began."""
     return {"columns": list(SAMPLE_COLUMNS), "rows": [_sample(record) for record in records]}
 
 

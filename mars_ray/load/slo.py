@@ -1,4 +1,4 @@
-"""The SLO of a request: latency limits that it must meet to count as good. A latency not measured meets no limit."""
+"""SLO of a request: latency limits that it must meet to count as good. An unmeasured latency misses its limit."""
 
 import math
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ FIGURES = ("ttft", "tpot", "e2e")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSlo:
-    """Limits in milliseconds; None is no limit. In an open loop ttft and e2e count from the arrival."""
+    """Limits in milliseconds; None means no limit. In an open loop, ttft and e2e are measured from the arrival."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -23,19 +23,19 @@ class RequestSlo:
         if record.outcome is not RequestOutcome.OK:
             return False
         tpot_s = record.tpot_s
-        if record.completion_tokens in (0, 1):  # there is no next token to wait for
+        if record.completion_tokens in (0, 1):  # no second token to wait for
             tpot_s = 0.0
         figures = ((record.ttft_due_s, self.ttft_ms), (tpot_s, self.tpot_ms), (record.e2e_s, self.e2e_ms))
         return all(limit is None or (value is not None and 1000 * value <= limit) for value, limit in figures)
 
 
 def parse_slo(texts: Iterable[str]) -> RequestSlo | None:
-    """Return the limits in all texts, None without any. Raises `ConfigError`."""
+    """Return the limits in all texts, or None if there are none. Raises `ConfigError`."""
     limits: dict[str, float] = {}
     for part in (part.strip() for text in texts for part in text.split(",")):
         name, _, value = part.partition(":")
         if name not in FIGURES:
-            raise ConfigError(f"slo {part!r} is not known; give {', '.join(f'{figure}:MS' for figure in FIGURES)}.")
+            raise ConfigError(f"slo {part!r} is unknown; give {', '.join(f'{figure}:MS' for figure in FIGURES)}.")
         if f"{name}_ms" in limits:
             raise ConfigError(f"slo {name} is given twice; give it once.")
         limits[f"{name}_ms"] = _milliseconds(part, value)

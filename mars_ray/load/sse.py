@@ -1,15 +1,15 @@
-"""Parse a stream of server-sent events: bytes in any cut -> the data of each event.
+"""Parse a stream of server-sent events: bytes, split anywhere -> the data of each event.
 
-Follows the WHATWG standard: lines end with CR, LF or both, a colon begins a comment, data lines are joined, and an
-event needs a blank line at its end. Names and ids of events are ignored because OpenAI's protocol has none.
+The parser follows the WHATWG standard: lines end with CR, LF or both, a colon begins a comment, data lines are joined,
+and a blank line ends an event. Names and ids of events are ignored, because OpenAI's protocol does not use them.
 
-aiohttp has no event parser, and httpx-sse takes lines of an httpx response without a limit on their length.
+aiohttp has no event parser, and httpx-sse reads lines of an httpx response without limiting their length.
 """
 
 import re
 
 EVENT_BYTES_MAX = 4 << 20
-"""Longest event that is accepted, far above any chunk of an answer."""
+"""Maximum size of an event, far larger than any chunk of an answer."""
 
 LINE_END = re.compile(rb"\r\n|\r|\n")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -30,7 +30,7 @@ class SseParser:
         if not received:
             return []
         if self._after_cr and received.startswith(b"\n"):
-            received = received[1:]  # second half of a CR LF that was cut
+            received = received[1:]  # second half of a CR LF that was split
             self._after_cr = False
             if not received:
                 return []
@@ -43,10 +43,12 @@ class SseParser:
 
     def _line(self, line: bytes) -> str | None:
         if self._first_line:
-            line, self._first_line = line.removeprefix(BYTE_ORDER_MARK), False
+            line = line.removeprefix(BYTE_ORDER_MARK)
+            self._first_line = False
         if not line:
             event = b"\n".join(self._data).decode() if self._data else None
-            self._data, self._data_bytes = [], 0
+            self._data = []
+            self._data_bytes = 0
             return event
         field, _, value = line.partition(b":")
         if field == b"data":

@@ -1,6 +1,6 @@
 """Summarize the records of a load: counts, rates and distributions of latencies.
 
-Requests that did not complete are counted but have no latency. Percentiles are interpolated; the standard deviation has
+Requests that did not complete are counted but have no latency. Percentiles are interpolated; standard deviations use
 ddof 0.
 """
 
@@ -29,29 +29,29 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latencies:
-    """Latencies of completed requests in milliseconds; None without samples."""
+    """Latencies of completed requests in milliseconds; None if there are no samples."""
 
     ttft: Distribution | None
-    """Time to the first token: first chunk - sent."""
+    """Time to first token: from sending the request to the first chunk."""
     ttft_arrival: Distribution | None
-    """First chunk - scheduled arrival; None in a closed loop."""
+    """Time from the scheduled arrival to the first chunk; None in a closed loop."""
     tpot: Distribution | None
     """Time per output token: (E2E - TTFT) / (tokens - 1)."""
     chunk_gap: Distribution | None
     """Time between chunks, over all requests; a chunk may hold several tokens."""
     e2e: Distribution | None
-    """End - sent; in an open loop end - scheduled arrival."""
+    """Time from sending the request to the end of the reply; in an open loop, from the scheduled arrival."""
     delay: Distribution | None
-    """Delay of sending: sent - scheduled arrival; None in a closed loop."""
+    """Time from the scheduled arrival to sending the request; None in a closed loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
-    """Requests completed within all limits."""
+    """Rate and share of the requests that completed within all limits."""
 
     requests_per_s: float
     fraction: float
-    """Share of the requests that were not interrupted."""
+    """Share among all requests except interrupted ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +61,9 @@ class Summary:
     duration_s: float
     """Seconds from the start of the load to the end of its last request."""
     requests: dict[str, int]
-    """Requests by outcome."""
+    """Number of requests by outcome."""
     errors: dict[str, str]
-    """First error message by outcome, without ok."""
+    """First error message for each outcome other than ok."""
     waited: int
     """Requests that found all clients busy at their arrival."""
     requests_per_s: float
@@ -74,15 +74,15 @@ class Summary:
     without_usage: int
     """Completed requests without a token count."""
     tokens_per_forward: float | None
-    """Tokens divided by forwards, over the replies that report it."""
+    """Tokens divided by forwards, over the replies that report this ratio."""
     retry_after_s: Spread | None
     latency_ms: Latencies
     goodput: Goodput | None
-    """Requests that met the SLO; None without an SLO."""
+    """Goodput under the SLO; None without an SLO."""
 
 
 def summarize(records: Sequence[RequestRecord], slo: RequestSlo | None) -> Summary:
-    """Return the summary of any number of records."""
+    """Return the summary of the records, of which there may be none."""
     done = [record for record in records if record.outcome is RequestOutcome.OK]
     duration_s = max((record.end_s for record in records), default=0.0)
     output_tokens = sum(record.completion_tokens or 0 for record in done)
@@ -106,7 +106,7 @@ def summarize(records: Sequence[RequestRecord], slo: RequestSlo | None) -> Summa
 
 
 def goodput(records: Iterable[RequestRecord], slo: RequestSlo, duration_s: float) -> Goodput:
-    """Return the requests that met all limits."""
+    """Return the rate and share of the requests that met all limits."""
     ended = [record for record in records if record.outcome is not RequestOutcome.INTERRUPTED]
     good = sum(slo.met_by(record) for record in ended)
     return Goodput(requests_per_s=_rate(good, duration_s), fraction=good / len(ended) if ended else 0.0)
@@ -126,7 +126,7 @@ def latencies(done: Sequence[RequestRecord]) -> Latencies:
 
 
 def distribution_ms(seconds: Iterable[float | None]) -> Distribution | None:
-    """Return the distribution in milliseconds of the values that are not None; None if all are."""
+    """Return the distribution in milliseconds of the values other than None, or None if there are none."""
     measured_ms = [1000 * value for value in seconds if value is not None]
     if not measured_ms:
         return None

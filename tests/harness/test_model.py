@@ -125,7 +125,7 @@ def test_a_prompt_that_is_too_long_loses_its_beginning_and_others_nothing(
         assert not caplog.messages
         both = model.generate_until(generations([long, "one plus"], until=[], max_gen_toks=10))
     assert both == alone
-    assert "they lose their beginning" in caplog.text
+    assert "their beginning is cut off" in caplog.text
 
 
 def test_an_answer_that_leaves_no_room_for_a_prompt_is_refused(tiny_folder: Path) -> None:

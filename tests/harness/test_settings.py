@@ -17,7 +17,7 @@ from mars_ray.method.metric import Metric
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"model": "bundled", "treshold": 0.9}, "'treshold' is unknown; there are model, mode, threshold"),
+        ({"model": "bundled", "treshold": 0.9}, "'treshold' is unknown; known arguments are model, mode, threshold"),
         ({"mode": "ar"}, "model is missing; give 'bundled' or a model folder"),
         ({"model": "bundled", "threshold": 1.5}, "threshold is 1.5; it must be a number from 0 to 1"),
         ({"model": "bundled", "metric": "entropy"}, "metric entropy needs a threshold"),

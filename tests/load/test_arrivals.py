@@ -93,7 +93,7 @@ def test_a_file_that_is_no_trace_is_named(tmp_path: Path) -> None:
         read_trace(tmp_path / "none.csv.gz")
     with pytest.raises(DataError, match=r"line 1, is 'a,b'; it must be TIMESTAMP,ContextTokens,GeneratedTokens"):
         read_trace(written(tmp_path, "", header="a,b\n"))
-    with pytest.raises(EmptyDataError, match="holds no request"):
+    with pytest.raises(EmptyDataError, match="has no requests"):
         read_trace(written(tmp_path, ""))
     with pytest.raises(DataError, match="line 1, is ''"):
         read_trace(written(tmp_path, "", header=""))

@@ -130,7 +130,7 @@ def test_the_command_is_reported_without_the_key() -> None:
         ({"extra_body": "{"}, "extra_body is not JSON"),
         ({"extra_body": "[1]"}, r"extra_body is '\[1\]'; give an object"),
         ({"extra_body": '{"stream": true, "model": "a"}'}, "extra_body holds model, stream"),
-        ({"slo": ("itl:3",)}, "slo 'itl:3' is not known"),
+        ({"slo": ("itl:3",)}, "slo 'itl:3' is unknown"),
         ({"slo": ("ttft:3",), "stream": False}, "slo has a limit for ttft or tpot"),
         ({"api_key": "a\nb"}, "api_key holds a character"),
     ],
