@@ -129,7 +129,10 @@ def test_operators_have_room_of_their_own_however_many_callers_there_are(keys: K
 
 def test_a_refusal_speaks_of_a_key_only_where_there_are_keys(keys: KnownKeys) -> None:
     async def test() -> None:
-        for known, said in ((keys, "This key has 1 requests"), (None, "Callers without a key have 1 requests")):
+        for known, said in (
+            (keys, "This key has 1 requests"),
+            (None, "Callers without a key together have 1 requests"),
+        ):
             inside = Held(known, requests_per_key=1)
             await inside.begin(keys.use)
             refused = await inside.begin(keys.use, refused=True)

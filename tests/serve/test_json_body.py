@@ -119,8 +119,8 @@ def test_an_encoded_body_is_refused_by_its_header(plain: httpx2.Client, encoding
     ("body", "said"),
     [
         (b'{"model": "bundled",\n "prompt" "a"}', "line 2, column 11"),
-        (b'{"prompt": "\xff"}', "byte 12 is no UTF-8"),
-        ('{"prompt": "a"}'.encode("utf-16"), "byte 0 is no UTF-8"),
+        (b'{"prompt": "\xff"}', "byte 12 is not UTF-8"),
+        ('{"prompt": "a"}'.encode("utf-16"), "byte 0 is not UTF-8"),
         (b"[" * 100_000, "nested too deeply"),
         (b'{"n": ' + b"9" * 5000 + b"}", "too many digits"),
     ],

@@ -51,7 +51,7 @@ def beaten(page: Page, endpoint: Served) -> None:
 def test_a_key_that_may_only_use_is_told_so(page: Page, locked: Served, keys: dict[str, str]) -> None:
     page.goto(f"{locked.url}/cluster")
     give_key(page, keys["use"])
-    expect(page.locator("#key-says")).to_have_text("This path needs a key of the role operate.")
+    expect(page.locator("#key-says")).to_have_text("This path needs a key with the role operate.")
     expect(page.locator("#live")).to_be_hidden()
 
 

@@ -1,1 +1,1 @@
-"""Checks before a request reaches a route: hosts, keys, limits, bodies. Plain ASGI."""
+"""Checks before a request reaches a route: hosts, keys, limits and bodies. Plain ASGI."""

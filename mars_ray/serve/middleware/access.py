@@ -1,13 +1,13 @@
 """Access control in front of the app: host, key, role, requests in flight, size of the body. Plain ASGI middleware.
 
-In:    HTTP requests of strangers.
-Out:   requests of known keys within the limits, with their body read, for the app inside; an error in OpenAI's form for
-       all others; an `Exchange` for each, which the app finds with `Exchange.of(scope)`.
-Never: lets a request without a key past an open path, keeps a body before the caller is known and admitted, or shows
-       a caller what went wrong inside.
+In:    HTTP requests from unknown callers.
+Out:   requests with a known key and within the limits, passed on to the inner app with their body read; an error in
+       OpenAI's format for all others; an `Exchange` per request, which the app gets with `Exchange.of(scope)`.
+Never: passes a request without a key to a path that needs one, keeps a body before the caller is known and admitted, or
+       shows internal errors to a caller.
 
-Ours and not Starlette's middleware: the order of the checks is the point (from cheap to dear, the key before the body),
-and each of them has to answer with OpenAI's error and leave a record.
+Starlette's middleware is not used because the order of the checks matters (from cheap to expensive, the key before the
+body), and each check has to answer with OpenAI's error and leave a record.
 """
 
 import json
@@ -44,14 +44,14 @@ from mars_ray.serve.middleware.scope import (
 log = logging.getLogger(__name__)
 
 ANONYMOUS = "anonymous"
-"""Every caller of a server without keys; such a server listens on the loopback interface only."""
+"""Name of every caller of a server without keys. Such a server listens on the loopback interface only."""
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _BEARER = re.compile(rb"bearer +([A-Za-z0-9._~+/=-]+)", re.IGNORECASE)
 
 
 class AccessMiddleware:
-    """Wraps `app`. It must be the outermost layer: what is added around it is not protected."""
+    """Access control around `app`. It must be the outermost layer, because layers around it are not protected."""
 
     def __init__(
         self,
@@ -67,12 +67,17 @@ class AccessMiddleware:
         role_of: Callable[[str], Role] = role_of_path,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
-        self._app, self._keys, self._limits, self._open_paths = app, keys, limits, open_paths
+        self._app = app
+        self._keys = keys
         self._default_class = default_class
-        self._role_of, self._new_id, self._observe = role_of, new_id, observe
+        self._limits = limits
+        self._observe = observe
+        self._open_paths = open_paths
+        self._role_of = role_of
+        self._new_id = new_id
         self._hosts = AllowedHosts(allowed_hosts)
         self.admission = Admission(limits, retry_after_s)
-        """What is in flight, for metrics and for those who wait for it to end."""
+        """The requests in flight, for metrics and for code that waits until they end."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI scope."""
@@ -81,10 +86,10 @@ class AccessMiddleware:
                 await self._http(scope, receive, send)
             case "lifespan":
                 await self._app(scope, receive, send)
-            case "websocket":  # Nothing inside speaks it. Closed before it is accepted, it is a 403.
+            case "websocket":  # not supported by any route; closing before accepting answers 403
                 await send({"type": "websocket.close", "code": 1008})
-            case other:
-                raise ValueError(f"unknown ASGI scope {other!r}")
+            case kind:
+                raise ValueError(f"unknown ASGI scope {kind!r}")
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = headers_of(scope)
@@ -101,7 +106,7 @@ class AccessMiddleware:
         except Exception as error:
             if response.started:
                 log.exception("request %s failed after its response had begun", exchange.request_id)
-                raise  # the server breaks the connection off: the caller must not take half an answer for a whole
+                raise  # the server then closes the connection, so that the caller notices the missing rest
             refusal = self._refusal(error, exchange.request_id)
             if refusal.status >= 500:
                 log.exception("request %s failed", exchange.request_id)
@@ -114,29 +119,31 @@ class AccessMiddleware:
     async def _admit(
         self, scope: Scope, headers: Headers, exchange: Exchange, receive: Receive, response: "_Response"
     ) -> None:
-        """Check from cheap to dear, then run the app. Raises an `ApiError` for what is refused."""
+        """Run the checks from cheap to expensive, then the app. Raises an `ApiError` for a refused request."""
         if head_bytes(scope) > self._limits.header_bytes:
-            message = f"Path, query and headers are larger than {self._limits.header_bytes} bytes, the most taken here."
+            message = f"Path, query and headers exceed the limit of {self._limits.header_bytes} bytes."
             raise ApiError(431, message, type="invalid_request_error", code="headers_too_large")
-        inside, needs_no_key = exchange.put_in(scope), is_open(scope, self._open_paths)
+        inner_scope = exchange.put_in(scope)
+        needs_no_key = is_open(scope, self._open_paths)
         page = needs_no_key and exchange.path not in OPEN_PATHS
         self._hosts.check(headers, page=page)
         if needs_no_key:
-            # Nobody is known here, so there is no body: it would cost memory. Probes of health are not even counted.
+            # The caller is unknown, so a body, which costs memory, is refused. Health probes are not even counted.
             with self.admission.admit_page() if page else nullcontext():
-                await self._run(inside, headers, receive, response, body_bytes=0)
+                await self._run(inner_scope, headers, receive, response, body_bytes=0)
             return
         exchange.key, exchange.service_class = self._caller(headers, exchange.path)
-        role, has_key = self._role_of(exchange.path), self._keys is not None
+        role = self._role_of(exchange.path)
+        has_key = self._keys is not None
         tokenizing = exchange.path in TOKENIZER_PATHS
         with (
             self.admission.admit(exchange.key, role, has_key=has_key),
             self.admission.admit_tokenizing(exchange.key, has_key=has_key) if tokenizing else nullcontext(),
         ):
-            await self._run(inside, headers, receive, response, body_bytes=self._limits.body_bytes)
+            await self._run(inner_scope, headers, receive, response, body_bytes=self._limits.body_bytes)
 
     def _caller(self, headers: Headers, path: str) -> tuple[str, str]:
-        """Return name and class of the caller's key. Raises an `ApiError` for callers who may not come in."""
+        """Return the name and the class of the caller's key. Raises an `ApiError` if the caller has no access."""
         if self._keys is None:
             return ANONYMOUS, self._default_class
         sent = values(headers, b"authorization")
@@ -151,7 +158,7 @@ class AccessMiddleware:
                 headers={"www-authenticate": "Bearer"},
             )
         if not role_allows(key.role, self._role_of(path)):
-            message = "This path needs a key of the role operate."
+            message = "This path needs a key with the role operate."
             raise ApiError(403, message, type="permission_error", code="role_not_sufficient")
         return key.name, key.service_class or self._default_class
 
@@ -161,13 +168,13 @@ class AccessMiddleware:
         response.unread = True
         body = await read_body(headers, receive, limit_bytes=body_bytes, seconds=self._limits.body_seconds)
         response.unread = False
-        if body is not None:  # else the client has left, and nobody would read an answer
+        if body is not None:  # None: the client has disconnected, so nobody would read an answer
             await self._app(scope, replay_body(body, receive), response.send)
 
     def _request_id(self, headers: Headers) -> str:
         sent = values(headers, b"x-request-id")
-        sane = len(sent) == 1 and _REQUEST_ID.fullmatch(sent[0])
-        return sent[0].decode("ascii") if sane else self._new_id()
+        valid = len(sent) == 1 and _REQUEST_ID.fullmatch(sent[0])
+        return sent[0].decode("ascii") if valid else self._new_id()
 
     def _refusal(self, error: Exception, request_id: str) -> ApiError:
         match error:
@@ -180,13 +187,15 @@ class AccessMiddleware:
 
 
 class _Response:
-    """The answer on its way out: knows whether it began, and puts our headers on it."""
+    """The response on its way out. Tracks whether it has started, and adds our headers."""
 
     def __init__(self, send: Send, exchange: Exchange, *, unread: bool) -> None:
-        self._send, self._exchange, self._began_s = send, exchange, time.perf_counter()
+        self._send = send
+        self._exchange = exchange
+        self._began_s = time.perf_counter()
         self._unfinished = False
         self.unread = unread
-        """A body is still on its way. Then the connection ends with the answer, or it could go on trickling in."""
+        """Whether a part of the body may still arrive. If so, the connection closes after the response."""
         self._headers = [
             (b"x-request-id", exchange.request_id.encode("ascii")),
             (b"x-content-type-options", b"nosniff"),
@@ -196,7 +205,7 @@ class _Response:
 
     @property
     def started(self) -> bool:
-        """Whether the status has left."""
+        """Whether the status has been sent."""
         return self._exchange.status is not None
 
     def seconds(self) -> float:
@@ -204,9 +213,10 @@ class _Response:
         return time.perf_counter() - self._began_s
 
     async def send(self, message: Message) -> None:
-        """Pass a message of the app on; for the headers named above, ours are the only ones."""
+        """Pass on a message of the app; our headers replace headers of the app with the same names."""
         if message["type"] == "http.response.start":
-            self._exchange.status, self._exchange.headers_s = message["status"], self.seconds()
+            self._exchange.status = message["status"]
+            self._exchange.headers_s = self.seconds()
             ours = {name for name, _ in self._headers}
             theirs = [(name, value) for name, value in message.get("headers", ()) if bytes(name).lower() not in ours]
             closing = [(b"connection", b"close")] if self.unread else []
@@ -214,17 +224,17 @@ class _Response:
         await self._send(message)
 
     async def refuse(self, error: ApiError) -> None:
-        """Answer with an error and nothing else. Call `finish` afterwards."""
+        """Send an error as the response. Call `finish` afterwards."""
         self._exchange.code = error.code
         body = json.dumps(error.body()).encode()
         headers = [(name.encode("ascii"), value.encode("ascii")) for name, value in error.headers.items()]
         headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await self.send({"type": "http.response.start", "status": error.status, "headers": headers})
-        self._unfinished = self.unread and error.status != 408  # a client that was too slow once gets no more time
+        self._unfinished = self.unread and error.status != 408  # a client that was too slow gets no more time
         await self.send({"type": "http.response.body", "body": body, "more_body": self._unfinished})
 
     async def finish(self, receive: Receive) -> None:
-        """End a refusal whose body the client may still be sending: the server closes the connection at the end."""
+        """End a refusal: drop what the client still sends of its body, then let the server close the connection."""
         if self._unfinished:
             await drain_body(receive)
             await self.send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,9 +1,9 @@
-"""Check Host and Origin, against DNS rebinding and requests made by foreign web pages.
+"""Check Host and Origin to prevent DNS rebinding and requests from foreign web pages.
 
-In:    the names this endpoint is reached by; the headers Host and Origin of a request, and Sec-Fetch-Site, which a
-       browser sends where it sends no Origin: with the images and scripts of a page.
+In:    the names of this endpoint; the headers Host, Origin and Sec-Fetch-Site of a request. For the images and scripts
+       of a page, a browser sends Sec-Fetch-Site but no Origin.
 Out:   nothing, or an `ApiError`.
-Never: looks a name up, or lets an answer depend on a port: a port is not what an attacker controls.
+Never: resolves a name, or compares ports, because an attacker does not control the port.
 """
 
 import re
@@ -16,12 +16,12 @@ from mars_ray.serve.middleware.scope import Headers, values
 _HOST = rb"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)"
 _AUTHORITY = re.compile(_HOST + rb"(?::[0-9]{0,5})?")
 _OWN_SITE = frozenset({b"same-origin", b"none"})
-"""Values of Sec-Fetch-Site for our own pages and for typed addresses."""
+"""Values of Sec-Fetch-Site for requests from our own pages and for typed addresses."""
 _ORIGIN = re.compile(rb"[a-z][a-z0-9+.-]*://" + _HOST + rb"(?::[0-9]{0,5})?")
 
 
 class AllowedHosts:
-    """The names of this endpoint, without port; IPv6 with or without brackets; "*" allows everything."""
+    """Names of this endpoint, without ports. IPv6 addresses may have brackets. "*" allows every name."""
 
     def __init__(self, names: Iterable[str]) -> None:
         names = set(names)
@@ -31,32 +31,32 @@ class AllowedHosts:
     def check(self, headers: Headers, *, page: bool = False) -> None:
         """Raise an `ApiError` unless Host names this endpoint and no foreign page sent the request.
 
-        A link on a foreign page may lead to a `page`.
+        A `page` may also be opened from a link on a foreign page.
         """
         if self._any:
             return
         hosts = values(headers, b"host")
-        found = _AUTHORITY.fullmatch(hosts[0].lower()) if len(hosts) == 1 else None
-        if not found:  # RFC 9112, 3.2 demands 400 for a request with no Host, several or a malformed one.
+        authority = _AUTHORITY.fullmatch(hosts[0].lower()) if len(hosts) == 1 else None
+        if not authority:  # RFC 9112, section 3.2, demands 400 for a missing, repeated or malformed Host
             raise ApiError(
                 400,
                 "Send exactly one Host header, a name or an address.",
                 type="invalid_request_error",
                 code="bad_host",
             )
-        if found[1] not in self._names:  # RFC 9110, 7.4 has 421 for one that was sent to the wrong server.
+        if authority[1] not in self._names:  # RFC 9110, section 7.4, defines 421 for the wrong server
             raise ApiError(
                 421,
-                "The Host header does not name this endpoint. Call it by a name it is configured to answer to.",
+                "The Host header does not name this endpoint. Use one of the names it is configured for.",
                 type="invalid_request_error",
                 code="unknown_host",
             )
         for origin in values(headers, b"origin"):
-            named = _ORIGIN.fullmatch(origin.lower())
-            if not named or named[1] not in self._names:  # "null", which a sandboxed frame sends, is nobody's page.
+            site = _ORIGIN.fullmatch(origin.lower())
+            if not site or site[1] not in self._names:  # "null", which a sandboxed frame sends, counts as foreign
                 raise _foreign_page()
-        followed = page and values(headers, b"sec-fetch-mode") == [b"navigate"]
-        if not followed and not _OWN_SITE.issuperset(values(headers, b"sec-fetch-site")):
+        is_link = page and values(headers, b"sec-fetch-mode") == [b"navigate"]
+        if not is_link and not _OWN_SITE.issuperset(values(headers, b"sec-fetch-site")):
             raise _foreign_page()
 
 
@@ -66,9 +66,9 @@ def _foreign_page() -> ApiError:
 
 
 def _own_name(name: str) -> bytes:
-    """Return `name` in the form of a Host header. Raises `ConfigError` for a name that no header can match."""
+    """Return `name` as it appears in a Host header. Raises `ConfigError` for a name that no header can match."""
     lower = name.lower().encode(errors="replace")
-    written = b"[" + lower + b"]" if lower.count(b":") > 1 and not lower.startswith(b"[") else lower
-    if not re.fullmatch(_HOST, written):
-        raise ConfigError(f"allowed host {name!r} is no host name or address. Leave out scheme, port and path.")
-    return written
+    host = b"[" + lower + b"]" if lower.count(b":") > 1 and not lower.startswith(b"[") else lower
+    if not re.fullmatch(_HOST, host):
+        raise ConfigError(f"allowed host {name!r} is not a host name or address. Leave out scheme, port and path.")
+    return host

@@ -1,10 +1,10 @@
-"""API keys: a YAML file with the hash, the name and the role of each key, never a key itself.
+"""API keys: a YAML file with the hash, the name and the role of each key, but never a key itself.
 
-In:    the file, which may change at any time; what a caller presents.
-Out:   the entry it belongs to, or None; a new key, told once.
-Never: stops serving because the file was broken while it runs, or tells by its timing how near a guess was.
+In:    the file, which may change at any time; the key that a caller presents.
+Out:   the matching entry, or None; a new key, shown once.
+Never: stops serving because the file breaks later, or reveals by its timing how close a guess was.
 
-Hashes are plain SHA-256. Slow, salted hashes protect secrets that can be guessed; these keys are 256 random bits.
+Hashes are plain SHA-256. Slow, salted hashes protect secrets that can be guessed, but these keys are 256 random bits.
 """
 
 import fcntl
@@ -31,84 +31,88 @@ log = logging.getLogger(__name__)
 Role = Literal["use", "operate"]
 
 CHECK_SECONDS = 1.0
-"""Seconds between two looks at the file, and so the longest that a revoked key lives on."""
+"""Seconds between two checks of the file. A revoked key works for up to this long."""
 
 _SHOWN_CHARS = 8
 
 
 class Key(BaseModel):
-    """One entry of the file."""
+    """One entry of the key file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
     """Name of the key in logs and metrics."""
     role: Role
-    """`use` calls the model; `operate` may do that too, and whatever else the endpoint offers."""
+    """`use` may call the model; `operate` may also use all other routes of the endpoint."""
     service_class: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    """Class of service of its requests; None is the first class of the endpoint."""
+    """Class of service of requests with this key; None means the first class of the endpoint."""
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", repr=False)
     created: date
 
 
 def role_allows(role: Role, needed: Role) -> bool:
-    """Return whether a key of `role` may do what needs the role `needed`."""
+    """Return whether a key with `role` may use paths that need the role `needed`."""
     return role in ("operate", needed)
 
 
 class KeyFile:
-    """The keys of a file as it is now. Raises `ConfigError` when it cannot be used at the start.
+    """The current keys of a file. Raises `ConfigError` if the file cannot be used at the start.
 
-    A key may be of one of `classes`, any when None.
+    Keys may name only `classes`; None allows every class.
     """
 
     def __init__(
         self, path: Path, clock: Callable[[], float] = time.monotonic, *, classes: Collection[str] | None = None
     ) -> None:
-        self._path, self._classes, self._clock = path, classes, clock
+        self._path = path
+        self._classes = classes
+        self._clock = clock
         self._checked_at = clock()
         self._loaded = _stamp(path)
         self._keys: Sequence[Key] = read_keys(path, classes)
         self._complaint: str | None = None
 
     def find(self, presented: str) -> Key | None:
-        """Return the key that a caller presented. All entries are compared, so the time does not tell which matched."""
+        """Return the key that a caller presented. Compares all entries so that timing does not reveal the match."""
         self._reload()
-        sha256, found = _sha256(presented), None
+        sha256 = _sha256(presented)
+        match = None
         for key in self._keys:
             if hmac.compare_digest(key.sha256, sha256):
-                found = key
-        return found
+                match = key
+        return match
 
     def _reload(self) -> None:
-        """Load the file if it changed. The keys read last stay in force while it is broken or missing."""
+        """Load the file if it has changed. While it is broken or missing, the keys read last stay in force."""
         now = self._clock()
         if now - self._checked_at < CHECK_SECONDS:
             return
         self._checked_at = now
-        # Taken before reading: a file changed in between has a stamp that is not this one, and is read again.
+        # Take the stamp before reading: if the file changes in between, the stamps differ and it is read again.
         stamp = _stamp(self._path)
         if stamp is not None and stamp == self._loaded:
             self._complaint = None
             return
-        # Tried again each time until it succeeds, for what failed may be the reading and not the file.
+        # Retry at every check until it succeeds, because a read can fail although the file is valid.
         try:
             self._keys = read_keys(self._path, self._classes)
         except ConfigError as error:
             if self._complaint != str(error):
                 self._complaint = str(error)
-                log.error("%s The keys read before stay in force.", error)
+                log.error("%s The keys read earlier stay in force.", error)
         else:
-            self._loaded, self._complaint = stamp, None
+            self._loaded = stamp
+            self._complaint = None
             log.info("read %d keys from %s", len(self._keys), self._path)
 
 
 def add_key(
     path: Path, name: str, role: Role, service_class: str | None = None, today: Callable[[], date] = date.today
 ) -> str:
-    """Add a key to the file, creating the file if needed, and return the key, which is stored nowhere.
+    """Add a key to the file, creating the file if needed, and return the key itself, which is not stored.
 
-    Raises `ConfigError` for a taken or unusable name or role. Comments in the file are lost.
+    Raises `ConfigError` for an invalid name or role, or a name that is taken. Comments in the file are lost.
     """
     presented = "mars-" + secrets.token_urlsafe(32)
     with _locked(path) as file:
@@ -120,7 +124,7 @@ def add_key(
 
 
 def remove_key(path: Path, name: str) -> None:
-    """Remove a key from the file: it stops working at the next check. Raises `ConfigError` for an unknown name."""
+    """Remove a key from the file; it stops working at the next check. Raises `ConfigError` for an unknown name."""
     with _locked(path) as file:
         keys = read_keys(file)
         left = [key for key in keys if key.name != name]
@@ -135,25 +139,25 @@ def _sha256(presented: str) -> str:
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Return time, inode and size of the file, to detect changes; None if it cannot be read."""
+    """Return modification time, inode and size of the file, to detect changes; None if it cannot be read."""
     try:
-        seen = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return seen.st_mtime_ns, seen.st_ino, seen.st_size
+    return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 def read_keys(path: Path, classes: Collection[str] | None = None) -> Sequence[Key]:
-    """Return the keys in the file. Raises `ConfigError` naming file, entry and value."""
+    """Return the keys in the file. Raises `ConfigError` naming the file, the entry and the value."""
     try:
-        # The base loader makes strings of all values: it runs no constructors, so nothing but these errors comes out.
+        # The base loader returns every value as a string and runs no constructors, so only these errors can occur.
         entries = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
     except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist. Add a first key to make it, or name another file.") from None
+        raise ConfigError(f"{path} does not exist. Add a first key to create it, or name another file.") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(entries, list):
-        raise ConfigError(f"{path} holds no list of keys. Without any key it must say [].")
+        raise ConfigError(f"{path} holds no list of keys. A file without keys must contain [].")
     keys = _checked(path, [_key(path, number, entry) for number, entry in enumerate(entries, 1)])
     for number, key in enumerate(keys, 1):
         if classes is not None and key.service_class is not None and key.service_class not in classes:
@@ -168,23 +172,23 @@ def _key(path: Path, number: int, entry: object) -> Key:
         return Key.model_validate(entry)
     except ValidationError as error:
         first = error.errors()[0]
-        field, value = ".".join(map(str, first["loc"])) or "the entry", first["input"]
+        field = ".".join(map(str, first["loc"])) or "the entry"
         if first["type"] in ("missing", "extra_forbidden"):
-            wrong = f"{field} is {'missing' if first['type'] == 'missing' else 'not a field of a key'}"
+            problem = f"{field} is {'missing' if first['type'] == 'missing' else 'not a field of a key'}"
         else:
-            wrong = f"{field} is {_shown(value)}: {first['msg']}"
-        raise ConfigError(f"{path}, entry {number}: {wrong}. Correct the entry or take it out.") from None
+            problem = f"{field} is {_shown(first['input'])}: {first['msg']}"
+        raise ConfigError(f"{path}, entry {number}: {problem}. Correct the entry or take it out.") from None
 
 
 def _shown(value: object) -> str:
-    """Return a shortened value for an error: somebody may have written a key instead of its hash."""
+    """Return a value shortened for an error message, because it may be a key written in place of its hash."""
     if not isinstance(value, str):
         return f"a {type(value).__name__}"
     return repr(value) if len(value) <= 2 * _SHOWN_CHARS else f"{value[:_SHOWN_CHARS]!r}… ({len(value)} characters)"
 
 
 def _checked(path: Path, keys: Sequence[Key]) -> Sequence[Key]:
-    """Raise `ConfigError` for a name or a key that occurs twice: removing one of them would not revoke it."""
+    """Return `keys`. Raises `ConfigError` for a duplicate name or key, because removing one would not revoke it."""
     names: set[str] = set()
     hashes: set[str] = set()
     for number, key in enumerate(keys, 1):
@@ -201,7 +205,7 @@ def _checked(path: Path, keys: Sequence[Key]) -> Sequence[Key]:
 def _locked(path: Path) -> Iterator[Path]:
     """Lock the file within the block and yield its resolved path, so that a symbolic link stays a link."""
     file = path.resolve()
-    lock = file.with_name(f".{file.name}.lock")  # beside it, since the file itself is another one after each change
+    lock = file.with_name(f".{file.name}.lock")  # a file of its own, because every change replaces the key file
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
@@ -230,7 +234,7 @@ def _write(file: Path, keys: Sequence[Key]) -> None:
             raise
         folder = os.open(file.parent, os.O_RDONLY)
         try:
-            os.fsync(folder)  # the new name itself must outlive a power cut: a revoked key must not come back
+            os.fsync(folder)  # the rename must survive a power cut; otherwise a revoked key could come back
         finally:
             os.close(folder)
     except OSError as error:

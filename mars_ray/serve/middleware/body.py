@@ -1,8 +1,8 @@
 """Read the whole body of a request.
 
-In:    the headers and `receive` of a request, a size and a time.
-Out:   the body; an `ApiError` when it is too large (413) or too slow (408); None when the client left.
-Never: holds more than the limit and one message of the server, or reads a body whose length is said to be too large.
+In:    the headers and `receive` of a request, a size limit and a time limit.
+Out:   the body; an `ApiError` if it is too large (413) or too slow (408); None if the client disconnected.
+Never: holds more than the limit and one message of the server, or reads a body whose content-length is too large.
 """
 
 import asyncio
@@ -14,24 +14,25 @@ from mars_ray.openai_api.api_error import ApiError
 from mars_ray.serve.middleware.scope import Headers, values
 
 LENGTH_DIGITS = 18
-"""More digits than any length has; int() itself raises at some thousands of them."""
+"""Maximum number of digits of a content-length. A longer one counts as too large, because int() raises for thousands of
+digits."""
 
 DRAIN_BYTES = 16 << 20
 DRAIN_SECONDS = 5.0
 
 
 def has_body(headers: Headers) -> bool:
-    """Return whether a body follows the head."""
+    """Return whether the headers announce a body."""
     lengths = values(headers, b"content-length")
     return any(length.strip(b"0") for length in lengths) or bool(values(headers, b"transfer-encoding"))
 
 
 async def read_body(headers: Headers, receive: Receive, *, limit_bytes: int, seconds: float) -> bytes | None:
-    """Return the whole body. A content-length is trusted only if it is beyond the limit."""
+    """Return the whole body, or None if the client disconnected. Uses a content-length only to refuse a body early."""
     for length in values(headers, b"content-length"):
         if length.isdigit() and (len(length) > LENGTH_DIGITS or int(length) > limit_bytes):
             raise _too_large(limit_bytes)
-    # One buffer: a list of parts would hold some 40 bytes more for each, whose size the client chooses.
+    # Use one buffer: a list would add some 40 bytes per part, and clients can send very small parts.
     body = bytearray()
     try:
         async with asyncio.timeout(seconds):
@@ -55,9 +56,9 @@ async def read_body(headers: Headers, receive: Receive, *, limit_bytes: int, sec
 
 
 async def drain_body(receive: Receive) -> None:
-    """Read and drop the rest of a body, at most `DRAIN_BYTES` of it and for `DRAIN_SECONDS`.
+    """Read and drop the rest of a body, for up to about `DRAIN_BYTES` and `DRAIN_SECONDS`.
 
-    A connection that is closed while the client still sends is reset, and the client may lose the answer.
+    Closing a connection while the client is still sending resets it, and the client may lose the answer.
     """
     drained = 0
     with suppress(TimeoutError):
@@ -84,5 +85,5 @@ def replay_body(body: bytes, receive: Receive) -> Receive:
 
 
 def _too_large(limit_bytes: int) -> ApiError:
-    message = f"The body is larger than {limit_bytes} bytes, the most that is taken here."
+    message = f"The body exceeds the limit of {limit_bytes} bytes."
     return ApiError(413, message, type="invalid_request_error", code="body_too_large")

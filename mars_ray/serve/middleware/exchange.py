@@ -1,8 +1,8 @@
 """The record of one HTTP request and its response, for the log and the metrics.
 
-In:    what the access middleware sees of it, and the usage of the response.
+In:    facts from the access middleware, and the usage of the response.
 Out:   one record, which travels with the request in its ASGI scope.
-Never: holds an answer or a key; a prompt only where the operator asked for it.
+Never: holds an answer or a key, or a prompt unless the operator turned on the logging of prompts.
 """
 
 import json
@@ -28,50 +28,51 @@ class Exchange:
     path: str
     arrived_unix_s: float
     trace_id: str | None = None
-    """Trace id of the W3C header `traceparent`, where the caller sent one."""
+    """Trace id of the W3C header `traceparent`; None without a valid one."""
     key: str | None = None
-    """Name of the caller's key; None on open paths and for callers that were refused before they were known."""
+    """Name of the caller's key; None on open paths and for callers that were refused before they were identified."""
     service_class: str = STANDARD
     """Class of service of the key."""
     status: int | None = None
-    """HTTP status; None when nothing was answered because the client had disconnected."""
+    """HTTP status; None if no answer was sent because the client had disconnected."""
     code: str | None = None
-    """OpenAI's error code of a refusal."""
+    """OpenAI's error code, if the request was refused."""
     headers_s: float | None = None
     """Seconds until the response began."""
     seconds: float = 0.0
-    """Seconds until the response was over."""
+    """Seconds until the response ended."""
     usage: ResponseUsage | None = None
     prompt: str | list[dict[str, str]] | None = None
-    """The prompt, where the operator asked for it in the log."""
+    """The prompt, if the operator turned on the logging of prompts."""
 
     def put_in(self, scope: Scope) -> Scope:
-        """Return a copy of an ASGI scope that carries this exchange; `of` finds it there."""
-        # The state is copied too: servers may share it between requests, and one caller must not write into another's.
+        """Return a copy of an ASGI scope that carries this exchange; `of` returns it from there."""
+        # Copy the state too: servers may share it between requests, and no request may change another one's state.
         return {**scope, "state": {**(scope.get("state") or {})}, _SCOPE_KEY: self}
 
     @classmethod
     def of(cls, scope: Scope) -> "Exchange":
-        """Return the exchange of a request that came through the access middleware."""
+        """Return the exchange of a request that has passed the access middleware."""
         exchange: Exchange = scope[_SCOPE_KEY]
         return exchange
 
 
 def trace_id_of(headers: list[tuple[bytes, bytes]]) -> str | None:
-    """Return the trace id in a W3C `traceparent` header (Trace Context, section 3.2), if there is a valid one."""
+    """Return the trace id in a W3C `traceparent` header (Trace Context, section 3.2); None without a valid one."""
     sent = [value for name, value in headers if name == b"traceparent"]
-    found = _TRACE_PARENT.fullmatch(sent[0]) if len(sent) == 1 else None
-    return found[1].decode() if found and set(found[1]) != {ord("0")} else None
+    match = _TRACE_PARENT.fullmatch(sent[0]) if len(sent) == 1 else None
+    return match[1].decode() if match and set(match[1]) != {ord("0")} else None
 
 
 PATH_CHARS = 200
-"""Characters of a path that are logged: strangers choose it, and each may become six of JSON."""
+"""Maximum number of characters of a path in the log, because unknown callers choose the path. JSON may need six
+characters for one of them."""
 
 log = logging.getLogger("mars_ray.requests")
 
 
 def log_exchange(exchange: Exchange) -> None:
-    """Write the line of an exchange. Open paths are asked every few seconds and are left out."""
+    """Write the log line of an exchange. Open paths are left out, because probes request them every few seconds."""
     if exchange.key is not None or exchange.code is not None:
         fields = asdict(exchange)
         fields |= fields.pop("usage") or {}

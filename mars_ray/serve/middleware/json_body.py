@@ -1,8 +1,8 @@
-"""Read request bodies as JSON, before FastAPI looks at them.
+"""Read request bodies as JSON before FastAPI parses them.
 
-In:    the headers and the body of a request to a route that takes one.
-Out:   the value; an `ApiError` that names the header, or the place in the body, that is wrong.
-Never: guesses: another type or encoding is refused, and what is no UTF-8, no JSON or no text within it.
+In:    the headers and the body of a request to a route with a body.
+Out:   the value; an `ApiError` that names the wrong header, or the wrong place in the body.
+Never: guesses: it refuses every other type or encoding, invalid UTF-8, invalid JSON and strings that are not text.
 """
 
 import gc
@@ -23,15 +23,15 @@ from mars_ray.openai_api.validation_errors import NAME_CHARS, field_path
 _LONE_SURROGATE = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
 )
-"""A lone surrogate as JSON escapes it. An escaped backslash before it may deceive this pattern, so what it finds is
-looked for in the value."""
+"""A lone surrogate as JSON escapes it. After an escaped backslash the pattern can match wrongly, so a match is
+confirmed in the parsed value."""
 
 
 class JsonRoute(APIRoute):
-    """A route whose body, if it takes one, is JSON in UTF-8."""
+    """A route whose body, if it has one, is JSON in UTF-8."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return FastAPI's handler, with our reading of the body in front."""
+        """Return FastAPI's handler, which then receives the body as parsed here."""
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
@@ -47,12 +47,12 @@ class JsonRoute(APIRoute):
 
 
 class _JsonRequest(Request):
-    """A request whose body was parsed."""
+    """A request with a parsed body."""
 
     value: Any = None
 
     async def json(self) -> Any:
-        """Return the body."""
+        """Return the parsed body."""
         return self.value
 
 
@@ -63,27 +63,27 @@ def parse(body: bytes) -> Any:
         with _no_collecting():
             value = json.loads(text)
     except UnicodeDecodeError as error:
-        raise _no_json(f"byte {error.start} is no UTF-8") from None
+        raise _no_json(f"byte {error.start} is not UTF-8") from None
     except json.JSONDecodeError as error:
         raise _no_json(f"line {error.lineno}, column {error.colno}") from None
     except RecursionError:
         raise _no_json("it is nested too deeply") from None
     except ValueError:
         raise _no_json("a number has too many digits") from None
-    if _LONE_SURROGATE.search(text) and (found := _lone_surrogate(value)):
-        place, surrogate = found
-        name, code = field_path(place), ascii(surrogate).strip("'")
+    if _LONE_SURROGATE.search(text) and (match := _lone_surrogate(value)):
+        path, surrogate = match
+        code = ascii(surrogate).strip("'")
         raise ApiError.bad_request(
-            f"{name} holds {code}, half of a surrogate pair, which is no character. Send both halves or neither.",
-            place[0][:NAME_CHARS] if place else None,
+            f"{field_path(path)} holds {code}, which is only half of a surrogate pair. Send both halves or neither.",
+            path[0][:NAME_CHARS] if path else None,
         )
     return value
 
 
 @contextmanager
 def _no_collecting() -> Iterator[None]:
-    """Keep the garbage collector off: it would look through half a million new lists again and again, and find none
-    to collect. That took two thirds of the time."""
+    """Turn the garbage collector off within the block. For half a million new lists, its scans took two thirds of the
+    time and found nothing to collect."""
     gc.disable()
     try:
         yield
@@ -92,12 +92,12 @@ def _no_collecting() -> Iterator[None]:
 
 
 def _check_headers(request: Request) -> None:
-    """Raise a 415 unless the headers describe uncompressed JSON."""
+    """Raise an `ApiError` 415 unless the headers describe uncompressed JSON."""
     for encoding in request.headers.getlist("content-encoding"):
         if encoding.strip().lower() not in ("", "identity"):
             raise ApiError(
                 415,
-                f"The Content-Encoding is {encoding[:NAME_CHARS]}; send the body as it is, without this header.",
+                f"The Content-Encoding is {encoding[:NAME_CHARS]}; send the body uncompressed, without this header.",
                 type="invalid_request_error",
                 code="unsupported_encoding",
                 headers={"accept-encoding": "identity"},
@@ -115,24 +115,24 @@ def _check_headers(request: Request) -> None:
 
 
 def _lone_surrogate(value: Any) -> tuple[tuple[str, ...], str] | None:
-    """Return the path to a lone surrogate in a JSON value, and the surrogate; for a name, the path to its object."""
-    place: list[str | int] = []
+    """Return a lone surrogate in a JSON value after the path to it, or to the object if it is in a name."""
+    path: list[str | int] = []
     levels: list[Iterator[tuple[str | int, Any]]] = [iter([("", value)])]
-    # No recursion, and one place for all: a body may be as deep as the interpreter can go, and wide there.
+    # Use one path and a loop instead of recursion: a body may be nested to the interpreter's limit, and be wide there.
     while levels:
         for name, item in levels[-1]:
             if isinstance(name, str) and (surrogate := _surrogate_in(name)):
-                return tuple(map(str, place[1:])), surrogate
+                return tuple(map(str, path[1:])), surrogate
             if isinstance(item, str):
                 if surrogate := _surrogate_in(item):
-                    return tuple(map(str, [*place, name][1:])), surrogate
+                    return tuple(map(str, [*path, name][1:])), surrogate
             elif isinstance(item, dict | list) and item:
-                place.append(name)
+                path.append(name)
                 levels.append(iter(item.items()) if isinstance(item, dict) else enumerate(item))
                 break
         else:
             levels.pop()
-            del place[-1:]
+            del path[-1:]
     return None
 
 

@@ -1,9 +1,9 @@
-"""The path and the headers of a request as they came: bytes, in any case, possibly repeated, possibly garbage.
+"""The path and the headers of a request as they arrive: bytes in any letter case, possibly repeated, possibly garbage.
 
 In:    an ASGI scope.
-Out:   all values of a header; the path that the router will look at, whether it needs a key, and the role it needs.
-Never: decodes a header, so nothing in it can raise; normalizes a path. Every path that is not literally an open path
-       needs a key, so no spelling of a path slips through.
+Out:   all values of a header; the path that the router matches, whether it needs a key, and the role it needs.
+Never: decodes a header, so that no header can raise an error; normalizes a path. Every path that is not literally an
+       open path needs a key, so that no spelling of a path gets around the check.
 """
 
 from starlette.types import Scope
@@ -14,23 +14,23 @@ Headers = list[tuple[bytes, bytes]]
 
 
 def headers_of(scope: Scope) -> Headers:
-    """Return the headers with names in lower case, which ASGI requires and some servers omit."""
+    """Return the headers with lower-case names. ASGI requires them, but some servers do not convert them."""
     return [(bytes(name).lower(), bytes(value).strip(b" \t")) for name, value in scope["headers"]]
 
 
 def values(headers: Headers, name: bytes) -> list[bytes]:
     """Return every value of the header `name`."""
-    return [value for each, value in headers if each == name]
+    return [value for key, value in headers if key == name]
 
 
 def head_bytes(scope: Scope) -> int:
-    """Return the size of path, query and headers on the wire; a line adds a colon, a space and two for its end."""
+    """Return the size of path, query and headers on the wire. Each header line adds 4 bytes of separators."""
     lines = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
     return len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"") + lines
 
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/health", "/ping"})
-"""Paths without a key: Kubernetes' names, and those by which clients of vLLM and SGLang ask whether an engine is up."""
+"""Paths that need no key: the health checks of Kubernetes, and those of vLLM's and SGLang's clients."""
 
 TOKENIZER_PATHS = frozenset({"/tokenize", "/detokenize"})
 """Paths that use only the tokenizer."""
@@ -50,7 +50,7 @@ def routed_path(scope: Scope) -> str:
 def is_open(scope: Scope, open_paths: frozenset[str]) -> bool:
     """Return whether the request needs no key: the routed path and the raw path must both be open.
 
-    The two differ for an encoded path such as /%68ealthz. The Host header, of which URLs are rebuilt, has no say.
+    The two differ for an encoded path such as /%68ealthz. The Host header, which URLs are rebuilt from, is ignored.
     """
     raw = scope.get("raw_path")
     return routed_path(scope) in open_paths and (raw is None or raw == scope["path"].encode(errors="replace"))
@@ -59,7 +59,7 @@ def is_open(scope: Scope, open_paths: frozenset[str]) -> bool:
 def role_of_path(path: str) -> Role:
     """Return `use` below /v1/ and for `USE_PATHS`, `operate` everywhere else.
 
-    Naming what is free to use, not what is not: a list of operators' paths would miss the spellings that a router
-    takes for the same path, such as a line feed at its end.
+    A list of the operators' paths instead would miss spellings that a router treats as the same path, such as one with
+    a line feed at its end.
     """
     return "use" if path.startswith("/v1/") or path in USE_PATHS else "operate"

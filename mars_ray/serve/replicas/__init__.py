@@ -1,1 +1,1 @@
-"""The engines behind the routes, and which of them a request goes to."""
+"""Clients and metrics of the engines, and the choice of an engine for a request."""

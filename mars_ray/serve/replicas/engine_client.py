@@ -1,8 +1,8 @@
-"""The interface of the HTTP gateway to its engines, and its implementation for an engine of this process.
+"""The HTTP gateway's interface to its engines, and an implementation for an engine in the same process.
 
 In:    engine requests.
-Out:   chunks; what is known of the model; metrics.
-Never: knows HTTP.
+Out:   chunks; facts about the model; metrics.
+Never: depends on HTTP.
 """
 
 from collections.abc import AsyncGenerator
@@ -18,16 +18,16 @@ from mars_ray.serve.replicas.engine_metrics import EngineMetrics
 
 
 class EngineClient(Protocol):
-    """A client of the engines that serve one model. Every method may raise a `MarsRayError`."""
+    """Client of the engines that serve one model. Every method may raise a `MarsRayError`."""
 
     async def watch(self) -> None:
-        """Watch the engines until cancelled; runs as long as the gateway."""
+        """Watch the engines until cancelled. Runs as long as the gateway does."""
 
     def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
-        """Yield the chunks of a request as they come; closing the generator cancels it."""
+        """Yield the chunks of a request as they arrive; closing the generator cancels the request."""
 
     async def collect(self, request: Request) -> list[Chunk]:
-        """Return all chunks of a request once it ended; cancelling the task cancels it."""
+        """Return all chunks of a request once it has ended; cancelling the task cancels the request."""
 
     async def model_info(self) -> ModelInfo:
         """Return the facts about the model."""
@@ -40,24 +40,26 @@ class EngineClient(Protocol):
 
 
 class LocalEngineClient:
-    """A client of one engine, which it owns until `close`."""
+    """Client of one engine, which it owns until `close`."""
 
     def __init__(self, engine: AsyncEngine, model: ModelInfo, metrics: EngineMetrics) -> None:
-        self._engine, self._model, self._metrics = engine, model, metrics
+        self._engine = engine
+        self._model = model
+        self._metrics = metrics
 
     async def watch(self) -> None:
         """Do nothing: this engine ends together with its client."""
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
-        """Yield the chunks of a request as they come; closing the generator cancels it."""
-        seen = self._metrics.begin(request)
+        """Yield the chunks of a request as they arrive; closing the generator cancels the request."""
+        observer = self._metrics.begin(request)
         async with aclosing(self._engine.generate(request)) as chunks:
             async for chunk in chunks:
-                seen.observe(chunk)
+                observer.observe(chunk)
                 yield chunk
 
     async def collect(self, request: Request) -> list[Chunk]:
-        """Return all chunks of a request once it ended."""
+        """Return all chunks of a request once it has ended."""
         async with aclosing(self.stream(request)) as chunks:
             return [chunk async for chunk in chunks]
 
@@ -66,7 +68,7 @@ class LocalEngineClient:
         return self._model
 
     async def ready(self) -> bool:
-        """Return whether the engine answers. Waits while a step does."""
+        """Return whether the engine answers. Waits for a step that is running."""
         try:
             await self._engine.state()
         except ReplicaLostError:
@@ -78,5 +80,5 @@ class LocalEngineClient:
         return [self._metrics.text(await self._engine.state())]
 
     async def close(self) -> None:
-        """Stop the engine; requests still here end with an error."""
+        """Stop the engine; requests that are still running end with an error."""
         await self._engine.close()

@@ -1,8 +1,8 @@
-"""The Prometheus metrics of one engine, under the names that dashboards of vLLM know, with `mars:` before them.
+"""The Prometheus metrics of one engine, under the names that vLLM's dashboards use, with the prefix `mars:`.
 
 In:    requests, their chunks as they leave the engine, the state of the engine.
 Out:   Prometheus text.
-Never: labels by anything a caller chooses.
+Never: uses values that a caller chooses as labels.
 """
 
 import time
@@ -21,14 +21,14 @@ from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.request import Request
 from mars_ray.engine.stats.state import EngineState
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a series more for each, which few read
+disable_created_metrics()  # type: ignore[no-untyped-call]  # they would add a series per metric
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 TOKENS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
 
 
 class EngineMetrics:
-    """The metrics of one engine. `clock` gives seconds."""
+    """The metrics of one engine. `clock` returns seconds."""
 
     def __init__(self, *, model: str, replica: str, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
@@ -36,17 +36,24 @@ class EngineMetrics:
         self._labels = {"model_name": model, "replica": replica}
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
-        self.forwards = self._counter("sequence_forwards", "Forwards that gave a sequence a token.")
+        self.forwards = self._counter("sequence_forwards", "Forwards that produced a token, counted per sequence.")
         self.prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the cache.")
-        self.prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found there.")
-        self.first_token = self._seconds("time_to_first_token", "From the arrival of a request to its first token.")
-        self.inter_token = self._seconds("inter_token_latency", "Per token; the tokens of a step share its time.")
-        self.whole = self._seconds("e2e_request_latency", "From the arrival of a request to its last token.")
-        self.queued = self._seconds("request_queue_time", "From the arrival of a request to its first step.")
-        self.accepted = self._histogram("accepted_tokens", "Tokens a forward gave a sequence.", TOKENS)
-        self.block = self._histogram("block", "Tokens proposed by a forward for a sequence.", TOKENS)
+        self.prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the cache.")
+        self.first_token = self._seconds(
+            "time_to_first_token", "Seconds from the arrival of a request to its first token."
+        )
+        self.inter_token = self._seconds(
+            "inter_token_latency", "Seconds per token; the tokens of one step share its time equally."
+        )
+        self.whole = self._seconds("e2e_request_latency", "Seconds from the arrival of a request to its last token.")
+        self.queued = self._seconds("request_queue_time", "Seconds from the arrival of a request to its first step.")
+        self.accepted = self._histogram("accepted_tokens", "Tokens that a forward produced for a sequence.", TOKENS)
+        self.block = self._histogram("block", "Tokens that a forward proposed for a sequence.", TOKENS)
         self.success = Counter(
-            "mars:request_success", "Ended, by reason.", [*self._labels, "finished_reason"], registry=self._registry
+            "mars:request_success",
+            "Sequences that ended, by reason.",
+            [*self._labels, "finished_reason"],
+            registry=self._registry,
         )
         self._running = self._gauge("num_requests_running", "Sequences that have a slot.")
         self._waiting = self._gauge("num_requests_waiting", "Sequences in the queue.")
@@ -55,14 +62,14 @@ class EngineMetrics:
         self._preemptions = self._gauge("num_preemptions", "Sequences preempted so far.")
         self._threshold = Gauge(
             "mars:threshold",
-            "Threshold of requests that name none.",
+            "Threshold of requests that do not set one.",
             [*self._labels, "service_class"],
             registry=self._registry,
         )
         self._threshold_changes = self._gauge("threshold_changes", "Changes of the threshold so far.")
-        self._curve = self._by_threshold("tokens_per_forward", "Tokens per forward at each threshold.")
+        self._curve = self._by_threshold("tokens_per_forward", "Tokens per forward, by threshold.")
         self._agreement = self._by_threshold(
-            "agreement", "Share of tokens that autoregressive decoding would choose too."
+            "agreement", "Share of tokens that autoregressive decoding would also choose."
         )
 
     def begin(self, request: Request) -> "RequestObserver":
@@ -70,7 +77,7 @@ class EngineMetrics:
         return RequestObserver(self, request)
 
     def ended(self, reason: str) -> None:
-        """Count a sequence that ended."""
+        """Count a sequence that has ended."""
         self.success.labels(**self._labels, finished_reason=reason).inc()
 
     def text(self, state: EngineState) -> str:
@@ -80,8 +87,8 @@ class EngineMetrics:
         self._kv_cache_usage.set(state.kv_cache_usage)
         self._steps.set(state.steps)
         self._preemptions.set(state.preemptions)
-        for each in state.classes:
-            self._threshold.labels(**self._labels, service_class=each.name).set(each.threshold)
+        for service_class in state.classes:
+            self._threshold.labels(**self._labels, service_class=service_class.name).set(service_class.threshold)
         self._threshold_changes.set(state.threshold_changes)
         for point in state.profile:
             labels = self._labels | {"threshold": f"{point.threshold:g}"}
@@ -111,14 +118,16 @@ class RequestObserver:
     """Observes one request on its way through the engine."""
 
     def __init__(self, metrics: EngineMetrics, request: Request) -> None:
-        self._metrics, self._prompt_tokens = metrics, len(request.prompt)
+        self._metrics = metrics
+        self._prompt_tokens = len(request.prompt)
         self._arrived_s = metrics.clock()
         self._last_s: dict[int, float] = {}
         """Arrival time of the last chunk of each sequence."""
 
     def observe(self, chunk: Chunk) -> None:
         """Count a chunk that leaves the engine."""
-        metrics, now_s = self._metrics, self._metrics.clock()
+        metrics = self._metrics
+        now_s = metrics.clock()
         if count := len(chunk.tokens):
             metrics.generation_tokens.inc(count)
             metrics.accepted.observe(count)

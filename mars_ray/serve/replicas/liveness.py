@@ -1,8 +1,8 @@
-"""Track which replicas answer, and end calls whose replica no longer does.
+"""Track which replicas answer, and end calls whose replica has stopped answering.
 
-In:    names of replicas that answered, asked once a second; the calls that wait, and which of them an engine has.
-Out:   silent replicas, to which the router sends nothing; an error for a call whose engine is lost, or if none is up.
-Never: calls a replica silent that has not answered yet; ends a call that an engine has, however long it takes.
+In:    names of replicas that answered, once a second; the waiting calls, and which of them an engine has.
+Out:   silent replicas, which the router avoids; an error for a call whose engine is lost, or if no engine is up.
+Never: treats a replica as silent before its first answer; ends a call that an engine has, however long it takes.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ from typing import TypeVar
 from mars_ray.errors import MarsRayError, ReplicaLostError
 
 SILENT_SECONDS = 3.0
-"""A replica that has not answered for longer hangs or is cut off."""
+"""Seconds without an answer after which a replica counts as hung or cut off."""
 FORGOTTEN_SECONDS = 600.0
 
 
 class Heard:
-    """Times at which replicas answered last."""
+    """Times of the last answer of each replica."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._now_s = clock
@@ -28,42 +28,42 @@ class Heard:
     def note(self, replica: str) -> None:
         """Record an answer of a replica."""
         now_s = self._now_s()
-        if replica not in self._heard_s:  # others may be gone for good
+        if replica not in self._heard_s:  # drop replicas that may be gone for good
             self._heard_s = {name: at_s for name, at_s in self._heard_s.items() if now_s - at_s < FORGOTTEN_SECONDS}
         self._heard_s[replica] = now_s
 
     def silent(self, replica: str) -> bool:
-        """Return whether a replica answered before and has stopped."""
+        """Return whether a replica has answered before but has stopped answering."""
         now_s = self._now_s()
         return now_s - self._heard_s.get(replica, now_s) > SILENT_SECONDS
 
 
 HEARD = Heard()
-"""Answers in this process: the client of the engines writes, the router, which Ray Serve creates by itself, reads."""
+"""Answers seen by this process. The client of the engines records them; the router, made by Ray Serve, reads them."""
 
 
 LOST_ROUNDS = 10
-"""A call is lost after this number of rounds in a row in which no answering engine had it."""
+"""Number of consecutive rounds in which no answering engine has a call, after which the call is lost."""
 
-LOST = "the replica that answered died. Send the request again."
+LOST = "the replica that processed the request died. Send the request again."
 
 T = TypeVar("T")
 
 
 class WaitingCall:
-    """One call to an engine that somebody waits for."""
+    """One call to an engine, with a caller that waits for the answer."""
 
     def __init__(self) -> None:
         self.begun = False
         """Whether a part of the answer has arrived."""
         self.missed = 0
-        """Rounds in a row in which no engine had this call while it waited."""
+        """Number of consecutive rounds in which this call waited and no engine had it."""
         self._limit: asyncio.Timeout | None = None
         self._error: MarsRayError | None = None
 
     @property
     def waits(self) -> bool:
-        """Whether the call waits for the engine, and not for its reader."""
+        """Whether the call waits for the engine rather than for the reader of its answer."""
         return self._limit is not None
 
     async def wait_for(self, answer: Awaitable[T]) -> T:
@@ -71,7 +71,7 @@ class WaitingCall:
         self.missed = 0
         try:
             async with asyncio.timeout(None) as self._limit:
-                found = await answer
+                result = await answer
         except TimeoutError:
             if self._error is not None:
                 raise self._error from None
@@ -79,7 +79,7 @@ class WaitingCall:
         finally:
             self._limit = None
         self.begun = True
-        return found
+        return result
 
     def end(self, error: MarsRayError) -> None:
         """Raise an error in the waiting caller."""
@@ -105,10 +105,10 @@ class WaitingCalls:
                 del self._calls[name]
 
     def unheard(self, *, up: bool) -> list[str]:
-        """Return the calls to ask the engines about: those that already waited in the round before.
+        """End lost calls, and return the calls to ask the engines about: those that also waited in the previous round.
 
-        `up` says whether any engine answers; calls that are lost end. While none answers, a call that has not begun may
-        not have been sent yet: it waits for an engine to come up.
+        `up` says whether any engine answers. While none does, a call that has not begun may not have been sent yet, so
+        it waits for an engine to come up.
         """
         for call in self._calls.values():
             if call.missed >= LOST_ROUNDS and (up or call.begun):
@@ -117,7 +117,7 @@ class WaitingCalls:
         return [name for name, call in self._calls.items() if call.missed > 1]
 
     def hear(self, running: Iterable[str]) -> None:
-        """Record the calls that an engine has."""
+        """Record the calls that an engine is processing."""
         for name in running:
             if name in self._calls:
                 self._calls[name].missed = 0

@@ -1,29 +1,29 @@
-"""Rank replicas for a request: first the one that has its prefix cached, unless it is much busier than others.
+"""Rank replicas for a request: first the one that has its prefix cached, unless it is much busier than the others.
 
-In:    a request's key, and how many requests each replica has.
+In:    the key of a request, and the number of requests on each replica.
 Out:   replicas, best first.
-Never: waits, or lets affinity build a queue while another replica idles.
+Never: waits, or lets a queue grow at the preferred replica while another one is idle.
 """
 
 from collections.abc import Mapping
 from hashlib import blake2b
 
 PREFIX_TOKENS = 64
-"""Requests whose first tokens are the same share a key: a system prompt, or the conversation so far."""
+"""Number of first tokens of the prompt that form the key: a system prompt, or the conversation so far."""
 
 SLACK = 4
-"""Extra requests, compared with the least loaded replica, at which a replica is still preferred for its cache."""
+"""Number of requests by which a replica may exceed the least loaded one and still be preferred for its cache."""
 
 
 def prefix_key(tenant: str, prompt: tuple[int, ...]) -> str:
-    """Return the key of a request; tenants share no cache and so no key."""
+    """Return the key of a request. It includes the tenant because tenants share no cache."""
     return f"{tenant}|{prompt[:PREFIX_TOKENS]}"
 
 
 def ranked(key: str, loads: Mapping[str, int], slack: int = SLACK) -> list[str]:
     """Return the replicas in `loads`, best first.
 
-    Rendezvous hashing: a replica that comes or goes moves only the keys it gains or had.
+    Rendezvous hashing: a replica that is added or removed moves only its own keys.
     """
     by_load = sorted(loads, key=lambda replica: (loads[replica], _weight(key, replica)))
     preferred = max(loads, key=lambda replica: _weight(key, replica))
