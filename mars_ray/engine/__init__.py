@@ -1,1 +1,1 @@
-"""The decode engine: continuous batching, a cursor per sequence, several tokens per forward."""
+"""The decoding engine: continuous batching, with several tokens per forward for each sequence."""

@@ -1,4 +1,4 @@
-"""The output of a step for one sequence: its new tokens, their text, and its end. The records are frozen."""
+"""The output of one engine step for one sequence: new tokens, their text, and the end of the sequence."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,29 +10,29 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural logarithms of probabilities at one generated token.
+    """Natural logarithms of probabilities for one generated token.
 
-    The distribution is the model's own at the position that chose the token: before temperature, penalties and bias,
-    and without the mask token. In the modes ar and exact that position is the autoregressive one; for a token accepted
-    at a mask it is the mask.
+    They are the model's own, before temperature, penalties and bias, and without the mask token. They are read at the
+    position that chose the token: the mask for a token accepted at a mask, otherwise the token before it. In the modes
+    ar and exact it is always the token before.
     """
 
     chosen: float
     top: tuple[tuple[int, float], ...]
-    """The most likely tokens, best first."""
+    """Most likely tokens with their log-probabilities, best first."""
     start: int | None = None
-    """Character of the answer at which the text of the token begins; None for a token without text, such as a stop
-    token. A token that begins after the end of the text belongs to a stop string."""
+    """Index of the character of the answer at which the text of the token begins. None for a token without text, such
+    as a stop token. A token that begins beyond the end of the answer belongs to a stop string."""
     forward: int = 1
-    """Number of the forward of the sequence that gave the token, from 1."""
+    """Number of the forward of the sequence that produced the token, counted from 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The token that autoregressive decoding would have chosen in place of one accepted at a mask."""
+    """The token that autoregressive decoding would have chosen instead of a token accepted at a mask."""
 
     index: int
-    """Position of the accepted token in its answer, from 0."""
+    """Position of the accepted token in its answer, counted from 0."""
     token: int
     """Most likely token at this position, given all tokens before it."""
     confidence: float
@@ -41,20 +41,20 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of a sequence, and its cost."""
+    """The end of a sequence: its reason, and the cost of the sequence."""
 
     reason: FinishReason
     prompt_tokens: int
     cached_tokens: int
-    """Prompt tokens whose keys and values were in the cache already."""
+    """Number of prompt tokens whose keys and values were already in the cache."""
     tokens: int
-    """Generated tokens, with the one that stopped the sequence."""
+    """Number of generated tokens, including the one that stopped the sequence."""
     forwards: int
-    """Forwards that gave at least one token."""
+    """Number of forwards that produced at least one token."""
     queued_s: float
-    """Seconds until the sequence first ran, or ended without running."""
+    """Seconds in the queue until the sequence first ran, or ended without running."""
     error: MarsRayError | None = None
-    """The error, if the reason is "error"."""
+    """The error, if `reason` is "error"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,26 +63,26 @@ class Chunk:
 
     request_id: str
     index: int
-    """Number of the sequence among the n of its request, from 0."""
+    """Number of the sequence among the n of its request, counted from 0."""
     tokens: tuple[int, ...]
     pieces: tuple[str, ...]
-    """Text that each token adds; a sequence that is cut short has one more piece, with the text held back so far. Half
-    a character, or a possible beginning of a stop string, is held back until the next tokens decide."""
+    """Text that each token adds. An incomplete character, or a possible beginning of a stop string, is held back until
+    later tokens complete it. If the sequence is cut short, an additional last piece holds the text held back."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """Log-probabilities of each token, if requested."""
+    """Log-probabilities of each token, if the request asked for them."""
     audits: tuple[Audit, ...] = ()
-    """Audits of the tokens that the previous step accepted at masks, for requests with log-probabilities at
+    """Audits of the tokens that the previous step accepted at masks, only for requests with log-probabilities at
     temperature 0. The tokens of the last step are not audited."""
     threshold: float = 1.0
-    """Threshold of this step."""
+    """Threshold in this step."""
     masks: int = 0
-    """Masks fed in this step."""
+    """Number of masks in this step."""
     finished: Finished | None = None
     """The end of the sequence, in its last chunk only."""
     accepted_lengths: tuple[int, ...] = ()
-    """Tokens that each step gave, in the single chunk of a sequence that is not streamed; else empty."""
+    """Number of tokens of each step, in the single chunk of a sequence that is not streamed. Empty when streaming."""
 
     @property
     def text(self) -> str:
-        """New text of this chunk."""
+        """Text of this chunk."""
         return "".join(self.pieces)

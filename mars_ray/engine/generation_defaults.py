@@ -1,6 +1,6 @@
-"""Default sampling parameters of a model, from its `generation_config.json`, which transformers and vLLM read too.
+"""Default sampling parameters of a model, from its `generation_config.json`, which transformers and vLLM also read.
 
-Without that file, or without `do_sample` in it, decoding is greedy, as in transformers.
+Without this file, or unless it sets `do_sample`, decoding is greedy, as in transformers.
 """
 
 from pathlib import Path

@@ -3,16 +3,16 @@
 from enum import StrEnum
 
 DEFAULT_THRESHOLD = 1.0
-"""Threshold of requests that name none. At 1 every token ahead is verified, so the answers are those of one token at a
-time."""
+"""Threshold of requests that do not set one. At 1 every proposed token is verified, so answers equal those of decoding
+one token at a time."""
 
 
 class Mode(StrEnum):
-    """Ways of decoding a sequence."""
+    """Decoding modes of a sequence."""
 
     AR = "ar"
     """One token per forward."""
     THRESHOLD = "threshold"
-    """Accept tokens at masks while their confidence passes the threshold (arXiv 2604.07023, section 3.3)."""
+    """Tokens at masks are accepted while their confidence reaches the threshold (arXiv 2604.07023, section 3.3)."""
     EXACT = "exact"
-    """Treat tokens at masks as drafts, and return them only if they equal the autoregressive choice."""
+    """Tokens at masks are drafts, returned only if they equal the autoregressive choice."""

@@ -1,4 +1,4 @@
-"""Options of one engine, in a module that loads no torch: processes that only configure an engine import it."""
+"""Options of one engine. This module imports no torch, because processes that only configure engines import it."""
 
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
@@ -9,32 +9,32 @@ from mars_ray.engine.mode import DEFAULT_THRESHOLD
 from mars_ray.engine.service_class import ServiceClass
 
 Quantize = Literal["int8", "int4"]
-"""Bits of the weights of linear layers: 8, or 4 with 8 in the output head. Inputs are rounded to 8
-bits; groups of 32 weights share a scale."""
+"""Number format of the weights of linear layers: 8 bits, or 4 bits with 8 in the output head. Inputs are rounded to 8
+bits. Groups of 32 weights share a scale."""
 
 AtLeastOne = Annotated[int, Field(ge=1)]
-"""A count that a config file is checked for when it is read, and `resolve_limits` when an engine starts."""
+"""A count of at least 1. Config files are checked when they are read, other options when an engine starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTuning:
-    """Sizes and number formats of an engine: the options that Python, a job and a Serve config file have in common."""
+    """Sizes and number formats of an engine: the options shared by Python, jobs and Serve config files."""
 
     max_num_seqs: AtLeastOne | None = None
-    """Sequences decoded together; None derives the number from the device."""
+    """Maximum number of sequences decoded together. None chooses it by device."""
     max_kv_tokens: AtLeastOne | None = None
-    """Tokens that the KV cache holds; None derives the number from the free memory."""
+    """Capacity of the KV cache in tokens. None derives it from the free memory."""
     max_prefill_tokens: AtLeastOne = 512
-    """Prompt tokens read per step."""
+    """Maximum number of prompt tokens read per step."""
     quantize: Quantize | None = None
-    """Bits the weights are rounded to when the engine starts; None keeps them as they are. Needs a CPU with the
-    kernels of `engine/kernels`."""
+    """Number format that weights are rounded to when the engine starts; None keeps them unchanged. Requires a CPU that
+    the kernels of `engine/kernels` support."""
     compiled: bool = True
-    """Compile steps that run through torch in the background, if a compiler is present."""
+    """Compile steps in the background, if they run through torch and a compiler is present."""
 
     @property
     def tuning(self) -> dict[str, Any]:
-        """The options of `EngineTuning` by name, as arguments of another class that has them."""
+        """The options of `EngineTuning` by name, as keyword arguments for another class with the same options."""
         return {field.name: getattr(self, field.name) for field in fields(EngineTuning)}
 
 
@@ -43,13 +43,13 @@ class EngineOptions(EngineTuning):
     """All options of one engine."""
 
     max_waiting_seqs: AtLeastOne = 1024
-    """Sequences that may wait."""
+    """Maximum number of waiting sequences."""
     max_request_tokens: AtLeastOne = 65536
-    """Tokens one request may generate, all of its sequences together."""
+    """Maximum number of tokens that one request may generate, in all its sequences together."""
     threshold: float = DEFAULT_THRESHOLD
-    """Threshold of requests that name none; it can be changed for each class while the engine runs."""
+    """Threshold of requests that do not set one. It can be changed for each class while the engine runs."""
     classes: tuple[ServiceClass, ...] = (ServiceClass(),)
-    """Classes of service that requests may name."""
+    """Service classes that requests may choose."""
 
 
 DEFAULT_OPTIONS = EngineOptions()

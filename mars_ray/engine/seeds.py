@@ -1,4 +1,4 @@
-"""A different seed for each sampled answer, because equal seeds would give equal draws."""
+"""Derive a different seed for each sampled answer, because equal seeds would give equal samples."""
 
 from hashlib import blake2b
 

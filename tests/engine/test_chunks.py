@@ -308,7 +308,7 @@ def test_bad_requests_are_refused_before_any_work(make_engine: MakeEngine) -> No
     engine.add(request(6, [5]))
     with pytest.raises(RequestError, match="already here"):
         engine.add(request(6, [5]))
-    with pytest.raises(QueueFullError, match="1 sequences wait and 4 may"):
+    with pytest.raises(QueueFullError, match="1 waiting sequences, of at most 4; 4 more"):
         engine.add(request(7, [5], n=4))
     with pytest.raises(ConfigError, match="threshold is"):
         engine.set_thresholds({"standard": 1.5})

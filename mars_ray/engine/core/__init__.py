@@ -1,1 +1,1 @@
-"""The engine that steps: schedule, run, verify, commit."""
+"""The engine: each step schedules, runs, verifies and commits tokens."""

@@ -1,6 +1,6 @@
 """Derive the sizes of an engine from the model and the memory of the machine, and check requests against them.
 
-A request beyond a limit is an error; no prompt is ever shortened.
+A request that exceeds a limit is an error. Prompts are never shortened.
 """
 
 from dataclasses import dataclass
@@ -15,10 +15,11 @@ from mars_ray.engine.request import Request
 from mars_ray.errors import ConfigError, ModelError, PromptTooLongError, RequestError
 
 MEMORY_SHARE = 0.5
-"""Largest share of the KV cache in the memory that is free after loading the model."""
+"""Share of the memory free after loading the model that the KV cache may use."""
 
-MAX_NUM_SEQS_ON_CPU, MAX_NUM_SEQS_ON_GPU = 32, 256
-"""Default number of sequences decoded together: with more, a step takes longer in proportion."""
+MAX_NUM_SEQS_ON_CPU = 32
+MAX_NUM_SEQS_ON_GPU = 256
+"""Default number of sequences decoded together. With more, the time of a step grows in proportion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,17 +27,17 @@ class EngineLimits:
     """The sizes of one engine."""
 
     max_model_len: int
-    """Longest sequence in tokens, prompt and output."""
+    """Maximum number of tokens of a sequence, prompt and output together."""
     vocab_size: int
-    """Token ids are below this."""
+    """Size of the vocabulary; token ids are smaller."""
     max_num_seqs: int
-    """Sequences decoded together."""
+    """Maximum number of sequences decoded together."""
     max_kv_tokens: int
-    """Tokens that the KV cache holds."""
+    """Capacity of the KV cache in tokens."""
     max_waiting_seqs: int
-    """Sequences that may wait."""
+    """Maximum number of waiting sequences."""
     max_request_tokens: int
-    """Tokens one request may generate in all of its n sequences."""
+    """Maximum number of tokens that one request may generate, in all its n sequences together."""
 
     def check(self, request: Request) -> None:
         """Raise a `RequestError` for a request that this engine cannot serve."""
@@ -46,8 +47,8 @@ class EngineLimits:
             raise RequestError("the prompt is empty; give at least one token.")
         if len(prompt) >= self.max_model_len:
             raise PromptTooLongError(
-                f"the prompt has {len(prompt)} tokens and a sequence may have {self.max_model_len}, "
-                "its answer included. Shorten the prompt."
+                f"the prompt has {len(prompt)} tokens; prompt and answer together may have {self.max_model_len}. "
+                "Shorten the prompt."
             )
         self._check_tokens("the prompt", prompt)
         self._check_tokens("logit_bias", tuple(sampling.logit_bias))
@@ -55,26 +56,27 @@ class EngineLimits:
         if sampling.n * sampling.max_tokens > self.max_request_tokens:
             raise RequestError(
                 f"n x max_tokens is {sampling.n} x {sampling.max_tokens} = {sampling.n * sampling.max_tokens}; a "
-                f"request may generate {self.max_request_tokens} tokens. Lower n or max_tokens."
+                f"request may generate at most {self.max_request_tokens} tokens. Lower n or max_tokens."
             )
         if sampling.n > self.max_waiting_seqs:
-            raise RequestError(f"n is {sampling.n} and {self.max_waiting_seqs} sequences may wait. Lower n.")
+            raise RequestError(f"n is {sampling.n}; at most {self.max_waiting_seqs} sequences may wait. Lower n.")
 
     def _check_tokens(self, name: str, tokens: tuple[int, ...]) -> None:
         invalid = [token for token in tokens if type(token) is not int]
         if invalid:
             raise RequestError(f"{name} holds {invalid[0]!r}; token ids are whole numbers.")
         if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
-            wrong = next(token for token in tokens if not 0 <= token < self.vocab_size)
-            raise RequestError(f"{name} holds token {wrong}; the vocabulary has ids from 0 to {self.vocab_size - 1}.")
+            unknown = next(token for token in tokens if not 0 <= token < self.vocab_size)
+            raise RequestError(f"{name} holds token {unknown}; the vocabulary has ids from 0 to {self.vocab_size - 1}.")
 
 
 def resolve_limits(
     config: PretrainedConfig, dtype: torch.dtype, device: torch.device, options: EngineOptions
 ) -> EngineLimits:
-    """Return the limits with a value for each option that is None.
+    """Return the limits of an engine, with derived values for options that are None.
 
-    Raises `ConfigError` for sizes that fit no sequence, `ModelError` for query heads that cannot share key heads.
+    Raises `ConfigError` for sizes that are too small for any sequence, and `ModelError` if the number of query heads is
+    not a multiple of the number of key heads.
     """
     for name in ("max_num_seqs", "max_kv_tokens", "max_waiting_seqs", "max_request_tokens", "max_prefill_tokens"):
         value = getattr(options, name)
@@ -84,8 +86,8 @@ def resolve_limits(
     _, key_heads, _ = kv_shape(config)
     if text.num_attention_heads % key_heads:
         raise ModelError(
-            f"The model has {text.num_attention_heads} query heads and {key_heads} key heads; the first must be a "
-            "multiple of the second. Correct num_key_value_heads in its config.json."
+            f"The model has {text.num_attention_heads} query heads and {key_heads} key heads; the number of "
+            "query heads must be a multiple of the number of key heads. Correct num_key_value_heads in its config.json."
         )
     max_num_seqs = options.max_num_seqs or (MAX_NUM_SEQS_ON_GPU if device.type == "cuda" else MAX_NUM_SEQS_ON_CPU)
     max_kv_tokens = options.max_kv_tokens
@@ -95,7 +97,7 @@ def resolve_limits(
     max_model_len = min(text.max_position_embeddings, max_kv_tokens)
     if max_model_len < 2:
         raise ConfigError(
-            f"max_kv_tokens is {max_kv_tokens}; one prompt token and its answer need 2 positions. Free memory or raise "
+            f"max_kv_tokens is {max_kv_tokens}; a prompt of one token and its answer need 2. Free memory or raise "
             "max_kv_tokens."
         )
     return EngineLimits(
@@ -109,7 +111,7 @@ def resolve_limits(
 
 
 def free_memory_bytes(device: torch.device) -> int:
-    """Return the free memory of `device`."""
+    """Return the free memory of `device` in bytes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     available: int = psutil.virtual_memory().available

@@ -1,4 +1,4 @@
-"""Load a model into an engine, on the best device of this machine."""
+"""Load a model into an engine on the best device of this machine."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,20 +14,20 @@ from mars_ray.usable_cpus import usable_cpus
 
 
 def best_device() -> str:
-    """Return "cuda" if this process can use a GPU, else "cpu"."""
+    """Return "cuda" if this process can use a GPU, otherwise "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def load_engine(
     model: ResolvedModel, options: EngineOptions, adapters: Mapping[str | None, Path] | None = None
 ) -> tuple[Engine, Checkpoint]:
-    """Return an engine on `best_device`, and the checkpoint it decodes with, whose network only the engine may use.
+    """Return an engine on `best_device`, and its checkpoint, whose network only the engine may use.
 
-    `adapters` are folders by the name that requests choose them by; None is the default of requests that name none.
-    Raises `ModelError` for weights that cannot be loaded, `AdapterError` for an adapter of another model, and
-    `ConfigError` for sizes the engine cannot have.
+    `adapters` maps the names that requests use to adapter folders; None is the key of the default adapter. Raises
+    `ModelError` for weights that cannot be loaded, `AdapterError` for an adapter of another model, and `ConfigError`
+    for invalid sizes in `options`.
     """
-    if torch.get_num_threads() > usable_cpus():  # torch counts the CPUs of the machine, whatever a quota allows
+    if torch.get_num_threads() > usable_cpus():  # torch ignores CPU quotas
         torch.set_num_threads(usable_cpus())
     loaded = {name: load_adapter(folder, model.folder) for name, folder in (adapters or {}).items()}
     checkpoint = load_model(model, device=best_device())

@@ -1,6 +1,6 @@
-"""Decode many requests in the process that steps the engine.
+"""Decode many requests with an engine in the same process.
 
-Requests wait in the caller's iterator, so the queue of the engine stays short but is never empty.
+Requests are read from the caller's iterator as the engine has room, so its queue stays short but never runs empty.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,16 +19,16 @@ class OfflineResult:
     request: Request
     text: str = ""
     tokens: list[int] = field(default_factory=list)
-    """Generated tokens, with the one that stopped the sequence."""
+    """Generated tokens, including the one that stopped the sequence."""
     forwards: int = 0
     error: MarsRayError | None = None
     """The error that ended the request early, if any; text and tokens are then partial."""
 
 
 def decode_all(engine: Engine, requests: Iterable[Request]) -> Iterator[OfflineResult]:
-    """Yield the answer to each request when it has ended.
+    """Yield the answer to each request when it is complete.
 
-    Raises the errors of `Engine.add`, and an error that ends a request early.
+    Raises the errors of `Engine.add`, and any error that ends a request early.
     """
     for result in decode_each(engine, requests):
         if result.error:
@@ -37,7 +37,7 @@ def decode_all(engine: Engine, requests: Iterable[Request]) -> Iterator[OfflineR
 
 
 def decode_each(engine: Engine, requests: Iterable[Request]) -> Iterator[OfflineResult]:
-    """Yield the answer to each request when it has ended, a partial one with its error.
+    """Yield the answer to each request when it has ended. An answer that ended early is partial and has its error set.
 
     Raises the errors of `Engine.add`.
     """
@@ -62,7 +62,7 @@ def decode_each(engine: Engine, requests: Iterable[Request]) -> Iterator[Offline
 def run_steps(
     engine: Engine, requests: Iterable[Request] = (), *, at_a_time: int | None = None
 ) -> Iterator[list[Chunk]]:
-    """Yield the chunks of each step until all requests have ended, those already in the engine included.
+    """Yield the chunks of each step until all requests have ended, including requests that are already in the engine.
 
     At most `at_a_time` sequences are in the engine; None keeps its queue filled. Raises the errors of `Engine.add`.
     """

@@ -1,1 +1,1 @@
-"""Structured answers: the tokens that a schema or a regular expression allows next."""
+"""Grammars: restrict the next token to those that a JSON schema or regular expression allows."""

@@ -1,11 +1,11 @@
 """The child process of `process/grammar_checker`, which measures the cost of grammars.
 
-In:    the tokenizer, then {"id", "kind", "text"} a line on standard input.
+In:    JSON lines on standard input: the tokenizer, then {"id", "kind", "text"} for each grammar.
 Out:   {"ready": true}, then for each grammar, in any order, {"id", "bytes"}, {"id", "error"} or {"id", "killed"}.
-Never: loads torch or transformers; takes more processor time or memory for a grammar than the limits below.
+Never: loads torch or transformers, or spends more processor time or memory on a grammar than the limits below.
 
-Each grammar is compiled in its own child, which the kernel kills at the limits below, so that grammars do not wait for
-one another and the tokenizer is loaded once. A second child waits for the first and reports the result.
+Each grammar is compiled in its own forked child, which the kernel kills at the limits. So grammars do not wait for one
+another, and the tokenizer is loaded only once. A second child waits for the first and reports the result.
 """
 
 import ctypes
@@ -25,16 +25,17 @@ from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.errors import GrammarError
 
 CPU_SECONDS = 1.0
-"""Limit of processor time for a grammar. A thousand optional properties take 0.1 s."""
+"""Maximum processor time of a grammar. A thousand optional properties take 0.1 s."""
 MEMORY_BYTES = 64 << 20
-"""Limit of memory for a grammar. A thousand optional properties take 9 MB."""
+"""Maximum memory of a grammar. A thousand optional properties take 9 MB."""
 WALL_SECONDS = 60
-"""Limit of elapsed time for a check, which a busy machine may reach."""
+"""Maximum elapsed time of a check, which may be reached on a busy machine."""
 WALK_TOKENS = 48
-"""Number of further token masks computed, because some grammars are slow only after the first one."""
-NICE, SLOW_NICE = 5, 15
-"""Niceness of a check at first, equal to the engine's, and after `QUICK_SECONDS`. So ordinary grammars need not wait
-for the engine, and hostile ones do not slow it down."""
+"""Number of tokens followed in a check, because some grammars are slow only after the first token mask."""
+NICE = 5
+"""Initial niceness of a check, equal to the engine's, so that ordinary grammars do not wait for the engine."""
+SLOW_NICE = 15
+"""Niceness of a check after `QUICK_SECONDS`, so that hostile grammars do not slow the engine down."""
 QUICK_SECONDS = 0.2
 
 TOO_SLOW = f"it takes more than {CPU_SECONDS:g} s to compile; simplify it"
@@ -42,14 +43,16 @@ TOO_LARGE = f"it takes more than {MEMORY_BYTES >> 20} MiB to compile; simplify i
 
 
 def main() -> None:
-    """Check the grammars on standard input until it ends."""
+    """Check the grammars that arrive on standard input, until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the reporting children
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_IGN
+    )  # the kernel reaps the reporting children, because nothing waits for them
     os.nice(NICE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     tokenizer = GrammarTokenizer(**json.loads(sys.stdin.buffer.readline())).load()
     if sys.platform == "linux":
-        ctypes.CDLL(None).malloc_trim(0)  # free memory would hide the memory of a grammar
+        ctypes.CDLL(None).malloc_trim(0)  # otherwise a grammar could use memory that is already allocated
     _send({"ready": True})
     while line := sys.stdin.buffer.readline():
         if os.fork() == 0:
@@ -57,7 +60,7 @@ def main() -> None:
 
 
 def _report(task: dict[str, Any], tokenizer: LLTokenizer) -> None:
-    """Check a grammar in a child, write the result, and end this process."""
+    """Check a grammar in a child process, write the result, and end the current process."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     spec = GrammarSpec(kind=task["kind"], text=task["text"])
     reading, writing = os.pipe()
@@ -90,10 +93,10 @@ def _report(task: dict[str, Any], tokenizer: LLTokenizer) -> None:
 
 
 def _cost(spec: GrammarSpec, tokenizer: LLTokenizer) -> dict[str, int | str]:
-    """Return the bytes of a grammar, or the reason for a refusal. The kernel kills this process at the limits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hides the library's message when memory runs out
-    addresses, before = _memory()
-    resource.setrlimit(resource.RLIMIT_AS, (addresses + MEMORY_BYTES,) * 2)
+    """Return the memory of a grammar, or the reason for a refusal. The kernel kills this process at the limits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hides the message that the library prints when memory runs out
+    address_space, before = _memory()
+    resource.setrlimit(resource.RLIMIT_AS, (address_space + MEMORY_BYTES,) * 2)
     signal.setitimer(signal.ITIMER_REAL, WALL_SECONDS)
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
     try:
@@ -104,7 +107,7 @@ def _cost(spec: GrammarSpec, tokenizer: LLTokenizer) -> dict[str, int | str]:
 
 
 def _walk(spec: GrammarSpec, tokenizer: LLTokenizer) -> None:
-    """Compile a grammar and follow it for some tokens, the same in every run. Raises `GrammarError`."""
+    """Compile a grammar and follow it for some tokens, which are the same in every run. Raises `GrammarError`."""
     matcher = compile_grammar(spec, tokenizer)
     for step in range(WALK_TOKENS):
         allowed_V = mask_of(matcher, tokenizer.vocab_size)
@@ -117,13 +120,13 @@ def _walk(spec: GrammarSpec, tokenizer: LLTokenizer) -> None:
 
 
 def _memory() -> tuple[int, int]:
-    """Return the bytes of this process's address space, and of its resident memory without shared pages."""
-    addresses, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
-    return addresses * resource.getpagesize(), (resident - shared) * resource.getpagesize()
+    """Return the size of the address space of this process and of its unshared resident memory, in bytes."""
+    address_space, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+    return address_space * resource.getpagesize(), (resident - shared) * resource.getpagesize()
 
 
 def _send(answer: dict[str, Any]) -> None:
-    # One short write to a pipe is atomic, so answers of several processes do not mix.
+    # A short write to a pipe is atomic, so the answers of several processes do not mix.
     os.write(sys.stdout.fileno(), json.dumps(answer).encode() + b"\n")
 
 

@@ -1,9 +1,8 @@
 """Compile grammars for one tokenizer with llguidance.
 
-The module loads neither torch nor transformers, which keeps `check_worker` small.
+This module imports neither torch nor transformers, to keep `check_worker` small.
 
-JSON must have the layout of Python's `json.dumps`, so that white space is never a choice and a model cannot generate it
-endlessly.
+JSON must have the layout of Python's `json.dumps`. Otherwise a model could generate white space endlessly.
 """
 
 import json
@@ -30,24 +29,24 @@ LIMITS = LLParserLimits(
     max_items_in_row=5_000,
     verbose_errors=False,
 )
-"""Limits on the work for one token mask: at most 20 ms, even for a grammar that is slow on purpose. `max_items_in_row`
-is above the library's default, so that an object may have a thousand optional properties. The library does not limit
-time or memory of compilation (intersections of patterns, `multipleOf`); `process/grammar_checker` does."""
+"""Limits on the work for one token mask, which takes at most 20 ms even for a hostile grammar. `max_items_in_row` is
+above the library's default, to allow a thousand optional properties in an object. The library does not limit the time
+or memory of compilation, for example of intersecting patterns or `multipleOf`; `process/grammar_checker` does."""
 
 REASON_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarTokenizer:
-    """The tokenizer of a model in a form that llguidance reads."""
+    """The tokenizer of a model, in the format of llguidance."""
 
     json: str
     vocabulary: int
     stop_ids: tuple[int, ...]
-    """Ids allowed when the answer may end; empty for those of the tokenizer."""
+    """Token ids allowed where the answer may end. Empty means the end-of-text tokens of the tokenizer."""
 
     def load(self) -> LLTokenizer:
-        """Return the library's tokenizer, which takes about a second for a large vocabulary."""
+        """Return the library's tokenizer. This takes about a second for a large vocabulary."""
         return LLTokenizer(self.json, n_vocab=self.vocabulary, eos_token=list(self.stop_ids) or None)
 
 
@@ -63,17 +62,17 @@ def library_grammar(spec: GrammarSpec) -> str:
 
 
 def compile_grammar(spec: GrammarSpec, tokenizer: LLTokenizer) -> LLMatcher:
-    """Return a matcher at the first token, with its mask computed. Raises `GrammarError`.
+    """Return a matcher at the first token, with its token mask computed. Raises `GrammarError`.
 
-    The library releases the interpreter lock meanwhile.
+    The library releases the interpreter lock during compilation.
     """
     compiled = LLMatcher(tokenizer, library_grammar(spec), log_level=0, limits=LIMITS)
-    first_V = mask_of(compiled, tokenizer.vocab_size)  # only the mask shows whether any text is allowed
+    first_V = mask_of(compiled, tokenizer.vocab_size)  # only the mask shows whether the grammar allows any text
     if compiled.is_error():
         raise unusable(spec, compiled.get_error())
     first_V[tokenizer.eos_tokens] = False
     if not first_V.any():
-        raise unusable(spec, "it allows the empty text only")
+        raise unusable(spec, "it allows only the empty text")
     return compiled
 
 
@@ -85,9 +84,9 @@ def mask_of(matcher: LLMatcher, vocabulary: int) -> NDArray[np.bool_]:
 
 @lru_cache(64)
 def check_grammar(spec: GrammarSpec) -> None:
-    """Raise a `GrammarError` for a grammar that works with no tokenizer.
+    """Raise a `GrammarError` for a grammar that is invalid with any tokenizer.
 
-    The grammar is compiled in this process without limits, so use it only for the user's own grammars.
+    This compiles in the calling process without limits, so use it only for the user's own grammars.
     """
     if reason := LLMatcher.validate_grammar(library_grammar(spec), limits=LIMITS):
         raise unusable(spec, reason)

@@ -1,7 +1,7 @@
 """Compiled grammars of one tokenizer, and the position of each sequence in its grammar.
 
 Stop tokens are not part of a grammar; they are allowed wherever the answer may end. The allowed tokens depend only on
-the tokens so far, not on the way they were decoded, so all modes follow a grammar alike.
+the previous tokens, not on the way they were decoded, so grammars work the same in all decoding modes.
 """
 
 from collections import OrderedDict
@@ -18,11 +18,11 @@ from mars_ray.errors import GrammarError, StepError
 from mars_ray.model.checkpoint import Checkpoint
 
 KEPT = 16
-"""Number of grammars kept that were compiled without `prepare`."""
+"""Maximum number of grammars kept that were compiled without `prepare`."""
 
 
 class Grammars:
-    """Compiled grammars for the tokenizer of `checkpoint`."""
+    """Compiled grammars for the tokenizer of a checkpoint."""
 
     def __init__(self, checkpoint: Checkpoint, vocabulary: int) -> None:
         self._checkpoint = checkpoint
@@ -32,15 +32,15 @@ class Grammars:
         self._library_tokenizer: LLTokenizer | None = None
 
     def prepare(self, spec: GrammarSpec) -> None:
-        """Compile a grammar and keep it until `forget`; in any thread. Raises `GrammarError`."""
+        """Compile a grammar and keep it until `forget`. Any thread may call this. Raises `GrammarError`."""
         self._prepared[spec] = compile_grammar(spec, self._tokenizer())
 
     def forget(self, spec: GrammarSpec) -> None:
-        """Drop a prepared grammar; running sequences keep theirs."""
+        """Drop a prepared grammar. Running sequences keep their matchers."""
         self._prepared.pop(spec, None)
 
     def matcher(self, spec: GrammarSpec, stop_ids: frozenset[int]) -> "Matcher":
-        """Return a matcher at the first token. Raises `GrammarError` for an unusable grammar."""
+        """Return a new matcher at the first token. Raises `GrammarError` for an unusable grammar."""
         compiled = self._prepared.get(spec) or self._compiled(spec)
         no_text = stop_ids.union(self._tokenizer().eos_tokens, [self._checkpoint.mask_id])
         return Matcher(compiled.deep_copy(), stop_ids, no_text, self._vocabulary)
@@ -74,7 +74,7 @@ class Grammars:
 
 
 class Matcher:
-    """The position of one sequence in its grammar: after its settled tokens and the tokens taken ahead."""
+    """The position of one sequence in its grammar: after its settled tokens and the tokens taken ahead of them."""
 
     def __init__(self, library: LLMatcher, stop_ids: frozenset[int], no_text: frozenset[int], vocabulary: int) -> None:
         self._library = library
@@ -84,7 +84,7 @@ class Matcher:
         self.ahead: list[int] = []
         """Tokens taken since the last `settle`."""
         self._plans: list[tuple[list[int], int]] = [([], 0)]
-        """A run of forced tokens and the number taken, before each token ahead and after the last."""
+        """Forced tokens and the number taken of them: one entry before each token ahead, and one after the last."""
 
     @property
     def ended(self) -> bool:
@@ -92,7 +92,7 @@ class Matcher:
         return self._library.is_stopped() and not self._library.is_error()
 
     def forced(self) -> int | None:
-        """Return the next token if the grammar forces its text and the tokenizer has one spelling for it."""
+        """Return the next token if the grammar allows only one text and the tokenizer has one spelling for it."""
         run, taken = self._plans[-1]
         if taken == len(run):
             run = self._library.compute_ff_tokens()
@@ -112,15 +112,18 @@ class Matcher:
         return True
 
     def take_forced(self, room: int) -> list[int]:
-        """Take forced tokens, at most `room`, and return them."""
+        """Take up to `room` forced tokens, and return them."""
         run: list[int] = []
         while len(run) < room and (token := self.forced()) is not None and self.take(token):
             run.append(token)
         return run
 
     def seek(self, ahead: list[int]) -> None:
-        """Move to the position after the settled tokens and `ahead`. Raises if a token is not allowed."""
-        same = sum(1 for _ in takewhile(lambda tokens: tokens[0] == tokens[1], zip(self.ahead, ahead, strict=False)))
+        """Move to the position after the settled tokens and `ahead`.
+
+        Raises `StepError` if a token is not allowed, and `GrammarError` if the library fails.
+        """
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.ahead, ahead, strict=False)))
         if back := len(self.ahead) - same:
             self._library.rollback(back)
             del self.ahead[same:], self._plans[same + 1 :]
@@ -128,12 +131,15 @@ class Matcher:
             raise self._stuck()
 
     def settle(self) -> None:
-        """Settle the tokens taken ahead."""
+        """Settle all tokens taken ahead."""
         self.ahead.clear()
         del self._plans[:-1]
 
     def allowed(self) -> NDArray[np.bool_]:
-        """Return whether each token of the vocabulary may come next. Raises `StepError` if none may."""
+        """Return whether each token of the vocabulary may come next.
+
+        Raises `StepError` if none may, and `GrammarError` if the library fails.
+        """
         allowed_V = mask_of(self._library, self._vocabulary)
         allowed_V[list(self._no_text)] = False
         if self._library.is_accepting():

@@ -1,6 +1,6 @@
 """The grammar of a request: a JSON schema, any JSON object, or a regular expression.
 
-This module does not import llguidance (`library` does), so that requests can be made without it.
+This module does not import llguidance, as `library` does, so requests can be created without it.
 """
 
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from mars_ray.errors import RequestError
 GrammarKind = Literal["json_schema", "json_object", "regex"]
 
 GRAMMAR_CHARACTERS_MAX = 2**15
-"""Longest grammar, enough for a thousand properties. `process/grammar_checker` limits its cost."""
+"""Maximum length of a grammar, enough for a thousand properties. `process/grammar_checker` limits its cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarSpec:
-    """The grammar of a request. Raises `RequestError` for a grammar that is too long."""
+    """The grammar of a request. Raises `RequestError` for an unknown kind, or if it is too long."""
 
     kind: GrammarKind
     text: str = ""
-    """The schema as JSON, or the regular expression; empty for any JSON object."""
+    """The JSON schema or the regular expression; empty for the kind "json_object"."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(GrammarKind):

@@ -36,8 +36,8 @@ class ForwardBatch:
     prefix_N: Tensor
     """Number of leading columns of the slot that the position attends to."""
     behind_N: Tensor
-    """Bit set of further columns that the position attends to; bit i, at most 62, is column `prefix_N` + i. With several
-    rows of masks, a mask attends in this way to its own row, up to itself."""
+    """Bit set of further columns that the position attends to; bit i, at most 62, is column `prefix_N` + i. With
+    several rows of masks, a mask attends in this way to its own row, up to itself."""
     offset_N: Tensor
     """Number of masks before a mask in its row; -1 for tokens and drafts."""
     adapter_N: Tensor

@@ -1,9 +1,10 @@
 """An asyncio interface to an engine in a child process, for any number of coroutines.
 
-Each request gives an asynchronous stream of chunks; closing the stream early cancels the request. A slow reader does
-not delay others, and its buffer is bounded.
+Each request returns an asynchronous stream of chunks; closing the stream early cancels the request. A slow reader does
+not delay other readers, and its buffer is bounded.
 
-The engine has a process instead of a thread, because steps and servers both hold the interpreter lock most of the time.
+The engine runs in a process rather than a thread, because both steps and servers hold the interpreter lock most of the
+time.
 """
 
 import asyncio
@@ -47,22 +48,22 @@ from mars_ray.errors import (
 log = logging.getLogger(__name__)
 
 BUFFERED_TOKENS = 2048
-"""Tokens a reader may be behind; a request with a slower reader is cancelled, so that its slot is free for others."""
+"""Maximum number of unread tokens of a request. Beyond it the request is cancelled, to free its slot for others."""
 
 UNLIMITED = sys.maxsize
-"""Buffer limit of a request that is not streamed, whose sequences arrive in one chunk each."""
+"""Buffer limit of requests that are not streamed, because each of their sequences arrives in one chunk."""
 
 STEP_SECONDS = 300
-"""Longest duration of a step; an engine that takes longer hangs."""
+"""Maximum duration of a step. An engine that takes longer counts as hung."""
 
 SPIN = {"GOMP_SPINCOUNT": "1000"}
-"""Spin count of OpenMP threads, about 50 microseconds. The default of many milliseconds would keep the core from the
-very thread they wait for, if other processes run."""
+"""Spin count of waiting OpenMP threads, about 50 microseconds. With the default of many milliseconds, next to other
+processes, they would occupy the core that the thread they wait for needs."""
 
 LOST = "the engine stopped before the request ended."
 HUNG = "the engine hangs because of this request, which is not retried on another engine. Change the request."
 TELL_SECONDS = 1.0
-"""Time to report the error to the caller of the hanging request before the replica ends with its engine."""
+"""Time for the error to reach the caller of the request that hangs, before the replica ends with its engine."""
 
 
 class AsyncEngine:
@@ -78,7 +79,7 @@ class AsyncEngine:
         self._process: asyncio.subprocess.Process | None = None
         self._watching: asyncio.Task[None] | None = None
         self._grammars: GrammarStore | None = None
-        """Compiled grammars of an engine process that this object started."""
+        """Compiled grammars; only for an engine process that this object started, with a fast tokenizer."""
         self._asks = 0
         """Number of hang checks so far."""
         self.gone = asyncio.Event()
@@ -113,17 +114,17 @@ class AsyncEngine:
         raise event.error if isinstance(event, Failed) else ReplicaLostError("the engine died while it started.")
 
     async def open(self) -> None:
-        """Begin to read from an engine that runs already."""
+        """Start to read from an engine that is already running."""
         self._reading = asyncio.create_task(self._read(await self._connect()))
 
     async def generate(self, request: Request, *, stream: bool = True) -> AsyncGenerator[Chunk, None]:
-        """Yield the chunks of all n sequences as they arrive; the last chunk of each has `finished` set.
+        """Yield the chunks of all n sequences as they arrive. The last chunk of each sequence has `finished` set.
 
-        Without `stream` each sequence is a single chunk, which arrives when it has ended.
+        Without `stream`, each sequence arrives as a single chunk when it has ended.
 
-        Raises `RequestError` or `QueueFullError` before any work, `ReplicaLostError` if the engine died,
-        `EngineHungError` if it hung because of this request, and `SlowReaderError` if the caller read too slowly.
-        To stop early, call `aclose` or cancel the task.
+        Raises `RequestError` or `QueueFullError` before decoding starts, `ReplicaLostError` if the engine died,
+        `EngineHungError` if it hung because of this request, and `SlowReaderError` if the caller read too slowly. To
+        stop early, call `aclose` or cancel the task.
         """
         if request.id in self._streams:
             raise RequestError(f"a request with the id {request.id!r} is already here; ids must differ.")
@@ -151,14 +152,14 @@ class AsyncEngine:
         return await answer
 
     def set_thresholds(self, by_class: Mapping[str, float]) -> None:
-        """Set thresholds of classes, from the next step on; the engine ignores values that it refuses.
+        """Set the thresholds of classes from the next step on. The engine logs invalid values and ignores them.
 
         Raises `ReplicaLostError`.
         """
         self._order(SetThresholds(by_class))
 
     async def close(self) -> None:
-        """Kill the engine; open streams end with a `ReplicaLostError`."""
+        """Kill the engine. Open streams end with a `ReplicaLostError`."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
         for task in (self._reading, self._watching):
@@ -188,7 +189,7 @@ class AsyncEngine:
 
     def _order(self, order: Order) -> None:
         if self._writer is None or self._writer.is_closing():
-            raise ReplicaLostError("the engine is gone and takes no more requests.")
+            raise ReplicaLostError("the engine has ended and takes no more requests.")
         self._writer.write(frame(order))
 
     def _cancel(self, request_id: str) -> None:
@@ -196,7 +197,7 @@ class AsyncEngine:
             self._order(Cancel(request_id))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Deliver events until the engine is gone."""
+        """Deliver events until the engine has ended."""
         while True:
             match await read_event(reader):
                 case None:
@@ -213,7 +214,7 @@ class AsyncEngine:
                         stream.fail(error)
                 case list() as chunks:
                     self._deliver(chunks)
-        log.error("the engine is gone")
+        log.error("the engine process has ended")
         self.gone.set()
         assert self._writer is not None
         self._writer.close()
@@ -237,7 +238,7 @@ class AsyncEngine:
         """Return whether the current step ends in time. Raises `ReplicaLostError`."""
         state = asyncio.ensure_future(self.state())
         self._asks += 1
-        for _ in range(seconds):  # one long wait would end early after a suspension of the machine
+        for _ in range(seconds):  # a single long wait would end too early after the machine was suspended
             done, _ = await asyncio.wait((state,), timeout=1)
             if done:
                 state.result()
@@ -246,10 +247,10 @@ class AsyncEngine:
         return False
 
     def _suspect(self) -> str | None:
-        """Return the request that the engine hangs with, or None if several are possible.
+        """Return the id of the request that makes the engine hang, or None if it could be any of several.
 
-        The engine obeys orders in turn, so requests sent after the last hang check have not arrived. Requests sent
-        before the check preceding it, or with a chunk, have survived a step.
+        The engine handles orders in sequence, so requests sent after the last hang check have not reached it. Requests
+        that were sent before the check preceding it, or have a chunk, have already survived a step.
         """
         arrived = {
             id: stream for id, stream in self._streams.items() if stream.added is not None and stream.added < self._asks
@@ -259,7 +260,7 @@ class AsyncEngine:
         return suspects[0] if len(suspects) == 1 else None
 
     def _lose(self) -> None:
-        """Fail everything that waits for the engine."""
+        """Fail all requests and questions that wait for the engine."""
         for stream in self._streams.values():
             stream.fail(ReplicaLostError(LOST))
         self._streams.clear()
@@ -279,7 +280,7 @@ class AsyncEngine:
             if not stream.open:
                 del self._streams[chunk.request_id]
             elif stream.overfull:
-                log.warning("request %s is cancelled: its reader is too slow", chunk.request_id)
+                log.warning("request %s is cancelled, because its reader is too slow", chunk.request_id)
                 del self._streams[chunk.request_id]
                 self._cancel(chunk.request_id)
                 stream.fail(

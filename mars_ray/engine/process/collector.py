@@ -1,7 +1,7 @@
-"""Join the chunks of requests that are not streamed into one chunk for each sequence.
+"""Join the chunks of requests that are not streamed into one chunk per sequence.
 
-Fewer chunks mean less work at both ends of the socket. The joined chunk has the lowest threshold and the largest number
-of masks of its parts.
+This saves work at both ends of the socket. A joined chunk has the lowest threshold and the largest number of masks of
+its parts.
 """
 
 from collections import defaultdict

@@ -1,8 +1,8 @@
-"""Measure the cost of grammars in a child process, where a grammar that never ends can be killed.
+"""Measure the cost of grammars in a child process, where a compilation that does not end can be killed.
 
 In:    grammars.
-Out:   the memory that each takes, or the reason why it cannot be used; both are remembered.
-Never: compiles in this process, or lets the grammars of one tenant hold up those of another.
+Out:   the memory of each grammar, or the reason for its refusal; results are remembered.
+Never: compiles in this process, or lets the grammars of one tenant delay those of another.
 """
 
 import asyncio
@@ -19,19 +19,24 @@ from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.process.json_process import JsonProcess
 from mars_ray.errors import GrammarError, StepError
 
-AT_A_TIME, PER_TENANT = 4, 2
-"""Grammars checked or compiled at a time: in all, and for one tenant."""
+AT_A_TIME = 4
+"""Maximum number of grammars checked or compiled at the same time."""
+PER_TENANT = 2
+"""Maximum number of grammars of one tenant checked or compiled at the same time."""
 REMEMBERED = 4096
-"""Number of results kept: at most 4 MB, because the key is a digest."""
+"""Maximum number of results kept. They take at most 4 MB, because keys are digests."""
 
 
 class GrammarChecker:
-    """Checks grammars in a child (`grammar/check_worker`) that the first grammar starts; use it in one event loop."""
+    """Checks grammars in a child process (`grammar/check_worker`), started for the first grammar.
+
+    Use it in one event loop.
+    """
 
     def __init__(self, tokenizer: GrammarTokenizer) -> None:
         self._tokenizer = tokenizer
         self._results = OrderedDict[bytes, int | str]()
-        """Bytes, or the reason for a refusal, by digest of the grammar."""
+        """Memory in bytes, or the reason for a refusal, by digest of the grammar."""
         self._turns = asyncio.Semaphore(AT_A_TIME)
         self._turns_of = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(PER_TENANT))
         self._starting = asyncio.Lock()
@@ -42,12 +47,15 @@ class GrammarChecker:
 
     @asynccontextmanager
     async def turn(self, tenant: str) -> AsyncIterator[None]:
-        """Wait until another grammar of this tenant may be checked or compiled."""
+        """Wait for permission to check or compile a grammar of this tenant, and hold it within the block."""
         async with self._turns_of[tenant], self._turns:
             yield
 
     async def cost(self, spec: GrammarSpec) -> int:
-        """Return the bytes that a grammar takes. Raises `GrammarError`; `StepError` if the check itself failed."""
+        """Return the memory of a grammar in bytes.
+
+        Raises `GrammarError` if the grammar cannot be used, and `StepError` if the check itself failed.
+        """
         digest = hashlib.sha256(f"{spec.kind} {spec.text}".encode(errors="surrogatepass")).digest()
         if digest not in self._results:
             self._results[digest] = await self._check(spec)
@@ -59,7 +67,7 @@ class GrammarChecker:
         return result
 
     async def close(self) -> None:
-        """End the child."""
+        """Kill the child process."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)

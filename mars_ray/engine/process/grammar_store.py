@@ -1,7 +1,7 @@
 """Keep the compiled grammars of an engine process within a memory limit.
 
-`grammar_checker` measures a grammar before the engine compiles it. The engine compiles in a thread while it steps, and
-requests wait here for their grammar.
+`grammar_checker` measures a grammar before the engine compiles it. The engine compiles in a thread next to its steps,
+and requests wait here for their grammar.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from mars_ray.engine.process.messages import Forget, Order, Prepare
 from mars_ray.errors import MarsRayError
 
 ROOM_BYTES = 128 << 20
-"""Memory limit of compiled grammars. While running requests use more, no large grammar is compiled."""
+"""Memory limit of compiled grammars. No large grammar is compiled while running requests use more."""
 SMALL_BYTES = 1 << 20
 """Largest grammar that is compiled even above the limit."""
 LEAST_BYTES = 64 << 10
-"""Smallest size that a grammar counts with."""
+"""Minimum size that is counted for a grammar."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,11 +28,11 @@ class _Compiled:
     ready: asyncio.Future[None] = field(init=False)
     bytes: int = 0
     users: int = 0
-    """Number of requests that wait for the grammar or run with it."""
+    """Number of requests that wait for the grammar or use it."""
 
 
 class GrammarStore:
-    """The grammars of one engine; `send` sends orders to the engine. Use it in one event loop."""
+    """The compiled grammars of one engine; `send` sends orders to it. Use the store in one event loop."""
 
     def __init__(self, checker: GrammarChecker, send: Callable[[Order], None]) -> None:
         self._checker = checker
@@ -43,14 +43,13 @@ class GrammarStore:
 
     @asynccontextmanager
     async def use(self, spec: GrammarSpec, tenant: str) -> AsyncIterator[None]:
-        """Keep a grammar compiled in the engine within the block. Raises `GrammarError`, `ReplicaLostError`."""
+        """Keep a grammar compiled in the engine within the block. Raises `GrammarError` or `ReplicaLostError`."""
         grammar = self._grammars.get(spec)
         if grammar is None:
             grammar = self._grammars[spec] = _Compiled()
             grammar.ready = asyncio.ensure_future(self._compile(spec, grammar, tenant))
-            grammar.ready.add_done_callback(
-                lambda done: done.cancelled() or done.exception()
-            )  # all requests may be gone
+            # Retrieve the exception even if all requests have ended; otherwise asyncio logs an error.
+            grammar.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
         self._grammars.move_to_end(spec)
         grammar.users += 1
         try:
@@ -70,7 +69,7 @@ class GrammarStore:
                 compiling.set_exception(error)
 
     def lose(self, error: MarsRayError) -> None:
-        """Fail the requests that wait for an engine that is gone."""
+        """Fail the requests that wait for a grammar, because the engine process has ended."""
         for spec in list(self._compiling):
             self.compiled(spec, error)
 
@@ -94,7 +93,10 @@ class GrammarStore:
             raise
 
     def _make_room(self, size: int) -> bool:
-        """Forget unused grammars, least recently used first; return whether a new one fits."""
+        """Drop unused grammars, least recently used first, until `size` bytes fit, and return whether they do.
+
+        Small grammars always fit.
+        """
         total = size + sum(grammar.bytes for grammar in self._grammars.values())
         for spec, grammar in list(self._grammars.items()):
             if total <= ROOM_BYTES:

@@ -1,4 +1,4 @@
-"""A child process that reads and writes one JSON object a line, and that may be killed at any time."""
+"""A child process that exchanges JSON objects, one per line, and that may be killed at any time."""
 
 import asyncio
 import json
@@ -9,11 +9,11 @@ from typing import Any, Self
 
 START_SECONDS = 60.0
 LINE_BYTES = 256 << 20
-"""Length limit of a line from the child: far above the token ids of the largest prompt."""
+"""Maximum length of a line from the child, far above the token ids of the largest prompt."""
 
 
 class JsonProcess:
-    """A running child; make it with `start`, and use it in one event loop."""
+    """A running child process. Create it with `start`, and use it in one event loop."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -22,9 +22,9 @@ class JsonProcess:
     async def start(
         cls, module: str, *arguments: str, first: Mapping[str, Any] | None = None, env: Mapping[str, str] | None = None
     ) -> tuple[Self, dict[str, Any]]:
-        """Run a module, send it the message `first`, and return the child with the first message it sends.
+        """Run a module, send it the message `first`, and return the child with its first message.
 
-        Raises `ConnectionError` or `TimeoutError` for a child that sends none; it is then killed.
+        Raises `ConnectionError` or `TimeoutError`, and kills the child, if it sends no message.
         """
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", module, *arguments),
@@ -49,17 +49,17 @@ class JsonProcess:
         return self.process.returncode is not None
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message. Raises `ConnectionError` if the child closed its end."""
+        """Send a message. Raises `ConnectionError` if the child has closed its end."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(message).encode() + b"\n")
 
     async def drain(self) -> None:
-        """Wait until the child has read most of what was sent."""
+        """Wait until the child has read most of the sent messages."""
         assert self.process.stdin is not None
         await self.process.stdin.drain()
 
     async def receive(self) -> dict[str, Any]:
-        """Return the next message. Raises `ConnectionError` if the child ended."""
+        """Return the next message. Raises `ConnectionError` if the child has ended."""
         assert self.process.stdout is not None
         try:
             line = await self.process.stdout.readuntil(b"\n")
@@ -69,7 +69,7 @@ class JsonProcess:
         return message
 
     async def close(self) -> None:
-        """Kill the child; nobody may be waiting in `receive`."""
+        """Kill the child. No call of `receive` may be pending."""
         if not self.ended:
             self.process.kill()
-        await self.process.communicate()  # reads the rest, so that the pipes close
+        await self.process.communicate()  # reads remaining output, so that the pipes close

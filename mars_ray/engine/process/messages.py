@@ -1,7 +1,7 @@
 """The messages between an engine process and its parent.
 
-A frame is the length in four bytes, then a pickle. Frames travel through a socket pair that only parent and child hold.
-`multiprocessing.connection` does not fit, because it blocks and the parent reads in an event loop.
+A frame is a length in four bytes, followed by a pickle. Frames are sent through a socket pair that only parent and
+child hold. `multiprocessing.connection` blocks, so the event loop of the parent cannot use it.
 """
 
 import asyncio
@@ -33,10 +33,10 @@ class EngineSpec:
     folder: Path
     dtype: DtypeOrAuto
     threads: int
-    """Threads of a step on a CPU."""
+    """Number of threads for a step on a CPU."""
     options: EngineOptions
     adapters: Mapping[str | None, Path] = field(default_factory=dict)
-    """Folders of adapters by the name in requests; None is the name of the default."""
+    """Adapter folders by the names that requests use; None is the key of the default adapter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class EngineFacts:
     """Constants of a running engine."""
 
     max_model_len: int
-    """Longest sequence in tokens, prompt and output."""
+    """Maximum number of tokens of a sequence, prompt and output together."""
     vocab_size: int
     block: int
     """Largest number of tokens proposed per forward."""
@@ -54,7 +54,7 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The engine runs."""
+    """Event: the engine has started."""
 
     facts: EngineFacts
     tokenizer: GrammarTokenizer | None
@@ -63,14 +63,14 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Compile a grammar in a thread and keep it; the engine answers with `Prepared`."""
+    """Order: compile a grammar in a thread and keep it. The engine answers with `Prepared`."""
 
     grammar: GrammarSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A grammar is compiled, or has failed with `error`."""
+    """Event: a grammar is compiled, or its compilation failed with `error`."""
 
     grammar: GrammarSpec
     error: MarsRayError | None
@@ -78,35 +78,35 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Drop a prepared grammar."""
+    """Order: drop a prepared grammar."""
 
     grammar: GrammarSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Queue a request."""
+    """Order: queue a request."""
 
     request: Request
     stream: bool
-    """Send a chunk after every step; False sends one chunk for each sequence when it has ended."""
+    """Send a chunk after every step. False sends a single chunk per sequence, when it has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """End a request if it still runs."""
+    """Order: end a request if it is still running."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class AskState:
-    """Ask for the state of the engine. Answers come in the order of the questions."""
+    """Order: report the state of the engine. Answers arrive in the order of the questions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request was not queued, or failed together with all others."""
+    """Event: a request was not queued, or a failed step ended all requests."""
 
     request_id: str
     error: MarsRayError
@@ -114,14 +114,14 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The engine did not start."""
+    """Event: the engine did not start."""
 
     error: MarsRayError
 
 
 @dataclass(frozen=True, slots=True)
 class SetThresholds:
-    """Set thresholds of classes, from the next step on."""
+    """Order: set the thresholds of classes from the next step on."""
 
     by_class: Mapping[str, float]
 
@@ -131,13 +131,13 @@ Event = Started | Failed | Refused | Prepared | EngineState | list[Chunk]
 
 
 def frame(message: object) -> bytes:
-    """Return a message as a frame."""
+    """Return the frame of a message."""
     body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return LENGTH.pack(len(body)) + body
 
 
 async def read_event(reader: asyncio.StreamReader) -> Event | None:
-    """Return the next event; None if the engine is gone."""
+    """Return the next event, or None if the engine process has ended."""
     try:
         [length] = LENGTH.unpack(await reader.readexactly(LENGTH.size))
         event: Event = pickle.loads(await reader.readexactly(length))
@@ -147,23 +147,23 @@ async def read_event(reader: asyncio.StreamReader) -> Event | None:
 
 
 class OrderSocket:
-    """The engine's end of the socket, with blocking calls."""
+    """The engine's end of the socket, with blocking methods."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self._sending = threading.Lock()
 
     def send(self, event: Event) -> None:
-        """Send an event from any thread. It may block until the other end, which always reads, has read."""
+        """Send an event. Any thread may call this; it blocks while the socket buffer is full."""
         with self._sending:
             self._socket.sendall(frame(event))
 
     def waiting(self) -> bool:
-        """Return whether an order has arrived or the other end is gone."""
+        """Return whether an order has arrived or the other end has closed the socket."""
         return bool(select.select([self._socket], [], [], 0)[0])
 
     def receive(self) -> Order | None:
-        """Wait for an order; None if the other end is gone."""
+        """Wait for an order and return it; return None if the other end has closed the socket."""
         head = self._exactly(LENGTH.size)
         body = head and self._exactly(*LENGTH.unpack(head))
         return pickle.loads(body) if body else None

@@ -1,6 +1,6 @@
-"""The engine process: it reads orders from a socket between steps, and steps while there is work.
+"""The engine process: it reads orders from a socket between steps, and runs steps while there is work.
 
-A failing request does not end it, and it ends with its parent. `messages` defines the orders and events.
+The process survives failing requests, and ends when its parent ends. `messages` defines the orders and events.
 """
 
 import ctypes
@@ -38,14 +38,14 @@ log = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
 NICE = 5
-"""Niceness of the engine, so that the process that feeds it runs first. Requests that wait outside the engine are
-invisible to the controller of thresholds."""
+"""Niceness of the engine process. The process that feeds it runs first, because requests that wait outside the engine
+are invisible to the controller of thresholds."""
 COMPILING = 4
-"""Number of grammars compiled at a time."""
+"""Number of grammars that are compiled at the same time."""
 
 
 def serve_engine(engine: Engine, orders: OrderSocket) -> None:
-    """Obey orders and step until the other end is gone."""
+    """Handle orders and run steps until the other end closes the socket."""
     alive: dict[str, int] = {}
     """Number of running sequences of each request."""
     collector = ChunkCollector()
@@ -89,11 +89,11 @@ def _obey(order: Order, engine: Engine, orders: OrderSocket, alive: dict[str, in
             try:
                 engine.set_thresholds(by_class)
             except MarsRayError as error:
-                log.error("thresholds stay as they were: %s", error)
+                log.error("the thresholds are unchanged: %s", error)
 
 
 def _prepare(grammar: GrammarSpec, engine: Engine, orders: OrderSocket) -> None:
-    """Compile a grammar in this thread and send `Prepared`. The library releases the interpreter lock meanwhile."""
+    """Compile a grammar in this thread and send `Prepared`. The compiler releases the interpreter lock."""
     error: MarsRayError | None = None
     try:
         engine.grammars.prepare(grammar)
@@ -109,7 +109,7 @@ def _prepare(grammar: GrammarSpec, engine: Engine, orders: OrderSocket) -> None:
 def _step(engine: Engine, orders: OrderSocket, alive: dict[str, int], collector: ChunkCollector) -> None:
     try:
         chunks = engine.step()
-    except Exception as error:  # a bug of the engine: the waiting requests must still end
+    except Exception as error:  # even after a bug in the engine, all requests must end
         log.exception("a step failed")
         for request_id in alive:
             engine.cancel(request_id)
@@ -128,8 +128,8 @@ def _step(engine: Engine, orders: OrderSocket, alive: dict[str, int], collector:
 
 
 def main(descriptor: int) -> None:
-    """Start the engine of the first message on the inherited socket."""
-    if sys.platform == "linux":  # end with the parent even during a step that never ends
+    """Start the engine that the first message on the inherited socket describes, and serve it."""
+    if sys.platform == "linux":  # makes the kernel end this process with its parent, even during a step that hangs
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.nice(NICE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, so that running requests may finish
@@ -157,7 +157,7 @@ def _start(spec: EngineSpec) -> tuple[Engine, EngineFacts]:
     device = best_device()
     model = check_folder(spec.folder, spec.dtype, device)
     engine, checkpoint = load_engine(model, spec.options, spec.adapters)
-    # Standard error is the log of the parent process.
+    # Standard error goes to the log of the parent process.
     print(f"engine on {device}, {engine.kernels}; {model.dtype.name}: {model.dtype.reason}", file=sys.stderr)
     return engine, EngineFacts(
         max_model_len=engine.limits.max_model_len,

@@ -1,7 +1,7 @@
-"""Turn tokens into text as they come, and find where a stop string ends it.
+"""Decode the tokens of a sequence into text one at a time, and end the text at a stop string.
 
-Only settled text is given out: no half characters, nothing that may yet become part of a stop string. None of it is
-taken back.
+Only settled text is returned: no incomplete characters, and nothing that may still become part of a stop string.
+Returned text never changes later.
 """
 
 from tokenizers.decoders import DecodeStream
@@ -9,9 +9,9 @@ from transformers import PreTrainedTokenizerBase
 
 
 class IncrementalDetokenizer:
-    """The text of one sequence. All that `push` and `finish` return, joined, is what the tokenizer decodes.
+    """The text of one sequence. The joined results of `push` and `finish` equal the text that the tokenizer decodes.
 
-    A stop string ends the text before it, wherever it lies: in one token, across several, or across two steps.
+    The text ends before a stop string, whether it lies in one token or across several tokens or steps.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: tuple[str, ...]) -> None:
@@ -20,31 +20,32 @@ class IncrementalDetokenizer:
         self._decoder = DecodeStream(skip_special_tokens=True)
         self._tokens: list[int] = []
         self._settled = 0
-        """Number of characters the decoder has given."""
+        """Number of characters that the decoder has returned."""
         self._held = ""
-        """The last characters the decoder gave, as far as they may become a stop string."""
+        """Last characters from the decoder, which may become part of a stop string."""
         self._may_stop = True
         self._special: frozenset[int] | None = None
         self.stopped = False
+        """True once the text has ended at a stop string."""
 
     def start_of(self, token: int) -> int | None:
-        """Return the character at which the text of `token`, to be pushed next, begins; None if it never has any."""
+        """Return the index of the character at which the text of the next token begins; None for a special token."""
         if self._special is None:
             added = self._tokenizer.added_tokens_decoder
-            self._special = frozenset(number for number, each in added.items() if each.special)
+            self._special = frozenset(token_id for token_id, details in added.items() if details.special)
         return None if token in self._special else self._settled
 
     def push(self, token: int, *, may_stop: bool = True) -> str:
-        """Return the text that `token` settles. `stopped` then says whether a stop string is complete."""
+        """Add a token and return the text that it settles. Without `may_stop`, stop strings are not searched."""
         self._tokens.append(token)
         self._may_stop = may_stop
         return self._settle(self._decoder.step(self._tokenizer.backend_tokenizer, token) or "", may_stop)
 
     def finish(self) -> str:
-        """Return what was held back: nothing more will come that could complete it."""
+        """Return the text held back so far. No token may be pushed afterwards."""
         if self.stopped:
             return ""
-        # Bytes that never became a character are decoded as the replacement character, as in one call for all tokens.
+        # Decode all tokens again, so that incomplete bytes at the end become the replacement character.
         decoded: str = self._tokenizer.decode(self._tokens, skip_special_tokens=True)
         text = self._settle(decoded[self._settled :], may_stop=self._may_stop)
         text, self._held = text + self._held, ""
@@ -56,17 +57,18 @@ class IncrementalDetokenizer:
             return text
         text = self._held + text
         if may_stop:
-            found = [place for place in map(text.find, self._stop) if place >= 0]
-            if found:
-                self.stopped, self._held = True, ""
-                return text[: min(found)]
+            starts = [start for start in map(text.find, self._stop) if start >= 0]
+            if starts:
+                self.stopped = True
+                self._held = ""
+                return text[: min(starts)]
         keep = _beginning_of_a_stop(text, self._stop) if may_stop else 0
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
 
 def _beginning_of_a_stop(text: str, stops: tuple[str, ...]) -> int:
-    """Return how many characters at the end of `text` are the beginning of a stop string."""
+    """Return the length of the longest end of `text` that is the beginning of a stop string."""
     longest = max(map(len, stops)) - 1
     for length in range(min(longest, len(text)), 0, -1):
         tail = text[-length:]

@@ -1,11 +1,11 @@
-"""Schedule one engine step: how many tokens, drafts and masks of which sequences go through the network.
+"""Choose the tokens, drafts and masks of each sequence that go through the network in one engine step.
 
-Classes of service share the slots of the cache (see `waiting_queue`); within one, first come, first served. Sequences
-that decode take part in every step; prompts share `max_prefill_tokens` a step, oldest first, so a long prompt cannot
-hold the others up (chunked prefill). When the cache is too small for all to grow, the youngest gives its slot back and
-waits at the head of its queue, to be computed again.
+Service classes share the slots of the cache (see `waiting_queue`); within a class, sequences are served in order of
+arrival. Decoding sequences take part in every step. Prompts share `max_prefill_tokens` per step, oldest first, so a
+long prompt does not delay other sequences (chunked prefill). If the cache is too small for all sequences to grow, the
+youngest is preempted: it returns to the head of its queue and is computed again later.
 
-The scheduler touches no tensor and reads no logit.
+The scheduler does not read tensors or logits.
 """
 
 import time
@@ -19,49 +19,49 @@ from mars_ray.engine.scheduling.waiting_queue import WaitingQueue
 from mars_ray.engine.service_class import ServiceClass
 
 DECODE_TOKENS = 16
-"""A sequence with no more pending tokens than this is decoding; one with more is reading its prompt."""
+"""Maximum number of pending tokens of a decoding sequence. A sequence with more is still reading its prompt."""
 
 WORTH_WAITING_TOKENS = 32
-"""A prompt waits for a neighbour that is just now computing at least so many more tokens of its prefix."""
-
+"""A prompt waits if another sequence is computing at least this many further tokens of the same prefix."""
 
 Masks = tuple[int, ...]
-"""How many masks stand in a row behind the last token of a sequence, and how many behind each of its drafts."""
+"""Number of masks after the last token of a sequence, and after each of its drafts."""
 
 MasksFor = abc.Callable[[Sequence], Masks]
 
 
 @dataclass(slots=True)
 class ScheduledSequence:
-    """The part of one sequence in a step: `num_tokens` of its pending tokens, then its drafts, then rows of masks."""
+    """One sequence in a step: `num_tokens` of its pending tokens, then its drafts, then rows of masks."""
 
     sequence: Sequence
     num_tokens: int
     masks: Masks = (0,)
     has_logits: bool = field(init=False)
-    """Whether the last token takes part, so that there are logits to choose the next token from; False for a part of a
-    prompt that does not reach its end."""
+    """Whether the step includes the last token, so that its logits choose the next token. False for a part of a prompt
+    that does not reach its end."""
     num_drafts: int = field(init=False)
-    """Drafts that are verified."""
+    """Number of drafts to verify."""
     num_masks: int = field(init=False)
-    """Masks of all rows."""
+    """Number of masks in all rows."""
     num_positions: int = field(init=False)
-    """Positions that go through the network."""
+    """Number of positions that go through the network."""
 
     def __post_init__(self) -> None:
-        # Computed once: the sequence is ahead of this as soon as what the forward gave is committed.
+        # Computed here, because the sequence changes when the output of the forward is committed.
         self.has_logits = self.num_tokens == self.sequence.num_pending_tokens
-        self.num_drafts, self.num_masks = len(self.masks) - 1, sum(self.masks)
+        self.num_drafts = len(self.masks) - 1
+        self.num_masks = sum(self.masks)
         self.num_positions = self.num_tokens + self.num_drafts + self.num_masks
 
-    def mask_picks(self, picks: slice, right: int) -> range:
-        """Return which of `picks`, that begin at the last token, are the masks behind the first `right` drafts."""
-        first = picks.start + 1 + self.num_drafts + sum(self.masks[:right])
-        return range(first, first + self.masks[right])
+    def mask_picks(self, picks: slice, drafts: int) -> range:
+        """Return the picks of the masks after the first `drafts` drafts. `picks` must begin at the last token."""
+        first = picks.start + 1 + self.num_drafts + sum(self.masks[:drafts])
+        return range(first, first + self.masks[drafts])
 
     @property
     def is_decode(self) -> bool:
-        """Whether this is as short as the part of a decoding sequence, and no prefill."""
+        """Whether the sequence decodes, rather than reads a part of its prompt."""
         return self.num_tokens <= DECODE_TOKENS
 
 
@@ -77,21 +77,23 @@ class Scheduler:
         max_prefill_tokens: int,
         clock: abc.Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._slots, self._max_prefill_tokens, self._clock = slots, max_prefill_tokens, clock
+        self._slots = slots
+        self._max_prefill_tokens = max_prefill_tokens
+        self._clock = clock
         self.waiting = WaitingQueue(classes, max_waiting_seqs)
         self.running: list[Sequence] = []
-        """In order of admission."""
+        """Running sequences in order of admission."""
         self.preemptions = 0
-        """How often a running sequence had to give its slot back."""
+        """Number of preemptions so far."""
 
     def add(self, sequences: list[Sequence]) -> None:
-        """Queue the sequences of a request. Raises `QueueFullError` when there is no place for all of them."""
+        """Queue the sequences of a request. Raises the errors of `WaitingQueue.add`."""
         for sequence in sequences:
             sequence.added_s = self._clock()
         self.waiting.add(sequences)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence that ended; its slot is free at once."""
+        """Remove a sequence that has ended, and free its slot."""
         if sequence.slot is None:
             self.waiting.remove(sequence)
         else:
@@ -99,8 +101,8 @@ class Scheduler:
             self._slots.free(sequence)
 
     def schedule(self, masks_for: MasksFor) -> list[ScheduledSequence]:
-        """Return the batch of the next step, decoding sequences first; empty when there is nothing to do."""
-        masks_for = cache(masks_for)  # each admission asks for all that run
+        """Return the batch of the next step, decoding sequences first. It is empty if there is nothing to do."""
+        masks_for = cache(masks_for)  # each admission needs the masks of all running sequences
         self._make_room(masks_for)
         budget = self._max_prefill_tokens
         batch: list[ScheduledSequence] = []
@@ -119,7 +121,7 @@ class Scheduler:
         return sorted(batch, key=lambda scheduled: not scheduled.is_decode)
 
     def _make_room(self, masks_for: MasksFor) -> None:
-        """Make the slots wide enough for this step, and preempt the youngest while there are too few such slots."""
+        """Widen the slots for this step, and preempt the youngest sequences until the remaining slots suffice."""
         while self.running:
             length = max(_reach(sequence, masks_for) for sequence in self.running)
             if length <= self._slots.width or len(self.running) <= self._slots.slots_at(length):
@@ -130,13 +132,13 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self._slots.free(sequence)
-        # Its slot may serve others before it runs again; whatever is left of it then is found as a shared prefix.
+        # Other sequences may overwrite the slot. What is left of it later is found again as a shared prefix.
         sequence.num_computed_tokens = 0
         self.waiting.put_back(sequence)
         self.preemptions += 1
 
     def _admit(self, masks_for: MasksFor) -> bool:
-        """Start the waiting sequence whose turn it is, and return whether there was a slot for it."""
+        """Start the next waiting sequence if it has a slot and no prefix to wait for, and return whether it started."""
         head = self.waiting.next()
         if head is None:
             return False
@@ -158,7 +160,7 @@ class Scheduler:
 
 
 def _reach(sequence: Sequence, masks_for: MasksFor) -> int:
-    """Return the columns a sequence needs in its slot."""
+    """Return the number of columns that a sequence needs in its slot."""
     return len(sequence.tokens) + len(sequence.draft_tokens) + sum(masks_for(sequence))
 
 
