@@ -1,1 +1,1 @@
-"""Control policies: pure functions from the load to thresholds, one a file, and what they go by."""
+"""Control policies: pure functions from load to thresholds, and the calculations that they share."""

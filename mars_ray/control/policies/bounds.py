@@ -1,8 +1,8 @@
 """Bounds of thresholds, from the operator's floor, the calibration and the live audit.
 
 In:    the plan, the profiles of the replicas.
-Out:   floor and ceiling of each class, and why a floor is higher than was set.
-Never: takes few audited tokens for proof.
+Out:   floor and ceiling of each class, and the reason for a floor above the operator's.
+Never: raises a floor because of a few audited tokens.
 """
 
 import math
@@ -15,10 +15,10 @@ from mars_ray.control.control_settings import ControlPlan
 from mars_ray.engine.stats.profile import GRID, ProfilePoint
 
 SURE_TOKENS = 200.0
-"""Audited tokens before an audit says anything."""
+"""Minimum number of audited tokens for an audit to count."""
 SIGMAS = 3.0
-"""Standard deviations that an audit must be below the limit: with thousands of decisions a day, two would raise false
-alarms."""
+"""Standard deviations by which an audit must be below the limit. Two would raise false alarms, because there are
+thousands of decisions a day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,69 +30,73 @@ class Bounds:
     asked: float
     """The floor that the operator set."""
     floor_reason: str = ""
-    """Why the floor is above the one that was set; empty when it is not."""
+    """Reason for a floor above the one that the operator set; otherwise empty."""
     levels: tuple[float, ...] = ()
-    """The choices that are worth something; empty for all."""
+    """The choices worth their cost; empty means all of them."""
 
     @property
     def choices(self) -> tuple[float, ...]:
-        """Thresholds to choose from, falling: those of the profile's grid in between, and both ends."""
+        """Thresholds to choose from, highest first: both ends, and the profile's grid between them."""
         if self.levels:
             return self.levels
         between = [value for value in GRID if self.floor < value < self.ceiling]
         return (self.ceiling, *between, *([self.floor] if self.floor < self.ceiling else []))
 
     def at(self, part: float) -> float:
-        """Return the choice that lies `part` of the way from ceiling to floor; beyond 0 and 1 it is one of them."""
+        """Return the choice that lies `part` of the way from ceiling to floor, with `part` clipped to 0 to 1."""
         choices = self.choices
         return choices[round(min(max(part, 0.0), 1.0) * (len(choices) - 1))]
 
 
 def bounds_of(plan: ControlPlan, profiles: Iterable[tuple[ProfilePoint, ...]]) -> dict[str, Bounds]:
     """Return the bounds of every class."""
-    least, why = _quality_floor(plan, profiles)
+    lowest, reason = _quality_floor(plan, profiles)
     bounds = {}
-    for each in plan.classes:
-        floor = plan.floor(each.name)
-        raised = min(max(floor, least), plan.ceiling)
-        bounds[each.name] = Bounds(raised, plan.ceiling, floor, why if raised > floor else "")
+    for service_class in plan.classes:
+        floor = plan.floor(service_class.name)
+        raised = min(max(floor, lowest), plan.ceiling)
+        bounds[service_class.name] = Bounds(raised, plan.ceiling, floor, reason if raised > floor else "")
     return bounds
 
 
 def describe_raised_floor(name: str, asked: float, floor: float, reason: str) -> str:
-    """Return a sentence about a raised floor of a class; empty if the floor is the one set."""
-    return f"class {name}: floor {asked:g} asked, {floor:g} in force, for {reason}" if reason else ""
+    """Return a sentence that explains the raised floor of a class; empty if the floor is not raised."""
+    return f"class {name}: the floor is set to {asked:g} but raised to {floor:g}, because {reason}" if reason else ""
 
 
 def describe_bounds(name: str, bounds: Bounds) -> str:
     """Return a sentence about the range of the threshold of a class, and the reason for its lower end."""
     if bounds.floor >= bounds.ceiling:
-        moves = f"threshold {bounds.ceiling:g}, whatever the load"
+        range_text = f"threshold {bounds.ceiling:g}, whatever the load"
     else:
-        moves = f"thresholds from {bounds.ceiling:g} down to {bounds.floor:g}, by load"
-    asked = f"its floor is {bounds.asked:g}"
-    return f"class {name}: {moves}; no lower, as {f'{bounds.floor_reason} ({asked})' if bounds.floor_reason else asked}"
+        range_text = f"thresholds from {bounds.ceiling:g} down to {bounds.floor:g}, depending on load"
+    reason = f"its floor is {bounds.asked:g}"
+    if bounds.floor_reason:
+        reason = f"{bounds.floor_reason} ({reason})"
+    return f"class {name}: {range_text}; no lower, because {reason}"
 
 
 def _quality_floor(plan: ControlPlan, profiles: Iterable[tuple[ProfilePoint, ...]]) -> tuple[float, str]:
-    """Return the lowest threshold that, like all above it, keeps the demanded quality, and the limiting reason."""
-    asked, calibrated = plan.settings.min_agreement, dict(plan.agreement)
-    right, lowest = dict(plan.accuracy), 0.0
+    """Return the lowest threshold that keeps the required quality, as do all above it, and the reason for it."""
+    min_agreement = plan.settings.min_agreement
+    calibrated = dict(plan.agreement)
+    accuracy = dict(plan.accuracy)
+    lowest = 0.0
     audits = defaultdict[float, list[ProfilePoint]](list)
     for point in chain.from_iterable(profiles):
         if point.audited and point.agreement is not None:
             audits[point.threshold].append(point)
-    for threshold in sorted({*GRID, *calibrated, *right}, reverse=True):
-        lost = right.get(1.0, 0.0) - right.get(threshold, 1.0)
+    for threshold in sorted({*GRID, *calibrated, *accuracy}, reverse=True):
+        lost = accuracy.get(1.0, 0.0) - accuracy.get(threshold, 1.0)
         if lost > plan.settings.max_accuracy_loss:
             return lowest or 1.0, f"calibration found {lost:.3f} of the right answers lost at {threshold:g}"
         audited = sum(point.audited for point in audits[threshold])
         if audited >= SURE_TOKENS:
             agreement = sum((point.agreement or 0.0) * point.audited for point in audits[threshold]) / audited
             error = math.sqrt(max(agreement * (1 - agreement), 1 / audited) / audited)
-            if agreement + SIGMAS * error < asked:
+            if agreement + SIGMAS * error < min_agreement:
                 return lowest or 1.0, f"the live audit found {agreement:.3f} agreement at {threshold:g}"
-        elif calibrated.get(threshold, 1.0) < asked:
+        elif calibrated.get(threshold, 1.0) < min_agreement:
             return lowest or 1.0, f"calibration found {calibrated[threshold]:.3f} agreement at {threshold:g}"
         lowest = threshold
     return 0.0, ""

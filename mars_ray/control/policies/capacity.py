@@ -1,33 +1,36 @@
 """The policy `capacity`: the highest thresholds at which the replicas keep up, by their measured speed."""
 
 from collections.abc import Mapping
+from operator import attrgetter
 
 from mars_ray.control.cluster_load import ClusterLoad
 from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.policies.bounds import Bounds
 from mars_ray.control.policies.feedback import SloState, follow_latency
-from mars_ray.control.policies.policy import Decision, Policy, threshold_of
+from mars_ray.control.policies.policy import Decision, Policy
 from mars_ray.control.policies.worth import aimed_tpot_s, room_above, worthwhile_bounds
 
 
 def decide_by_capacity(
     plan: ControlPlan, load: ClusterLoad, bounds: Mapping[str, Bounds], state: SloState, dt_s: float
 ) -> tuple[dict[str, Decision], SloState]:
-    """Take the highest thresholds at which the replicas keep up, and keep their promise, by their measured speed.
+    """Take the highest thresholds at which replicas of the measured speed meet the demand and the promised latency.
 
-    Thresholds that cost more accuracy than they bring requests in time are left out, however high the load is. What the
-    prediction does not see, the latency that is measured does: where the policy `slo` is lower, it wins.
+    Thresholds that cost more accuracy than they are worth in requests finished in time are left out, however high the
+    load is. The policy `slo` covers what this prediction misses: if its threshold is lower, that one is used.
     """
     bounds = worthwhile_bounds(plan, load, bounds)
     by_latency, state = follow_latency(plan, load, bounds, state, dt_s)
     decisions = dict[str, Decision]()
-    for priority in sorted({each.priority for each in plan.classes}, reverse=True):
-        shares = {each.name: each.share for each in plan.classes if each.priority == priority}
+    for priority in sorted({service_class.priority for service_class in plan.classes}, reverse=True):
+        peers = [service_class for service_class in plan.classes if service_class.priority == priority]
+        shares = {peer.name: peer.share for peer in peers}
         if load.speed is None:
             decisions |= {name: Decision(bounds[name].ceiling, "no speed measured yet") for name in shares}
         else:
             decisions |= _fit_priority(plan, load, {name: bounds[name] for name in shares}, shares, decisions)
-    return {name: min(each, by_latency[name], key=threshold_of) for name, each in decisions.items()}, state
+    by_threshold = attrgetter("threshold")
+    return {name: min(decision, by_latency[name], key=by_threshold) for name, decision in decisions.items()}, state
 
 
 CAPACITY = Policy(decide_by_capacity, initial=SloState())
@@ -42,29 +45,30 @@ def _fit_priority(
 ) -> dict[str, Decision]:
     """Return the highest thresholds at which the classes of one priority fit next to those of higher priority.
 
-    All thresholds fall together; a class that demands little for its share stops first.
+    All thresholds fall together; a class that demands little relative to its share stops first.
     """
     tpot_s = aimed_tpot_s(plan)
-    found = dict[str, Decision]()
+    fitted = dict[str, Decision]()
     used = sum(load.share_with_queue(name, decision.threshold, tpot_s) for name, decision in above.items())
-    levels = sorted({choice for each in bounds.values() for choice in each.choices}, reverse=True)
+    levels = sorted({choice for bound in bounds.values() for choice in bound.choices}, reverse=True)
     for level in levels:
-        trial = {name: min(c for c in each.choices if c >= level) for name, each in bounds.items()}
-        trial |= {name: decision.threshold for name, decision in found.items()}
+        trial = {name: min(choice for choice in bound.choices if choice >= level) for name, bound in bounds.items()}
+        trial |= {name: decision.threshold for name, decision in fitted.items()}
         needed = {name: load.share_with_queue(name, threshold, tpot_s) for name, threshold in trial.items()}
         total = used + sum(needed.values())
-        for name in [each for each in bounds if each not in found]:
+        for name in [name for name in bounds if name not in fitted]:
             room = load.replicas * _room(plan, load, name, bounds[name], trial[name])
-            # The load there would be if all used the replicas as this class does.
+            # The load if every class, relative to its share, used the replicas as this one does.
             alike = used + needed[name] * sum(shares.values()) / shares[name]
-            fits, modest = total <= room, alike <= room and alike < total * (1 - 1e-9)  # equal ones pay together
-            if fits or modest or level == levels[-1]:
+            # A class below its share stops early; classes with equal loads per share fall together.
+            modest = alike <= room and alike < total * (1 - 1e-9)
+            if total <= room or modest or level == levels[-1]:
                 judged = min(total, alike) / load.replicas
-                found[name] = Decision(trial[name], f"{judged:.0%} of the capacity at {trial[name]:g} is asked for")
-    return found
+                fitted[name] = Decision(trial[name], f"demand is {judged:.0%} of the capacity at {trial[name]:g}")
+    return fitted
 
 
 def _room(plan: ControlPlan, load: ClusterLoad, name: str, bounds: Bounds, threshold: float) -> float:
-    """Return the share of the time that a class may take before the next lower threshold is worth its cost."""
+    """Return the share of a replica's time that a class may take before the next lower threshold is worth its cost."""
     lower = [choice for choice in bounds.choices if choice < threshold]
     return room_above(plan, load, name, threshold, lower[0]) if lower else 1 - plan.settings.headroom

@@ -15,30 +15,32 @@ from mars_ray.control.replica_speed import ReplicaSpeed
 LEVEL = 0.005
 """Step from one threshold to the next."""
 BAND = 0.02
-"""Share of speed beyond what is needed before a threshold rises."""
-HALF_LIFE, HALF_LIFE_S = 0.1, 10.0
-"""What was measured longer ago than this share of the time left, and than so many seconds, counts half."""
+"""Share of the required speed that must be available in addition before a threshold rises."""
+HALF_LIFE = 0.1
+HALF_LIFE_S = 10.0
+"""Half-life of measurements: `HALF_LIFE` of the time left, but at least `HALF_LIFE_S` seconds."""
 GUESS = 0.01
-"""The prediction counts as if it had been measured for this share of the time left."""
-SURE, LATE = 0.03, 0.05
-"""An end too late is made known once speed was measured for this share of the time left, and when it is too late by
-this share of all the time."""
+"""Weight of the prediction, as if it had been measured for this share of the time left."""
+SURE = 0.03
+LATE = 0.05
+"""A late end is reported once speed has been measured for `SURE` of the time left, if the delay exceeds `LATE` of the
+total time."""
 LEAST = 0.001
-"""Share of the predicted speed that is always believed in: workers that stand still will go on."""
+"""Minimum speed assumed, as a share of the predicted speed, because workers at a standstill will resume."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadlineState:
-    """What was learnt of the speed of a job, as weighted sums in which old seconds count less."""
+    """Measured and predicted speed of a job, as weighted sums in which older seconds count less."""
 
     measured_s: float | None = None
     """Seconds for which speed was measured; None before the first decision."""
     predicted_s: float = 0.0
-    """Seconds that the same tokens were predicted to take."""
+    """Seconds that the tokens generated in this time were predicted to take."""
     total_s: float = 0.0
-    """The most time that was ever left until the deadline."""
+    """Longest time that was ever left until the deadline, in seconds."""
     late_s: float = 0.0
-    """Seconds after the deadline that the job was found to end; 0 while it can be in time."""
+    """Seconds after the deadline at which the job is expected to end; 0 if it can end in time."""
 
 
 def decide_by_deadline(
@@ -46,14 +48,16 @@ def decide_by_deadline(
 ) -> tuple[dict[str, Decision], DeadlineState]:
     """Take the highest threshold at which a batch job ends in time, by the speed measured so far.
 
-    What was predicted is corrected by what came of it, and rows that are longer than was thought show in what is left:
-    so first estimates need not be right.
+    First estimates may be wrong: the predicted speed is corrected by the measured one, and the remaining work grows if
+    rows turn out longer than expected.
     """
-    job, speed = load.job, load.speed
+    job = load.job
+    speed = load.speed
     if job is None or job.backlog.seconds is None or speed is None:
         reason = "no deadline or no speed known yet"
-        return {name: Decision(each.ceiling, reason) for name, each in bounds.items()}, state
-    tokens, left_s = job.backlog.tokens, job.backlog.seconds
+        return {name: Decision(bound.ceiling, reason) for name, bound in bounds.items()}, state
+    tokens = job.backlog.tokens
+    left_s = job.backlog.seconds
     state = _learn(load, job, speed, state, max(left_s, 0.0), dt_s)
     assert state.measured_s is not None
     replicas = load.replicas * state.predicted_s / state.measured_s
@@ -63,8 +67,8 @@ def decide_by_deadline(
     def highest(tokens_s: float) -> float:
         return next((level for level in levels if replicas * speed.max_tokens_s(level) >= tokens_s), fastest)
 
-    kept_s = plan.settings.headroom * state.total_s
-    needed = tokens / max(left_s - kept_s, left_s / 2, 1.0)
+    reserve_s = plan.settings.headroom * state.total_s
+    needed = tokens / max(left_s - reserve_s, left_s / 2, 1.0)
     level = min(max(job.threshold, highest(needed * (1 + BAND))), highest(needed))
     reason = f"{needed:.0f} of {replicas * speed.max_tokens_s(level):.0f} tokens/s at {level:.3g} are needed"
     late_s = tokens / (replicas * speed.max_tokens_s(fastest)) - left_s
@@ -73,7 +77,7 @@ def decide_by_deadline(
     else:
         reason = f"even at {fastest:.3g} the job ends {late_s:.0f} s after its deadline"
     decisions = {
-        name: Decision(min(max(level, each.floor), each.ceiling), reason, late_s) for name, each in bounds.items()
+        name: Decision(min(max(level, bound.floor), bound.ceiling), reason, late_s) for name, bound in bounds.items()
     }
     return decisions, replace(state, late_s=late_s)
 
@@ -83,10 +87,11 @@ DEADLINE = Policy(decide_by_deadline, initial=DeadlineState(), uniform=True)
 
 def _levels(speed: ReplicaSpeed, bounds: Mapping[str, Bounds]) -> list[float]:
     """Return the thresholds to choose from, each faster than the one before."""
-    floor, ceiling = min(each.floor for each in bounds.values()), max(each.ceiling for each in bounds.values())
+    floor = min(bound.floor for bound in bounds.values())
+    ceiling = max(bound.ceiling for bound in bounds.values())
     levels = list[float]()
     for level in np.linspace(ceiling, floor, 1 + math.ceil((ceiling - floor) / LEVEL)).tolist():
-        # 1 may be faster than what lies just below it
+        # Threshold 1 may be faster than the thresholds just below it.
         if not levels or speed.max_tokens_s(level) > speed.max_tokens_s(levels[-1]):
             levels.append(level)
     return levels
@@ -95,14 +100,17 @@ def _levels(speed: ReplicaSpeed, bounds: Mapping[str, Bounds]) -> list[float]:
 def _learn(
     load: ClusterLoad, job: BatchJobState, speed: ReplicaSpeed, state: DeadlineState, left_s: float, dt_s: float
 ) -> DeadlineState:
-    """Return the state with what the last `dt_s` seconds said about the speed."""
-    guess_s = GUESS * max(left_s, 1.0)
-    measured_s, predicted_s = (guess_s, guess_s) if state.measured_s is None else (state.measured_s, state.predicted_s)
-    running = round(sum(each.running for each in load.classes) / load.replicas)
+    """Return the state updated with the speed observed over the last `dt_s` seconds."""
+    measured_s = state.measured_s
+    predicted_s = state.predicted_s
+    if measured_s is None:
+        measured_s = predicted_s = GUESS * max(left_s, 1.0)
+    running = round(sum(demand.running for demand in load.classes) / load.replicas)
     if job.tokens_s is not None and running:
         predicted = load.replicas * float(speed.rates(job.threshold)[min(running, speed.rows) - 1])
         keep = 0.5 ** (dt_s / max(HALF_LIFE * left_s, HALF_LIFE_S))
-        measured_s, predicted_s = keep * measured_s + dt_s, keep * predicted_s + dt_s * job.tokens_s / predicted
+        measured_s = keep * measured_s + dt_s
+        predicted_s = keep * predicted_s + dt_s * job.tokens_s / predicted
     return replace(
         state,
         measured_s=measured_s,

@@ -1,11 +1,12 @@
 """The interface of a control policy: a pure function from load and state to a threshold for each class.
 
-In:    load, bounds of each class, the settings, the state that the policy returned last.
+In:    load, bounds of each class, the settings, and the state that the policy returned last.
 Out:   a decision and its reason for each class; the next state.
-Never: reads a clock, smooths (see `smoother`), decides outside the bounds.
+Never: reads a clock, smooths thresholds (see `Smoother`), or decides outside the bounds.
 
-Lowering a threshold costs quality and saves compute, so it goes down with load. Policies of speculative decoding,
-which draft less under load to save compute, have the other sign. The block, which costs compute, the engine chooses.
+Lower thresholds save compute at the cost of quality, so thresholds fall when load rises. Policies of speculative
+decoding do the opposite: they draft less under load, because drafts cost compute. Here the block determines the number
+of drafts, and the engine chooses it.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,12 +22,12 @@ State = TypeVar("State")
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The threshold that a policy wants for one class, and the reason."""
+    """The threshold that a policy chooses for one class, and the reason."""
 
     threshold: float
     reason: str
     late_s: float = 0.0
-    """Seconds after its deadline that a batch job ends even at the lowest thresholds; 0 while it can be in time."""
+    """Seconds after its deadline at which a batch job ends even at the lowest thresholds; 0 if it can end in time."""
 
 
 Decide = Callable[[ControlPlan, ClusterLoad, Mapping[str, Bounds], State, float], tuple[dict[str, Decision], State]]
@@ -35,7 +36,7 @@ Decide = Callable[[ControlPlan, ClusterLoad, Mapping[str, Bounds], State, float]
 
 @dataclass(frozen=True, slots=True)
 class Policy(Generic[State]):
-    """A function that decides, and the state it begins with."""
+    """A function that decides on thresholds, and its initial state."""
 
     decide: Decide[State]
     initial: State
@@ -43,20 +44,16 @@ class Policy(Generic[State]):
     """Whether all replicas always get the same thresholds."""
 
 
-def threshold_of(decision: Decision) -> float:
-    """Return the threshold, as a key to compare decisions by."""
-    return decision.threshold
-
-
 def fair_loads(plan: ControlPlan, requests: Mapping[str, float]) -> dict[str, float]:
-    """Return for each class the load if all classes of its priority used the cluster as it does.
+    """Return, for each class, the load if every class of its priority used as much of the cluster for its share.
 
-    It is at most what there is; classes of lower priority do not count.
+    The result is at most the real load. Classes of lower priority do not count.
     """
     loads = {}
-    for each in plan.classes:
-        peers = [other for other in plan.classes if other.priority == each.priority]
-        above = sum(requests.get(other.name, 0.0) for other in plan.classes if other.priority > each.priority)
-        alike = requests.get(each.name, 0.0) * sum(other.share for other in peers) / each.share
-        loads[each.name] = above + min(alike, sum(requests.get(other.name, 0.0) for other in peers))
+    for own in plan.classes:
+        peers = [peer for peer in plan.classes if peer.priority == own.priority]
+        higher = [service_class for service_class in plan.classes if service_class.priority > own.priority]
+        above = sum(requests.get(service_class.name, 0.0) for service_class in higher)
+        alike = requests.get(own.name, 0.0) * sum(peer.share for peer in peers) / own.share
+        loads[own.name] = above + min(alike, sum(requests.get(peer.name, 0.0) for peer in peers))
     return loads

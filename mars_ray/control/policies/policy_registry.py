@@ -1,4 +1,4 @@
-"""The policies by the names that settings know them under."""
+"""The control policies by their names in the settings."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ def decide_fixed(
     _plan: ControlPlan, _load: ClusterLoad, bounds: Mapping[str, Bounds], _state: None, _dt_s: float
 ) -> tuple[dict[str, Decision], None]:
     """Leave every threshold at its ceiling."""
-    return {name: Decision(each.ceiling, "fixed") for name, each in bounds.items()}, None
+    return {name: Decision(bound.ceiling, "fixed") for name, bound in bounds.items()}, None
 
 
 FIXED = Policy(decide_fixed, initial=None, uniform=True)

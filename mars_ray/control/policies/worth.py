@@ -1,4 +1,7 @@
-"""Select thresholds that bring more requests in time than they cost right answers, at the operator's exchange rate."""
+"""Select thresholds whose gain in requests finished in time is worth their loss of right answers.
+
+The operator's exchange rate `in_time_per_accuracy` compares the two.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,51 +13,54 @@ from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.policies.bounds import Bounds
 
 IN_TIME_PER_CAPACITY = 3.0
-"""Percentage points of requests in time that one per cent more capacity brings where it is short: simulations give 9 to
-13 around full load, where queues build up and drain, and 1 to 6 in lasting overload."""
+"""Percentage points more of the requests that finish in time with one per cent more capacity, while capacity is short.
+Simulations show 9 to 13 around full load, where queues build up and drain, and 1 to 6 in lasting overload."""
 SPREAD = 0.15
 """Standard deviation of the logarithm of the load from second to second."""
-LEAST_ODDS, EVEN = 0.002, 0.5
-"""Odds that capacity is short at which the cheapest steps are taken, and the dearest or those of unknown price."""
+LEAST_ODDS = 0.002
+EVEN = 0.5
+"""Probabilities of short capacity: `LEAST_ODDS` justifies the cheapest steps, `EVEN` the dearest and those of unknown
+cost."""
 LEAST_GAIN = 0.002
-"""Less capacity than this is no reason to change anything."""
+"""Relative gain in capacity up to which a lower threshold is not used."""
 MARGIN = 0.8
-"""Share of the promised latency that is aimed at, so that the tail keeps the promise too."""
+"""Share of the promised latency to aim for, so that the slowest requests keep the promise too."""
 
 
 def aimed_tpot_s(plan: ControlPlan) -> float | None:
-    """Return the seconds per token that are aimed at; None where none were promised."""
+    """Return the seconds per token to aim for; None if no time per token was promised."""
     promised_ms = plan.settings.slo.tpot_ms
     return None if promised_ms is None else MARGIN * promised_ms / 1000
 
 
 def worst_latency(plan: ControlPlan, load: ClusterLoad) -> tuple[float, str]:
-    """Return the latency that is measured as a share of the promised one, the worse of the two, and its name."""
+    """Return the measured latency as a share of the promised one, and its name; of two latencies the worse."""
     promised = plan.settings.slo
-    measured = [
-        (found_s * 1000 / limit_ms, what)
-        for found_s, limit_ms, what in (
+    shares = [
+        (measured_s * 1000 / promised_ms, name)
+        for measured_s, promised_ms, name in (
             (load.ttft_p95_s, promised.ttft_ms, "time to first token"),
             (load.tpot_p95_s, promised.tpot_ms, "time per token"),
         )
-        if found_s is not None and limit_ms is not None
+        if measured_s is not None and promised_ms is not None
     ]
-    return max(measured, default=(0.0, "nothing promised or measured, latency"))
+    return max(shares, default=(0.0, "latency (none promised or measured)"))
 
 
 def worthwhile_bounds(plan: ControlPlan, load: ClusterLoad, bounds: Mapping[str, Bounds]) -> Mapping[str, Bounds]:
-    """Return the bounds with the choices that bring more than they cost, once the speed of each is known."""
+    """Return the bounds limited to worthwhile choices; unchanged until the speed at each choice is known."""
     if load.speed is None:
         return bounds
-    return {name: replace(each, levels=worthwhile(plan, load, name, each.choices)) for name, each in bounds.items()}
+    return {name: replace(bound, levels=worthwhile(plan, load, name, bound.choices)) for name, bound in bounds.items()}
 
 
 def worthwhile(plan: ControlPlan, load: ClusterLoad, name: str, choices: Sequence[float]) -> tuple[float, ...]:
-    """Return those of the falling `choices` that bring a class more than they cost it wherever capacity is short.
+    """Return those of `choices`, highest first, that bring a class more than they cost while capacity is short.
 
-    What lies below all that was calibrated is left out.
+    Choices below the lowest calibrated threshold are left out.
     """
-    kept, calibrated = [choices[0]], [threshold for threshold, _ in plan.accuracy or plan.agreement]
+    kept = [choices[0]]
+    calibrated = [threshold for threshold, _ in plan.accuracy or plan.agreement]
     lowest = min(calibrated) if len(calibrated) > 1 else 0.0
     for choice in choices[1:]:
         if choice >= lowest and _price(plan, load, name, kept[-1], choice) < 1:
@@ -63,11 +69,11 @@ def worthwhile(plan: ControlPlan, load: ClusterLoad, name: str, choices: Sequenc
 
 
 def room_above(plan: ControlPlan, load: ClusterLoad, name: str, high: float, low: float) -> float:
-    """Return the share of a replica's time that a class at `high` may take before `low` pays.
+    """Return the share of a replica's time that a class at threshold `high` may take before `low` pays off.
 
-    Load varies: a share below 1 on average is above it now and then. A cheap step pays when that is seldom, a dear one
-    when it is as often as not. Steps are taken early only as far as the measured latency is near what was promised:
-    while it is far below, capacity is not short.
+    Load varies, so a share that is below 1 on average is sometimes above 1. A cheap step pays off even if that is rare,
+    a dear step only if it is true half of the time. Steps are taken early only if the measured latency is close to the
+    promised one: capacity is not short while latency is far below the promise.
     """
     near = min(worst_latency(plan, load)[0] / MARGIN, 1.0)
     known = bool(plan.accuracy or plan.agreement)
@@ -76,11 +82,11 @@ def room_above(plan: ControlPlan, load: ClusterLoad, name: str, high: float, low
 
 
 def _price(plan: ControlPlan, load: ClusterLoad, name: str, high: float, low: float) -> float:
-    """Return the share of the time that capacity has to be short at `high` for `low` to pay; never where 1 or more.
+    """Return the share of the time for which capacity must be short at `high` for `low` to pay off.
 
-    Capacity is requests a second within the promised time per token, with the reading of prompts. What it brings has
-    to be `in_time_per_accuracy` points of requests in time for each point of accuracy lost by calibration; of tokens
-    that agree, where no answer could be judged.
+    A result of 1 or more means that `low` never pays off. Capacity is requests per second within the promised time per
+    token, including the reading of prompts. Each point of calibrated accuracy lost must bring `in_time_per_accuracy`
+    more points of requests finished in time. If no answers could be verified, agreement stands in for accuracy.
     """
     tpot_s = aimed_tpot_s(plan)
     gain = load.request_seconds(name, high, tpot_s) / load.request_seconds(name, low, tpot_s) - 1

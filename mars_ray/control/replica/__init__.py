@@ -1,1 +1,1 @@
-"""The replica's side of the controller: reports out, directives in."""
+"""The replica's side of control: it sends reports and follows directives."""

@@ -1,8 +1,8 @@
 """Send the heartbeats of a replica: report the state of its engine, and follow the directive that answers.
 
-In:    an engine, a lease, a way to send reports.
-Out:   thresholds set in the engine, every second.
-Never: waits for a controller longer than a heartbeat, or ends because of one.
+In:    an engine, a lease, a function that sends reports.
+Out:   thresholds set in the engine, once a second.
+Never: waits for a controller longer than one heartbeat, or stops because a controller fails.
 """
 
 import asyncio
@@ -30,21 +30,21 @@ async def run_heartbeats(engine: AsyncEngine, lease: Lease, send: Send, every_s:
 
 
 async def send_heartbeat(engine: AsyncEngine, lease: Lease, send: Send, within_s: float) -> None:
-    """Report once, wait at most `within_s` for the answer, and let the engine follow what holds then.
+    """Report once, wait up to `within_s` seconds for the answer, and set the thresholds then in force in the engine.
 
     Raises `ReplicaLostError`.
     """
     state = await engine.state()
     try:
         report = lease.report(state)
-    except ReportError as error:  # the next may be well
-        log.error("a heartbeat is left out: %s", error)
+    except ReportError as error:  # the next report may be valid
+        log.error("skipping a heartbeat: %s", error)
         return
     try:
         async with asyncio.timeout(within_s):
             lease.take(await send(report))
-    except Exception as error:  # whatever ails the controller, the lease says what holds without it
-        log.debug("no directive: %r", error)
-    wanted = lease.in_force(report).thresholds
-    if wanted != {each.name: each.threshold for each in state.classes}:
-        engine.set_thresholds(wanted)
+    except Exception as error:  # whatever the failure, the lease decides which thresholds are in force
+        log.debug("received no directive: %r", error)
+    thresholds = lease.in_force(report).thresholds
+    if thresholds != {class_state.name: class_state.threshold for class_state in state.classes}:
+        engine.set_thresholds(thresholds)

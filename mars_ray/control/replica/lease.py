@@ -1,9 +1,9 @@
-"""The lease of a replica: send reports, follow directives, and decide alone without one.
+"""The lease of a replica: number reports, follow directives, and decide alone while no directive is in force.
 
 In:    states of the engine, directives in any order, a clock.
 Out:   numbered reports; the thresholds in force.
-Never: follows a directive beyond its lease, an old one after a newer, one of a controller after another took its place,
-       or one that is not its own or out of bounds.
+Never: follows a directive after its lease has ended or after a newer directive, or a directive that is out of bounds,
+       for another replica, or from a controller that has been replaced.
 """
 
 import logging
@@ -20,26 +20,28 @@ from mars_ray.engine.stats.state import EngineState
 log = logging.getLogger(__name__)
 
 REPORTS_KEPT = 64
-"""Reports whose times are kept; answers to older ones are of no use."""
+"""Number of reports whose times are kept. Answers to older reports are ignored."""
 
 
 class Lease:
-    """The lease of one replica: which directive it follows, and until when."""
+    """The lease of one replica: the directive that it follows, and the time until which it does so."""
 
     def __init__(self, replica: str, plan: ControlPlan, clock: Callable[[], float] = time.monotonic) -> None:
-        self._replica, self._plan, self._now_s = replica, plan, SteadyClock(clock)
+        self._replica = replica
+        self._plan = plan
+        self._now_s = SteadyClock(clock)
         self._made_s: OrderedDict[int, float] = OrderedDict()
-        """When each report was made."""
+        """Time at which each report was made, by its number."""
         self._number = 0
         self._directive: Directive | None = None
         self._ends_s = 0.0
         self._replaced = set[str]()
-        """Controllers that another took the place of: one that was cut off may not know that it was given up."""
+        """Controllers that have been replaced. A controller that was cut off may not know that it has been."""
         self._alone: Controller | None = None
-        """Decides for this replica by its own reports while there is no lease."""
+        """Decides from this replica's own reports while no directive is in force."""
 
     def report(self, state: EngineState) -> ReplicaReport:
-        """Return the next heartbeat."""
+        """Return the report for the next heartbeat."""
         self._number += 1
         now_s = self._now_s()
         self._made_s[self._number] = now_s
@@ -48,7 +50,7 @@ class Lease:
         return ReplicaReport(replica=self._replica, number=self._number, seconds=now_s, state=state)
 
     def take(self, directive: Directive) -> bool:
-        """Follow a directive from now on; return False, without effect, for an invalid one."""
+        """Follow a directive from now on. Return False, without effect, if the directive is invalid."""
         made_s = self._made_s.get(directive.answers)
         if directive.replica != self._replica or made_s is None:
             return False
@@ -57,35 +59,36 @@ class Lease:
         if self._now_s() >= made_s + directive.lease_s:
             return False
         if directive.controller in self._replaced:
-            log.error("controller %s was replaced; what it says is ignored", directive.controller)
+            log.error("ignoring a directive of controller %s, which has been replaced", directive.controller)
             return False
         for name, threshold in directive.thresholds.items():
             if name not in self._names() or not self._plan.floor(name) <= threshold <= self._plan.ceiling:
-                log.error("a directive wants %s for class %s, which is out of bounds; it is ignored", threshold, name)
+                log.error("ignoring a directive: threshold %s of class %s is out of bounds", threshold, name)
                 return False
         if set(directive.thresholds) != self._names():
-            log.error("a directive names the classes %s; it is ignored", ", ".join(directive.thresholds))
+            log.error("ignoring a directive: it lacks classes, and has only %s", ", ".join(directive.thresholds))
             return False
         if self._directive is not None and directive.controller != self._directive.controller:
             self._replaced.add(self._directive.controller)
-            log.warning("replica %s follows another controller: %s", self._replica, directive.controller)
-        self._directive, self._ends_s = directive, made_s + directive.lease_s
+            log.warning("replica %s now follows controller %s", self._replica, directive.controller)
+        self._directive = directive
+        self._ends_s = made_s + directive.lease_s
         return True
 
     @property
     def directive(self) -> Directive | None:
-        """The directive that holds; None once its lease ended."""
+        """The directive in force; None once its lease has ended."""
         return self._directive if self._directive is not None and self._now_s() < self._ends_s else None
 
     def in_force(self, report: ReplicaReport) -> Directive:
-        """Return the directive in force, or the replica's own decision from its newest report."""
-        if held := self.directive:
+        """Return the directive in force, or the replica's own decision from `report` if there is none."""
+        if directive := self.directive:
             self._alone = None
-            return held
+            return directive
         if self._alone is None:
             log.warning("no controller answers: replica %s decides alone", self._replica)
             self._alone = Controller(self._plan, clock=self._now_s)
         return self._alone.handle_report(report)
 
     def _names(self) -> set[str]:
-        return {each.name for each in self._plan.classes}
+        return {service_class.name for service_class in self._plan.classes}

@@ -1,8 +1,8 @@
 """Decide when batch work makes way for online classes on the same cluster.
 
-In:    the states of the online controllers, a clock.
-Out:   whether batch workers take no new rows.
-Never: counts a threshold that an operator set by hand as load.
+In:    the status of the online controllers, the time.
+Out:   whether batch workers stop taking rows.
+Never: mistakes a threshold set by an operator for load.
 """
 
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from mars_ray.control.core.status import ClusterStatus
 
 
 class Yielding:
-    """Yields as soon as an online class is short of anything, and until none was for `recover_s` seconds."""
+    """Yields as soon as load affects an online class, and until none has been affected for `recover_s` seconds."""
 
     def __init__(self, recover_s: float) -> None:
         self._recover_s = recover_s
         self._short_s: float | None = None
-        """When a class was short last."""
+        """Time at which load last affected a class."""
 
     def follow(self, online: Sequence[ClusterStatus], now_s: float) -> bool:
-        """Return whether to yield now."""
+        """Return whether batch work must yield now."""
         short = any(map(_short, online))
         if short:
             self._short_s = now_s
@@ -27,9 +27,9 @@ class Yielding:
 
 
 def _short(status: ClusterStatus) -> bool:
-    """Return whether callers suffer from load: lower thresholds, waiting, or missing replicas."""
+    """Return whether load affects callers: lowered thresholds, waiting requests, or missing replicas."""
     return (
-        any(each.threshold < each.ceiling and each.override is None for each in status.classes)
-        or any(each.state.waiting for each in status.replicas)
+        any(item.threshold < item.ceiling and item.override is None for item in status.classes)
+        or any(replica.state.waiting for replica in status.replicas)
         or status.desired_replicas > len(status.replicas)
     )
