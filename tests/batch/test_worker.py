@@ -142,7 +142,7 @@ def test_without_any_engine_the_work_stops_and_says_why(model_folder: Path) -> N
         try:
             await worker.answer(Letters(), [RowId(key=b"k", id="a", repeated=False)], [b"!"])
         except RunError as error:
-            assert str(error) == "no engine starts: the folder is gone"
+            assert str(error) == "no engine can be started: the folder is gone"
         else:
             raise AssertionError
 

@@ -1,1 +1,1 @@
-"""A running job: plan, worker, progress and metrics."""
+"""Parts of a running job: plan, workers, progress and metrics."""

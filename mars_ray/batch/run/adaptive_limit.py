@@ -1,7 +1,7 @@
-"""Limit the requests in flight to an endpoint of unknown capacity, by additive increase and multiplicative decrease.
+"""Limit the requests in flight to an endpoint of unknown capacity, with additive increase and multiplicative decrease.
 
-Each round of answers raises the limit by one, and a refusal halves it, as in TCP. So the stage leaves room to the other
-callers of a busy endpoint and uses all of an idle one.
+As in TCP, each round of answers raises the limit by one and a refusal halves it. The stage therefore leaves room for
+other callers of a busy endpoint, and uses all of an idle endpoint.
 """
 
 import asyncio
@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 FIRST = 8
-"""The limit at the start."""
+"""Initial limit."""
 
 
 class AdaptiveLimit:
-    """Hands out turns, up to `most` at a time. Not thread-safe."""
+    """Hands out turns to send a request, at most `most` at a time. Not thread-safe."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -22,17 +22,17 @@ class AdaptiveLimit:
         self._held = 0
         self._begun = 0
         self._lowered_at = 0
-        """The number of the last turn that had begun when the limit was lowered."""
+        """Number of the last turn that had begun when the limit was last lowered."""
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     @property
     def limit(self) -> int:
-        """Turns that may be held now."""
+        """Number of turns that may be held now."""
         return int(self._limit)
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[int]:
-        """Wait for a turn, first come first served, and hold it within the block; yields the number of the turn."""
+        """Wait for a turn, first come first served, and hold it within the block. Yields the number of the turn."""
         if self._held >= self.limit or self._waiting:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
@@ -40,7 +40,7 @@ class AdaptiveLimit:
             try:
                 await turn
             except asyncio.CancelledError:
-                if not turn.cancelled():  # the turn was granted meanwhile
+                if not turn.cancelled():  # the turn was granted in the meantime
                     self._held -= 1
                     self._admit()
                 raise

@@ -1,4 +1,4 @@
-"""Settings of a stage that sends its rows to a running endpoint, its request bodies and its results."""
+"""Settings, request bodies and results of a stage that sends its rows to a running endpoint."""
 
 import json
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ from mars_ray.errors import BadRecordError, ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointProcessorConfig:
-    """Settings of a stage that sends its rows to a running endpoint. Give `url` or `app`.
+    """Settings of a stage that sends its rows to a running endpoint. Give either `url` or `app`.
 
-    Requests have OpenAI's `service_tier: flex`, which our endpoints serve when other callers leave room. Refused
-    requests are sent again, after the time in Retry-After.
+    Requests have OpenAI's `service_tier: flex`, which our endpoints serve when other callers leave room. A refused
+    request is sent again after the delay in its Retry-After header.
     """
 
     url: str | None = None
@@ -25,25 +25,25 @@ class EndpointProcessorConfig:
     app: str | None = None
     """Name of a Serve application on this cluster, made by `build_openai_app` or `build_deployment`."""
     model: str | None = None
-    """The endpoint's name of the model; None takes the first that it lists."""
+    """Name of the model at the endpoint. None means the first model that the endpoint lists."""
     api_key: str = field(default="none", repr=False)
     threshold: float | None = None
-    """Threshold of rows without one; None takes the endpoint's."""
+    """Threshold of rows without their own. None means the endpoint's default."""
     mode: Literal["ar", "threshold", "exact"] | None = None
-    """Mode of rows without one; None takes the endpoint's."""
+    """Mode of rows without their own. None means the endpoint's default."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Sampling parameters of rows without their own, such as `max_tokens`."""
     concurrency: int = 32
-    """Most requests in flight."""
+    """Maximum number of requests in flight."""
     batch_size: int = 64
-    """Rows of a block. A block leaves the stage when its last row is done."""
+    """Number of rows in a block. A block leaves the stage when its last row is done."""
     should_continue_on_error: bool = False
     """Put the error of a row into the column `error` and skip `postprocess` for it, instead of ending the job."""
 
     def check(self) -> None:
-        """Raise a `ConfigError` for a value out of range, or without an endpoint."""
+        """Raise a `ConfigError` if a value is out of range, or if not exactly one of `url` and `app` is set."""
         if (self.url is None) == (self.app is None):
-            raise ConfigError("give either url or app, to say where the endpoint is.")
+            raise ConfigError("give either url or app, to name the endpoint.")
         if self.concurrency < 1 or self.batch_size < 1:
             raise ConfigError(
                 f"concurrency is {self.concurrency} and batch_size {self.batch_size}, both must be at least 1."
@@ -71,7 +71,7 @@ def body_of(raw: bytes, config: EndpointProcessorConfig) -> dict[str, Any]:
 
 
 def result_of(key: bytes, answer: ChatCompletion) -> RowResult:
-    """Return the result of a row. With several answers `tokens` is null, because an endpoint reports their sum."""
+    """Return the result of a row. With several answers, `tokens` is null, because endpoints report only a sum."""
     usage = answer.usage
     figures = {
         "tokens": usage.completion_tokens if usage and len(answer.choices) == 1 else None,
@@ -86,5 +86,5 @@ def result_of(key: bytes, answer: ChatCompletion) -> RowResult:
 
 
 def refusal_of(key: bytes, reason: str) -> RowResult:
-    """Return the result of a row without an answer."""
+    """Return the error result of a row that got no answer."""
     return RowResult(key=key, error=as_json({"reason": reason}), reason=reason)

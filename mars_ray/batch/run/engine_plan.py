@@ -1,4 +1,4 @@
-"""Plan the engines of a job or of a stage, before any work: model, adapter, dtype and controller."""
+"""Plan the engines of a job or stage before any work starts: model, adapter, dtype and controller."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,29 +18,29 @@ from mars_ray.model.folder import ResolvedModel, open_model
 from mars_ray.model.threads import suitable_threads
 
 QUEUE = 1 << 16
-"""Sequences that may wait in an engine, more than a worker ever adds."""
+"""Maximum number of sequences that wait in an engine, which is more than a worker ever submits."""
 REQUEST_TOKENS = 1 << 40
-"""Tokens that a request may generate, in effect without limit."""
+"""Maximum number of tokens that a request may generate, in effect no limit."""
 RECOVER = 0.02
-"""Share of the time until the deadline in which lowered thresholds recover."""
+"""Time in which lowered thresholds recover, as a share of the time until the deadline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan:
-    """The engines of a job or a stage."""
+    """Engines of a job or stage."""
 
     workers: WorkerOptions
     model: ResolvedModel
-    """The model. Its folder is absolute, because workers have another working folder."""
+    """Model in an absolute folder, because workers have a different working directory."""
     adapter: Path | None
-    """The adapter's folder, absolute."""
+    """Absolute folder of the adapter, if any."""
     threads: int
-    """Threads that suit the model on a CPU."""
+    """Number of threads that suits the model on a CPU."""
     control: ControlPlan
     """Settings of the controller."""
 
     def spec(self, threads: int) -> EngineSpec:
-        """Return the engine settings of a worker."""
+        """Return the engine settings of a worker with this number of threads."""
         return EngineSpec(
             folder=self.model.folder,
             dtype=self.model.dtype.name,
@@ -65,7 +65,7 @@ def plan_engines(
     deadline_s: float | None,
     max_quality_loss: float | None,
 ) -> tuple[EnginePlan, DecodeParams]:
-    """Return the engines, and the decoding of rows without options of their own.
+    """Return the engines, and the decoding parameters of rows without options of their own.
 
     Raises an `InputError` for an unusable option, model or adapter.
     """
@@ -84,14 +84,14 @@ def plan_engines(
 def _control(
     decode: DecodeParams, card: Card | AdapterCard | None, deadline_s: float | None, max_quality_loss: float | None
 ) -> tuple[ControlPlan, DecodeParams]:
-    """Return the settings of the controller, and the decoding of rows without options of their own.
+    """Return the settings of the controller, and the decoding parameters of rows without options of their own.
 
-    Only with a deadline does the controller set the threshold.
+    The controller sets the threshold only if there is a deadline.
     """
     ceiling = DEFAULT_THRESHOLD if decode.threshold is None else decode.threshold
     plan = batch_plan(card, threshold=ceiling, deadline_s=deadline_s, max_quality_loss=max_quality_loss)
     if decode.mode is not Mode.THRESHOLD:
-        return plan, decode  # the threshold does not matter
+        return plan, decode  # this mode ignores the threshold
     if deadline_s is not None:
         return plan, replace(decode, threshold=None)
     if max_quality_loss is not None:
@@ -105,7 +105,7 @@ def batch_plan(
 ) -> ControlPlan:
     """Return the settings of a job's controller, which keeps `threshold` unless there is a deadline.
 
-    Without `max_quality_loss`, the calibrated bounds hold, or the default floor for a model that was never calibrated.
+    Without `max_quality_loss`, the calibrated bounds apply, or the default floor if the model was never calibrated.
     Raises `ConfigError` for a value out of range.
     """
     if deadline_s is not None and not 0 < deadline_s < float("inf"):
@@ -121,7 +121,7 @@ def batch_plan(
     floor = None
     if max_quality_loss is not None:
         settings["max_accuracy_loss"] = max_quality_loss
-        if not accuracy:  # then every token that differs from autoregressive decoding counts as lost
+        if not accuracy:  # count every token that differs from autoregressive decoding as a loss
             settings["min_agreement"] = 1 - max_quality_loss
         floor = min([threshold, *(point.threshold for point in points)]) if points else None
     return ControlPlan(

@@ -11,18 +11,18 @@ T = TypeVar("T")
 
 
 class _TooLong(BaseException):
-    """Raised in the thread by the timer. No handler of `Exception` catches it."""
+    """Raised by the timer in the thread that runs the function. `except Exception` does not catch it."""
 
 
 class InterruptAfter:
-    """Runs one function at a time and interrupts it `seconds` after it started."""
+    """Runs one function at a time, and interrupts a function that takes longer than `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._thread = ThreadPoolExecutor(1)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Return the result of `work`. Raises `TimeoutError`; native code is not interrupted."""
+        """Return the result of `work`. Raises `TimeoutError` if it was interrupted. Native code is not interrupted."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._limited, work)
 
     def _limited(self, work: Callable[[], T]) -> T:

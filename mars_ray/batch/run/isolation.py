@@ -1,4 +1,4 @@
-"""Find the row that kills a worker or an engine, by running suspects alone."""
+"""Find the row that kills a worker or an engine, by running suspected rows alone."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 import pyarrow as pa
 
 DEATHS = 3
-"""Workers that may die with a row: the first two with its whole block, the last with that row alone."""
+"""Number of workers that may die with a row: the first two with its whole block, the last with that row alone."""
 
 
 class WorkerDiedError(Exception):
@@ -19,28 +19,28 @@ async def answer_block(
     send: Callable[[pa.Table, bool], Awaitable[pa.Table]],
     give_up: Callable[[pa.Table], Awaitable[pa.Table]],
 ) -> list[pa.Table]:
-    """Return the results of a block, which is sent row by row after two workers have died with it.
+    """Return the results of a block. After two workers have died with the block, its rows are sent one by one.
 
-    `send` has rows answered by a worker, which does nothing else meanwhile if the second argument is true. It raises
-    `WorkerDiedError`. A row that kills a worker when it is alone goes to `give_up`.
+    `send` has a worker answer rows, and raises `WorkerDiedError` if the worker dies. With true as the second argument,
+    the worker does nothing else meanwhile. A row that kills a worker while it runs alone goes to `give_up`.
     """
     for _ in range(DEATHS - 1):
         with suppress(WorkerDiedError):
             return [await send(rows, False)]
-    answered = []
+    results = []
     for number in range(rows.num_rows):
         row = rows.slice(number, 1)
         try:
-            answered.append(await send(row, True))
+            results.append(await send(row, True))
         except WorkerDiedError:
-            answered.append(await give_up(row))
-    return answered
+            results.append(await give_up(row))
+    return results
 
 
 class Isolation:
-    """A lock that suspects hold alone and all others share. Not thread-safe.
+    """A lock that suspected rows hold exclusively and all other rows share. Not thread-safe.
 
-    Nobody else begins while a suspect waits, so suspects do not starve.
+    No other row begins while a suspected row waits, so suspected rows do not starve.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Isolation:
 
     @asynccontextmanager
     async def turn(self, *, alone: bool) -> AsyncIterator[None]:
-        """Hold the lock within the block."""
+        """Hold the lock within the block, exclusively if `alone`."""
         async with self._changed:
             if alone:
                 self._suspects += 1

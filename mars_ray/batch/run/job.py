@@ -18,7 +18,7 @@ RECENT_S = 30.0
 
 
 class Job:
-    """One run of a job of `total` rows."""
+    """One run of a job with `total` rows."""
 
     def __init__(
         self, output: OutputFolder, *, total: int, workers: int, settings: dict[str, Any], clock: Callable[[], float]
@@ -30,14 +30,14 @@ class Job:
         self._settings = settings
         self._clock = clock
         self._started_s: float | None = None
-        """Time at which the first worker was ready; the start of engines does not count."""
+        """Time at which the first worker was ready, so that the start of the engines does not count."""
         self._done = self._done_before = output.ledger.done
         self._errors = sum(output.ledger.error_counts().values())
         self._tokens_before = self._tokens
         self._recent: deque[tuple[float, str, int, int]] = deque()
-        """Recent results: time, worker, tokens, forwards."""
+        """Recent results, as (time, worker, tokens, forwards)."""
         self._rows = Counter[str]()
-        """Rows of each worker in this run."""
+        """Number of rows that each worker finished in this run."""
         self._threshold: float | None = None
 
     @property
@@ -51,11 +51,11 @@ class Job:
         return max(0, self._total - self._done)
 
     def estimate_tokens_left(self) -> float:
-        """Return the estimated tokens of the rows without a result."""
+        """Return an estimate of the number of tokens in the rows without a result."""
         return estimate_tokens_left(left=self.left, done=self._done, tokens=self._tokens)
 
     def add(self, table: pa.Table) -> None:
-        """Write a table of results. Raises `RunError` when that is not possible."""
+        """Write a table of results to the output. Raises `RunError` if writing fails."""
         now_s = self._clock()
         results = from_table(table)
         if self._started_s is None:
@@ -73,7 +73,7 @@ class Job:
         self._recent.extend((now_s, worker, tokens[worker], forwards[worker]) for worker in tokens)
 
     def metrics(self, stats: LiveStats, note: str = "") -> JobMetrics:
-        """Return the metrics of the job, with running sequences."""
+        """Return the metrics of the job, including running sequences."""
         now_s = self._clock()
         while self._recent and now_s - self._recent[0][0] > RECENT_S:
             self._recent.popleft()
@@ -98,7 +98,7 @@ class Job:
             done=self._done,
             total=self._total,
             errors=self._errors,
-            running=sum(running.values()) if self.left else 0,  # the last reports are older than the last results
+            running=sum(running.values()) if self.left else 0,  # reports lag behind results
             tokens=max(self._tokens, self._tokens_before + stats.tokens),
             tokens_per_s=rate if rate is not None else tokens.total() / span_s if tokens else None,
             tokens_per_forward=tokens.total() / forwards.total() if forwards.total() else None,

@@ -1,4 +1,4 @@
-"""Plan a job before any work: input files, row format, engines, and the settings that the ledger keeps."""
+"""Plan a job before any work starts: input files, row format, engines, and the settings to store in the ledger."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,46 +30,46 @@ from mars_ray.storage.location import AnyPath
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlan:
-    """A job to run, checked."""
+    """Checked plan of a job."""
 
     options: GenerateOptions
     paths: tuple[AnyPath, ...]
-    """The files of the input."""
+    """Input files."""
     engines: EnginePlan
     row_format: RowFormatSettings
     settings: dict[str, Any]
-    """The settings that the answers depend on, by dotted names. A resumed job must have the same."""
+    """Settings that affect the answers, by dotted name. A resumed job must have the same settings."""
 
     @property
     def openai(self) -> bool:
-        """True for an OpenAI batch file."""
+        """True if the input is an OpenAI batch file."""
         return isinstance(self.row_format, OpenAIFormatSettings)
 
     @property
     def file_format(self) -> FileFormat:
-        """The file format of the output."""
+        """File format of the output."""
         return "jsonl" if self.openai else self.options.format
 
     @property
     def reported_settings(self) -> dict[str, Any]:
-        """The settings for the report: names and digests of model and adapter, and the reason for the dtype."""
+        """Settings for the report, with names and digests of model and adapter, and the reason for the dtype."""
         names = {"model": self.options.model, "adapter": self.options.adapter}
         digests = {f"{name}_digest": self.settings[name] for name in names}
         return self.settings | names | digests | {"dtype_reason": self.engines.model.dtype.reason}
 
     def output_columns(self, kinds: dict[str, Kind | None]) -> dict[str, Kind | None]:
-        """Return the input's columns that the output keeps, without `prompt` if it was the prompt."""
+        """Return the input columns to keep in the output. `prompt` is left out if prompts are taken from it."""
         default = self.options.template is None and self.options.prompt_column is None and "messages" not in kinds
         return {name: kind for name, kind in kinds.items() if not (default and name == "prompt")}
 
     def agree_with(self, output: OutputFolder) -> "JobPlan":
-        """Return the plan with the dtype of the job in `output`, and store the settings there.
+        """Return the plan with the dtype of the job in `output`, and store the plan's settings in the ledger.
 
-        Raises `ConfigError` naming a setting that differs from those of the job.
+        Raises `ConfigError` if a setting differs from the stored one.
         """
         plan = self
         if self.options.workers.dtype == "auto" and (name := output.ledger.setting("dtype")) is not None:
-            dtype = ResolvedDtype(name, "the job began with it")
+            dtype = ResolvedDtype(name, "the job began with this dtype")
             engines = replace(self.engines, model=replace(self.engines.model, dtype=dtype))
             plan = replace(self, engines=engines, settings=self.settings | {"dtype": name})
         output.ledger.check_settings(plan.settings)
@@ -120,7 +120,7 @@ def plan_job(options: GenerateOptions) -> JobPlan:
 
 
 def survey_input(paths: Sequence[AnyPath], limit: int | None) -> Survey:
-    """Read all of the input once, to find damaged files before any work and to count rows and columns."""
+    """Read the whole input once, to find damaged files before any work starts and to count rows and columns."""
     survey = Survey()
     with ProgressLine("read the input", total=None) as progress:
         for path in paths:
@@ -144,7 +144,7 @@ def _first_row(paths: Sequence[AnyPath]) -> bytes:
 
 
 def _flat(row_format: RowFormatSettings) -> dict[str, Any]:
-    """Return the settings of a row format by dotted names, as JSON values."""
+    """Return the settings of a row format as JSON values, by dotted name."""
     flat: dict[str, Any] = {}
     nested = [("", TypeAdapter[Any](type(row_format)).dump_python(row_format, mode="json"))]
     while nested:

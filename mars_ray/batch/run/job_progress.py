@@ -1,7 +1,7 @@
 """Show the progress of a generate job on standard error.
 
-A terminal shows a bar, metrics and a line for each worker. Other outputs get a plain line every ten seconds, without
-the workers.
+A terminal shows a bar, metrics and a line for each worker. Any other output gets a plain line every ten seconds, which
+does not list the workers.
 """
 
 import time
@@ -21,7 +21,7 @@ BAR_WIDTH = 40
 
 
 class JobProgress(Display):
-    """The progress display of a job; use it as a context manager."""
+    """Progress display of a job. Use it as a context manager."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._metrics: JobMetrics | None = None
@@ -29,7 +29,7 @@ class JobProgress(Display):
         super().__init__(clock)
 
     def starting(self, status: str) -> None:
-        """Show the startup status until there are metrics; a new status is shown at once."""
+        """Show the startup status until there are metrics. A new status is shown at once."""
         if status != self._startup:
             self._startup = status
             if self._metrics is None:
@@ -37,7 +37,7 @@ class JobProgress(Display):
         self.refresh()
 
     def update(self, metrics: JobMetrics) -> None:
-        """Show metrics; the first and a new note are shown at once."""
+        """Show metrics. The first metrics, and any new note, are shown at once."""
         first = self._metrics is None
         last_note = "" if self._metrics is None else self._metrics.note
         self._metrics = metrics
@@ -48,7 +48,7 @@ class JobProgress(Display):
         self.refresh()
 
     def picture(self) -> RenderableType:
-        """Return bar, metrics, note and workers, for a terminal."""
+        """Return the bar, the metrics, the note and the workers, for a terminal."""
         metrics = self._metrics
         if metrics is None:
             return Text(f"{NAME}: {self._startup}")
@@ -67,7 +67,7 @@ class JobProgress(Display):
         return Group(*parts)
 
     def line(self) -> str:
-        """Return rows, metrics and the time left in one line."""
+        """Return the number of rows, the metrics and the time left in one line."""
         if self._metrics is None:
             return f"{NAME}: {self._startup}"
         return f"{NAME}: " + "  ".join([_rows(self._metrics), *_figures(self._metrics), _left(self._metrics)])

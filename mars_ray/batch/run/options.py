@@ -1,4 +1,4 @@
-"""The options of `generate_files`."""
+"""Options of `generate_files`."""
 
 import math
 from dataclasses import dataclass, field
@@ -13,20 +13,20 @@ from mars_ray.storage.location import AnyPath
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions(EngineTuning):
-    """The worker processes of a job, each with an engine and its own copy of the model."""
+    """Options of a job's worker processes. Each worker has an engine and its own copy of the model."""
 
     count: int | None = None
-    """Number of workers; None takes as many as use the CPUs of the cluster, or its GPUs if `gpus` is set."""
+    """Number of workers. None starts enough workers to use the CPUs of the cluster, or its GPUs if `gpus` is set."""
     cpus: float | None = None
-    """CPUs and threads of each worker; None shares the CPUs equally."""
+    """Number of CPUs and threads of each worker. None divides the CPUs equally."""
     gpus: float = 0.0
-    """GPUs of each worker."""
+    """Number of GPUs of each worker."""
     dtype: DtypeOrAuto = "auto"
     """Number format of the weights. A resumed job keeps the format that `auto` chose at first."""
 
     @property
     def device(self) -> str:
-        """The kind of device of the workers."""
+        """Device type of the workers."""
         return "cuda" if self.gpus else "cpu"
 
     def check(self) -> None:
@@ -46,35 +46,35 @@ class GenerateOptions:
     input: tuple[str, ...]
     """Files, folders and globs, as paths or URLs: JSONL (plain, gz, zst), parquet, or OpenAI batch files."""
     output: AnyPath
-    """A local folder or one in a store. It is absent, empty, or holds this job, which is then resumed."""
+    """Folder on disk or in a store. It must be absent or empty, or hold this job, which is then resumed."""
     model: str = "bundled"
     """`bundled`, `smollm2`, a folder, a .gguf file or a name on a hub; see `resolve_model`."""
     adapter: str | None = None
-    """An adapter that was trained for the model: 'smollm2', a folder, or a name on a hub."""
+    """Adapter that was trained for the model: `smollm2`, a folder, or a name on a hub."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    """Sampling of rows without their own. OpenAI batch files do not use it."""
+    """Sampling parameters of rows without their own. OpenAI batch files ignore them."""
     sampling_of_model: bool = False
     """Take temperature, top_p, top_k and repetition penalty from the model's generation_config.json."""
     decode: DecodeParams = field(default_factory=DecodeParams)
-    """Decoding of rows without their own."""
+    """Decoding parameters of rows without their own."""
     template: str | None = None
-    """Jinja template of the user's message, over the columns of a row."""
+    """Jinja template for the user's message. Its variables are the columns of a row."""
     prompt_column: str | None = None
-    """Column with text or a conversation; None takes `messages`, then `prompt`."""
+    """Column that holds a text or a conversation. None means `messages`, or `prompt` in rows without `messages`."""
     trace: bool = False
-    """Write the token ids, and the number of tokens from each forward."""
+    """Also write the token ids of each answer, and the number of tokens that each forward accepted."""
     format: FileFormat = "parquet"
     """Output format. OpenAI batch files are always answered in JSONL."""
     limit: int | None = None
-    """Number of rows to answer, from the beginning of the input; None answers all."""
+    """Number of rows to answer, from the beginning of the input. None answers all rows."""
     new: bool = False
-    """Rename an earlier job in the folder and start a new one."""
+    """Rename the folder if it holds an earlier job, and start a new job."""
     retry_errors: bool = False
     """Answer the rows with errors again."""
     deadline_s: float | None = None
-    """Time limit of the job. It lowers the threshold just enough to finish in time."""
+    """Time limit of the job in seconds. The threshold is lowered just enough to finish in time."""
     max_quality_loss: float | None = None
-    """Largest accepted loss of accuracy, by calibration. Without a deadline, the lowest threshold within it is used."""
+    """Maximum loss of accuracy, as calibrated. Without a deadline, the lowest threshold within this loss is used."""
     workers: WorkerOptions = field(default_factory=WorkerOptions)
 
     def check(self) -> None:

@@ -1,8 +1,8 @@
-"""Choose the number of workers of a job, and the node and the CPUs of each.
+"""Choose the number of workers of a job, and the node and the CPUs of each worker.
 
-In:    the CPUs and GPUs of each node, the worker options, the threads that suit the model, the number of rows.
+In:    the CPUs and GPUs of each node, the worker options, threads that suit the model, number of rows.
 Out:   a node and a number of CPUs for each worker.
-Never: keeps a CPU back, because the tasks that read and pass on rows ask Ray for none.
+Never: keeps a CPU back, because the tasks that read and pass on rows request no CPU from Ray.
 """
 
 import math
@@ -13,7 +13,7 @@ from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.errors import ClusterError
 
 ROWS_PER_WORKER = 64
-"""Rows that justify one more worker: two batches of an engine on a CPU."""
+"""Number of rows that justify one more worker: two batches of an engine on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Place:
 
     @property
     def threads(self) -> int:
-        """Threads of the worker's steps."""
+        """Number of threads for the worker's steps."""
         return max(1, int(self.cpus))
 
 
@@ -42,9 +42,9 @@ def place_workers(
 ) -> list[Place]:
     """Return a place for each worker.
 
-    Without `workers.count`, each node gets as many workers with `threads` CPUs each as fit, up to one worker for every
-    `ROWS_PER_WORKER` rows. Without `workers.cpus`, the workers of a node share one `part`th of its CPUs, and a worker
-    takes one CPU if `threads` is 1. Raises `ClusterError` if the workers do not fit.
+    Without `workers.count`, the nodes get all workers that fit with `threads` CPUs each, up to one worker per
+    `ROWS_PER_WORKER` rows. Without `workers.cpus`, the workers of a node share its CPUs divided by `part`, and a worker
+    takes at most one CPU if `threads` is 1. Raises `ClusterError` if the workers do not fit.
     """
     free = {name: node.cpus if workers.cpus else node.cpus // part for name, node in nodes.items()}
     room = {name: _room(node, free[name], workers, threads) for name, node in nodes.items()}
@@ -59,10 +59,10 @@ def place_workers(
         fitting = [name for name in nodes if counts[name] < room[name]]
         if not fitting:
             raise ClusterError(_too_many(nodes, workers, count))
-        # The node with the most CPUs left for one more worker.
+        # Choose the node that has the most CPUs per worker with one more worker.
         counts[max(fitting, key=lambda name: free[name] / (counts[name] + 1))] += 1
-    most = 1.0 if workers.gpus or threads == 1 else math.inf
-    shares = {name: workers.cpus or min(most, _share(free[name], count)) for name, count in counts.items() if count}
+    max_cpus = 1.0 if workers.gpus or threads == 1 else math.inf
+    shares = {name: workers.cpus or min(max_cpus, _share(free[name], count)) for name, count in counts.items() if count}
     return [Place(name, share) for name, share in shares.items() for _ in range(counts[name])]
 
 
@@ -76,7 +76,7 @@ def _room(node: NodeResources, free: float, workers: WorkerOptions, threads: int
 
 
 def _share(cpus: float, count: int) -> float:
-    # Whole CPUs are threads. Fractions are rounded down to what Ray can count.
+    # From one CPU up, a share is whole, because it is the number of threads. Ray counts smaller shares in hundredths.
     return float(cpus // count) if cpus >= count else math.floor(100 * cpus / count) / 100
 
 

@@ -15,45 +15,46 @@ from mars_ray.model.dtype import DtypeOrAuto
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorConfig(EngineTuning):
-    """Settings of a stage with engines. Stages of a pipeline with equal engines share them."""
+    """Settings of a stage with engines. Stages of a pipeline with equal engine settings share the engines."""
 
     model: str = "bundled"
     """`bundled`, `smollm2`, a folder, a .gguf file or a name on a hub; see `resolve_model`."""
     adapter: str | None = None
-    """An adapter that was trained for the model: 'smollm2', a folder, or a name on a hub."""
+    """Adapter that was trained for the model: `smollm2`, a folder, or a name on a hub."""
     threshold: float = DEFAULT_THRESHOLD
-    """Threshold of rows without one; 1 verifies every token."""
+    """Threshold of rows without their own. 1 verifies every token."""
     mode: Literal["ar", "threshold", "exact"] = "threshold"
-    """Mode of rows without one."""
+    """Mode of rows without their own."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    """Sampling of rows without their own."""
+    """Sampling parameters of rows without their own."""
     concurrency: int = 1
     """Number of engines."""
     cpus: float | None = None
-    """CPUs and threads of each engine. None shares a quarter of the cluster, because the pipeline needs CPUs, too."""
+    """CPUs and threads of each engine. None divides a quarter of the cluster, because the pipeline needs CPUs, too."""
     gpus: float = 0.0
-    """GPUs of each engine."""
+    """Number of GPUs of each engine."""
     dtype: DtypeOrAuto = "auto"
     """Number format of the weights."""
     batch_size: int = 64
-    """Rows of a block. A block leaves the stage when its last row is done."""
+    """Number of rows in a block. A block leaves the stage when its last row is done."""
     should_continue_on_error: bool = False
     """Put the error of a row into the column `error` and skip `postprocess` for it, instead of ending the job."""
     deadline_s: float | None = None
-    """Time limit from the first block to the last row. It lowers the threshold just enough, and needs `rows`."""
+    """Time limit in seconds, from the first block to the last row. The threshold is lowered just enough to meet the
+    limit. Requires `rows`."""
     rows: int | None = None
     """Number of rows that the pipeline will send to the stage."""
     max_quality_loss: float | None = None
-    """Largest accepted loss of accuracy, by calibration. Without a deadline, the lowest threshold within it is used."""
+    """Maximum loss of accuracy, as calibrated. Without a deadline, the lowest threshold within this loss is used."""
 
     @property
     def workers(self) -> WorkerOptions:
-        """The options of the engines."""
+        """Options of the workers that run the engines."""
         return WorkerOptions(count=self.concurrency, cpus=self.cpus, gpus=self.gpus, dtype=self.dtype, **self.tuning)
 
 
 def plan_stage(config: ProcessorConfig) -> tuple[EnginePlan, PlainFormatSettings]:
-    """Return the engines and the row format of a stage. Raises an `InputError`."""
+    """Return the engines and the row format of a stage. Raises an `InputError` for unusable settings."""
     if config.batch_size < 1:
         raise ConfigError(f"batch_size is {config.batch_size}, must be at least 1.")
     if config.deadline_s is not None and config.rows is None:
@@ -69,7 +70,7 @@ def plan_stage(config: ProcessorConfig) -> tuple[EnginePlan, PlainFormatSettings
         max_quality_loss=config.max_quality_loss,
     )
     if config.deadline_s is None:
-        # Every request names its threshold, so stages with different thresholds can share engines.
+        # Every request carries its threshold, so stages with different thresholds can share engines.
         control = engines.control.model_copy(update={"ceiling": DEFAULT_THRESHOLD})
         engines = replace(engines, control=control)
     return engines, PlainFormatSettings(sampling=config.sampling, decode=decode)

@@ -2,7 +2,7 @@
 
 In:    tables of rows, several at a time, so that the engine never runs empty between them.
 Out:   a result for each row.
-Never: fails because of a row, or gives up a row because another one killed the engine.
+Never: fails because of a row, or gives up on a row because another row killed the engine.
 """
 
 import asyncio
@@ -36,15 +36,17 @@ from mars_ray.errors import (
 log = logging.getLogger(__name__)
 
 LOOK_AHEAD = 16
-"""Rows that wait in the engine, so that a free slot is taken at once."""
+"""Number of rows that wait in the engine, so that a free slot is taken at once."""
 PARSE_SECONDS = 10.0
-"""Time limit for parsing a row and rendering its prompt; a thousand messages take milliseconds."""
+"""Time limit for parsing a row and rendering its prompt. A conversation of a thousand messages takes milliseconds."""
 DEATHS = 3
-"""Engines that may die one after another at the start, or with one row: the first with others, then with it alone."""
+"""Number of engines that may die one after another, at the start or with the same row.
+
+The first engine runs the row together with other rows, the next ones run the row alone."""
 
 
 class Worker:
-    """Answers rows with the engine that `start_engine` starts. While `feeding` is cleared, no row begins.
+    """Answers rows with an engine that `start_engine` starts. No row begins while `feeding` is cleared.
 
     Call `start` first. Not thread-safe.
     """
@@ -66,17 +68,17 @@ class Worker:
         self._engine: asyncio.Future[AsyncEngine] | None = None
 
     async def start(self) -> None:
-        """Start the engine. Raises the error of `start_engine`."""
+        """Start the engine. Raises the errors of `start_engine`."""
         engine = await self._live_engine()
         self._room = asyncio.Semaphore((await engine.state()).max_num_seqs + LOOK_AHEAD)
         self._ready_s = time.monotonic()
 
     async def answer(self, row_format: RowFormat, row_ids: Sequence[RowId], raws: Sequence[bytes]) -> list[RowResult]:
-        """Return the results in the order of the rows. Raises `RunError` if no engine starts."""
+        """Return the results in the order of the rows. Raises `RunError` if no engine can be started."""
         return list(await asyncio.gather(*map(partial(self._result, row_format), row_ids, raws)))
 
     def give_up(self, row_format: RowFormat, row_ids: Sequence[RowId], raws: Sequence[bytes]) -> list[RowResult]:
-        """Return the error results of rows that killed workers, without parsing the rows."""
+        """Return error results for rows that killed workers, without parsing the rows."""
         error = RunError(f"{DEATHS} workers died one after another with this row, the last with it alone")
         return [self._failed(row_format, row_id, raw, error) for row_id, raw in zip(row_ids, raws, strict=True)]
 
@@ -86,7 +88,7 @@ class Worker:
             await self._engine.result().close()
 
     async def _live_engine(self) -> AsyncEngine:
-        """Return the engine, restarted if it is dead."""
+        """Return the engine. Start a new engine first if the last one is dead."""
         if self._engine is None or (self._engine.done() and self._dead(self._engine)):
             self._engine = asyncio.ensure_future(self._restart(self._engine))
         return await asyncio.shield(self._engine)
@@ -118,7 +120,7 @@ class Worker:
             return await self._parsing.run(partial(row_format.parse, id, raw))
         except TimeoutError:
             raise BadRecordError(
-                f"the chat template did not render it in {PARSE_SECONDS:g} s; shorten it, or correct the template"
+                f"the chat template did not render it within {PARSE_SECONDS:g} s; shorten it, or correct the template"
             ) from None
 
     def _failed(self, row_format: RowFormat, row_id: RowId, raw: bytes, error: MarsRayError) -> RowResult:
@@ -155,7 +157,7 @@ class Worker:
                 try:
                     engine = await self._live_engine()
                 except MarsRayError as error:
-                    raise RunError(f"no engine starts: {error}") from error
+                    raise RunError(f"no engine can be started: {error}") from error
                 try:
                     # Ray may send a block twice, so requests need fresh ids.
                     request = replace(row.request, id=str(next(self._numbers)))
