@@ -36,7 +36,7 @@ def test_openais_client_finds_each_adapter_as_a_model_and_gets_the_words_of_the_
         ]
         assert [each.model for each in said] == names
         assert len({each.choices[0].message.content for each in said}) == 1
-        with pytest.raises(openai.NotFoundError, match="there is 'bundled', 'chat', 'code'"):
+        with pytest.raises(openai.NotFoundError, match="Available: 'bundled', 'chat', 'code'"):
             client.completions.create(model="other", prompt="a")
 
 

@@ -80,7 +80,7 @@ def test_a_caller_that_leaves_costs_the_others_nothing(bundled: Checkpoint) -> N
     ("template", "said"),
     [
         (ENDLESS, "took more than"),
-        (HUGE, "too much memory|died of this prompt|refuses it|took more than"),
+        (HUGE, "too much memory|died on this prompt|refuses it|took more than"),
         ("{{ ''.__class__.__mro__ }}", "refuses it"),
         ("{{ raise_exception('no such turn') }}", "no such turn"),
     ],

@@ -157,12 +157,12 @@ def check_names(model: type, fields: Any, source: str, path: str = "") -> None:
     model_fields = _fields_of(model)
     assert model_fields is not None, f"{model.__name__} is not a pydantic class"
     where = f"{source}: {path}" if path else source
-    known = ", ".join(model_fields)
+    names = ", ".join(model_fields)
     if not isinstance(fields, dict):
-        raise ConfigError(f"{where} is {fields!r}, must be a mapping of fields. Known are {known}.")
+        raise ConfigError(f"{where} is {fields!r}, must be a mapping of fields. Known are {names}.")
     for name, value in fields.items():
         if name not in model_fields:
-            raise ConfigError(f"{where}: unknown field {name!r}. Known are {known}.")
+            raise ConfigError(f"{where}: unknown field {name!r}. Known are {names}.")
         inner_model = _model_in(model_fields[name].annotation)
         inner_path = f"{path}.{name}" if path else name
         if inner_model and isinstance(value, dict):

@@ -1,1 +1,1 @@
-"""The routes of the endpoint, the streams of its answers, its log and metrics."""
+"""Routes of the endpoint, response streams, log and metrics."""

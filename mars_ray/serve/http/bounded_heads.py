@@ -1,8 +1,8 @@
-"""Limit size and time of request heads in uvicorn, which accepts heads of any length and waits without end.
+"""Limit the size and the time of request heads in uvicorn, which by itself limits neither.
 
-In:    connections to a gateway's own port, where no load balancer stands in front.
-Out:   those whose heads come whole, in time and within their size; 431 or 408 for the others, and the end.
-Never: counts bodies: those are for callers who are known (`middleware/body`).
+In:    connections to a gateway's own port, without a load balancer in front.
+Out:   connections whose heads arrive complete, in time and within the size limit; the others end with a 431 or 408.
+Never: counts bodies, which are read only from known callers (`middleware/body`).
 """
 
 from asyncio import TimerHandle, Transport
@@ -11,29 +11,30 @@ from uvicorn.protocols.http import auto
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_SECONDS = 10.0
-"""As the load balancer gives a caller (`deploy/haproxy`)."""
-TOO_LARGE, TOO_SLOW = b"431 Request Header Fields Too Large", b"408 Request Timeout"
+"""Maximum seconds for a head to arrive, as in the load balancer (`deploy/haproxy`)."""
+TOO_LARGE = b"431 Request Header Fields Too Large"
+TOO_SLOW = b"408 Request Timeout"
 
 
 class BoundedHeadProtocol(HttpToolsProtocol):
-    """One connection. Use `bound_heads`, which says how large a head may be."""
+    """One connection. `bound_heads` installs this class and sets the maximum size of a head."""
 
     most_bytes = 64 * 1024
     _head_bytes = 0
     _late: TimerHandle | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-        """Start the time limit of the first head."""
+        """Start the time limit for the first head."""
         super().connection_made(transport)
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the time limit."""
+        """Cancel the time limit."""
         self._stop_waiting()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Pass data on to the parser, which says where heads begin and end."""
+        """Pass data on to the parser, which finds where heads begin and end."""
         super().data_received(data)
         if self._late:
             self._head_bytes += len(data)
@@ -41,13 +42,13 @@ class BoundedHeadProtocol(HttpToolsProtocol):
                 self._refuse(TOO_LARGE)
 
     def on_message_begin(self) -> None:
-        """Start the time limit of the next head."""
+        """Start the time limit for the next head."""
         super().on_message_begin()
         if not self._late:
             self._wait_for_head()
 
     def on_headers_complete(self) -> None:
-        """Stop the time limit: the head is complete."""
+        """Cancel the time limit, because the head is complete."""
         self._stop_waiting()
         super().on_headers_complete()
 
@@ -62,12 +63,12 @@ class BoundedHeadProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: bytes) -> None:
         self._stop_waiting()
-        if self.cycle is None or self.cycle.response_complete:  # else it would stand within an answer
+        if self.cycle is None or self.cycle.response_complete:  # otherwise it would end up inside an answer
             self.transport.write(b"HTTP/1.1 %b\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % status)
         self.transport.close()
 
 
 def bound_heads(most_bytes: int) -> None:
-    """Limit heads to about `most_bytes` in servers that uvicorn starts in this process later."""
+    """Limit heads to about `most_bytes` in servers that uvicorn starts later in this process."""
     BoundedHeadProtocol.most_bytes = most_bytes
     auto.AutoHTTPProtocol = BoundedHeadProtocol

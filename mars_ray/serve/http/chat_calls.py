@@ -1,8 +1,8 @@
-"""Answer conversations of other deployments with the checks and objects of the HTTP API, without HTTP.
+"""Answer conversations from other deployments without HTTP, but with the checks and objects of the HTTP API.
 
-In:    messages, and the other fields of a body of `/v1/chat/completions`.
-Out:   objects of the `openai` package; a `MarsRayError` for what cannot be answered.
-Never: checks who asks: whoever holds a handle may.
+In:    messages, and the other fields of a `/v1/chat/completions` body.
+Out:   objects of the `openai` package; a `MarsRayError` for a request that cannot be answered.
+Never: checks permissions: every holder of a handle may call.
 """
 
 import time
@@ -40,13 +40,14 @@ class _Call:
 
 
 class ChatCalls:
-    """Answers conversations with the engines of an endpoint that runs; requests are of `service_class`."""
+    """Answers conversations with the engines of a running endpoint, in the class of service `service_class`."""
 
     def __init__(self, endpoint: Endpoint, service_class: str) -> None:
-        self._endpoint, self._service_class = endpoint, service_class
+        self._endpoint = endpoint
+        self._service_class = service_class
 
     async def stream(self, messages: Messages, fields: Mapping[str, Any]) -> AsyncGenerator[ChatCompletionChunk, None]:
-        """Yield the chunks of an answer as they come, the usage last; closing the generator cancels it."""
+        """Yield the chunks of an answer as they arrive, then the usage; closing the generator cancels the request."""
         call = await self._prepared(messages, fields)
         async with aclosing(stream_with_retry(partial(self._endpoint.client.stream, call.request))) as chunks:
             async for chunk in chunks:
@@ -56,7 +57,7 @@ class ChatCalls:
         yield call.builder.usage_chunk(call.usage.usage())
 
     async def collect(self, messages: Messages, fields: Mapping[str, Any]) -> ChatCompletion:
-        """Return the answer once it is complete; cancelling the task cancels it."""
+        """Return the answer once it is complete; cancelling the task cancels the request."""
         call = await self._prepared(messages, fields)
         chunks = await collect_with_retry(partial(self._endpoint.client.collect, call.request))
         for chunk in chunks:
@@ -68,11 +69,11 @@ class ChatCalls:
         return call.builder.full(deltas, call.usage.usage())
 
     async def _prepared(self, messages: Messages, fields: Mapping[str, Any]) -> _Call:
-        """Return the request to the engine. Raises `RequestError`, as the HTTP API answers 400."""
+        """Return the request to the engine. Raises `RequestError` where the HTTP API answers 400."""
         served = await self._endpoint.model_info()
-        given = {"model": served.name, "messages": [dict(each) for each in messages], **fields}
+        payload = {"model": served.name, "messages": [dict(message) for message in messages], **fields}
         try:
-            body = ChatCompletionRequest.model_validate(given)
+            body = ChatCompletionRequest.model_validate(payload)
             model = await self._endpoint.check_model(body.model)
             check_limits(body, self._endpoint.limits)
             prompt = await self._endpoint.conversation_tokens(model, template_messages(body.messages), "")
@@ -88,7 +89,7 @@ class ChatCalls:
                 default_sampling=self._endpoint.default_sampling,
             )
         except ValidationError as error:
-            raise RequestError(validation_error(error.errors(), given).message) from None
+            raise RequestError(validation_error(error.errors(), payload).message) from None
         except ApiError as error:
             raise RequestError(error.message) from None
         metadata = ResponseMetadata(

@@ -1,7 +1,7 @@
-"""Routes of operators: the controller's status, thresholds set by hand, and the events of the live view.
+"""Routes for operators: the controller's status, manual thresholds, and the events of the live view.
 
 In:    a `ControlClient`.
-Out:   routes. The access middleware lets only keys of the role `operate` use them.
+Out:   routes. The access middleware allows them only for keys with the role `operate`.
 Never: applies a value that the controller refuses; keeps frames of the live view between requests.
 """
 
@@ -26,60 +26,63 @@ from mars_ray.serve.middleware.json_body import JsonRoute
 
 
 class ControlClient(Protocol):
-    """The controller, wherever it is."""
+    """Client of the controller, wherever it runs."""
 
     async def status(self) -> ClusterStatus:
-        """Return state and decisions."""
+        """Return the state and the decisions of the controller."""
 
     async def live(self, controller: str, after: int) -> LiveReport:
-        """Return the cluster now, and its history behind frame `after` of that life of the controller."""
+        """Return the state of the cluster, and its history after frame `after` of the controller with that id."""
 
     async def jobs(self) -> list[RunningJob]:
         """Return the batch jobs on the cluster."""
 
     async def set_threshold(self, threshold: float, name: str | None, seconds: float | None) -> None:
-        """Override the policy for a class, or all. Raises `ConfigError`."""
+        """Override the policy for a class, or for all if `name` is None. Raises `ConfigError`."""
 
     async def clear_threshold(self, name: str | None) -> None:
-        """Let the policy decide again. Raises `ConfigError`."""
+        """End an override, so that the policy decides again. Raises `ConfigError`."""
 
 
 EVERY_S = 1.0
 LASTS_S = 15.0
-"""Seconds until a viewer must ask again, because a stopping gateway waits for open responses."""
+"""Seconds until a viewer must reconnect. A stopping gateway waits for open responses, so they must be short."""
 JOBS_EVERY_S = 5.0
 VIEWERS = 8
-"""Live views at a time: each holds one of the places that operators have."""
+"""Maximum number of concurrent live views. Each one occupies a place among the operators' requests."""
 MANY_REPLICAS = 200
 THIN = 3
-"""Above `MANY_REPLICAS` only every third past frame is sent, enough for the width of a page."""
+"""Only every third past frame is sent above `MANY_REPLICAS`, which is enough for the width of a page."""
 
 
 class LiveFeed:
-    """Events for all viewers."""
+    """Event streams of the live view, for all viewers."""
 
     def __init__(self, control: ControlClient) -> None:
-        self._control, self._viewers = control, 0
+        self._control = control
+        self._viewers = 0
 
     def events(self, controller: str, after: int) -> AsyncGenerator[str, None]:
-        """Return the events for one viewer, who has the frames up to `after` of the controller with that id.
+        """Return the events for one viewer, which has frames up to `after` of the controller with that id.
 
-        Raises an `ApiError` where there are too many viewers.
+        Raises an `ApiError` if there are too many viewers.
         """
         if self._viewers >= VIEWERS:
-            message = f"{VIEWERS} live views are open already, the most there may be. Close one."
+            message = f"{VIEWERS} live views are open already, which is the maximum. Close one."
             raise ApiError(429, message, type="rate_limit_error", code="overloaded")
         return self._events(controller, after)
 
     async def _events(self, controller: str, after: int) -> AsyncGenerator[str, None]:
         self._viewers += 1
         try:
-            jobs, jobs_s = list[RunningJob](), -JOBS_EVERY_S
+            jobs: list[RunningJob] = []
+            jobs_s = -JOBS_EVERY_S
             ends_s = time.monotonic() + LASTS_S
             while time.monotonic() < ends_s:
                 try:
                     if time.monotonic() - jobs_s >= JOBS_EVERY_S:
-                        jobs, jobs_s = await self._control.jobs(), time.monotonic()
+                        jobs = await self._control.jobs()
+                        jobs_s = time.monotonic()
                     report = await self._control.live(controller, after)
                 except UnavailableError as error:
                     yield json.dumps({"silent": str(error)})
@@ -88,7 +91,8 @@ class LiveFeed:
                     for frame in _thinned(report) if first else report.frames:
                         yield json.dumps({"frame": _frame(frame), "controller": report.controller})
                     if report.frames:
-                        controller, after = report.controller, report.frames[-1].number
+                        controller = report.controller
+                        after = report.frames[-1].number
                     yield json.dumps({"now": _now(report, jobs) | {"after": after}})
                 await asyncio.sleep(EVERY_S)
         finally:
@@ -111,8 +115,8 @@ def _now(report: LiveReport, jobs: list[RunningJob]) -> dict[str, Any]:
         "unix_s": time.time(),
         "status": asdict(report.status),
         "replicas": report.replicas,
-        "curve": [asdict(each) for each in report.curve],
-        "jobs": [asdict(each) for each in jobs],
+        "curve": [asdict(point) for point in report.curve],
+        "jobs": [asdict(job) for job in jobs],
     }
 
 
@@ -123,29 +127,29 @@ class OverrideRequest(RequestBody):
 
     threshold: float = Field(ge=0, le=1)
     service_class: str | None = None
-    """None is all of them."""
+    """Class of service to override; None means all classes."""
     seconds: float | None = Field(None, gt=0)
-    """None lasts until it is cleared."""
+    """Duration of the override; None means until it is cleared."""
 
 
 def control_routes(control: ControlClient) -> APIRouter:
-    """Return the routes."""
+    """Return the routes under `/control`."""
     routes = APIRouter(prefix="/control", route_class=JsonRoute)
     feed = LiveFeed(control)
 
     @routes.get("")
     async def status() -> ClusterStatus:
-        """Replicas, load, thresholds and the reasons for them."""
+        """Return the replicas, the load, the thresholds and the reasons for them."""
         return await control.status()
 
     @routes.get("/live", include_in_schema=False)
     async def live(controller: str = "", after: int = 0) -> Response:
-        """Stream what came since `after` in that life of the controller, and what comes, to the live view."""
+        """Stream the history after frame `after` of that controller, then new events, to the live view."""
         return EventStreamResponse(feed.events(controller, after), {})
 
     @routes.put("/threshold", status_code=204)
     async def set_threshold(body: OverrideRequest) -> Response:
-        """Set a threshold by hand; the policy is not asked until it ends or is cleared."""
+        """Set a threshold by hand. It overrides the policy until it expires or is cleared."""
         try:
             await control.set_threshold(body.threshold, body.service_class, body.seconds)
         except ConfigError as error:
@@ -154,7 +158,7 @@ def control_routes(control: ControlClient) -> APIRouter:
 
     @routes.delete("/threshold", status_code=204)
     async def clear_threshold(service_class: str | None = None) -> Response:
-        """Let the policy decide again."""
+        """Clear a threshold set by hand, so that the policy decides again."""
         try:
             await control.clear_threshold(service_class)
         except ConfigError as error:

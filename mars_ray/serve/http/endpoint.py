@@ -1,8 +1,8 @@
-"""Answer a request of the API: from its checked body to its response.
+"""Answer a request of the API, from its checked body to its response.
 
 In:    bodies; engines behind an `EngineClient`; a tokenizer behind `TokenizerProcess`.
 Out:   Starlette responses, complete or streamed; the usage of each in its `Exchange`, for log and metrics.
-Never: starts work for a client that disconnected, or sends a status that a later error could make untrue.
+Never: starts work for a client that has disconnected, or sends a status that a later error could contradict.
 """
 
 import asyncio
@@ -63,29 +63,29 @@ from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.replicas.engine_client import EngineClient
 
 MAX_RUNNING_CHOICES = 32
-"""Choices of one request that run at a time; the others follow. A long list must not fill the queue of all callers."""
+"""Maximum number of choices of one request that run at a time, so that a long list does not fill the shared queue."""
 
 NumberedChunk = tuple[int, Chunk]
-"""The number of a prompt in its request, and a chunk of its answer."""
+"""Index of a prompt in its request, and a chunk of the answer to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Generation:
-    """One checked request for an answer on its way to a response."""
+    """One checked request on its way to a response."""
 
     body: GenerateRequest
     requests: list[EngineRequest]
-    """One for each prompt."""
+    """One engine request per prompt."""
     http: Request
     builder: ResponseBuilder
     usage: ResponseUsage
 
     def running(self) -> asyncio.Semaphore:
-        """Return a semaphore for the prompts of this request that run at a time."""
+        """Return a semaphore that limits how many prompts of this request run at a time."""
         return asyncio.Semaphore(max(1, MAX_RUNNING_CHOICES // self.body.n))
 
     def choice(self, prompt: int, chunk: Chunk) -> int:
-        """Return the number of the choice that a chunk belongs to."""
+        """Return the index of the choice that a chunk belongs to."""
         return prompt * self.body.n + chunk.index
 
 
@@ -103,15 +103,19 @@ class Endpoint:
         log_prompts: bool,
         batch_class: str | None = None,
     ) -> None:
-        self.client, self.tokenizer, self.limits = client, tokenizer, limits
+        self.client = client
+        self.tokenizer = tokenizer
+        self.limits = limits
+        self.default_mode = default_mode
         self.default_sampling = default_sampling
-        self.default_mode, self._log_prompts, self._batch_class = default_mode, log_prompts, batch_class
+        self._log_prompts = log_prompts
+        self._batch_class = batch_class
         self._model: ModelInfo | None = None
         self._longest_token_bytes = 0
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run the tokenizer and the watch over the engines within the block. Raises `ModelError`."""
+        """Run the tokenizer and watch the engines within the block. Raises `ModelError`."""
         watching = asyncio.create_task(self.client.watch())
         try:
             await self.tokenizer.start()
@@ -122,23 +126,23 @@ class Endpoint:
             await self.tokenizer.close()
 
     async def model_info(self) -> ModelInfo:
-        """Return the facts about the model. Raises `MarsRayError` until an engine has been up once."""
+        """Return the facts about the model. Raises `MarsRayError` until an engine has answered once."""
         if self._model is None:
             self._model = await self.client.model_info()
             self._longest_token_bytes = max(map(len, self._model.engine.token_bytes))
         return self._model
 
     async def check_model(self, name: str | None) -> ModelInfo:
-        """Return the facts about a model or adapter; None is the model served. Raises a 404 for another name."""
+        """Return the facts about a model or adapter; None means the model. Raises a 404 for an unknown name."""
         model = await self.model_info()
-        if (found := model.by_name(name)) is None:
-            known = ", ".join(map(repr, (model.name, *model.adapters)))
-            message = f"the model {(name or '')[:80]!r} does not exist here; there is {known}."
+        if (info := model.by_name(name)) is None:
+            names = ", ".join(map(repr, (model.name, *model.adapters)))
+            message = f"the model {(name or '')[:80]!r} does not exist here. Available: {names}."
             raise ApiError(404, message, type="invalid_request_error", param="model", code="model_not_found")
-        return found
+        return info
 
     def service_class(self, body: GenerateRequest, own: str) -> str:
-        """Return the class of service of a request: the caller's `own`, or the batch class for `service_tier: flex`."""
+        """Return a request's class of service: the caller's `own`, or the batch class for `service_tier: flex`."""
         return self._batch_class or own if body.service_tier == "flex" else own
 
     async def chat(self, body: ChatCompletionRequest, http: Request) -> Response:
@@ -168,8 +172,8 @@ class Endpoint:
         )
 
     async def conversation_tokens(self, model: ModelInfo, messages: list[dict[str, str]], key: str) -> list[int]:
-        """Return the prompt of a conversation. Raises `RequestError`."""
-        check_text_length((each["content"] for each in messages), model, self._longest_token_bytes)
+        """Return the prompt tokens of a conversation. Raises `RequestError`."""
+        check_text_length((message["content"] for message in messages), model, self._longest_token_bytes)
         return await self.tokenizer.apply_chat_template(messages, key)
 
     async def tokenize(self, body: TokenizeRequest, key: str) -> TokenizeResponse:
@@ -187,12 +191,12 @@ class Endpoint:
     async def detokenize(self, body: DetokenizeRequest, key: str) -> DetokenizeResponse:
         """Return the text of token ids."""
         model = await self.check_model(body.model)
-        if len(body.tokens) > (most := model.engine.max_model_len):
-            raise ApiError.bad_request(f"tokens holds {len(body.tokens)} ids; a sequence may have {most}.", "tokens")
+        if len(body.tokens) > (limit := model.engine.max_model_len):
+            raise ApiError.bad_request(f"tokens holds {len(body.tokens)} ids; the maximum is {limit}.", "tokens")
         unknown = [token for token in body.tokens if not 0 <= token < model.engine.vocab_size]
         if unknown:
             raise ApiError.bad_request(
-                f"{unknown[0]} is no token; ids go from 0 to {model.engine.vocab_size - 1}.", "tokens"
+                f"{unknown[0]} is not a token id; ids go from 0 to {model.engine.vocab_size - 1}.", "tokens"
             )
         return DetokenizeResponse(prompt=await self.tokenizer.decode(body.tokens, key))
 
@@ -208,7 +212,7 @@ class Endpoint:
         requests = engine_requests(
             body,
             prompts,
-            request_id=uuid4().hex,  # not the caller's, which two may share
+            request_id=uuid4().hex,  # a new id, because callers may send the same id twice
             tenant=exchange.key or "",
             service_class=self.service_class(body, exchange.service_class),
             model=model,
@@ -221,11 +225,12 @@ class Endpoint:
         return await (self._stream(generation) if body.stream else self._full(generation))
 
     async def _full(self, generation: _Generation) -> Response:
-        running, usage = generation.running(), generation.usage
+        running = generation.running()
+        usage = generation.usage
         collecting = gather_or_cancel(
             [
-                limited_call(running, partial(collect_with_retry, partial(self.client.collect, each)))
-                for each in generation.requests
+                limited_call(running, partial(collect_with_retry, partial(self.client.collect, request)))
+                for request in generation.requests
             ]
         )
         choices: dict[int, list[Chunk]] = {}
@@ -244,11 +249,11 @@ class Endpoint:
         running = generation.running()
         arriving = merge_streams(
             [
-                limited_stream(running, stream_with_retry(partial(self.client.stream, each)))
-                for each in generation.requests
+                limited_stream(running, stream_with_retry(partial(self.client.stream, request)))
+                for request in generation.requests
             ]
         )
-        # The status is sent once there is something to say: until then an error is still a status of its own.
+        # Send the status only with the first chunk: until then, an error can still have its own status.
         try:
             first = await run_unless_disconnected(generation.http.receive, anext(arriving))
             count_chunk(first[1], generation.usage)
@@ -262,8 +267,10 @@ class Endpoint:
 async def _events(
     generation: _Generation, first: NumberedChunk, arriving: AsyncGenerator[NumberedChunk, None]
 ) -> AsyncGenerator[str, None]:
-    """Yield the events of a stream; an error after the first of them is an event too."""
-    options, builder, usage = generation.body.stream_options, generation.builder, generation.usage
+    """Yield the events of a stream; an error after the first chunk becomes an event, too."""
+    options = generation.body.stream_options
+    builder = generation.builder
+    usage = generation.usage
     usage_in_all = options.include_usage and options.continuous_usage_stats
     async with aclosing(arriving):
         try:
@@ -285,12 +292,12 @@ async def _events(
         except MarsRayError as error:
             exchange = Exchange.of(generation.http.scope)
             refusal = api_error(error, request_id=exchange.request_id)
-            exchange.code = refusal.code  # the status said 200 long ago
+            exchange.code = refusal.code  # the status 200 has already been sent
             yield json.dumps(refusal.body())
 
 
 def count_chunk(chunk: Chunk, usage: ResponseUsage) -> None:
-    """Add a chunk to the usage. Raises the error its sequence ended with."""
+    """Add a chunk to the usage. Raises the error of a sequence that failed or was cancelled."""
     usage.add(chunk)
     if chunk.finished and chunk.finished.error:
         raise chunk.finished.error

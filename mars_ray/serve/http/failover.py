@@ -1,8 +1,8 @@
-"""Send a request again to another replica when the one that serves it dies.
+"""Send a request to another replica if the replica that serves it dies.
 
-In:    a way to send a request to some replica.
+In:    a function that sends a request to some replica.
 Out:   its chunks.
-Never: sends a request again once something of its answer has left: a sampled answer would change in the middle.
+Never: sends a request again after a part of the answer has been sent: a sampled answer would change in the middle.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -13,7 +13,7 @@ from mars_ray.engine.chunk import Chunk
 from mars_ray.errors import ReplicaLostError
 
 ATTEMPTS = 3
-"""Attempts at most: a request may be what kills the replicas."""
+"""Maximum number of attempts. It is limited because a request itself may kill the replicas."""
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
 """The complete HTTP gateway as one ASGI app: access middleware, routes, log and metrics around an engine client.
 
-In:    settings, a client of the engines, the folder of the model; operators' client of the controller.
-Out:   one ASGI app, to be run by any ASGI server.
+In:    settings, a client of the engines, the folder of the model, a client of the controller for operators.
+Out:   one ASGI app for any ASGI server.
 Never: imports Ray.
 """
 
@@ -34,13 +34,15 @@ def make_endpoint(client: EngineClient, config: ServeConfig, folder: Path) -> En
         default_mode=Mode(config.mode),
         default_sampling=generation_defaults(folder),
         log_prompts=config.log_prompts,
-        batch_class=BATCH_CLASS if BATCH_CLASS in [each.name for each in config.classes] else None,
+        batch_class=BATCH_CLASS if BATCH_CLASS in [service_class.name for service_class in config.classes] else None,
     )
 
 
 def make_gateway_app(endpoint: Endpoint, control: ControlClient, config: ServeConfig, *, name: str) -> AccessMiddleware:
-    """Return the app. `name` tells this process from others in the metrics. Raises `ConfigError` for a bad key file."""
-    gateway_metrics, retry_after = GatewayMetrics(model=config.model_name, gateway=name), RetryAfter()
+    """Return the app. `name` identifies this process in the metrics. Raises `ConfigError` for a bad key file."""
+    gateway_metrics = GatewayMetrics(model=config.model_name, gateway=name)
+    retry_after = RetryAfter()
+    classes = [service_class.name for service_class in config.classes]
 
     async def metrics() -> str:
         in_flight = sum(app.admission.in_flight.values())
@@ -54,8 +56,8 @@ def make_gateway_app(endpoint: Endpoint, control: ControlClient, config: ServeCo
 
     app = AccessMiddleware(
         make_app(endpoint, control, metrics, retry_after_s=retry_after.seconds, web=config.web),
-        keys=KeyFile(config.keys, classes=[each.name for each in config.classes]) if config.keys else None,
-        default_class=config.classes[0].name,
+        keys=KeyFile(config.keys, classes=classes) if config.keys else None,
+        default_class=classes[0],
         limits=config.limits,
         allowed_hosts=config.allowed_hosts,
         retry_after_s=retry_after.seconds,

@@ -1,7 +1,7 @@
 """The routes of the API as a FastAPI app.
 
-In:    an `Endpoint`, a `ControlClient`, a way to gather metrics.
-Out:   an ASGI app that speaks OpenAI's API; `AccessMiddleware` belongs around it.
+In:    an `Endpoint`, a `ControlClient`, a function that collects metrics.
+Out:   an ASGI app that speaks OpenAI's API. It must be wrapped in `AccessMiddleware`.
 Never: imports Ray.
 """
 
@@ -51,7 +51,7 @@ class ErrorObject(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """Body of every response that is not a success."""
+    """Body of every error response."""
 
     error: ErrorObject
 
@@ -79,7 +79,7 @@ STREAM: dict[int | str, dict[str, Any]] = {
                 "schema": {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
             }
         },
-        "description": "Complete, or as a stream.",
+        "description": "The complete answer, or a stream of its chunks.",
     }
 }
 
@@ -92,7 +92,7 @@ def make_app(
     retry_after_s: Callable[[], int] = lambda: 1,
     web: bool = False,
 ) -> FastAPI:
-    """Return the app, with pages for people where `web`. What the endpoint needs runs as long as the app does."""
+    """Return the app, with the web pages if `web`. The endpoint runs as long as the app does."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -103,9 +103,9 @@ def make_app(
         title="mars-ray",
         version=version("mars-ray"),
         lifespan=lifespan,
-        docs_url=None,  # these pages load scripts from elsewhere
+        docs_url=None,  # FastAPI's documentation pages load scripts from other sites
         redoc_url=None,
-        redirect_slashes=False,  # a redirect would name us by whatever the Host header says
+        redirect_slashes=False,  # a redirect would repeat the name in the Host header
         responses=ERRORS,
     )
     add_error_handlers(app, retry_after_s)
@@ -114,12 +114,12 @@ def make_app(
     app.include_router(control_routes(control))
     if web:
         app.include_router(web_routes())
-    app.openapi()  # takes a tenth of a second, which callers would wait for if it came with the first request for it
+    app.openapi()  # built now, because all callers would wait 0.1 s if the first request for it built it
     return app
 
 
 def openai_routes(endpoint: Endpoint) -> APIRouter:
-    """Return the routes of OpenAI's API, and vLLM's for the tokenizer."""
+    """Return the routes of OpenAI's API, and vLLM's routes for the tokenizer."""
     routes = APIRouter(route_class=JsonRoute, redirect_slashes=False)
 
     @routes.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAM)
@@ -133,7 +133,7 @@ def openai_routes(endpoint: Endpoint) -> APIRouter:
     @routes.get("/v1/models")
     async def models() -> ModelList:
         model = await endpoint.model_info()
-        return ModelList(data=[_model(each) for name in (None, *model.adapters) if (each := model.by_name(name))])
+        return ModelList(data=[_model(info) for name in (None, *model.adapters) if (info := model.by_name(name))])
 
     @routes.get("/v1/models/{model:path}")
     async def model(model: str) -> Model:
@@ -156,31 +156,31 @@ def health_routes(endpoint: Endpoint, metrics: Callable[[], Awaitable[str]]) -> 
 
     @routes.get("/healthz", response_class=PlainTextResponse)
     async def healthz() -> str:
-        """Alive: this process answers."""
+        """Return 200 if this process is alive."""
         return "ok"
 
     @routes.get("/readyz", response_class=PlainTextResponse)
     async def readyz() -> Response:
-        """Ready: a request sent now would be served."""
+        """Return 200 if a request sent now would be served, and 503 otherwise."""
         ready = await endpoint.client.ready()
         return PlainTextResponse("ready" if ready else "not ready", status_code=200 if ready else 503)
 
     @routes.get("/health", response_class=Response)
     @routes.get("/ping", response_class=Response)
     async def health() -> Response:
-        """As vLLM and SGLang have it: an empty 200 while a request sent now would be served."""
+        """Return an empty 200 if a request sent now would be served, like vLLM and SGLang."""
         if not await endpoint.client.ready():
             raise UnavailableError("no engine is up. Try again later.")
         return Response()
 
     @routes.get("/version")
     async def get_version() -> VersionResponse:
-        """Which release answers."""
+        """Return the release of this server."""
         return VersionResponse(version=version("mars-ray"))
 
     @routes.get("/metrics", response_class=PlainTextResponse)
     async def get_metrics() -> Response:
-        """Figures of this process and of every engine, as Prometheus reads them."""
+        """Return the metrics of this process and of every engine as Prometheus text."""
         return Response(await metrics(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     return routes
@@ -205,7 +205,7 @@ NOT_SERVED = (
 
 
 def add_error_handlers(app: FastAPI, retry_after_s: Callable[[], int]) -> None:
-    """Add a handler for each kind of error to `app`; `retry_after_s` says when to try again."""
+    """Add a handler for each kind of error to `app`; `retry_after_s` returns the seconds until a retry."""
 
     @app.exception_handler(ApiError)
     async def refused(request: Request, error: ApiError) -> Response:
@@ -222,15 +222,15 @@ def add_error_handlers(app: FastAPI, retry_after_s: Callable[[], int]) -> None:
 
     @app.exception_handler(HTTPException)
     async def no_such_route(request: Request, error: HTTPException) -> Response:
-        # What Starlette raises itself: no such path, method not allowed, a body that is no text.
-        found = ApiError(error.status_code, f"{error.detail}.", type="invalid_request_error", headers=error.headers)
+        # Starlette raises this for an unknown path, a wrong method and a body that is not text.
+        refusal = ApiError(error.status_code, f"{error.detail}.", type="invalid_request_error", headers=error.headers)
         if error.status_code == 404:
-            found = ApiError(404, NOT_SERVED, type="invalid_request_error", code="unknown_url")
-        return _response(request, found)
+            refusal = ApiError(404, NOT_SERVED, type="invalid_request_error", code="unknown_url")
+        return _response(request, refusal)
 
     @app.exception_handler(ClientDisconnect)
     async def disconnected(_request: Request, _error: ClientDisconnect) -> Response:
-        return Response(status_code=499)  # for the log: nobody reads it
+        return Response(status_code=499)  # only for the log, because the client has disconnected
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, _error: Exception) -> Response:
@@ -246,16 +246,16 @@ HEADERS = {"content-security-policy": POLICY, "referrer-policy": "no-referrer", 
 
 
 def web_routes() -> APIRouter:
-    """Return the routes, one for each page and file."""
+    """Return one route per web page and static file."""
     routes = APIRouter(redirect_slashes=False, include_in_schema=False)
 
     async def get_page(request: Request) -> Response:
-        found = page(routed_path(request.scope), str(request.scope.get("root_path") or ""))
-        return Response(found.content, media_type=found.media_type, headers=HEADERS)
+        file = page(routed_path(request.scope), str(request.scope.get("root_path") or ""))
+        return Response(file.content, media_type=file.media_type, headers=HEADERS)
 
     async def get_file(request: Request) -> Response:
-        found = static_files()[routed_path(request.scope)]
-        return Response(found.content, media_type=found.media_type)
+        file = static_files()[routed_path(request.scope)]
+        return Response(file.content, media_type=file.media_type)
 
     for path in PAGES:
         routes.add_api_route(path, get_page, methods=["GET"])

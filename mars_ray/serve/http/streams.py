@@ -2,10 +2,10 @@
 
 In:    asynchronous generators; an ASGI `receive`.
 Out:   one generator; a result, unless the client disconnected first.
-Never: leaves a task or a generator behind.
+Never: leaves a task or a generator running.
 
-Plain asyncio and not anyio: its task groups raise exception groups, and callers here need the first error as it is;
-a task group may not be open across the `yield` of a generator either, which `merge_streams` would need.
+This uses plain asyncio instead of anyio, because anyio's task groups raise exception groups and callers here need the
+first error itself. A task group also must not stay open across a generator's `yield`, as `merge_streams` would need.
 """
 
 import asyncio
@@ -21,33 +21,34 @@ T = TypeVar("T")
 
 
 async def merge_streams(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """Yield the items of all `streams` as they come, each with the number of its stream. The first error ends all."""
-    # One place for items: a stream is read no faster than its reader takes it. A semaphore gives it to who waits the
-    # longest; a queue with one place would let a stream that always has an item keep all others out.
+    """Yield the items of all `streams` as they arrive, each with the index of its stream. The first error ends all."""
+    # Hold at most one item, so that streams are read no faster than the items are consumed. The semaphore gives the
+    # next turn to the stream that has waited longest. With a queue of size 1, a stream that always has an item could
+    # starve the others.
     arrived: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue()
-    place = asyncio.Semaphore(1)
+    turn = asyncio.Semaphore(1)
 
     async def pump(number: int, stream: AsyncGenerator[T, None]) -> None:
         try:
             async with aclosing(stream):
                 async for item in stream:
-                    await place.acquire()
+                    await turn.acquire()
                     arrived.put_nowait((number, item))
             arrived.put_nowait(None)
         except Exception as error:
             arrived.put_nowait(error)
 
     tasks = [asyncio.create_task(pump(number, stream)) for number, stream in enumerate(streams)]
-    left = len(tasks)
+    running = len(tasks)
     try:
-        while left:
+        while running:
             item = await arrived.get()
             if isinstance(item, Exception):
                 raise item
             if item is None:
-                left -= 1
+                running -= 1
             else:
-                place.release()
+                turn.release()
                 yield item
     finally:
         for task in tasks:
@@ -63,14 +64,14 @@ async def limited_stream(limit: asyncio.Semaphore, stream: AsyncGenerator[T, Non
 
 
 async def limited_call(limit: asyncio.Semaphore, call: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of `call`, made while holding `limit`."""
+    """Return the result of `call`, which runs while holding `limit`."""
     async with limit:
         return await call()
 
 
 async def gather_or_cancel(awaitables: Sequence[Awaitable[T]]) -> list[T]:
     """Return all results in order. The first error cancels the rest."""
-    tasks = [asyncio.ensure_future(each) for each in awaitables]
+    tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -80,8 +81,9 @@ async def gather_or_cancel(awaitables: Sequence[Awaitable[T]]) -> list[T]:
 
 
 async def run_unless_disconnected(receive: Receive, work: Awaitable[T]) -> T:
-    """Return the result of `work`. Cancels it and raises `ClientDisconnect` when the client disconnects first."""
-    working, leaving = asyncio.ensure_future(work), asyncio.create_task(_wait_for_disconnect(receive))
+    """Return the result of `work`. If the client disconnects first, cancels `work` and raises `ClientDisconnect`."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.create_task(_wait_for_disconnect(receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -94,7 +96,7 @@ async def run_unless_disconnected(receive: Receive, work: Awaitable[T]) -> T:
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
-    """Return when the client disconnected. The body of the request must have been read."""
+    """Wait until the client disconnects. The body of the request must have been read before."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -106,7 +108,7 @@ DONE = "[DONE]"
 
 
 class EventStreamResponse(Response):
-    """Sends `events` and closes the generator at its end, or when the client disconnects or stops reading."""
+    """Response that sends `events`. Closes the generator at the end, or if the client disconnects or stops reading."""
 
     media_type = "text/event-stream"
 
@@ -116,7 +118,7 @@ class EventStreamResponse(Response):
         self._events = events
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        """Run to the end of the stream or of the client, whichever comes first."""
+        """Send events until the stream ends or the client disconnects."""
         with suppress(ClientDisconnect, OSError, TimeoutError):
             await run_unless_disconnected(receive, self._send(send))
 

@@ -1,12 +1,12 @@
-"""The tokenizer and the chat template of the model, in a process of their own that may be killed.
+"""The model's tokenizer and chat template, in a separate process that can be killed.
 
-In:    a model folder; texts, messages or ids.
-Out:   ids, or text; a typed error for what the template or the tokenizer does not take.
-Never: holds the event loop, waits for a template longer than `seconds`.
+In:    a model folder; texts, messages or token ids.
+Out:   ids or text; a typed error for input that the template or the tokenizer rejects.
+Never: blocks the event loop; waits for a template longer than `seconds`.
 
-A sandbox keeps a chat template from harm but not from running for ever (CVE-2026-115911), and a thread cannot be
-stopped. So a process renders, one prompt at a time, and is killed and started anew when one takes too long. Keys take
-turns, so that nobody waits for more than one prompt of each other key.
+A sandbox prevents a chat template from doing harm, but not from running for ever (CVE-2026-115911), and a thread cannot
+be stopped. So a process renders one prompt at a time. If a prompt takes too long, the process is killed and restarted.
+Keys take turns, so that a caller waits for at most one prompt of each other key.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._taken: str | None = None
-        """The key whose turn it is."""
+        """Key whose turn it is."""
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         """Waiting callers by key; the first key is next."""
 
@@ -33,13 +33,13 @@ class Turns:
     async def turn(self, key: str) -> AsyncIterator[None]:
         """Wait for the turn of `key`, and hold it within the block."""
         if self._taken is not None:
-            mine = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(key, deque()).append(mine)
+            future = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(key, deque()).append(future)
             try:
-                await mine
+                await future
             except asyncio.CancelledError:
-                if mine.done() and not mine.cancelled():
-                    self._pass_on()  # it came just as the caller left
+                if future.done() and not future.cancelled():
+                    self._pass_on()  # the turn arrived just as the caller left
                 raise
         self._taken = key
         try:
@@ -48,59 +48,63 @@ class Turns:
             self._pass_on()
 
     def _pass_on(self) -> None:
-        had, self._taken = self._taken, None
-        if had in self._waiting:
-            self._waiting[had] = self._waiting.pop(had)
+        last = self._taken
+        self._taken = None
+        if last in self._waiting:
+            self._waiting[last] = self._waiting.pop(last)  # move the key to the end
         while self._waiting and self._taken is None:
             key = next(iter(self._waiting))
             first = self._waiting[key].popleft()
             if not self._waiting[key]:
                 del self._waiting[key]
-            if not first.done():  # else its caller has left
+            if not first.done():  # a done future means that its caller has left
                 self._taken = key
                 first.set_result(None)
 
 
 SECONDS = 2.0
-"""Time to render and tokenise one prompt. A thousand messages take milliseconds."""
+"""Maximum seconds to render and tokenise one prompt. Even a thousand messages take only milliseconds."""
 
 
 class TokenizerProcess:
-    """The tokenizer of the model in `folder`. Call `start` first; use within one event loop."""
+    """The tokenizer of the model in `folder`. Call `start` first, and use it within one event loop."""
 
     def __init__(self, folder: Path, *, seconds: float = SECONDS) -> None:
-        self._folder, self._seconds = folder, seconds
+        self._folder = folder
+        self._seconds = seconds
         self._turns = Turns()
         self._worker: JsonProcess | None = None
 
     async def start(self) -> None:
-        """Start the process ahead of the first prompt. Raises `ModelError` when the folder has no usable tokenizer."""
+        """Start the process before the first prompt. Raises `ModelError` if the folder has no usable tokenizer."""
         async with self._turns.turn(""):
             await self._started()
 
     async def encode(self, texts: Sequence[str], key: str = "") -> list[list[int]]:
-        """Return the ids of each text, in the turn of the caller's `key`. Raises `RequestError`."""
+        """Return the ids of each text, once it is the turn of the caller's `key`. Raises `RequestError`."""
         prompts: list[list[int]] = (await self._ask(key, {"texts": list(texts)}))["prompts"]
         return prompts
 
     async def apply_chat_template(self, messages: Sequence[dict[str, str]], key: str = "") -> list[int]:
-        """Return the ids of a conversation up to where the assistant answers. Raises `RequestError`."""
+        """Return the ids of a conversation up to the beginning of the assistant's answer. Raises `RequestError`."""
         prompt: list[int] = (await self._ask(key, {"messages": list(messages)}))["prompts"][0]
         return prompt
 
     async def decode(self, tokens: Sequence[int], key: str = "") -> str:
-        """Return the text of ids, special tokens included. Raises `RequestError`."""
+        """Return the text of ids, including special tokens. Raises `RequestError`."""
         text: str = (await self._ask(key, {"tokens": list(tokens)}))["text"]
         return text
 
     async def close(self) -> None:
         """Kill the process."""
-        worker, self._worker = self._worker, None
+        worker = self._worker
+        self._worker = None
         if worker is not None:
             await worker.close()
 
     async def _ask(self, key: str, task: dict[str, Any]) -> dict[str, Any]:
-        # Shielded: a caller that leaves must not cost the others the process, nor leave its answer in the pipe.
+        # Shield the task: when a caller leaves, the process must live on for the others, without an unread answer in
+        # the pipe.
         answering = asyncio.create_task(self._answer(key, task))
         answering.add_done_callback(lambda done: done.cancelled() or done.exception())
         reply = await asyncio.shield(answering)
@@ -121,7 +125,7 @@ class TokenizerProcess:
                 return {"error": f"the prompt took more than {self._seconds:g} s to render and tokenise; shorten it."}
             except (ConnectionError, ValueError):
                 await self.close()
-                return {"error": "the process that tokenises died of this prompt; shorten it."}
+                return {"error": "the tokenizer process died on this prompt; shorten it."}
 
     async def _started(self) -> JsonProcess:
         if self._worker is None or self._worker.ended:

@@ -1,1 +1,1 @@
-"""The shells that put the endpoint on Ray Serve."""
+"""Shells (thin layers) that run the endpoint on Ray Serve."""

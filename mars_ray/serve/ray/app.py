@@ -1,7 +1,7 @@
-"""Build a Serve application of a model: gateways for HTTP or handle calls, and engines (shell).
+"""Build the Serve application of a model: gateways for HTTP or handle calls, and engines (shell).
 
-`serve deploy` and `mars-ray serve` build it from the `args` of a config file; what stands under `deployments` there
-takes the place of what is set here.
+`serve deploy` and `mars-ray serve` build it from the `args` of a config file. Options under `deployments` in that file
+override the options set here.
 """
 
 from pathlib import Path
@@ -25,48 +25,50 @@ from mars_ray.serve.replicas.prefix_routing import prefix_key, ranked
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
-    """Routes by the engine request that a call carries; calls without one go to the least loaded replica."""
+    """Routes a call by its engine request; calls without one go to the least loaded replica."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Return ranks of one replica each; Ray takes the first that has room."""
+        """Return the replicas by rank, one per rank. Ray takes the first one with capacity."""
         if pending_request:
-            # All replicas that answer are among the ranks. Unless told so, Ray asks again at once, without a pause.
+            # The ranks already contain all replicas that answer. Without backoff, Ray would retry without a pause.
             pending_request.routing_context.should_backoff = True
         request = next(iter(pending_request.args), None) if pending_request else None
         key = prefix_key(request.tenant, request.prompt) if isinstance(request, Request) else ""
-        by_id = {each.replica_id.unique_id: each for each in candidate_replicas}
-        by_id = {name: each for name, each in by_id.items() if not HEARD.silent(name)} or by_id
-        loads = {name: self.replica_queue_len_cache.get(each.replica_id) or 0 for name, each in by_id.items()}
+        by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        by_id = {name: replica for name, replica in by_id.items() if not HEARD.silent(name)} or by_id
+        loads = {name: self.replica_queue_len_cache.get(replica.replica_id) or 0 for name, replica in by_id.items()}
         return [[by_id[name]] for name in ranked(key, loads)] if loads else []
 
 
 DRAIN_SECONDS = 120
-"""Seconds that running requests get to end when a replica is to stop."""
+"""Seconds that running requests have to finish when a replica stops."""
 
 HEALTH_SECONDS = 1
 HEALTH_TIMEOUT_SECONDS = 30
-"""Seconds for a health check; after three failures in a row the replica is replaced."""
+"""Maximum seconds for a health check. After three failures in a row, the replica is replaced."""
 
 ONGOING_REQUESTS = 100_000
-"""Serve's limit of concurrent calls of a replica, set out of reach: gateways and engines refuse with OpenAI's errors,
-and a replica that Serve considers full would not answer health questions."""
+"""Serve's limit of concurrent calls per replica, too high to be reached. Gateways and engines refuse requests with
+OpenAI's errors instead, and a replica that Serve considers full would not answer health checks."""
+
+_OPTIONS: dict[str, Any] = {
+    "max_ongoing_requests": ONGOING_REQUESTS,
+    "graceful_shutdown_timeout_s": DRAIN_SECONDS,
+    "health_check_period_s": HEALTH_SECONDS,
+}
 
 
 def build_openai_app(args: dict[str, Any]) -> Application:
-    """Return an endpoint that speaks OpenAI's API, under whatever route prefix it is run.
+    """Return an endpoint that speaks OpenAI's API under any route prefix.
 
-    `args` are the settings of `ServeConfig`. Its handle has the methods of `build_deployment`, too.
-    Raises `ConfigError` for unknown or impossible settings, `ModelError` for no model.
+    `args` are the settings of `ServeConfig`. The handle also has the methods of a `build_deployment` handle.
+    Raises `ConfigError` for unknown or impossible settings, `ModelError` for an unusable model.
     """
     config = _pinned(args)
     gateway = serve.deployment(serve.ingress()(Gateway)).options(
-        name="Gateway",
-        max_ongoing_requests=ONGOING_REQUESTS,
-        graceful_shutdown_timeout_s=DRAIN_SECONDS,
-        health_check_period_s=HEALTH_SECONDS,
-        ray_actor_options={"num_cpus": 0},
+        name="Gateway", ray_actor_options={"num_cpus": 0}, **_OPTIONS
     )
     app: Application = gateway.bind(_engines(config), config)
     return app
@@ -75,25 +77,19 @@ def build_openai_app(args: dict[str, Any]) -> Application:
 def build_deployment(args: dict[str, Any], *, name_prefix: str = "") -> Application:
     """Return a model for other deployments, which are bound to it and call its handle.
 
-    The handle streams with `options(stream=True).chat.remote(messages, threshold=0.9)` and answers whole with
-    `complete.remote(messages)`. Settings and errors are those of `build_openai_app`. The deployments are called `Chat`
-    and `Engine`; models that stand side by side get a `name_prefix` each.
+    `handle.options(stream=True).chat.remote(messages, threshold=0.9)` streams an answer, and
+    `handle.complete.remote(messages)` returns a whole one. Settings and errors are those of `build_openai_app`. The
+    deployments are named `Chat` and `Engine`; with several models in one application, give each a `name_prefix`.
     """
     config = _pinned(args)
-    chat = serve.deployment(Chat).options(
-        name=f"{name_prefix}Chat",
-        max_ongoing_requests=ONGOING_REQUESTS,
-        graceful_shutdown_timeout_s=DRAIN_SECONDS,
-        health_check_period_s=HEALTH_SECONDS,
-        ray_actor_options={"num_cpus": 0},
-    )
+    chat = serve.deployment(Chat).options(name=f"{name_prefix}Chat", ray_actor_options={"num_cpus": 0}, **_OPTIONS)
     app: Application = chat.bind(_engines(config, name_prefix), config)
     return app
 
 
 def _pinned(args: dict[str, Any]) -> ServeConfig:
     config = parse_config(args)
-    # A branch of a hub may move before the next replica starts, and that may be on another node.
+    # Pin the names now, because a hub branch may move before the next replica starts, possibly on another node.
     pinned: dict[str, Any] = {"model": _everywhere(config.model, resolve_model(config.model))}
     pinned["name"] = config.model_name
     pinned["adapter"] = _pinned_adapter(config.adapter)
@@ -104,12 +100,10 @@ def _pinned(args: dict[str, Any]) -> ServeConfig:
 def _engines(config: ServeConfig, name_prefix: str = "") -> Application:
     engines = serve.deployment(EngineReplica).options(
         name=f"{name_prefix}Engine",
-        max_ongoing_requests=ONGOING_REQUESTS,
         request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
-        graceful_shutdown_timeout_s=DRAIN_SECONDS,
-        health_check_period_s=HEALTH_SECONDS,
         health_check_timeout_s=HEALTH_TIMEOUT_SECONDS,
         ray_actor_options={"num_cpus": config.engine.threads or 1},
+        **_OPTIONS,
     )
     app: Application = engines.bind(config)
     return app
@@ -121,5 +115,5 @@ def _pinned_adapter(adapter: str | None) -> str | None:
 
 
 def _everywhere(name: str, folder: Path) -> str:
-    """Return a name for the model or adapter in `folder` that means the same on every node and does not change."""
+    """Return a name for the model or adapter in `folder` that has one meaning on every node and at any time."""
     return str(share_folder(folder)) if is_folder_here(name) else pin(name, folder)

@@ -1,7 +1,7 @@
-"""Autoscaling policy for Serve: as many engines as demand needs at full quality (shell).
+"""Autoscaling policy for Serve: run enough engines for the demand at full quality (shell).
 
-Serve's own policy counts requests. A lowered threshold makes each of them shorter, so there would be fewer, and the
-engines that quality waits for would never come. The controller says what demand would take at the threshold it wants.
+Serve's own policy counts requests in flight. A lower threshold shortens each request, so fewer are in flight, and the
+engines needed for full quality would never start. The controller computes the engines needed at the threshold it wants.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ DESIRED = "mars_desired_replicas"
 
 
 def by_capacity(ctx: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-    """Return the number of replicas that the controller wants; without a controller, Serve's number by requests."""
+    """Return the number of replicas that the controller wants, or that of Serve's own policy without a controller."""
     wanted = (ctx.aggregated_metrics or {}).get(DESIRED) or {}
     if not wanted:
         by_requests: tuple[float, dict[str, Any]] = replica_queue_length_autoscaling_policy(ctx)

@@ -17,7 +17,7 @@ from mars_ray.serve.ray.ray_engine_client import RayEngineClient
 
 
 class ChatHandle:
-    """The methods of the handle. Subclasses set `calls`, which answers."""
+    """The methods of the handle. Subclasses set `calls`, which answers the conversations."""
 
     calls: ChatCalls
 
@@ -26,24 +26,24 @@ class ChatHandle:
         self._config = config.model_copy(update={"controller": config.controller or _application()})
 
     async def gateway_settings(self) -> tuple[DeploymentHandle, ServeConfig]:
-        """Return handle and settings with which a gateway in another process serves the same engines."""
+        """Return the handle of the engines, and the settings with which a gateway in another process can serve them."""
         return self._engines, self._config
 
     async def chat(self, messages: Messages, **fields: Any) -> AsyncGenerator[ChatCompletionChunk, None]:
         """Yield the chunks of an answer: `handle.options(stream=True).chat.remote(messages, threshold=0.9)`.
 
-        `fields` are those of a body of `/v1/chat/completions`. Raises `RequestError` for what cannot be served.
+        `fields` are those of a `/v1/chat/completions` body. Raises `RequestError` for a request that cannot be served.
         """
         async for chunk in self.calls.stream(messages, fields):
             yield chunk
 
     async def complete(self, messages: Messages, **fields: Any) -> ChatCompletion:
-        """Return a whole answer: `await handle.complete.remote(messages, threshold=0.9)`; the rest is as for `chat`."""
+        """Return a whole answer: `await handle.complete.remote(messages, threshold=0.9)`. See `chat` for the rest."""
         return await self.calls.collect(messages, fields)
 
 
 class Chat(ChatHandle):
-    """The deployment of `build_deployment`: no HTTP, and no keys."""
+    """Deployment of `build_deployment`, without HTTP and keys."""
 
     async def __init__(self, engines: DeploymentHandle, config: ServeConfig) -> None:  # type: ignore[misc]
         super().__init__(engines, config)

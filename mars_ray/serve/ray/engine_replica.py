@@ -23,13 +23,13 @@ from mars_ray.serve.replicas.engine_client import LocalEngineClient
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
 
 STEP_SECONDS = 30
-"""Seconds after which a step counts as hung; its callers then go to another engine."""
+"""Seconds after which a step counts as hung. Its requests then go to another engine."""
 
 
 class EngineReplica:
-    """One engine. Its methods return errors as values: what becomes of an exception depends on Ray's transport."""
+    """One engine. Its methods return errors as values, because Ray's transports treat exceptions differently."""
 
-    async def __init__(self, config: ServeConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, config: ServeConfig) -> None:  # type: ignore[misc]  # Serve awaits the constructor
         folder = resolve_model(config.model)
         cpus = ray.get_runtime_context().get_assigned_resources().get("CPU", 1.0)
         engine, facts = await AsyncEngine.start(config.engine_spec(folder, cpus), step_seconds=STEP_SECONDS)
@@ -52,7 +52,7 @@ class EngineReplica:
         )
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk | MarsRayError, None]:
-        """Yield the chunks of a request, or the error it ends with."""
+        """Yield the chunks of a request, then the error if it failed."""
         try:
             async with aclosing(self._client.stream(request)) as chunks:
                 async for chunk in chunks:
@@ -61,7 +61,7 @@ class EngineReplica:
             yield error
 
     async def collect(self, request: Request) -> list[Chunk] | MarsRayError:
-        """Return the chunks of a request, or the error it ended with."""
+        """Return the chunks of a request, or the error if it failed."""
         try:
             return await self._client.collect(request)
         except MarsRayError as error:
@@ -76,16 +76,16 @@ class EngineReplica:
         return "".join(await self._client.metrics())
 
     async def running(self, requests: Sequence[str]) -> tuple[str, list[str]]:
-        """Return the name of this replica and which of `requests` it has; gateways use the call as a liveness check."""
-        return self._name, [each for each in requests if self._engine.has(each)]
+        """Return this replica's name and those of `requests` that it has. Gateways use this as a liveness check."""
+        return self._name, [name for name in requests if self._engine.has(name)]
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return the desired replicas for `serve.ray.autoscaling`; empty without a controller."""
-        held = self._lease.directive
-        return {DESIRED: float(held.desired_replicas)} if held and held.desired_replicas else {}
+        """Return the desired number of replicas for `serve.ray.autoscaling`; empty without a controller."""
+        directive = self._lease.directive
+        return {DESIRED: float(directive.desired_replicas)} if directive and directive.desired_replicas else {}
 
     async def check_health(self) -> None:
-        """Wait for the current step of the engine. If it does not end, Serve starts another replica."""
+        """Wait for the current step of the engine to end. If it does not, Serve starts another replica."""
         await self._client.ready()
 
     async def __del__(self) -> None:

@@ -1,4 +1,4 @@
-"""The HTTP gateway on Ray Serve (shell around `gateway_app`); the load balancer sends requests to its replicas."""
+"""The HTTP gateway on Ray Serve (shell around `gateway_app`). The load balancer sends requests to its replicas."""
 
 import gc
 import os
@@ -23,37 +23,39 @@ from mars_ray.serve.ray.ray_engine_client import RayEngineClient
 
 
 def check_listening(config: ServeConfig) -> None:
-    """Raise a `ConfigError` if the endpoint would admit strangers, or lack the TLS that its settings demand."""
+    """Raise a `ConfigError` if anybody could use the endpoint, or if it would lack the TLS that its settings demand."""
     options = serve_http_options()
     check_exposure(os.environ.get(front.HOST) or options.host, config)
     if options.ssl_certfile and has_load_balancer():
         raise ConfigError(
-            f"http_options.ssl_certfile has no effect on HAProxy, which callers speak to: set {front.CERTIFICATE} and "
-            f"{front.KEY} on every node before `ray start`, and leave it out here."
+            f"http_options.ssl_certfile has no effect on HAProxy, to which callers connect: set "
+            f"{front.CERTIFICATE} and {front.KEY} on every node before `ray start`, and leave it out here."
         )
 
 
 class Gateway(ChatHandle):
-    """The HTTP gateway. Raises `ConfigError` if it would admit strangers, or expose keys that TLS should hide."""
+    """The HTTP gateway. Raises the `ConfigError` of `check_listening`."""
 
     def __init__(self, engines: DeploymentHandle, config: ServeConfig) -> None:
         check_listening(config)
         super().__init__(engines, config)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        """Return the app; Serve calls this in the replica, so nothing of it is pickled."""
-        bound_heads(2 * self._config.limits.header_bytes)  # what is a little too large gets an error that says so
+        """Return the app. Serve calls this in the replica, so the app is never pickled."""
+        bound_heads(
+            2 * self._config.limits.header_bytes
+        )  # heads slightly above the limit get an explicit error from the app
         name = serve.get_replica_context().replica_id.unique_id
         endpoint, app = make_ray_gateway(self._engines, self._config, name=name)
         self.calls = ChatCalls(endpoint, self._config.classes[0].name)
-        # What is there by now, stays: to look through all of it for garbage takes 0.14 s, in which all callers wait.
+        # Exempt all objects that exist now from garbage collection: scanning them takes 0.14 s, and all callers wait.
         gc.collect()
         gc.freeze()
         return without_request_id(app)
 
 
 def make_ray_gateway(engines: DeploymentHandle, config: ServeConfig, *, name: str) -> tuple[Endpoint, ASGIApp]:
-    """Return the endpoint and its gateway app; `config` names the controller."""
+    """Return the endpoint and its gateway app. `config` must name the controller."""
     assert config.controller
     folder = resolve_model(config.model)
     endpoint = make_endpoint(RayEngineClient(engines), config, folder)

@@ -1,4 +1,4 @@
-"""A model's endpoint within the FastAPI application of somebody's deployment, under a prefix of theirs (shell)."""
+"""A model's endpoint inside the FastAPI application of another deployment, under any prefix (shell)."""
 
 import asyncio
 import logging
@@ -18,15 +18,15 @@ from mars_ray.serve.ray.gateway import check_listening, make_ray_gateway, withou
 
 log = logging.getLogger(__name__)
 
-NOT_THERE = "the model is not there. Try again later."
+NOT_THERE = "the model is not available yet. Try again later."
 
 
 class MountedApp:
-    """An ASGI app for `app.mount("/llm", MountedApp(get_handle))`, where `app` is that of a deployment.
+    """ASGI app for `app.mount("/llm", MountedApp(get_handle))`, where `app` is the FastAPI application of a deployment.
 
-    `get_handle` returns the handle of a `build_deployment`, or of an application of `build_openai_app`. It is called at
-    the first request, for an app is made, and pickled, long before anything runs. From then on requests are answered in
-    this process, by a gateway of its own, as by `build_openai_app`: same routes, keys and limits.
+    `get_handle` returns the handle of an application of `build_deployment` or `build_openai_app`. It is called at the
+    first request, because this object is created and pickled long before anything runs. From then on, a gateway in
+    this process answers the requests, with the routes, keys and limits of `build_openai_app`.
     """
 
     def __init__(self, get_handle: Callable[[], DeploymentHandle]) -> None:
@@ -35,13 +35,13 @@ class MountedApp:
         self._running = AsyncExitStack()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI scope; until the model is there, the answer is a 503."""
+        """Serve one ASGI scope. Until the model is available, the answer is a 503."""
         if self._starting is None:
             self._starting = asyncio.create_task(self._started())
         try:
             app = await asyncio.shield(self._starting)
         except (MarsRayError, RayError, RayServeException) as error:
-            log.exception("there is no gateway to the model")
+            log.exception("the gateway to the model could not be started")
             self._starting = None
             refusal = api_error(error if isinstance(error, MarsRayError) else UnavailableError(NOT_THERE))
             app = JSONResponse(refusal.body(), refusal.status, refusal.headers)

@@ -1,4 +1,4 @@
-"""The engines of a cluster as an `EngineClient` (shell): calls go through Serve's router to one of the replicas."""
+"""An `EngineClient` for the engines of a cluster (shell). Calls go through Serve's router to one of the replicas."""
 
 import asyncio
 import time
@@ -22,8 +22,8 @@ ANSWER_SECONDS = 5.0
 """Seconds within which an engine must answer."""
 UP_SECONDS = 2.5
 OUTAGE_SECONDS = 30.0
-"""Seconds without any engine after which waiting calls end: Serve itself would hold them for ever. A replica that died
-is back sooner than this."""
+"""Seconds without an answer from any engine after which waiting calls end; Serve itself would hold them for ever. A
+replica that has died is replaced sooner than this."""
 
 NONE_UP = "no engine is up. Try again later."
 
@@ -31,54 +31,54 @@ T = TypeVar("T")
 
 
 class RayEngineClient:
-    """The engines of a cluster. Use it within one running event loop, and keep `watch` running there."""
+    """Client of the engines of a cluster. Use it within one running event loop, and keep `watch` running there."""
 
     def __init__(self, engines: DeploymentHandle) -> None:
-        # Plain pickle: what is sent are dataclasses, and Ray's default is made for functions.
+        # Plain pickle is enough for the dataclasses sent here; Ray's default serializer is built for functions.
         self._engines = engines.options(request_serialization="pickle", response_serialization="pickle")
         self._streams = self._engines.options(stream=True)
         self._up_s = time.monotonic()
-        """Time of the last answer of an engine, or of the start of this client."""
+        """Time of the last answer of an engine; before the first one, the time when this client was created."""
         self._heard = False
         self._calls = WaitingCalls()
 
     async def watch(self) -> None:
         """Watch the engines until cancelled, so that no call waits for an engine that never answers."""
-        asking = set[asyncio.Task[None]]()
+        tasks = set[asyncio.Task[None]]()
         try:
             while True:
-                # An engine that is slow to answer is heard all the same, and holds up no question to the others.
-                asked = asyncio.create_task(self._ask(self._calls.unheard(up=self._up)))
-                asking.add(asked)
-                asked.add_done_callback(asking.discard)
+                # Each round is a task of its own, so that a slow answer still counts and does not delay the next round.
+                task = asyncio.create_task(self._ask(self._calls.unheard(up=self._up)))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
                 if time.monotonic() - self._up_s > OUTAGE_SECONDS:
                     self._calls.end(UnavailableError(NONE_UP))
                 await asyncio.sleep(WATCH_SECONDS)
         finally:
-            for each in asking:
-                each.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def ready(self) -> bool:
         """Return whether a replica answered within the last `UP_SECONDS`.
 
-        Callers need no key to ask for this, so it must cost nothing.
+        Callers without a key can trigger this, so it must cost nothing.
         """
         return self._up
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
-        """Yield the chunks of a request as they come; closing the generator cancels it."""
+        """Yield the chunks of a request as they arrive; closing the generator cancels the request."""
         with fresh_request_id():
             chunks = self._streams.stream.remote(request)
         with self._calls.call(request.id) as call:
             try:
-                while (said := await call.wait_for(_sent(anext(chunks, None)))) is not None:
-                    yield _value(said)
+                while (chunk := await call.wait_for(_sent(anext(chunks, None)))) is not None:
+                    yield _value(chunk)
             finally:
                 chunks.cancel()
 
     async def collect(self, request: Request) -> list[Chunk]:
-        """Return all chunks of a request once it ended; cancelling the task cancels it."""
+        """Return all chunks of a request once it has ended; cancelling the task cancels the request."""
         with fresh_request_id():
             response = self._engines.collect.remote(request)
         collected: list[Chunk] = _value(await self._answer(request.id, response))
@@ -93,7 +93,7 @@ class RayEngineClient:
 
     async def metrics(self) -> list[str]:
         """Return the metrics of each replica that answers."""
-        return [said async for said in broadcast(self._engines, "metrics", within_s=WATCH_SECONDS)]
+        return [text async for text in broadcast(self._engines, "metrics", within_s=WATCH_SECONDS)]
 
     @property
     def _up(self) -> bool:
@@ -103,7 +103,8 @@ class RayEngineClient:
         async for replica, running in broadcast(self._engines, "running", calls, within_s=ANSWER_SECONDS):
             HEARD.note(replica)
             self._calls.hear(running)
-            self._heard, self._up_s = True, time.monotonic()
+            self._heard = True
+            self._up_s = time.monotonic()
 
     async def _answer(self, name: str, response: Any) -> Any:
         with self._calls.call(name) as call:
@@ -114,11 +115,11 @@ class RayEngineClient:
                 raise
 
 
-def _value(said: Any) -> Any:
-    """Return the value of a replica; raise it if it is an error (see `EngineReplica`)."""
-    if isinstance(said, MarsRayError):
-        raise said
-    return said
+def _value(answer: Any) -> Any:
+    """Return the answer of a replica, or raise it if it is an error (see `EngineReplica`)."""
+    if isinstance(answer, MarsRayError):
+        raise answer
+    return answer
 
 
 async def _awaited(response: Any) -> Any:
@@ -126,12 +127,12 @@ async def _awaited(response: Any) -> Any:
 
 
 async def _sent(call: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a call; errors of Ray become ours."""
+    """Return the result of a call. Errors of Ray are raised as a `MarsRayError`."""
     try:
         return await call
     except RayActorError as error:
         raise ReplicaLostError(LOST) from error
     except BackPressureError as error:
-        raise QueueFullError("all engines have as many requests as they take. Try again later.") from error
+        raise QueueFullError("all engines have the maximum number of requests. Try again later.") from error
     except DeploymentUnavailableError as error:
         raise UnavailableError(NONE_UP) from error

@@ -1,4 +1,4 @@
-"""`mars-ray serve`: the endpoint on a Ray cluster of this machine, or on the one `RAY_ADDRESS` names (shell)."""
+"""Run an endpoint for `mars-ray serve`, on a new Ray cluster of this machine or on that of `RAY_ADDRESS` (shell)."""
 
 import logging
 import os
@@ -34,10 +34,10 @@ EXAMPLE = """\
 
 
 class StopSignals:
-    """Handles the signals within the block; main thread only."""
+    """Handles SIGINT within the block. Use it in the main thread only."""
 
     def __init__(self) -> None:
-        self._came = threading.Event()
+        self._received = threading.Event()
 
     def __enter__(self) -> "StopSignals":
         self._before = signal.signal(signal.SIGINT, self._handle)
@@ -47,22 +47,22 @@ class StopSignals:
         signal.signal(signal.SIGINT, self._before)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait for a signal; return whether one came. Raises `InterruptedRunError` at the second."""
-        return self._came.wait(seconds)
+        """Wait for a signal and return whether one arrived. A second signal raises `InterruptedRunError`."""
+        return self._received.wait(seconds)
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
-        if self._came.is_set():
-            raise InterruptedRunError("stopped at once; requests that ran were cut off.")
-        self._came.set()
+        if self._received.is_set():
+            raise InterruptedRunError("stopped at once; running requests were cut off.")
+        self._received.set()
 
 
 def run(schema: ServeDeploySchema) -> None:
-    """Run the endpoint of a deploy file until a signal asks it to stop, then let what runs finish.
+    """Run the endpoint of a deploy file until a signal stops it, then let running requests finish.
 
-    An endpoint that was deployed anew meanwhile, by another `mars-ray serve` or `serve deploy`, is left running.
+    If another `mars-ray serve` or `serve deploy` has deployed the endpoint again in the meantime, it stays up.
 
-    Prints where it is to standard output once it is ready, all else to standard error. Raises `ConfigError` or
-    `ModelError` before anything is started, and `ServeError` when it does not come up.
+    Prints the endpoint's address to standard output once it is ready, and everything else to standard error. Raises
+    `ConfigError` or `ModelError` before anything is started, and `ServeError` if the endpoint does not start.
     """
     started_s = time.monotonic()
     name = schema.applications[0].name
@@ -70,7 +70,7 @@ def run(schema: ServeDeploySchema) -> None:
         _check_this_machine(schema)
     elif schema.http_options.ssl_certfile and has_load_balancer():
         raise ConfigError(
-            f"http_options.ssl_certfile: on a cluster of yours each node has its own load balancer. Set {CERTIFICATE} "
+            f"http_options.ssl_certfile: on an existing cluster each node has its own load balancer. Set {CERTIFICATE} "
             f"and {KEY} there before `ray start`, and leave it out here; see docs/deploy.md."
         )
     _say("starting Ray", started_s)
@@ -79,36 +79,37 @@ def run(schema: ServeDeploySchema) -> None:
     try:
         with StopSignals() as signals:
             _say("starting Ray Serve", started_s)
-            behind = _behind_the_load_balancer(schema)
+            serve_schema = _behind_the_load_balancer(schema)
             client = start_serve(
-                http_options=behind.http_options.model_dump(),
+                http_options=serve_schema.http_options.model_dump(),
                 proxy_location=schema.proxy_location,
                 global_logging_config=schema.logging_config,
             )
             _say("starting the gateway, loading the model", started_s)
-            client.deploy_apps(behind)
+            client.deploy_apps(serve_schema)
             deployed_s = _deployed_s(name)
             if _wait_until_up(name, signals):
                 client.wait_for_proxies_serving(wait_for_applications_running=True)
-                url, model = _url(schema), parse_config(schema.applications[0].args).model_name
+                url = _url(schema)
+                model = parse_config(schema.applications[0].args).model_name
                 print(f"ready in {time.monotonic() - started_s:.1f} s: {url}/v1, for example:", flush=True)
                 print(EXAMPLE.format(url=url, model=model), flush=True)
                 for line in _thresholds(schema):
                     _say(line, started_s)
                 signals.wait()
             if _deployed_s(name) == deployed_s:
-                _say("stopping: what runs may finish; once more to stop at once", started_s)
+                _say("stopping: running requests may finish; repeat the signal to stop at once", started_s)
                 delete_application(name)
                 _wait_until_gone(name)
                 remove_controllers(name)
             else:
-                _say("the endpoint was deployed anew since, or deleted: leaving it to who did that", started_s)
+                _say("the endpoint has been redeployed or deleted meanwhile: leaving it as it is", started_s)
     finally:
         ray.shutdown()
 
 
 def _behind_the_load_balancer(schema: ServeDeploySchema) -> ServeDeploySchema:
-    """Return the schema for Serve: behind HAProxy on one machine, gateways listen on loopback without TLS."""
+    """Return the schema for Serve. Behind HAProxy on one machine, gateways listen on loopback without TLS."""
     if "RAY_ADDRESS" in os.environ or not has_load_balancer():
         return schema
     listening = {"host": BEHIND, "ssl_certfile": None, "ssl_keyfile": None}
@@ -120,32 +121,32 @@ def _say(line: str, started_s: float) -> None:
 
 
 def _thresholds(schema: ServeDeploySchema) -> list[str]:
-    """Return a line for each class about its range of thresholds; none if the model is on other machines only."""
+    """Return a line about the threshold range of each class; none if the model is on other machines only."""
     config = parse_config(schema.applications[0].args)
     try:
         bounds = bounds_of(config.plan(resolve_model(config.model)), [])
     except ModelError:
         return []
-    return [describe_bounds(name, each) for name, each in bounds.items()]
+    return [describe_bounds(name, class_bounds) for name, class_bounds in bounds.items()]
 
 
 def _check_this_machine(schema: ServeDeploySchema) -> None:
-    """Raise early for a missing model, bad keys, a bad certificate or a port in use."""
+    """Raise an error early for a missing model, bad keys, a bad certificate or a port in use."""
     config = parse_config(schema.applications[0].args)
     check_folder(resolve_model(config.model))
     if config.keys:
-        read_keys(config.keys, [each.name for each in config.classes])
+        read_keys(config.keys, [service_class.name for service_class in config.classes])
     http = schema.http_options
     if http.ssl_certfile and http.ssl_keyfile:
         check_certificate(Path(http.ssl_certfile), Path(http.ssl_keyfile))
-    host, port = http.host, http.port
     try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what a server of before left is no one's
-            probe.bind((host, port))
+        with socket.socket(socket.AF_INET6 if ":" in http.host else socket.AF_INET) as probe:
+            # Connections left over from an earlier server do not make the port busy.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((http.host, http.port))
     except OSError as error:
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}. Give another --port."
+            f"cannot listen on {http.host}:{http.port}: {os.strerror(error.errno or 0)}. Choose another --port."
         ) from None
 
 
@@ -156,14 +157,14 @@ def _deployed_s(name: str) -> float | None:
 
 
 def _wait_until_up(name: str, signals: StopSignals) -> bool:
-    """Return whether the application runs; False when a signal came before. Raises `ServeError`."""
+    """Return True once the application runs, or False if a signal arrives first. Raises `ServeError`."""
     while not signals.wait(POLL_SECONDS):
         application = serve.status().applications.get(name)
         if application is None or application.status == "DEPLOYING":
             continue
         if application.status == "RUNNING":
             return True
-        messages = [each.message for each in application.deployments.values() if each.message]
+        messages = [deployment.message for deployment in application.deployments.values() if deployment.message]
         reason = (messages or [application.message])[0].strip().splitlines()
         raise ServeError(f"the endpoint did not start: {reason[-1] if reason else application.status}")
     return False

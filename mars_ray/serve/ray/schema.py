@@ -1,8 +1,8 @@
 """Turn the fields of a Serve config file into Ray Serve's schema (shell).
 
-In:    fields as `deploy_file` returns them, and what they came from.
-Out:   the schema, or a `ConfigError` that says where the file is wrong.
-Never: starts or asks a cluster.
+In:    fields as returned by `deploy_file`, and the name of their source.
+Out:   the schema, or a `ConfigError` with the wrong place in the file.
+Never: starts a cluster or connects to one.
 """
 
 from collections.abc import Sequence
@@ -17,40 +17,40 @@ from mars_ray.serve.deploy.serve_config import check_names
 
 
 def schema_of(fields: dict[str, Any], source: str) -> ServeDeploySchema:
-    """Return the schema. Raises `ConfigError` for names Ray Serve does not know, at any depth, and for bad values."""
+    """Return the schema. Raises `ConfigError` for names unknown to Ray Serve, at any depth, and for invalid values."""
     check_names(ServeDeploySchema, fields, source)
     try:
         schema = ServeDeploySchema(**fields)
     except ValidationError as error:
         raise _wrong(error, source, fields) from None
     for number, application in enumerate(schema.applications):
-        for place, deployment in enumerate(application.deployments):
-            # Ray's schema takes any mapping here, and looks at what is in it on the cluster.
+        for index, deployment in enumerate(application.deployments):
+            # Ray's schema accepts any mapping here, and validates its content only on the cluster.
             if isinstance(deployment.autoscaling_config, dict):
-                here = ("applications", number, "deployments", place, "autoscaling_config")
-                _check_autoscaling(deployment.autoscaling_config, source, here)
+                path = ("applications", number, "deployments", index, "autoscaling_config")
+                _check_autoscaling(deployment.autoscaling_config, source, path)
     return schema
 
 
-def _check_autoscaling(fields: dict[str, Any], source: str, place: Sequence[str | int]) -> None:
-    # A policy is code, which only the nodes need to have, and the model would import it.
+def _check_autoscaling(fields: dict[str, Any], source: str, path: Sequence[str | int]) -> None:
+    # Leave out the policy: the validation would import its code, which only the nodes need to have.
     numbers = {name: value for name, value in fields.items() if name != "policy"}
     try:
         AutoscalingConfig(**numbers)
     except ValidationError as error:
-        raise _wrong(error, source, fields, place) from None
+        raise _wrong(error, source, fields, path) from None
 
 
-def _wrong(error: ValidationError, source: str, fields: Any, above: Sequence[str | int] = ()) -> ConfigError:
-    """Return the first error with its path in the file, without the types that pydantic tried."""
+def _wrong(error: ValidationError, source: str, fields: Any, parent: Sequence[str | int] = ()) -> ConfigError:
+    """Return an error with the path of the first wrong field in the file, without the types that pydantic tried."""
     first = error.errors()[0]
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in above)
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parent)
     for part in first["loc"]:
-        known = isinstance(part, int) if isinstance(fields, list) else isinstance(fields, dict) and part in fields
-        if known:
+        in_file = isinstance(part, int) if isinstance(fields, list) else isinstance(fields, dict) and part in fields
+        if in_file:
             fields = fields[part]
-        if known or first["type"] == "missing":
-            place += f"[{part}]" if isinstance(part, int) else f".{part}"
-    where = f"{source}: {place.lstrip('.')}" if place else source
+        if in_file or first["type"] == "missing":
+            path += f"[{part}]" if isinstance(part, int) else f".{part}"
+    where = f"{source}: {path.lstrip('.')}" if path else source
     shown = "" if isinstance(fields, dict | list) else f"; it is {fields!r}"
     return ConfigError(f"{where}: {first['msg'].removeprefix('Value error, ')}{shown}.")
