@@ -268,8 +268,8 @@ def test_a_stored_override_that_is_out_of_the_bounds_of_today_is_dropped() -> No
         (0.7, None, None, "threshold is 0.7; class gold allows 0.8 to 0.95."),
         (0.99, "batch", None, "threshold is 0.99; class batch allows 0.5 to 0.95."),
         (float("nan"), "batch", None, "threshold is nan; class batch allows"),
-        (0.9, "gold", 0.0, "the override is to last 0.0 s; give more than 0."),
-        (0.9, "gold", float("inf"), "the override is to last inf s"),
+        (0.9, "gold", 0.0, "the override lasts 0.0 s; give a finite number above 0."),
+        (0.9, "gold", float("inf"), "the override lasts inf s"),
         (0.9, "silver", None, "there is no class 'silver'; there are gold, batch."),
     ],
 )

@@ -1,1 +1,1 @@
-"""The controller: reports of all replicas in, a directive for each out."""
+"""The controller: it takes the reports of all replicas and answers each with a directive."""

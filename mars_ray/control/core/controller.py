@@ -1,9 +1,9 @@
-"""The controller: reports of all replicas in, a directive for each out.
+"""The controller: it takes the reports of all replicas and answers each with a directive.
 
 In:    reports, overrides of an operator, the backlog of a batch job, a clock.
-Out:   the directive that answers each report; the state of the cluster for people.
-Never: needs what it knew before it was restarted, except for overrides: reports, and the driver of a batch job, rebuild
-       the rest in two heartbeats.
+Out:   the directive that answers each report; the status of the cluster for operators.
+Never: needs state from before a restart, except overrides: within two heartbeats, the reports and the driver of a batch
+       job restore the rest.
 """
 
 import logging
@@ -31,23 +31,26 @@ from mars_ray.errors import ReportError
 
 
 class BatchJob:
-    """The batch job that the replicas of a controller work on, if they do."""
+    """The batch job that the replicas of a controller work on, if there is one."""
 
     def __init__(self) -> None:
         self._backlog: Backlog | None = None
         self._updated_s = 0.0
         self.paused = False
-        """Whether workers are to take no new rows."""
+        """Whether workers must not take new rows."""
 
     def update(self, backlog: Backlog, now_s: float, *, paused: bool) -> None:
-        """Take what the driver says; it holds until the next time."""
-        self._backlog, self._updated_s, self.paused = backlog, now_s, paused
+        """Store the driver's latest report, which holds until the next one."""
+        self._backlog = backlog
+        self._updated_s = now_s
+        self.paused = paused
 
     def state(self, replicas: ReplicaRegistry, now_s: float) -> BatchJobState | None:
-        """Return how the job stands now; None where there is no job, or no worker."""
+        """Return the current state of the job; None without a job or without workers."""
         if self._backlog is None or not len(replicas):
             return None
-        left_s, thresholds = self._backlog.seconds, replicas.thresholds()
+        left_s = self._backlog.seconds
+        thresholds = replicas.thresholds()
         return BatchJobState(
             backlog=replace(self._backlog, seconds=None if left_s is None else left_s - (now_s - self._updated_s)),
             threshold=sum(thresholds) / len(thresholds),
@@ -59,16 +62,16 @@ log = logging.getLogger(__name__)
 
 DECIDE_EVERY_S = 1.0
 WELL_USED = 0.8
-"""Share of a replica's time that demand should take at full quality, where there may be as many as it needs."""
+"""Share of a replica's time that demand should take at full quality; it sets the number of desired replicas."""
 HOT = 1.0
-"""A replica whose own demand takes more than all of its time at the threshold of the others gets a lower one."""
-COOL = "it has no more to do than it can do at the threshold of the others"
+"""Share of a replica's time above which its own demand, at the cluster's thresholds, gives it lower thresholds."""
+COOL = "the replica keeps up at the thresholds of the cluster"
 
 
 class Controller:
-    """Decides once a second, when a report comes. Not thread-safe.
+    """Decides on thresholds once a second, when a report arrives. Not thread-safe.
 
-    `clock` gives seconds and may jump; `unix_clock` is for overrides alone.
+    `clock` returns seconds and may jump. `unix_clock` is used only for overrides and the history of the live view.
     """
 
     def __init__(
@@ -81,28 +84,31 @@ class Controller:
         unix_clock: Callable[[], float] = time.time,
     ) -> None:
         settings = plan.settings
-        self._plan, self._policy = plan, policy or POLICIES[settings.policy]
+        self._plan = plan
+        self._policy = policy or POLICIES[settings.policy]
         self._policy_state = self._policy.initial
         self._now_s = SteadyClock(clock)
         self._replicas = ReplicaRegistry(settings.lease_s)
         self._overrides = Overrides(plan, store or NullStore(), unix_clock)
         self._setter = ThresholdSetter(settings.recover_s, self._overrides, self._replicas)
         self._job = BatchJob()
-        self._unix_s, self._history, self._life = unix_clock, FrameHistory(), uuid4().hex
+        self._unix_s = unix_clock
+        self._history = FrameHistory()
+        self._life = uuid4().hex
         self._decided_s: float | None = None
-        """When the last decision was made; None makes the next report decide anew."""
+        """Time of the last decision; None makes the next report trigger a decision."""
         self._epoch = self._desired_replicas = 0
         self._bounds: Mapping[str, Bounds] = bounds_of(plan, [])
-        self._decisions = {name: Decision(each.ceiling, "nothing reported yet") for name, each in self._bounds.items()}
+        self._decisions = {name: Decision(bound.ceiling, "no report yet") for name, bound in self._bounds.items()}
         self._hot: dict[str, dict[str, Decision]] = {}
-        """Decisions for replicas that have more to do than the others, by replica and class."""
+        """Decisions for replicas with more work than the others, by replica and class."""
         self._changes: Counter[str] = Counter()
 
     def handle_report(self, report: ReplicaReport) -> Directive:
-        """Take a report and return the directive that holds. Raises `ReportError` for one of another kind of engine."""
-        names = {each.name for each in report.state.classes}
+        """Take a report and return the directive in force. Raises `ReportError` unless its classes are the plan's."""
+        names = {class_state.name for class_state in report.state.classes}
         if names != set(self._decisions):
-            raise ReportError(f"the report has the classes {sorted(names)}; here are {sorted(self._decisions)}.")
+            raise ReportError(f"the report has the classes {sorted(names)}; it must have {sorted(self._decisions)}.")
         now_s = self._now_s()
         self._replicas.observe(report, now_s)
         if self._decided_s is None or now_s - self._decided_s >= DECIDE_EVERY_S:
@@ -110,24 +116,24 @@ class Controller:
         return self._directive(report)
 
     def update_backlog(self, backlog: Backlog, *, paused: bool) -> None:
-        """Set the remaining work of a batch job, and whether its workers pause. Valid until the next call."""
+        """Set the remaining work of a batch job and whether its workers pause. Both hold until the next call."""
         self._job.update(backlog, self._now_s(), paused=paused)
 
     def set_threshold(self, threshold: float, name: str | None, seconds: float | None) -> None:
-        """Override the policy for one class or all, for some seconds or until cleared.
+        """Override the policy for one class or for all (None), for some seconds or until cleared (None).
 
-        Raises `ConfigError` for an unknown class or a value out of range; then nothing changes.
+        Raises `ConfigError`, and changes nothing, for an unknown class or a value out of range.
         """
         self._overrides.set(threshold, name, seconds)
         self._decided_s = None
 
     def clear_threshold(self, name: str | None) -> None:
-        """Let the policy decide again, of one class or of all. Raises `ConfigError` for an unknown class."""
+        """Let the policy decide again on one class or on all (None). Raises `ConfigError` for an unknown class."""
         self._overrides.clear(name)
         self._decided_s = None
 
     def live(self, controller: str, after: int) -> LiveReport:
-        """Return what a live view shows that knows the frames up to `after` of this life of the controller."""
+        """Return the report for a live view that already has the frames up to number `after` of `controller`."""
         status = replace(self.status(), replicas=())
         return LiveReport(
             controller=self._life,
@@ -138,26 +144,26 @@ class Controller:
         )
 
     def job(self) -> RunningJob | None:
-        """Return how the batch job stands; None where there is none."""
-        found = self._job.state(self._replicas, self._now_s())
-        if found is None:
+        """Return the state of the batch job; None without a job."""
+        job_state = self._job.state(self._replicas, self._now_s())
+        if job_state is None:
             return None
-        states = [each.state for each in self._replicas.status(0.0)]
+        engine_states = [replica.state for replica in self._replicas.status(0.0)]
         return RunningJob(
             name="",
-            job=found,
-            tokens=sum(each.tokens for each in states),
-            workers=len(states),
-            late_s=max(each.late_s for each in self._decisions.values()),
+            job=job_state,
+            tokens=sum(state.tokens for state in engine_states),
+            workers=len(engine_states),
+            late_s=max(decision.late_s for decision in self._decisions.values()),
             paused=self._job.paused,
         )
 
     def thresholds(self) -> dict[str, float]:
-        """Return the threshold of each class, for replicas that have no more to do than others."""
+        """Return the cluster's threshold of each class. Replicas with more work than others may have lower ones."""
         return {name: decision.threshold for name, decision in self._decisions.items()}
 
     def status(self) -> ClusterStatus:
-        """Return state and decisions, for operators."""
+        """Return the state of the cluster and the decisions, for operators."""
         requests_s = self._replicas.requests_s()
         return ClusterStatus(
             policy=self._plan.settings.policy,
@@ -198,10 +204,11 @@ class Controller:
 
     def _decide(self, now_s: float) -> None:
         for replica in self._replicas.forget_silent(now_s):
-            log.warning("replica %s is silent", replica)
+            log.warning("replica %s has stopped reporting", replica)
             self._setter.forget(replica)
         dt_s = 0.0 if self._decided_s is None else now_s - self._decided_s
-        self._decided_s, self._epoch = now_s, self._epoch + 1
+        self._decided_s = now_s
+        self._epoch += 1
         self._bounds = bounds_of(self._plan, self._replicas.profiles())
         load = replace(self._replicas.load(), job=self._job.state(self._replicas, now_s))
         decisions, self._policy_state = self._policy.decide(self._plan, load, self._bounds, self._policy_state, dt_s)
@@ -218,27 +225,29 @@ class Controller:
         self._desired_replicas = _desired_replicas(load, self._plan)
 
     def _decide_hot(self, now_s: float) -> dict[str, dict[str, Decision]]:
-        """Return the decisions for replicas that have more to do than the others."""
-        found: dict[str, dict[str, Decision]] = {}
+        """Return the decisions for replicas that have more work than the others."""
+        hot: dict[str, dict[str, Decision]] = {}
         if len(self._replicas) < 2 or self._policy.uniform:
-            return found
+            return hot
         for replica, load in self._replicas.loads():
-            shares = (load.share_with_queue(name, each.threshold) for name, each in self._decisions.items())
+            shares = (load.share_with_queue(name, decision.threshold) for name, decision in self._decisions.items())
             if load.speed is not None and sum(shares) > HOT:
                 decisions, _ = self._policy.decide(self._plan, load, self._bounds, self._policy_state, 0.0)
             elif self._setter.has(replica):
-                decisions = {name: Decision(each.ceiling, COOL) for name, each in self._bounds.items()}
+                decisions = {name: Decision(bound.ceiling, COOL) for name, bound in self._bounds.items()}
             else:
                 continue
             applied = self._setter.apply(replica, decisions, self._bounds, now_s)
-            found[replica] = {
-                name: each for name, each in applied.items() if each.threshold < self._decisions[name].threshold
+            hot[replica] = {
+                name: decision
+                for name, decision in applied.items()
+                if decision.threshold < self._decisions[name].threshold
             }
-        return found
+        return hot
 
 
 def _desired_replicas(load: ClusterLoad, plan: ControlPlan) -> int:
-    """Return the replicas that demand needs at full quality: a lowered threshold must not hide it."""
+    """Return the number of replicas that the demand needs at full quality, so that low thresholds do not hide it."""
     if load.speed is None:
         return 0
-    return ceil(sum(load.arriving_share(each.name, plan.ceiling) for each in load.classes) / WELL_USED)
+    return ceil(sum(load.arriving_share(demand.name, plan.ceiling) for demand in load.classes) / WELL_USED)

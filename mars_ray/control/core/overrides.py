@@ -1,6 +1,6 @@
-"""Thresholds set by an operator, and the JSON in which they outlive the controller.
+"""Thresholds set by an operator, and their JSON form, in which they survive a restart of the controller.
 
-In:    a class, a threshold, for how long.
+In:    a class, a threshold, a duration.
 Out:   the override in force for a class.
 Never: lasts beyond its end, or is outside the bounds of its class.
 """
@@ -21,37 +21,37 @@ class Override:
 
     threshold: float
     ends_unix_s: float | None
-    """When it ends, as Unix time; None lasts until it is cleared."""
+    """Unix time at which the override ends; None means that it lasts until it is cleared."""
 
 
 _BY_CLASS = TypeAdapter(dict[str, Override])
 
 
 def to_json(overrides: dict[str, Override]) -> bytes:
-    """Return what `from_json` reads."""
+    """Return overrides by class as JSON, for `from_json`."""
     return _BY_CLASS.dump_json(overrides)
 
 
 def from_json(text: bytes) -> dict[str, Override]:
-    """Return overrides by class."""
+    """Return the overrides by class that `to_json` wrote."""
     return _BY_CLASS.validate_json(text)
 
 
 class OverrideStore(Protocol):
-    """Storage in which overrides outlive the controller."""
+    """Storage in which overrides survive a restart of the controller."""
 
     def load(self) -> dict[str, Override]:
-        """Return what was saved last."""
+        """Return the overrides that were saved last, by class."""
 
     def save(self, overrides: dict[str, Override]) -> None:
-        """Replace what was saved."""
+        """Replace the saved overrides."""
 
 
 class NullStore:
     """An `OverrideStore` that keeps nothing."""
 
     def load(self) -> dict[str, Override]:
-        """Return nothing."""
+        """Return no overrides."""
         return {}
 
     def save(self, overrides: dict[str, Override]) -> None:
@@ -59,11 +59,13 @@ class NullStore:
 
 
 class Overrides:
-    """The overrides of all classes. Those that were stored count again if they still fit the plan."""
+    """The overrides of all classes. Stored overrides are restored if they still fit the plan."""
 
     def __init__(self, plan: ControlPlan, store: OverrideStore, unix_clock: Callable[[], float]) -> None:
-        self._plan, self._store, self._unix_s = plan, store, unix_clock
-        self._names = [each.name for each in plan.classes]
+        self._plan = plan
+        self._store = store
+        self._unix_s = unix_clock
+        self._names = [service_class.name for service_class in plan.classes]
         self._by_class = {
             name: override
             for name, override in store.load().items()
@@ -71,11 +73,11 @@ class Overrides:
         }
 
     def get(self, name: str) -> Override | None:
-        """Return the override of a class, if there is one."""
+        """Return the override of a class, or None. It may have ended since the last call of `in_force`."""
         return self._by_class.get(name)
 
     def in_force(self, name: str) -> Override | None:
-        """Return the override of a class; one that has ended is dropped."""
+        """Return the override in force for a class, or None. Drop an override that has ended."""
         override = self._by_class.get(name)
         if override and override.ends_unix_s is not None and override.ends_unix_s <= self._unix_s():
             del self._by_class[name]
@@ -83,24 +85,26 @@ class Overrides:
         return override
 
     def set(self, threshold: float, name: str | None, seconds: float | None) -> None:
-        """Override one class or all, for some seconds or until cleared.
+        """Override one class or all (None), for some seconds or until cleared (None).
 
-        Raises `ConfigError` for an unknown class or a value out of range; then nothing changes.
+        Raises `ConfigError`, and changes nothing, for an unknown class or a value out of range.
         """
-        names = self._named(name)
-        for each in names:
-            floor, ceiling = self._plan.floor(each), self._plan.ceiling
+        class_names = self._named(name)
+        ceiling = self._plan.ceiling
+        for class_name in class_names:
+            floor = self._plan.floor(class_name)
             if not floor <= threshold <= ceiling:
-                raise ConfigError(f"threshold is {threshold}; class {each} allows {floor:g} to {ceiling:g}.")
+                raise ConfigError(f"threshold is {threshold}; class {class_name} allows {floor:g} to {ceiling:g}.")
         if seconds is not None and not 0 < seconds < float("inf"):
-            raise ConfigError(f"the override is to last {seconds} s; give more than 0.")
-        ends = None if seconds is None else self._unix_s() + seconds
-        self._replace(self._by_class | {each: Override(threshold, ends) for each in names})
+            raise ConfigError(f"the override lasts {seconds} s; give a finite number above 0.")
+        override = Override(threshold, None if seconds is None else self._unix_s() + seconds)
+        self._replace(self._by_class | dict.fromkeys(class_names, override))
 
     def clear(self, name: str | None) -> None:
-        """Drop the override of one class or of all. Raises `ConfigError` for an unknown class."""
+        """Drop the override of one class or of all (None). Raises `ConfigError` for an unknown class."""
         cleared = self._named(name)
-        self._replace({each: override for each, override in self._by_class.items() if each not in cleared})
+        kept = {key: override for key, override in self._by_class.items() if key not in cleared}
+        self._replace(kept)
 
     def _named(self, name: str | None) -> list[str]:
         if name is not None and name not in self._names:
@@ -108,5 +112,5 @@ class Overrides:
         return self._names if name is None else [name]
 
     def _replace(self, overrides: dict[str, Override]) -> None:
-        self._store.save(overrides)  # first: what an operator was told is set must be
+        self._store.save(overrides)  # save first: an override that was confirmed to an operator must survive a crash
         self._by_class = overrides

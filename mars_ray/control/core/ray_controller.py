@@ -1,8 +1,8 @@
 """The controller as one named, detached Ray actor, and its clients (shell around `Controller`).
 
-It is an actor of its own and not a deployment of Serve: when it is killed it is back in two seconds instead of ten,
-behind the same handle. Its name contains a digest of its plan: with other settings it is another controller, so that
-replicas of two versions, side by side while one replaces the other, do not share one.
+It is an actor of its own instead of a Serve deployment: after a crash it is back in two seconds instead of ten, and
+handles stay valid. Its name contains a digest of its plan, so replicas with other settings use another controller. Two
+versions of an application that run at the same time during an update therefore do not share a controller.
 """
 
 import asyncio
@@ -29,47 +29,47 @@ from mars_ray.ray_private import NAMESPACE, kv_get, kv_put
 BATCH = "generate-"
 """Prefix of the application names of batch jobs."""
 IDLE_SECONDS = 60.0
-"""Seconds without calls after which a controller ends itself."""
+"""Seconds without reports from replicas or a driver after which a controller ends itself."""
 ASK_SECONDS = 5.0
 _KIND = "controller:"
 
 
 class ControllerActor:
-    """The actor. It returns errors as values, because Ray wraps exceptions in its own."""
+    """The controller's actor. It returns errors as values, because Ray wraps exceptions in its own."""
 
     def __init__(self, app: str, plan: ControlPlan) -> None:
         self._controller = Controller(plan, store=_ClusterStore(app, plan.model))
-        self._asked_s = time.monotonic()
+        self._last_report_s = time.monotonic()
         self._watching = asyncio.get_event_loop().create_task(self._end_when_idle())
 
     async def handle_report(self, report: ReplicaReport) -> Directive | MarsRayError:
-        """Take a heartbeat."""
-        self._asked_s = time.monotonic()
+        """Return the directive that answers a report, or an error."""
+        self._last_report_s = time.monotonic()
         try:
             return self._controller.handle_report(report)
         except MarsRayError as error:
             return error
 
     async def status(self) -> ClusterStatus:
-        """Return state and decisions."""
+        """Return the state of the cluster and the decisions."""
         return self._controller.status()
 
     async def live(self, controller: str, after: int) -> LiveReport:
-        """Return what a live view shows."""
+        """Return the report for a live view."""
         return self._controller.live(controller, after)
 
     async def job(self) -> RunningJob | None:
-        """Return how the batch job stands."""
+        """Return the state of the batch job, if there is one."""
         return self._controller.job()
 
     async def update_backlog(self, backlog: Backlog, paused: bool) -> ClusterStatus:
-        """Take what is left of a batch job."""
-        self._asked_s = time.monotonic()
+        """Set the remaining work of a batch job; return the status."""
+        self._last_report_s = time.monotonic()
         self._controller.update_backlog(backlog, paused=paused)
         return self._controller.status()
 
     async def set_threshold(self, threshold: float, name: str | None, seconds: float | None) -> MarsRayError | None:
-        """Override the policy."""
+        """Override the policy; return the error, if any."""
         try:
             self._controller.set_threshold(threshold, name, seconds)
         except MarsRayError as error:
@@ -77,7 +77,7 @@ class ControllerActor:
         return None
 
     async def clear_threshold(self, name: str | None) -> MarsRayError | None:
-        """Let the policy decide again."""
+        """Let the policy decide again; return the error, if any."""
         try:
             self._controller.clear_threshold(name)
         except MarsRayError as error:
@@ -85,7 +85,7 @@ class ControllerActor:
         return None
 
     async def _end_when_idle(self) -> None:
-        while time.monotonic() - self._asked_s < IDLE_SECONDS:
+        while time.monotonic() - self._last_report_s < IDLE_SECONDS:
             await asyncio.sleep(1)
         ray.kill(ray.get_runtime_context().current_actor)
 
@@ -94,30 +94,34 @@ class RayController:
     """The controller of an application, started when it is first needed. Use it within one event loop."""
 
     def __init__(self, app: str, plan: ControlPlan) -> None:
-        self._app, self._plan = app, plan
+        self._app = app
+        self._plan = plan
         self._handle: Any = None
 
     async def handle_report(self, report: ReplicaReport) -> Directive:
-        """Return the directive for a report. Raises `ReportError`; all methods raise `UnavailableError`."""
+        """Return the directive that answers a report.
+
+        Raises `ReportError`, and `UnavailableError` if no controller answers, as all methods of this class do.
+        """
         directive: Directive = await self._ask("handle_report", report)
         return directive
 
     async def status(self) -> ClusterStatus:
-        """Return the state and decisions of the controller."""
+        """Return the state of the cluster and the controller's decisions."""
         status: ClusterStatus = await self._ask("status")
         return status
 
     async def live(self, controller: str, after: int) -> LiveReport:
-        """Return what a live view shows that knows the frames up to `after` of that life of the controller."""
+        """Return the report for a live view that already has the frames up to number `after` of `controller`."""
         report: LiveReport = await self._ask("live", controller, after)
         return report
 
     async def jobs(self) -> list[RunningJob]:
-        """Return the batch jobs on the cluster; those that do not answer are left out."""
+        """Return the batch jobs on the cluster, without jobs whose controller does not answer."""
         return await running_jobs()
 
     async def update_backlog(self, backlog: Backlog, *, paused: bool) -> ClusterStatus:
-        """Say what is left of a batch job and whether its workers are to take no new rows; return the status."""
+        """Set the remaining work of a batch job and whether its workers stop taking rows; return the status."""
         status: ClusterStatus = await self._ask("update_backlog", backlog, paused)
         return status
 
@@ -136,10 +140,10 @@ class RayController:
             async with asyncio.timeout(ASK_SECONDS):
                 answer = await getattr(self._handle, method).remote(*args)
         except (RayError, TimeoutError) as error:
-            if isinstance(error, ActorDiedError):  # it ended itself, or somebody ended it for good
+            if isinstance(error, ActorDiedError):  # the actor ended itself or was killed for good: start a new one
                 self._handle = None
             raise UnavailableError(
-                "no controller answers; replicas decide alone. Try again in some seconds."
+                "no controller answers; replicas decide alone. Try again in a few seconds."
             ) from error
         if isinstance(answer, MarsRayError):
             raise answer
@@ -165,20 +169,19 @@ def remove_controllers(app: str) -> None:
 
 
 async def online_statuses() -> list[ClusterStatus]:
-    """Return the status of every controller on the cluster that is not one of a batch job; silent ones are left out."""
-
+    """Return the status of every controller on the cluster that serves callers and answers."""
     names = await asyncio.to_thread(_named, _KIND)
-    found = await _ask_all([name for name in names if not name.startswith(f"{_KIND}{BATCH}")], "status")
-    return [each for each in found.values() if isinstance(each, ClusterStatus)]
+    answers = await _ask_all([name for name in names if not name.startswith(f"{_KIND}{BATCH}")], "status")
+    return [answer for answer in answers.values() if isinstance(answer, ClusterStatus)]
 
 
 async def running_jobs() -> list[RunningJob]:
-    """Return how every batch job on the cluster stands, by name; silent ones are left out."""
-    found = await _ask_all(await asyncio.to_thread(_named, f"{_KIND}{BATCH}"), "job")
+    """Return the batch jobs on the cluster, sorted by name, without jobs whose controller does not answer."""
+    answers = await _ask_all(await asyncio.to_thread(_named, f"{_KIND}{BATCH}"), "job")
     return [
-        replace(each, name=name.removeprefix(_KIND).partition(":")[0])
-        for name, each in sorted(found.items())
-        if isinstance(each, RunningJob)
+        replace(answer, name=name.removeprefix(_KIND).partition(":")[0])
+        for name, answer in sorted(answers.items())
+        if isinstance(answer, RunningJob)
     ]
 
 
@@ -196,7 +199,7 @@ async def _ask_all(names: Sequence[str], method: str) -> dict[str, object]:
 def _named(prefix: str) -> list[str]:
     """Return the names of the controllers that begin with `prefix`."""
     actors = list_named_actors(all_namespaces=True)
-    return [each["name"] for each in actors if each["namespace"] == NAMESPACE and each["name"].startswith(prefix)]
+    return [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE and actor["name"].startswith(prefix)]
 
 
 def _prefix(app: str) -> str:
@@ -204,7 +207,7 @@ def _prefix(app: str) -> str:
 
 
 class _ClusterStore:
-    """Overrides in the key-value store of the cluster's head: they live as long as the cluster."""
+    """An `OverrideStore` in the key-value store of the cluster's head, which lives as long as the cluster."""
 
     def __init__(self, app: str, model: str) -> None:
         self._key = f"overrides:{app}:{model}"

@@ -1,7 +1,7 @@
 """The replicas that report to the controller, and sums over their reports.
 
-In:    reports in any order; the time each arrives.
-Out:   the load on all of them or on each alone; the thresholds in force.
+In:    reports in any order, and the time at which each arrives.
+Out:   the load on all replicas together or on each alone; the thresholds in force.
 Never: keeps a replica that has been silent for longer than a lease.
 """
 
@@ -16,7 +16,7 @@ from mars_ray.engine.stats.profile import ProfilePoint
 
 
 class ReplicaRegistry:
-    """The replicas that were heard of in the last `silent_s` seconds."""
+    """The replicas that have reported in the last `silent_s` seconds."""
 
     def __init__(self, silent_s: float) -> None:
         self._silent_s = silent_s
@@ -27,15 +27,16 @@ class ReplicaRegistry:
         return len(self._meters)
 
     def observe(self, report: ReplicaReport, now_s: float) -> None:
-        """Take a report; one that is not newer than all before of its replica changes nothing."""
+        """Take a report. It has no effect unless it is newer than all earlier reports of its replica."""
         meter = self._meters.get(report.replica)
         if meter is None:
-            self._meters[report.replica], self._seen_s[report.replica] = DemandMeter(report), now_s
+            self._meters[report.replica] = DemandMeter(report)
+            self._seen_s[report.replica] = now_s
         elif meter.observe(report):
             self._seen_s[report.replica] = now_s
 
     def forget_silent(self, now_s: float) -> list[str]:
-        """Forget the replicas that are silent, and return their names."""
+        """Forget the replicas that no longer report, and return their names."""
         silent = [replica for replica, seen_s in self._seen_s.items() if now_s - seen_s > self._silent_s]
         for replica in silent:
             del self._seen_s[replica], self._meters[replica]
@@ -54,24 +55,24 @@ class ReplicaRegistry:
         return [meter.last.state.profile for meter in self._meters.values()]
 
     def thresholds(self, replica: str | None = None, name: str | None = None) -> list[float]:
-        """Return the thresholds in force, of all replicas and classes or of the named ones."""
+        """Return the thresholds in force, of all replicas and classes or of the named ones only."""
         return [
-            each.threshold
+            class_state.threshold
             for meter in self._meters.values()
-            for each in meter.last.state.classes
-            if replica in (None, meter.last.replica) and name in (None, each.name)
+            for class_state in meter.last.state.classes
+            if replica in (None, meter.last.replica) and name in (None, class_state.name)
         ]
 
     def tokens_s(self) -> float | None:
-        """Return the tokens that all replicas generate each second; None before each has measured its own."""
+        """Return the tokens per second of all replicas together; None until the rate of each replica is known."""
         rates = [meter.tokens_s() for meter in self._meters.values()]
-        known = [each for each in rates if each is not None]
-        return sum(known) if len(known) == len(rates) else None
+        known_rates = [rate for rate in rates if rate is not None]
+        return sum(known_rates) if len(known_rates) == len(rates) else None
 
     def requests_s(self) -> dict[str, float]:
-        """Return the requests that arrive each second, by class."""
-        demands = sum_by_class([each for meter in self._meters.values() for each in meter.demand()])
-        return {each.name: each.requests_s for each in demands}
+        """Return the requests that arrive per second, by class."""
+        demands = sum_by_class([demand for meter in self._meters.values() for demand in meter.demand()])
+        return {demand.name: demand.requests_s for demand in demands}
 
     def status(self, now_s: float) -> tuple[ReplicaStatus, ...]:
         """Return the status of each replica, for operators."""

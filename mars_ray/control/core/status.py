@@ -14,7 +14,7 @@ class ReplicaStatus:
     age_s: float
     """Seconds since its last report."""
     state: EngineState
-    """The state of its engine when it reported."""
+    """State of its engine at that report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,18 +25,18 @@ class ClassStatus:
     threshold: float
     floor: float
     floor_asked: float
-    """The floor that the operator set; the one in force may be higher."""
+    """The floor that the operator set; the floor in force may be higher."""
     floor_reason: str
-    """Why the floor in force is higher; empty where it is not."""
+    """Reason for a higher floor in force; otherwise empty."""
     ceiling: float
     reason: str
-    """Why the threshold is what it is."""
+    """Reason for the threshold."""
     requests_s: float
     changes: int
-    """How often its threshold changed since the controller started."""
+    """Number of changes of the threshold since the controller started."""
     override: Override | None
     late_s: float
-    """Seconds after its deadline that a batch job ends even at the floor; 0 while it can be in time."""
+    """Seconds after its deadline at which a batch job ends even at the floor; 0 if it can end in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class ClusterStatus:
 
     policy: str
     epoch: int
-    """How many decisions were made."""
+    """Number of decisions made since the controller started."""
     desired_replicas: int
     replicas: tuple[ReplicaStatus, ...]
     classes: tuple[ClassStatus, ...]
