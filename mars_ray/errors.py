@@ -1,30 +1,30 @@
-"""Errors for users. Each message says what was wrong, which value, and what to do.
+"""Errors for users. Each message says what is wrong, gives the value, and says what to do.
 
 MarsRayError
 ├── InputError                an input or option cannot be used           exit code 2
 │   ├── ConfigError           a setting is unknown, missing or out of range
 │   ├── DataError             a data file is missing, unreadable or not of the expected form
-│   │   ├── EmptyDataError    it holds no usable record
-│   │   └── BadRecordError    one record of it is not usable
+│   │   ├── EmptyDataError    a data file holds no usable record
+│   │   └── BadRecordError    one record of a data file is not usable
 │   ├── ModelError            a model folder is missing or incomplete
-│   │   ├── UnsafeModelError  it would need pickle or code of its own to load
-│   │   └── AdapterError      an adapter is incomplete or of another base model
+│   │   ├── UnsafeModelError  loading a model would run code that came with it
+│   │   └── AdapterError      an adapter is incomplete, or was trained for another base model
 │   ├── OutputError           the output folder is in use or not writable
 │   ├── ClusterError          the Ray cluster is too small for the options
 │   ├── ReportError           a report of a replica, or its directive, is invalid
 │   └── RequestError          a request to the engine is not usable
-│       ├── PromptTooLongError  its prompt does not fit the model
-│       └── GrammarError      its schema or regular expression cannot be used
-└── RunError                  the work started and could not be finished  exit code 1
+│       ├── PromptTooLongError  the prompt does not fit the model's context
+│       └── GrammarError      the schema or regular expression cannot be used
+└── RunError                  the work started but could not be finished  exit code 1
     ├── DivergedError         the loss is no longer a finite number
     ├── QueueFullError        the queue of the engine is full
     ├── StepError             the network failed on a request while it ran
     ├── SlowReaderError       the reader of a stream stopped taking chunks
-    ├── ServeError            the endpoint did not come up
+    ├── ServeError            the endpoint did not start
     ├── UnavailableError      no engine can take a request at the moment
     ├── ReplicaLostError      the replica that served a request died
     ├── EngineHungError       an engine hung because of this request
-    └── InterruptedRunError   stopped by the user, can be resumed         exit code 130, 143 for SIGTERM
+    └── InterruptedRunError   the user stopped the work, it can resume    exit code 130, 143 for SIGTERM
 """
 
 from typing import ClassVar
@@ -37,7 +37,7 @@ class MarsRayError(Exception):
 
 
 class InputError(MarsRayError):
-    """An input or option cannot be used; nothing was started."""
+    """An input or option cannot be used. No work was started."""
 
     exit_code = 2
 
@@ -55,7 +55,7 @@ class EmptyDataError(DataError):
 
 
 class BadRecordError(DataError):
-    """One record is not usable; the message names the reason, and `missing` the columns that it lacks."""
+    """One record is not usable. The message gives the reason, and `missing` names the columns that the record lacks."""
 
     def __init__(self, message: str, *, missing: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -67,7 +67,7 @@ class ModelError(InputError):
 
 
 class UnsafeModelError(ModelError):
-    """A model folder could only be loaded by running code that came with it."""
+    """Loading a model folder would run code that came with the model."""
 
 
 class AdapterError(ModelError):
@@ -95,11 +95,11 @@ class PromptTooLongError(RequestError):
 
 
 class GrammarError(RequestError):
-    """A schema or a regular expression cannot be used: it is malformed, or costs too much to compile or to follow."""
+    """A schema or a regular expression cannot be used: it is malformed, or too expensive to compile or to follow."""
 
 
 class RunError(MarsRayError):
-    """The work started and could not be finished."""
+    """The work started but could not be finished."""
 
 
 class DivergedError(RunError):
@@ -107,7 +107,7 @@ class DivergedError(RunError):
 
 
 class QueueFullError(RunError):
-    """The queue of the engine is full; the same request may be accepted later."""
+    """The queue of the engine is full. The same request may be accepted later."""
 
 
 class StepError(RunError):
@@ -119,11 +119,11 @@ class SlowReaderError(RunError):
 
 
 class ServeError(RunError):
-    """The endpoint did not come up."""
+    """The endpoint did not start."""
 
 
 class UnavailableError(RunError):
-    """No engine can take a request now, because none is up yet or all are shutting down."""
+    """No engine can take a request now, because no engine is running yet or all are shutting down."""
 
 
 class ReplicaLostError(RunError):
@@ -135,6 +135,6 @@ class EngineHungError(RunError):
 
 
 class InterruptedRunError(RunError):
-    """Stopped by the user. Finished work is saved, and the same command resumes."""
+    """The user stopped the work. Finished work is saved, and the same command resumes it."""
 
     exit_code = 130

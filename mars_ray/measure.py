@@ -1,4 +1,4 @@
-"""Timed comparisons of candidates in turns, and a description of the machine they ran on."""
+"""Compare the speed of candidates in interleaved runs, and describe the machine."""
 
 import platform
 import shutil
@@ -27,7 +27,7 @@ class Sample:
     seconds: float
     forwards: int
     decoding: "Sample | None" = None
-    """The run without the first step of each answer, which reads the prompt; None if not measured."""
+    """The same run without the first step of each answer, which processes the prompt. None if not measured."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -50,9 +50,9 @@ class Spread:
 def interleaved(
     candidates: Mapping[str, Callable[[], SampleT]], repeats: int, progress: ProgressLine
 ) -> dict[str, list[SampleT]]:
-    """Run every candidate once per round and return `repeats` samples of each, after one round that warms up.
+    """Run every candidate once per round, and return `repeats` samples of each candidate.
 
-    Round r begins with candidate r mod n, so the order changes between rounds.
+    One more round at the start warms up. Round r begins with candidate r mod n, so the order changes between rounds.
     """
     names = list(candidates)
     samples: dict[str, list[SampleT]] = {name: [] for name in names}
@@ -68,7 +68,7 @@ def interleaved(
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Return the median and the range of at least one value."""
+    """Return the median and the range of one or more values."""
     return Spread(median(values), min(values), max(values))
 
 
@@ -83,7 +83,7 @@ def speedup(samples: Sequence[Sample], baseline: Sequence[Sample]) -> Spread:
 
 
 def machine() -> dict[str, str | int | float | bool | None]:
-    """Return processor, memory, accelerator, library versions, threads and commit, without names of hosts or users."""
+    """Return the processor, memory, GPU, library versions, threads and commit, without names of hosts or users."""
     cuda = torch.cuda.is_available()
     commit = _git("rev-parse", "HEAD")
     return {
@@ -106,11 +106,11 @@ def _cpu_model(cpuinfo: str) -> str:
 
 
 def _git(*arguments: str) -> str | None:
-    """Return the output of git in the folder of this package; None outside a checkout."""
+    """Return the output of a git command in the folder of this package, or None outside a checkout."""
     git = shutil.which("git")
     if git is None:
         return None
-    done = subprocess.run(
+    process = subprocess.run(
         [git, *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=False, timeout=10
     )
-    return done.stdout.strip() if done.returncode == 0 else None
+    return process.stdout.strip() if process.returncode == 0 else None

@@ -17,9 +17,9 @@ from mars_ray.errors import InterruptedRunError, MarsRayError
 SAME_S = 1.0
 """Seconds within which a second SIGTERM is ignored. `timeout` and batch schedulers signal a process and its group."""
 LEAVE_S = 10.0
-"""Seconds for Ray to shut down after a stop. Its processes end with this one in any case."""
+"""Seconds that Ray has to shut down after a stop. Ray's processes end with this process in any case."""
 BY_SIGNAL = 128
-"""Added to the number of a signal for the exit code, as shells do."""
+"""Number to add to a signal number for the exit code, as shells do."""
 
 
 class Terminations:
@@ -31,22 +31,22 @@ class Terminations:
 
     @property
     def came(self) -> bool:
-        """True after a SIGTERM."""
+        """True once a SIGTERM has arrived."""
         return self._last_s is not None
 
     def handle(self, _number: int, _frame: FrameType | None) -> None:
-        """Handle a SIGTERM. Raises `KeyboardInterrupt` unless Ctrl-C has another handler."""
+        """Handle a SIGTERM like Ctrl-C. Raises `KeyboardInterrupt` unless Ctrl-C has a different handler."""
         now_s = self._clock()
         if self._last_s is not None and now_s - self._last_s < SAME_S:
             return
         self._last_s = now_s
-        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts background jobs so
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # shells start background jobs this way
             raise KeyboardInterrupt
         signal.raise_signal(signal.SIGINT)
 
 
 def run_program(name: str, main: Callable[[], None], *, stopped: str = "Stopped.") -> None:
-    """Run `main` in the main thread and end the process. `stopped` is printed after a stop without a message."""
+    """Run `main` in the main thread, then end the process. `stopped` is printed after a stop without a message."""
     terminations = Terminations()
     signal.signal(signal.SIGTERM, terminations.handle)
     line = ""
@@ -62,7 +62,7 @@ def run_program(name: str, main: Callable[[], None], *, stopped: str = "Stopped.
     except SystemExit as ended:
         if ended.code != InterruptedRunError.exit_code:
             raise
-        line = stopped  # typer exits so after Ctrl-C
+        line = stopped  # typer exits this way after Ctrl-C
         code = InterruptedRunError.exit_code
     finally:
         # While Ray shuts down, another signal ends the process at once and without a stack trace.

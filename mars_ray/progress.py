@@ -1,4 +1,4 @@
-"""Show progress on standard error: a live picture on a terminal, a plain line every ten seconds elsewhere."""
+"""Show progress on standard error: a live picture on a terminal, or else a plain line every ten seconds."""
 
 import time
 from abc import ABC, abstractmethod
@@ -13,11 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 PLAIN_LINE_EVERY_S = 10.0
 SPEED_WINDOW = 64
-"""Updates over which speed is averaged for the time left."""
+"""Number of recent updates over which the speed is averaged to estimate the time left."""
 
 
 class Display(ABC):
-    """A progress display; use it as a context manager, and call `refresh` after changes."""
+    """A progress display. Use it as a context manager, and call `refresh` after changes."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -27,7 +27,7 @@ class Display(ABC):
 
     @abstractmethod
     def picture(self) -> RenderableType:
-        """Return the picture for a terminal. Called several times a second, in another thread."""
+        """Return the picture to show on a terminal. It is called several times per second in another thread."""
 
     @abstractmethod
     def line(self) -> str:
@@ -39,17 +39,17 @@ class Display(ABC):
         return self
 
     def refresh(self) -> None:
-        """Print a plain line if one is due. A terminal refreshes itself."""
+        """Print a plain line if it is due. On a terminal, the picture refreshes itself."""
         if not self._console.is_terminal and self._clock() - self._printed_s >= PLAIN_LINE_EVERY_S:
             self._print_line()
 
     def show_now(self) -> None:
-        """Print a plain line now."""
+        """Print a plain line now, except on a terminal."""
         if not self._console.is_terminal:
             self._print_line()
 
     def say(self, line: str) -> None:
-        """Print a message unless there is a terminal."""
+        """Print a message, except on a terminal."""
         if not self._console.is_terminal:
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
@@ -67,7 +67,7 @@ class Display(ABC):
 
 
 class ProgressLine(Display):
-    """A progress bar with figures and the time left at the recent speed."""
+    """A progress bar with figures, and with the time left at the recent speed."""
 
     def __init__(self, title: str, total: int | None, clock: Callable[[], float] = time.monotonic) -> None:
         columns = (
@@ -81,13 +81,13 @@ class ProgressLine(Display):
         self._title = title
         self._total = total
         self._last = (0, "")
-        self._seen: deque[tuple[float, int]] = deque(maxlen=SPEED_WINDOW)
+        self._updates: deque[tuple[float, int]] = deque(maxlen=SPEED_WINDOW)
         super().__init__(clock)
 
     def update(self, done: int, figures: Mapping[str, object], total: int | None = None) -> None:
-        """Show the number done, and the total once known; `figures` are shown as `name value`."""
+        """Show the number of finished items, and the total once it is known. `figures` are shown as `name value`."""
         self._total = total or self._total
-        self._seen.append((self._clock(), done))
+        self._updates.append((self._clock(), done))
         notes = [f"{name} {value}" for name, value in figures.items()]
         note = "  ".join(notes + self._time_left())
         self._last = (done, note)
@@ -96,25 +96,26 @@ class ProgressLine(Display):
 
     def _time_left(self) -> list[str]:
         """Return the time left, if known, at the speed since the first of the recent updates."""
-        (first_s, first), (last_s, done) = self._seen[0], self._seen[-1]
+        first_s, first = self._updates[0]
+        last_s, done = self._updates[-1]
         if self._total is None or not first < done < self._total:
             return []
         left_s = (self._total - done) * (last_s - first_s) / (done - first)
         return [f"about {_duration(left_s)} left"]
 
     def picture(self) -> RenderableType:
-        """Return the bar."""
+        """Return the progress bar."""
         return self._bar
 
     def line(self) -> str:
-        """Return the number done, the total and the figures."""
+        """Return the number of finished items, the total and the figures in one line."""
         done, note = self._last
         total = "" if self._total is None else f"/{self._total}"
         return f"{self._title}: {done}{total}  {note}"
 
 
 def _duration(seconds: float) -> str:
-    """Return a time in seconds, in minutes, or in hours and minutes."""
+    """Return a duration as text: in seconds, in minutes, or in hours and minutes."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

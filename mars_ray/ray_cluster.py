@@ -17,14 +17,14 @@ from mars_ray.storage.private import private_folder
 from mars_ray.usable_cpus import usable_cpus
 
 TEMPORARY_LENGTH = 36
-"""Longest path of the folder, so that Ray's socket paths below it have at most 107 characters."""
+"""Maximum length of the folder's path, so that Ray's socket paths below it have at most 107 characters."""
 
 
 def connect() -> None:
-    """Join the cluster named by `RAY_ADDRESS`, or start a local one. Does nothing when already connected.
+    """Join the cluster named by `RAY_ADDRESS`, or start a local cluster. Does nothing if already connected.
 
     The output of workers is not shown. Sockets, logs and token of a local cluster are private to this user. Raises
-    `OutputError` if they cannot be made so.
+    `OutputError` if they cannot be made private.
     """
     if ray.is_initialized():
         return
@@ -33,27 +33,27 @@ def connect() -> None:
     if not is_shared():
         local = {"address": "local", "num_cpus": usable_cpus(), "include_dashboard": False}
         local["_temp_dir"] = str(private_folder(temporary_folder()) / "ray")
-        with suppress(OutputError):  # without a home, Ray reports its own error
+        with suppress(OutputError):  # without a home folder, Ray reports its own error
             private_folder(Path.home() / ".ray")
     logging.getLogger("ray.train").setLevel(logging.ERROR)
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     with _sigterm_kept():
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **local)
-    with suppress(OSError):  # Ray makes it readable by everybody
+    with suppress(OSError):  # Ray creates the token readable by everybody
         (Path.home() / ".ray" / "auth_token").chmod(0o600)
     # Ray would print pages of stack traces for a lost node, and at the end of a job.
     stop_driver_messages()
 
 
 def temporary_folder() -> Path:
-    """Return the private folder for sockets and logs of a local cluster, which Ray itself would open to everybody."""
+    """Return the private folder for sockets and logs of a local cluster. Ray alone would open it to everybody."""
     preferred = Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp").absolute()
     folders = [parent / f"mars-ray-{os.geteuid()}" for parent in (preferred, Path("/tmp"))]
     return next((folder for folder in folders if len(str(folder)) <= TEMPORARY_LENGTH), folders[-1])
 
 
 def is_shared() -> bool:
-    """Return whether others may use the cluster, too, because `RAY_ADDRESS` names it."""
+    """Return whether the cluster may have other users, because `RAY_ADDRESS` names it."""
     return bool(os.environ.get("RAY_ADDRESS"))
 
 
@@ -74,5 +74,5 @@ def _sigterm_kept() -> Iterator[None]:
 
 
 def cluster_cpus() -> float:
-    """Return the logical CPUs of the whole cluster."""
+    """Return the number of logical CPUs of the whole cluster."""
     return float(ray.cluster_resources().get("CPU", 0))

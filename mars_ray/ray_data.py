@@ -1,4 +1,4 @@
-"""The public names for a stage in a user's Ray Data pipeline; see `build_processor`."""
+"""Public names for a stage in a user's Ray Data pipeline; see `build_processor`."""
 
 from mars_ray.batch.ray.processor import Processor, build_processor
 from mars_ray.batch.run.endpoint_config import EndpointProcessorConfig

@@ -1,8 +1,8 @@
-"""Every private part of Ray that this package uses, each with the reason. All were checked against Ray 2.60.0 (shell).
+"""Private parts of Ray that this package uses, with the reason for each. Checked against Ray 2.60.0 (shell).
 
-A new version of Ray may change any of them without a word, so nothing else in the package names a private module or
-function of Ray; `tests/test_imports.py` holds that. Modules are imported where they are used: importing Ray Serve or
-Ray Data takes seconds, and Serve reads the environment then.
+A new version of Ray may change these parts without notice, so no other file of the package uses private modules or
+functions of Ray; `tests/test_imports.py` checks this. Ray Serve and Ray Data are imported inside the functions, because
+importing them takes seconds and because Serve reads the environment on import.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ NAMESPACE = "mars-ray"
 
 
 def kv_get(key: str) -> bytes | None:
-    """Return an entry of the key-value store of the cluster's head, which Ray offers its own libraries alone.
+    """Return an entry of the key-value store of the cluster's head, or None.
 
-    What lies there outlives actors, which is what overrides of operators need.
+    Entries outlive actors, as the overrides of operators must. Ray has no public interface to the store.
     """
     from ray.experimental.internal_kv import _internal_kv_get
 
-    found: bytes | None = _internal_kv_get(key, namespace=NAMESPACE)
-    return found
+    value: bytes | None = _internal_kv_get(key, namespace=NAMESPACE)
+    return value
 
 
 def kv_put(key: str, value: bytes | str) -> None:
@@ -48,34 +48,34 @@ def kv_delete(key: str) -> None:
 
 
 def free_resources() -> dict[str, dict[str, float]]:
-    """Return what nobody has taken of each node, by node id: the public way to ask sums up the whole cluster."""
+    """Return the free resources of each node, by node id. The public function only returns the sum over all nodes."""
     from ray._private.state import available_resources_per_node
 
-    found: dict[str, dict[str, float]] = available_resources_per_node()
-    return found
+    resources: dict[str, dict[str, float]] = available_resources_per_node()
+    return resources
 
 
 def cut_without_cpu(blocks: Any) -> Any:
-    """Have the tasks of a dataset's last step, a repartition, ask for no CPU: `Dataset.repartition` cannot say so.
+    """Let the tasks of a dataset's last step, a repartition, request no CPU. `Dataset.repartition` has no such option.
 
-    Where engines have all CPUs, they would never run.
+    If the tasks requested a CPU, they would never run while engines hold all CPUs.
     """
     blocks._logical_plan.dag.ray_remote_args["num_cpus"] = 0
     return blocks
 
 
 def stop_driver_messages() -> None:
-    """Let the driver print nothing of what the cluster tells it: `ray.init` can silence no more than the workers."""
+    """Stop the driver from printing messages of the cluster. The options of `ray.init` silence only the workers."""
     driver = ray._private.worker.global_worker
     driver.threads_stopped.set()
     driver.gcs_error_subscriber.close()
 
 
 def pass_arguments_by_value() -> None:
-    """Have Ray Data hand the actors of its pools their arguments themselves, for they are small.
+    """Make Ray Data pass arguments to the actors of its pools by value, which is cheap because they are small.
 
-    It hands them references into the object store. Ray cannot start an actor again once what they refer to is lost,
-    and says so in a line at every start.
+    By default, Ray Data passes references to the object store. Ray cannot restart an actor once the objects behind the
+    references are lost, and prints a line about this at every start.
     """
     from ray.data._internal.execution.operators.actor_pool_map_operator import ActorPoolMapOperator
 
@@ -84,30 +84,31 @@ def pass_arguments_by_value() -> None:
 
 
 def start_serve(**options: Any) -> Any:
-    """Start Ray Serve with all options of a config file and return its client: `serve.start` takes fewer."""
+    """Start Ray Serve with all options of a config file, and return its client. `serve.start` has fewer options."""
     from ray.serve._private.api import serve_start
 
     return serve_start(**options)
 
 
 def delete_application(name: str) -> None:
-    """Begin to take a Serve application down: the public `serve.delete` waits until it is gone."""
+    """Begin to delete a Serve application, and return at once. The public `serve.delete` waits until it is deleted."""
     from ray import serve
 
     serve.delete(name, _blocking=False)
 
 
 def serve_http_options() -> Any:
-    """Return where and how Ray Serve listens, which a replica has no public way to ask for."""
+    """Return the HTTP options of Ray Serve, such as its port. A replica has no public way to read them."""
     from ray.serve.context import _get_global_client
 
     return _get_global_client().http_config
 
 
 async def broadcast(handle: Any, method: str, *args: Any, within_s: float) -> AsyncGenerator[Any, None]:
-    """Yield what the replicas of a deployment answer to a call of `method`, as it comes and for so long.
+    """Call `method` on all replicas of a deployment, and yield the answers that arrive within `within_s` seconds.
 
-    The public way to read the answers waits for all: one replica that hangs would hide those of the others.
+    Answers are yielded as they arrive. The public interface waits for all answers, so a single replica that hangs would
+    hold back the answers of the others.
     """
     from ray.serve.exceptions import RayServeException
 
@@ -116,7 +117,7 @@ async def broadcast(handle: Any, method: str, *args: Any, within_s: float) -> As
             results = await handle.broadcast(method, *args)._fetch_replica_results_async()
     except (TimeoutError, RayError, RayServeException):
         return
-    answers = [asyncio.ensure_future(each.get_async()) for each in results]
+    answers = [asyncio.ensure_future(result.get_async()) for result in results]
     try:
         for answer in asyncio.as_completed(answers, timeout=within_s):
             try:
@@ -124,7 +125,7 @@ async def broadcast(handle: Any, method: str, *args: Any, within_s: float) -> As
             except TimeoutError:
                 return
             except Exception as error:
-                log.debug("a replica does not answer: %r", error)
+                log.debug("a replica failed to answer: %r", error)
     finally:
         for result, answer in zip(results, answers, strict=True):
             if not answer.done():
@@ -134,12 +135,12 @@ async def broadcast(handle: Any, method: str, *args: Any, within_s: float) -> As
 
 @contextmanager
 def fresh_request_id() -> Iterator[None]:
-    """Give the handle call made within the block a request id that no other call has.
+    """Give a handle call made within the block its own request id.
 
-    A handle call gets its internal request id from the context it is made in, and Serve's router knows what it has to
-    place by that id alone. Of two calls made for one HTTP request it finds the first only, and looks for a place for
-    the second for ever. Serve cancels calls together with the HTTP request whose id they have; whoever makes a call
-    here has to cancel it.
+    Normally a handle call takes its internal request id from the context, so two calls for one HTTP request have the
+    same id. Serve's router identifies pending calls by this id alone, so it finds a replica for the first call but
+    searches forever for the second. Serve also uses the id to cancel calls together with their HTTP request, so whoever
+    makes a call here must cancel it.
     """
     from ray.serve._private.utils import generate_request_id
     from ray.serve.context import _get_serve_request_context, _serve_request_context

@@ -1,6 +1,6 @@
-"""Count the CPUs that this process may use, by its affinity and the quotas of its cgroups.
+"""Count the CPUs that this process may use, according to its affinity and the quotas of its cgroups.
 
-A container with a quota sees every CPU of its machine, but threads beyond the quota only wait for each other.
+A container with a quota sees every CPU of the machine, but threads beyond the quota only wait for each other.
 """
 
 import math
@@ -13,15 +13,15 @@ OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 def usable_cpus() -> int:
-    """Return the number of CPUs, at least 1. Fractional quotas are rounded down."""
+    """Return the number of CPUs that this process may use, at least 1. Fractional quotas are rounded down."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, math.floor(min([cpus, *quotas()])))
 
 
-def quotas(mounted: Path = CGROUPS, own: Path = OWN_CGROUPS) -> Iterator[float]:
-    """Yield the quotas in CPUs of this process's cgroups and their parents, of version 1 and 2."""
+def quotas(mounted: Path = CGROUPS, own_cgroups: Path = OWN_CGROUPS) -> Iterator[float]:
+    """Yield the quotas, in CPUs, of this process's cgroups (version 1 or 2) and their parents."""
     try:
-        lines = own.read_text().splitlines()
+        lines = own_cgroups.read_text().splitlines()
     except OSError:  # not Linux
         return
     for line in lines:

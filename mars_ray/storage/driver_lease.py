@@ -1,6 +1,6 @@
-"""A lease in a store that tells other drivers that a job or run has a live driver.
+"""Lease file in a store, which shows other drivers that a job or run has a live driver.
 
-The lease gives an early error message. The log of the job is what keeps two drivers apart for certain.
+The lease gives an early error message. For jobs, the log is what reliably prevents two drivers from writing.
 """
 
 import json
@@ -31,12 +31,12 @@ class _Lease:
     host: str
     pid: int
     machine: str
-    """Boot id and PID namespace, within which a PID identifies a process."""
+    """Boot id and PID namespace. Within these, a PID identifies a process."""
     renewed: int
 
 
 class DriverLease:
-    """The lease file at `path` for the work in the folder `of`."""
+    """Lease file at `path` for the work in the folder `of`."""
 
     def __init__(self, path: UPath, *, of: UPath) -> None:
         self._path = path
@@ -62,8 +62,8 @@ class DriverLease:
 
     def _renew_until(self, ended: threading.Event) -> None:
         while not ended.wait(RENEW_S):
-            with suppress(Exception):  # whoever writes to the store waits for it
-                if not self._is_ours():  # this driver was suspended, and another took over
+            with suppress(Exception):  # code that writes results reports errors of the store
+                if not self._is_ours():  # this driver was suspended, and another one took over
                     return
                 self._renew()
 
@@ -89,7 +89,7 @@ class DriverLease:
                 return
             if now != lease:
                 raise OutputError(
-                    f"Another process ({holder}) is working in {self._of}. Wait for it, or give another output."
+                    f"Another process ({holder}) is working in {self._of}. Wait until it ends, or give another output."
                 )
 
     def _read(self) -> _Lease | None:
@@ -102,5 +102,5 @@ class DriverLease:
 def _machine() -> str:
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return socket.gethostname()

@@ -1,10 +1,10 @@
 """Open files and folders by path or URL: `data/rows.jsonl`, `s3://bucket/rows.jsonl`, `gs://`, `abfs://`, `hdfs://`.
 
-A path is a `pathlib.Path`, a URL a `UPath` (universal_pathlib), which has the same methods and uses fsspec.
-The client of a store finds credentials and endpoints itself: `AWS_ACCESS_KEY_ID` and `AWS_ENDPOINT_URL`, `~/.aws`,
+A path becomes a `pathlib.Path`. A URL becomes a `UPath` of universal_pathlib, with the same methods, based on fsspec.
+The client of a store finds credentials and endpoints by itself: `AWS_ACCESS_KEY_ID` and `AWS_ENDPOINT_URL`, `~/.aws`,
 `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_CONNECTION_STRING`, or fsspec's configuration.
 
-fsspec is used instead of `pyarrow.fs` because it can create an object only if it does not exist.
+This module uses fsspec instead of `pyarrow.fs`, because fsspec can create an object only if it does not exist.
 """
 
 from collections.abc import Iterator
@@ -21,15 +21,15 @@ AnyPath = Path | UPath
 """A local path, or a path in a store."""
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "abfs": "abfs", "abfss": "abfs", "az": "abfs"}
-"""The package extra with the client of each kind of store."""
+"""Package extra that installs the client of a store, by URL scheme."""
 NO_STALE_LISTINGS = {"use_listings_cache": False}
 S3_OPTIONS: dict[str, Any] = NO_STALE_LISTINGS | {
-    # Retry for a minute, and after SlowDown.
+    # Retry for about a minute, including after SlowDown responses.
     "config_kwargs": {"retries": {"mode": "adaptive", "max_attempts": 12}, "connect_timeout": 5, "read_timeout": 30},
 }
 FILE_URL = "file://"
 ANSWER_S = 20.0
-"""Seconds after which a store without an answer counts as unreachable."""
+"""Seconds without an answer after which a store counts as unreachable."""
 
 
 def locate(name: str | AnyPath) -> AnyPath:
@@ -55,31 +55,31 @@ def locate_url(url: str) -> UPath:
 
 
 def is_url(name: str) -> bool:
-    """Return whether `name` is the URL of a store, and no local path."""
+    """Return whether `name` is the URL of a store rather than a local path."""
     return "://" in name and not name.startswith(FILE_URL)
 
 
 def check_reachable(path: AnyPath) -> None:
-    """Raise `ConfigError` within `ANSWER_S` if the store of `path` does not answer or denies access.
+    """Raise `ConfigError` if the store of `path` denies access or does not answer within `ANSWER_S` seconds.
 
     The path itself need not exist.
     """
     if isinstance(path, Path):
         return
-    late = ConfigError(f"{path} is out of reach: its store gave no answer in {ANSWER_S:g} s. Check its endpoint.")
+    timeout = ConfigError(f"{path} cannot be reached: its store did not answer in {ANSWER_S:g} s. Check its endpoint.")
     try:
-        wait_at_most(ANSWER_S, lambda: path.fs.info(path.path), late)
+        wait_at_most(ANSWER_S, lambda: path.fs.info(path.path), timeout)
     except FileNotFoundError:
         return
     except Exception as error:
-        if error is late:
+        if error is timeout:
             raise
-        raise ConfigError(f"{path} is out of reach: {_first_line(error)}. Check credentials and endpoint.") from error
+        raise ConfigError(f"{path} cannot be reached: {_first_line(error)}. Check credentials and endpoint.") from error
 
 
 @contextmanager
 def store_errors(path: AnyPath, kind: type[MarsRayError], action: str, advice: str) -> Iterator[None]:
-    """Turn errors of a disk or a store into `kind`, with the message "`action` `path`: reason. `advice`"."""
+    """Convert errors of a disk or a store into `kind`, with the message "`action` `path`: reason. `advice`"."""
     try:
         yield
     except MarsRayError:

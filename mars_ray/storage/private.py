@@ -1,7 +1,7 @@
 """Private folders and files, for caches of code, sockets and tokens.
 
 In:    a folder to create, or a file to load.
-Out:   a folder that no other account can enter; whether only this user or root can have written a file.
+Out:   a folder that no other account can enter, or whether only this user or root can write the file.
 Never: uses a folder of another account, or leaves a folder open to others.
 """
 
@@ -31,7 +31,7 @@ def private_folder(folder: Path, *, within: Path | None = None) -> Path:
 
 
 def is_private(file: Path) -> bool:
-    """Return whether `file` is a regular file of this user or root that no other account can write."""
+    """Return whether `file` is a regular file that belongs to this user or root and that no other account can write."""
     try:
         status = file.lstat()
     except OSError:
@@ -40,13 +40,13 @@ def is_private(file: Path) -> bool:
 
 
 def _close(folder: Path) -> None:
-    """Close a folder to other accounts. A folder of root that others cannot write stays as it is."""
+    """Close a folder to other accounts. A folder of root that others cannot write is left unchanged."""
     link = folder.lstat()  # the owner of a link can change its target
     target = folder.stat()
     if not {link.st_uid, target.st_uid} <= _trusted() or (target.st_uid != os.geteuid() and target.st_mode & 0o022):
         raise OutputError(
-            f"the folder {folder} belongs to another account (uid {link.st_uid}), or others can write to it. Its code "
-            "would be run here, so remove it, or ask its owner to."
+            f"the folder {folder} belongs to another account (uid {link.st_uid}), or others can write to it. This "
+            "program would run code from it, so remove the folder, or ask its owner to remove it."
         )
     if target.st_uid == os.geteuid() and target.st_mode & 0o077:
         folder.chmod(0o700)

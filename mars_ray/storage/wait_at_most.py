@@ -7,8 +7,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_at_most(seconds: float, call: Callable[[], T], late: Exception) -> T:
-    """Return the result of `call`. Raises its error, and `late` after `seconds`, while the call goes on."""
+def wait_at_most(seconds: float, call: Callable[[], T], timeout: Exception) -> T:
+    """Return the result of `call`, or raise its error. Raises `timeout` after `seconds`, while `call` continues."""
     outcome: list[tuple[T | None, BaseException | None]] = []
 
     def run() -> None:
@@ -21,8 +21,8 @@ def wait_at_most(seconds: float, call: Callable[[], T], late: Exception) -> T:
     thread.start()
     thread.join(seconds)
     if not outcome:
-        raise late
+        raise timeout
     result, error = outcome[0]
     if error is not None:
         raise error
-    return result  # type: ignore[return-value]  # set where there is no error
+    return result  # type: ignore[return-value]  # without an error, `call` has returned

@@ -1,4 +1,4 @@
-"""Write files and folders that appear whole or not at all, on a disk and in a store."""
+"""Write files and folders that appear either complete or not at all, on a disk or in a store."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -12,25 +12,25 @@ from mars_ray.storage.location import AnyPath, store_errors
 
 
 def write_file(path: AnyPath, parts: Iterable[bytes | memoryview]) -> None:
-    """Replace a file by the concatenated `parts`, durably. Raises `RunError` when it cannot be written."""
+    """Replace a file durably with the concatenated `parts`. Raises `RunError` if it cannot be written."""
     advice = "Make room or remove the cause, then give the same command again."
     with store_errors(path.parent, RunError, "Cannot write to", advice):
         if isinstance(path, Path):
             _to_disk(path, parts)
-        else:  # an object appears once all of it has arrived
+        else:  # an object appears only after its upload is complete
             path.fs.pipe_file(path.path, b"".join(parts))
 
 
 def write_lines(path: AnyPath, lines: Iterable[str]) -> None:
-    """Write lines of text. Raises `RunError` when they cannot be written."""
+    """Write lines of text to a file. Raises `RunError` if the file cannot be written."""
     write_file(path, (line.encode() + b"\n" for line in lines))
 
 
 def write_folder(target: AnyPath, write: Callable[[Path], object], *, last: str) -> None:
     """Write the folder `target` by calling `write` with a local path, and upload it if `target` is in a store.
 
-    The file called `last` is uploaded last, so a folder that has it is complete. Raises the errors of `write`, and
-    `RunError` when the upload fails.
+    The file named `last` is uploaded last, so a folder that contains this file is complete. Raises the errors of
+    `write`, and `RunError` if the upload fails.
     """
     if isinstance(target, Path):
         write(target)
@@ -47,7 +47,8 @@ def write_folder(target: AnyPath, write: Callable[[Path], object], *, last: str)
 def create_object(path: UPath, content: bytes) -> bool:
     """Create an object unless it exists, and return whether it was created. Raises the errors of the store's client.
 
-    Atomic in stores with conditional writes: S3, Google Cloud Storage and Azure. Other stores check and then write.
+    This is atomic in stores with conditional writes: S3, Google Cloud Storage and Azure. Other stores check first and
+    then write.
     """
     try:
         path.fs.pipe_file(path.path, content, mode="create")

@@ -68,7 +68,7 @@ def test_what_cannot_be_written_is_an_error_with_the_place(bucket: UPath) -> Non
 def test_a_store_that_is_out_of_reach_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(location, "ANSWER_S", 0.5)
     monkeypatch.setitem(location.S3_OPTIONS, "endpoint_url", "http://127.0.0.1:9")
-    with pytest.raises(ConfigError, match=r"s3://bucket/a is out of reach"):
+    with pytest.raises(ConfigError, match=r"s3://bucket/a cannot be reached"):
         check_reachable(locate("s3://bucket/a"))
 
 

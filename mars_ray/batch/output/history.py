@@ -129,21 +129,21 @@ class History:
     def _last_second(self) -> int:
         return self._number("SELECT max(second) FROM pace")
 
-    def _bars(self, what: str, unit: float) -> tuple[Bar, ...]:
-        largest = self._number("SELECT max(value) FROM tally WHERE what = ?", what)
+    def _bars(self, metric: str, unit: float) -> tuple[Bar, ...]:
+        largest = self._number("SELECT max(value) FROM tally WHERE what = ?", metric)
         width = largest // BARS + 1
         counts = dict(
-            self._db.execute(f"SELECT value / {width}, sum(count) FROM tally WHERE what = ? GROUP BY 1", (what,))
+            self._db.execute(f"SELECT value / {width}, sum(count) FROM tally WHERE what = ? GROUP BY 1", (metric,))
         )
         return tuple(
             Bar(low=number * width / unit, high=(number + 1) * width / unit, count=counts.get(number, 0))
             for number in range(min(counts, default=0), max(counts, default=-1) + 1)
         )
 
-    def _count(self, what: str, values: Counter[int]) -> None:
+    def _count(self, metric: str, values: Counter[int]) -> None:
         self._db.executemany(
             "INSERT INTO tally VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET count = count + excluded.count",
-            [(what, value, count) for value, count in values.items()],
+            [(metric, value, count) for value, count in values.items()],
         )
 
     def _number(self, query: str, *values: object) -> int:

@@ -129,9 +129,9 @@ class Ledger:
         )
         return fresh
 
-    def records(self, most: int) -> list[str]:
-        """Return up to `most` records that are in no shard yet, oldest first."""
-        records = self.connection.execute("SELECT text FROM record ORDER BY number LIMIT ?", (most,))
+    def records(self, limit: int) -> list[str]:
+        """Return up to `limit` records that are in no shard yet, oldest first."""
+        records = self.connection.execute("SELECT text FROM record ORDER BY number LIMIT ?", (limit,))
         return [text for (text,) in records]
 
     @property
@@ -223,9 +223,9 @@ def _lately(connection: sqlite3.Connection) -> set[bytes]:
 def _not_in(connection: sqlite3.Connection, keys: set[bytes]) -> set[bytes]:
     """Return the keys that are not in the table `done`."""
     ordered = sorted(keys)
-    done: set[bytes] = set()
+    done_keys: set[bytes] = set()
     for begin in range(0, len(ordered), LATELY):
         part = ordered[begin : begin + LATELY]
         marks = ",".join("?" * len(part))
-        done.update(key for (key,) in connection.execute(f"SELECT key FROM done WHERE key IN ({marks})", part))
-    return keys - done
+        done_keys.update(key for (key,) in connection.execute(f"SELECT key FROM done WHERE key IN ({marks})", part))
+    return keys - done_keys

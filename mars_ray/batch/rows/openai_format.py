@@ -42,7 +42,8 @@ from mars_ray.openai_api.translate import check_limits, engine_requests, templat
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.openai_api.validation_errors import validation_error
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
 BODIES: dict[str, type[ChatCompletionRequest | CompletionRequest]] = {
     CHAT: ChatCompletionRequest,
     COMPLETIONS: CompletionRequest,

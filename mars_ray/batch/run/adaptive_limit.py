@@ -14,11 +14,11 @@ FIRST = 8
 
 
 class AdaptiveLimit:
-    """Hands out turns to send a request, at most `most` at a time. Not thread-safe."""
+    """Hands out turns to send a request, at most `maximum` at a time. Not thread-safe."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._limit = float(min(most, FIRST))
+    def __init__(self, maximum: int) -> None:
+        self._maximum = maximum
+        self._limit = float(min(maximum, FIRST))
         self._held = 0
         self._begun = 0
         self._lowered_at = 0
@@ -55,7 +55,7 @@ class AdaptiveLimit:
 
     def answered(self) -> None:
         """Raise the limit after an answer."""
-        self._limit = min(self._most, self._limit + 1 / self._limit)
+        self._limit = min(self._maximum, self._limit + 1 / self._limit)
         self._admit()
 
     def refused(self, turn: int) -> None:

@@ -55,7 +55,8 @@ class LiveStats:
 
 
 def _rate(points: deque[tuple[float, int]]) -> float | None:
-    (start_s, start), (end_s, end) = points[0], points[-1]
+    start_s, start = points[0]
+    end_s, end = points[-1]
     return (end - start) / (end_s - start_s) if end_s - start_s >= 0.5 else None
 
 
