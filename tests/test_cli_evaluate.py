@@ -77,5 +77,5 @@ def test_a_folder_that_holds_something_else_is_refused_and_left_alone(evaluate: 
     (tmp_path / "out" / "mine.txt").write_text("mine")
     code, out, err = evaluate()
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "has files of something else" in err
+    assert "has files that do not belong to an evaluation" in err
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]

@@ -1,1 +1,1 @@
-"""The command line: arguments to settings, one call, the result shown."""
+"""The command line: each command turns its arguments into options, makes one call, and shows the result."""

@@ -1,4 +1,4 @@
-"""The command `mars-ray bench serve`: load on an endpoint."""
+"""The command `mars-ray bench serve`, which puts load on an endpoint."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,41 +15,49 @@ ApiKey = Annotated[
     str | None,
     typer.Option(
         envvar="OPENAI_API_KEY",
-        help="Bearer token. Prefer the variable, because other users of this machine can see options in ps.",
+        help="Bearer token. Prefer the environment variable, because other users can see options in ps.",
     ),
 ]
 LoadTrace = Annotated[
     str | None,
     typer.Option(help="'poisson:RATE' per second, or an Azure trace .csv.gz. Default: a closed loop of --clients."),
 ]
-Clients = Annotated[int | None, typer.Option(help="Most requests in flight. Default: 1, or no limit with --trace.")]
-Requests = Annotated[
-    int | None, typer.Option(help="Number of requests. Default: the whole trace, else 100 without --duration.")
+Clients = Annotated[
+    int | None, typer.Option(help="Maximum number of requests in flight. Default: 1, or no limit with --trace.")
 ]
-Duration = Annotated[float | None, typer.Option(help="Seconds during which requests are sent.")]
+Requests = Annotated[
+    int | None,
+    typer.Option(help="Number of requests. Default: all of a trace file; without one, 100 or as --duration allows."),
+]
+Duration = Annotated[float | None, typer.Option(help="Number of seconds during which requests are sent.")]
 Prompts = Annotated[
     Path | None, typer.Option(help="JSONL or parquet with 'prompt' or 'messages'. Default: bundled prompts.")
 ]
 MaxTokens = Annotated[
-    int | None, typer.Option(help="Most tokens per answer. Default: 128, or the lengths of the trace file.")
+    int | None,
+    typer.Option(help="Maximum number of tokens per answer. Default: 128, or the lengths in the trace file."),
 ]
-ExtraBody = Annotated[str, typer.Option(help="""More fields of each request, such as '{"threshold": 0.9}'.""")]
+ExtraBody = Annotated[str, typer.Option(help="""Additional fields for every request, such as '{"threshold": 0.9}'.""")]
 PromptScale = Annotated[
     float,
-    typer.Option(help="Factor on the lengths of the trace's prompts, in words. Replies tell the true token counts."),
+    typer.Option(
+        help="Factor for the prompt lengths in the trace, which count as words. Replies report the true token counts."
+    ),
 ]
 
 
 @bench_app.command("serve")
 def bench_serve(
     url: Annotated[str, typer.Option(help="OpenAI-compatible endpoint.")] = URL,
-    model: Annotated[str | None, typer.Option(help="Model name. Default: the first that the endpoint lists.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model name. Default: the first model that the endpoint lists.")
+    ] = None,
     api_key: ApiKey = None,
     trace: LoadTrace = None,
     clients: Clients = None,
     requests: Requests = None,
     duration: Duration = None,
-    stream: Annotated[bool, typer.Option(help="Stream answers; TTFT is only measured then.")] = True,
+    stream: Annotated[bool, typer.Option(help="Stream answers. TTFT is measured only with streaming.")] = True,
     prompts: Prompts = None,
     max_tokens: MaxTokens = None,
     extra_body: ExtraBody = "{}",
@@ -58,7 +66,7 @@ def bench_serve(
     output_scale: OutputScale = 1.0,
     slo: Slo = None,
     seed: Annotated[int, typer.Option(help="Seed of arrivals and prompts.")] = 0,
-    timeout: Annotated[float, typer.Option(help="Seconds until a request fails.")] = 300.0,
+    timeout: Annotated[float, typer.Option(help="Time limit in seconds for one request.")] = 300.0,
     json_file: JsonFile = None,
 ) -> None:
     """Put load on a running OpenAI-compatible endpoint, and measure latency, throughput and goodput."""

@@ -1,4 +1,4 @@
-"""The commands `mars-ray status` and `mars-ray threshold ...`: what the controller of an endpoint does, and by hand."""
+"""The commands `mars-ray status` and `mars-ray threshold ...`, which show and override an endpoint's controller."""
 
 import re
 import sys
@@ -24,14 +24,14 @@ ApiKey = Annotated[
     str | None,
     typer.Option(
         envvar="MARS_RAY_API_KEY",
-        help="A key of the role 'operate'. Other users of this machine see it in ps: better set the variable.",
+        help="Key with the role 'operate'. Prefer the environment variable, because other users can see options in ps.",
     ),
 ]
 ServiceClass = Annotated[str | None, typer.Option("--class", help="Class of service. Default: all classes.")]
 URL = "http://127.0.0.1:8000"
 EVERY_SECONDS = 1.0
 WIDTH = 200
-"""Columns of the output where there is no terminal to ask."""
+"""Width of the output in columns if there is no terminal."""
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -39,18 +39,18 @@ def status(
     url: Url = URL,
     api_key: ApiKey = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Print once and exit, which is the default without a terminal.")
+        bool, typer.Option("--once", help="Print once and exit. This is the default without a terminal.")
     ] = False,
 ) -> None:
-    """Show replicas, load, thresholds and their reasons until Ctrl-C."""
+    """Show replicas, load, thresholds and the reasons for them until Ctrl-C."""
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     if once or not console.is_terminal:
-        console.print(*_tables(_ask("GET", url, api_key)))
+        console.print(*_tables(_send("GET", url, api_key)))
         return
     with Live(console=console, auto_refresh=False) as live:
         while True:
             grid = Table.grid()
-            for table in _tables(_ask("GET", url, api_key)):
+            for table in _tables(_send("GET", url, api_key)):
                 grid.add_row(table)
             live.update(grid, refresh=True)
             time.sleep(EVERY_SECONDS)
@@ -60,54 +60,54 @@ def status(
 def set_threshold(
     threshold: Annotated[float, typer.Argument(help="New threshold, from the floor of the class to its ceiling.")],
     service_class: ServiceClass = None,
-    lasting: Annotated[
+    duration: Annotated[
         str | None, typer.Option("--for", help="Duration, such as 90s, 10m or 2h. Default: until cleared.")
     ] = None,
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
     """Set a threshold, overriding the policy."""
-    seconds = None if lasting is None else seconds_of(lasting, "--for")
+    seconds = None if duration is None else seconds_of(duration, "--for")
     body = {"threshold": threshold, "service_class": service_class, "seconds": seconds}
-    _ask("PUT", url, api_key, "/threshold", json=body)
-    until = f"for {lasting}" if lasting else "until it is cleared"
-    _say(f"threshold {threshold:g} for {service_class or 'all classes'}, {until}.")
+    _send("PUT", url, api_key, "/threshold", json=body)
+    until = f"for {duration}" if duration else "until it is cleared"
+    _print_line(f"threshold {threshold:g} for {service_class or 'all classes'}, {until}.")
 
 
 @threshold_app.command("clear")
 def clear_threshold(service_class: ServiceClass = None, url: Url = URL, api_key: ApiKey = None) -> None:
     """Let the policy decide again."""
     params = {} if service_class is None else {"service_class": service_class}
-    _ask("DELETE", url, api_key, "/threshold", params=params)
-    _say(f"the policy decides for {service_class or 'all classes'}.")
+    _send("DELETE", url, api_key, "/threshold", params=params)
+    _print_line(f"the policy decides for {service_class or 'all classes'}.")
 
 
-def _ask(method: str, url: str, api_key: str | None, path: str = "", **what: Any) -> Any:
+def _send(method: str, url: str, api_key: str | None, path: str = "", **arguments: Any) -> Any:
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
-        answer = httpx2.request(method, f"{url.rstrip('/')}/control{path}", headers=headers, timeout=10, **what)
+        response = httpx2.request(method, f"{url.rstrip('/')}/control{path}", headers=headers, timeout=10, **arguments)
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
         raise RunError(f"{url} cannot be reached ({error}). Start the endpoint, or check --url.") from None
-    if answer.status_code == 204:
+    if response.status_code == 204:
         return None
     try:
-        said = answer.json()
-        if answer.is_success:
-            return said
-        message = str(said["error"]["message"])
+        body = response.json()
+        if response.is_success:
+            return body
+        message = str(body["error"]["message"])
     except (ValueError, LookupError, TypeError):
-        raise RunError(f"{url} answered HTTP {answer.status_code} and is no endpoint of mars-ray.") from None
-    if answer.status_code < 500:
+        raise RunError(f"{url} answered HTTP {response.status_code} and is not a mars-ray endpoint.") from None
+    if response.status_code < 500:
         raise ConfigError(message)
     raise RunError(message)
 
 
 def seconds_of(text: str, option: str) -> float:
-    """Return the seconds in a text such as 10m. Raises `ConfigError`."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
-    if found is None or float(found[1]) == 0:
+    """Return the number of seconds in a text such as 10m. Raises `ConfigError`."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if match is None or float(match[1]) == 0:
         raise ConfigError(f"{option} is {text!r}; give a time such as 90s, 10m or 2h.")
-    return float(found[1]) * UNITS[found[2]]
+    return float(match[1]) * UNITS[match[2]]
 
 
 def _replicas(count: int) -> str:
@@ -115,42 +115,44 @@ def _replicas(count: int) -> str:
 
 
 def _tables(status: dict[str, Any]) -> list[Table]:
-    wanted = _replicas(status["desired_replicas"])
-    classes = Table(title=f"policy {status['policy']}, {wanted} wanted", title_justify="left")
+    classes = Table(
+        title=f"policy {status['policy']}, {_replicas(status['desired_replicas'])} desired", title_justify="left"
+    )
     for column in ("class", "threshold", "allowed", "requests/s", "changes", "why"):
         classes.add_column(column)
-    for each in status["classes"]:
-        ends_s = (each["override"] or {}).get("ends_unix_s")
+    for service_class in status["classes"]:
+        ends_s = (service_class["override"] or {}).get("ends_unix_s")
         until = f" until {time.strftime('%H:%M:%S', time.localtime(ends_s))}" if ends_s else ""
         classes.add_row(
-            each["name"],
-            f"{each['threshold']:g}",
-            f"{each['floor']:g} to {each['ceiling']:g}",
-            f"{each['requests_s']:.1f}",
-            str(each["changes"]),
-            escape(each["reason"] + until),
+            service_class["name"],
+            f"{service_class['threshold']:g}",
+            f"{service_class['floor']:g} to {service_class['ceiling']:g}",
+            f"{service_class['requests_s']:.1f}",
+            str(service_class["changes"]),
+            escape(service_class["reason"] + until),
         )
     raised = [
-        describe_raised_floor(each["name"], each["floor_asked"], each["floor"], each["floor_reason"])
-        for each in status["classes"]
+        describe_raised_floor(entry["name"], entry["floor_asked"], entry["floor"], entry["floor_reason"])
+        for entry in status["classes"]
     ]
-    classes.caption, classes.caption_justify = escape("\n".join(filter(None, raised))) or None, "left"
+    classes.caption = escape("\n".join(filter(None, raised))) or None
+    classes.caption_justify = "left"
     replicas = Table(title=_replicas(len(status["replicas"])), title_justify="left")
-    for column in ("replica", "running", "waiting", "cache", "threshold", "tokens/forward", "agreement", "heard of"):
+    for column in ("replica", "running", "waiting", "cache", "threshold", "tokens/forward", "agreement", "last report"):
         replicas.add_column(column)
-    for each in status["replicas"]:
-        state = each["state"]
-        least = min(of["threshold"] for of in state["classes"])
-        point = next((point for point in state["profile"] if point["threshold"] <= least), None)
+    for replica in status["replicas"]:
+        state = replica["state"]
+        lowest = min(load["threshold"] for load in state["classes"])
+        point = next((point for point in state["profile"] if point["threshold"] <= lowest), None)
         replicas.add_row(
-            each["replica"],
-            f"{sum(of['running'] for of in state['classes'])}/{state['max_num_seqs']}",
-            str(sum(of["waiting"] for of in state["classes"])),
+            replica["replica"],
+            f"{sum(load['running'] for load in state['classes'])}/{state['max_num_seqs']}",
+            str(sum(load["waiting"] for load in state["classes"])),
             f"{state['kv_cache_usage']:.0%}",
-            ", ".join(f"{of['threshold']:g}" for of in state["classes"]),
+            ", ".join(f"{load['threshold']:g}" for load in state["classes"]),
             _shown(point and point["tokens"][-1], ".2f"),
             _shown(point and point["agreement"], ".4f"),
-            f"{each['age_s']:.1f} s ago",
+            f"{replica['age_s']:.1f} s ago",
         )
     return [classes, replicas]
 
@@ -159,5 +161,5 @@ def _shown(value: float | None, form: str) -> str:
     return "not measured" if value is None else f"{value:{form}}"
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(f"mars-ray: {line}", file=sys.stderr)

@@ -12,14 +12,16 @@ from mars_ray.cli.shared import MODEL_HELP, AdapterOption, AsJson
 
 
 def demo(
-    output: Annotated[Path, typer.Option(help="Folder of the job's rows; it is replaced.")] = Path("out/demo"),
-    model: Annotated[str | None, typer.Option(help=f"Only race this model: {MODEL_HELP}")] = None,
+    output: Annotated[
+        Path, typer.Option(help="Folder for the rows of the job. An existing folder is replaced.")
+    ] = Path("out/demo"),
+    model: Annotated[str | None, typer.Option(help=f"Run only races, with this model: {MODEL_HELP}")] = None,
     adapter: AdapterOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare one token at a time, exact and a threshold on this machine, and race them on a few prompts.
+    """Compare modes ar, exact and threshold on this machine, and race them on a few prompts.
 
-    Without --model the bundled model answers 240 prompts at each setting, which takes a minute.
+    Without --model, the bundled model answers 240 prompts at each setting, which takes a minute.
     """
     from mars_ray.adapter.card import shipped_adapters
     from mars_ray.demo.race import PROMPTS, RacePrompt

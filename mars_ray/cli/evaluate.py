@@ -1,4 +1,4 @@
-"""The command `mars-ray evaluate`: measure accuracy and speed of a model at each threshold."""
+"""The command `mars-ray evaluate`, which measures accuracy and speed of a model at each threshold."""
 
 import os
 from typing import TYPE_CHECKING, Annotated
@@ -29,16 +29,17 @@ Tasks = Annotated[
 Output = Annotated[str, typer.Option(help="Output folder, or its URL. The same command resumes.")]
 Thresholds = Annotated[str, typer.Option(help="Comma-separated thresholds.")]
 Modes = Annotated[str, typer.Option(help="Comma-separated modes; 'ar', the baseline, is always added.")]
-Seeds = Annotated[
-    int, typer.Option(help="Number of samples for the spread, of a family's examples or of a file's records.")
-]
+Seeds = Annotated[int, typer.Option(help="Number of samples per task, from which the spread is computed.")]
 Examples = Annotated[
-    int | None, typer.Option(help="Examples per task and seed. Default: 100 of a family, all of a file.")
+    int | None, typer.Option(help="Examples per task and seed. Default: 100 of a family, or all of a file.")
 ]
 MaxTokens = Annotated[
-    int | None, typer.Option(help="Most tokens of an answer. Default: 256, for gsm8k and humaneval 512.")
+    int | None,
+    typer.Option(help="Maximum number of tokens per answer. Default: 512 for gsm8k and humaneval, otherwise 256."),
 ]
-Match = Annotated[str, typer.Option(help="Comparison with 'reference' of a file: 'exact', 'regex' or 'json'.")]
+Match = Annotated[
+    str, typer.Option(help="Comparison of answers with the 'reference' in a file: 'exact', 'regex' or 'json'.")
+]
 Data = Annotated[str | None, typer.Option(help="Folder, or its URL, with gsm8k/ and humaneval/.")]
 AllowCodeExecution = Annotated[
     bool, typer.Option("--allow-code-execution", help="Let humaneval run the model's code, in a sandbox.")
@@ -66,8 +67,8 @@ def evaluate(
 ) -> None:
     """Measure accuracy, agreement and speed at each threshold, and write results.json and report.html.
 
-    Exit codes: 0 complete, 3 complete with unanswered questions, 2 wrong input, 1 failed, 130 stopped by Ctrl-C, 143 by
-    SIGTERM. After 1, 130 and 143 the same command resumes the evaluation.
+    Exit codes: 0 complete, 3 complete with unanswered questions, 2 wrong input, 1 failed, 130 stopped by Ctrl-C, 143
+    stopped by SIGTERM. After 1, 130 and 143 the same command resumes the evaluation.
     """
     from mars_ray.evaluation.run.options import EvaluateOptions
     from mars_ray.evaluation.run.ray_evaluate import evaluate as run
@@ -116,7 +117,7 @@ def _show(results: "Results", output: str) -> None:
     plan = results.plan
     table = Table(
         title=f"{escape(plan.model)}: {plan.questions:,} questions, {len(plan.tasks)} tasks, {plan.seeds} seeds",
-        caption="± is the standard deviation over seeds, for tokens/s over rounds; p: paired test against ar",
+        caption="± is the standard deviation over seeds (for tokens/s, over rounds); p: paired test against ar",
     )
     for name in ("setting", "accuracy", "against ar", "p", "tokens per forward", "tokens/s", "agreement"):
         table.add_column(name, justify="left" if name == "setting" else "right")
@@ -125,7 +126,7 @@ def _show(results: "Results", output: str) -> None:
         table.add_row(
             name, *_cells(metrics), f"{speed.tokens_per_s:,.0f} ± {speed.tokens_per_s_std:,.0f}", _agreed(metrics)
         )
-    # Without a terminal there is no width, so take one that fits every cell.
+    # Without a terminal there is no width, so use one that fits every cell.
     width = None if os.isatty(1) else 120
     console = Console(soft_wrap=False, width=width, highlight=False)
     console.print(table)
@@ -153,5 +154,5 @@ def _agreed(metrics: "Metrics") -> str:
     return "-" if metrics.agreement is None else f"{metrics.agreement:.2%}{_spread(metrics.agreement_std, 100, 2)}"
 
 
-def _spread(value: float | None, times: float, digits: int) -> str:
-    return "" if value is None else f" ± {times * value:.{digits}f}"
+def _spread(value: float | None, factor: float, digits: int) -> str:
+    return "" if value is None else f" ± {factor * value:.{digits}f}"

@@ -1,4 +1,4 @@
-"""The command `mars-ray generate`: answer every row of a data set."""
+"""The command `mars-ray generate`, which answers every row of a data set."""
 
 import json
 import shlex
@@ -34,7 +34,7 @@ Input = Annotated[
 ]
 Output = Annotated[str, typer.Option(help="Output folder, or its URL. The same command resumes the job in it.")]
 Template = Annotated[
-    str | None, typer.Option(help="Jinja template of the prompt over the columns of a row, or a file with it.")
+    str | None, typer.Option(help="Jinja template that builds the prompt from the columns of a row, or a file with it.")
 ]
 PromptColumn = Annotated[str | None, typer.Option(help="Column with the prompt. Default: 'messages', then 'prompt'.")]
 Threshold = Annotated[
@@ -47,7 +47,9 @@ Deadline = Annotated[
 ]
 MaxQualityLoss = Annotated[
     float | None,
-    typer.Option(help="Largest accepted loss of accuracy, by calibration. Without --deadline: as fast as it allows."),
+    typer.Option(
+        help="Largest accepted loss of accuracy, by calibration. Without --deadline: go as fast as this allows."
+    ),
 ]
 DecodingMode = Annotated[
     Mode,
@@ -57,11 +59,11 @@ Seed = Annotated[
     int | None,
     typer.Option(help="Sampling seed. Below threshold 1 it also makes answers independent of the load."),
 ]
-MaxTokens = Annotated[int, typer.Option(help="Most tokens of an answer.")]
+MaxTokens = Annotated[int, typer.Option(help="Maximum number of tokens per answer.")]
 Logprobs = Annotated[int | None, typer.Option(help="Write logprobs, with the N most likely tokens at each position.")]
 Trace = Annotated[
     bool,
-    typer.Option("--trace", help="Write token_ids, and accepted: the number of tokens from each forward."),
+    typer.Option("--trace", help="Write the columns token_ids and accepted, the number of tokens from each forward."),
 ]
 Schema = Annotated[Path | None, typer.Option(help="File with a JSON Schema that constrains every answer.")]
 Regex = Annotated[str | None, typer.Option(help="Regular expression that constrains every answer.")]
@@ -71,9 +73,8 @@ DryRun = Annotated[int | None, typer.Option(help="Print the answers to the first
 New = Annotated[bool, typer.Option("--new", help="Rename an earlier job in --output and start a new one.")]
 RetryErrors = Annotated[bool, typer.Option("--retry-errors", help="Answer the rows with errors again.")]
 
-
 REASONS = 3
-"""Kinds of errors that are shown at the end, the most frequent first."""
+"""Maximum number of error reasons shown at the end, the most frequent first."""
 
 
 @with_worker_options
@@ -107,8 +108,8 @@ def generate(
 ) -> None:
     """Answer every row of a data set with Ray Data.
 
-    Exit codes: 0 complete, 3 complete with errors, 2 wrong input, 1 failed, 130 stopped by Ctrl-C, 143 by SIGTERM.
-    After 1, 130 and 143 the same command resumes the job.
+    Exit codes: 0 complete, 3 complete with errors, 2 wrong input, 1 failed, 130 stopped by Ctrl-C, 143 stopped by
+    SIGTERM. After 1, 130 and 143 the same command resumes the job.
     """
     from mars_ray.batch.run.options import GenerateOptions
     from mars_ray.engine.request import DecodeParams, SamplingParams
@@ -201,4 +202,4 @@ def _show(report: "JobReport") -> None:
         retry = "" if "--retry-errors" in sys.argv else " --retry-errors"
         for reason, count in list(report.errors_by_reason.items())[:REASONS]:
             console.print(f"{count:,} x {'such as ' if count > 1 else ''}{reason}", markup=False)
-        console.print(f"errors: {report.errors_file}; to answer just those again: {command}{retry}", markup=False)
+        console.print(f"errors: {report.errors_file}; to answer only these rows again: {command}{retry}", markup=False)

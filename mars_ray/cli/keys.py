@@ -1,4 +1,7 @@
-"""The commands `mars-ray keys ...`: who may call the endpoint. A key is told once; the file holds its hash."""
+"""The commands `mars-ray keys ...`, which manage the API keys of endpoints.
+
+A key is shown only once; the file stores its hash.
+"""
 
 import sys
 from pathlib import Path
@@ -6,12 +9,11 @@ from typing import Annotated
 
 import typer
 
-from mars_ray.serve.middleware.api_keys import CHECK_SECONDS, Role, add_key, remove_key
-from mars_ray.serve.middleware.api_keys import read_keys as read_keys
+from mars_ray.serve.middleware.api_keys import CHECK_SECONDS, Role, add_key, read_keys, remove_key
 
 keys_app = typer.Typer(help="Add, list and remove API keys of the endpoint.", no_args_is_help=True)
 
-File = Annotated[Path, typer.Option("--file", help="YAML file of keys, as `keys` in a serve config.")]
+File = Annotated[Path, typer.Option("--file", help="YAML file of keys, to which `keys` in a serve config refers.")]
 Name = Annotated[str, typer.Option("--name", help="Name in logs and metrics: letters, digits, '.', '_' and '-'.")]
 
 
@@ -20,7 +22,7 @@ def add(
     file: File,
     name: Name,
     role: Annotated[
-        Role, typer.Option(help="'use' calls the model; 'operate' may read metrics and set thresholds too.")
+        Role, typer.Option(help="'use' calls the model; 'operate' may also read metrics and set thresholds.")
     ] = "use",
     service_class: Annotated[
         str | None,
@@ -30,26 +32,30 @@ def add(
     """Add a key and print it. The key is shown only once; the file stores its hash."""
     key = add_key(file, name, role, service_class)
     print(key)
-    _say(f"keep the key above, it is not stored. It works within {CHECK_SECONDS:g} s wherever {file} is read.")
+    _print_line(
+        f"keep the key above: it is not stored. Endpoints that read {file} accept it within {CHECK_SECONDS:g} s."
+    )
 
 
 @keys_app.command("list")
 def list_keys(file: File) -> None:
-    """List name, role and day of each key."""
+    """List the name, role, creation day and class of each key."""
     keys = read_keys(file)
     width = max((len(key.name) for key in keys), default=0)
     for key in keys:
         print(f"{key.name:<{width}}  {key.role:<7}  {key.created}  {key.service_class or ''}".rstrip())
     if not keys:
-        _say(f"{file} has no keys: nobody may call an endpoint that reads it.")
+        _print_line(f"{file} has no keys: nobody may call an endpoint that reads it.")
 
 
 @keys_app.command()
 def remove(file: File, name: Name) -> None:
     """Remove a key; every endpoint that reads the file stops accepting it."""
     remove_key(file, name)
-    _say(f"removed {name!r}. It works no more after {CHECK_SECONDS:g} s; what runs may finish.")
+    _print_line(
+        f"removed {name!r}. Endpoints refuse it within {CHECK_SECONDS:g} s; requests that are running may finish."
+    )
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(f"mars-ray: {line}", file=sys.stderr)

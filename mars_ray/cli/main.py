@@ -1,7 +1,7 @@
-"""The command line: arguments -> options -> one call; nothing else.
+"""The command line: arguments -> options -> one call.
 
-Results go to standard output, progress and errors to standard error. An error a user can mend is one line, and the
-exit code says which kind it was (see `errors` and `program`).
+Results go to standard output, and progress and errors to standard error. An error that the user can fix is printed as
+one line, and the exit code tells its kind (see `errors` and `program`).
 """
 
 from importlib.metadata import version
@@ -28,8 +28,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(show: bool) -> None:
+    if show:
         print(f"mars-ray {version('mars-ray')}")
         raise typer.Exit
 
@@ -40,7 +40,7 @@ def _options(
         bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Read the options before the command."""
+    """Handle the options that come before the command."""
 
 
 for command in (status, generate, evaluate, train, prepare, calibrate, serve, demo, simulate):
@@ -50,7 +50,7 @@ for name, group in (("bench", bench_app), ("keys", keys_app), ("threshold", thre
 
 
 def main() -> None:
-    """Run the command line; a user's error is one line and an exit code."""
+    """Run the command line. An error that the user can fix is printed as one line."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()

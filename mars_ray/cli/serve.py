@@ -1,4 +1,4 @@
-"""The command `mars-ray serve`: a model behind an OpenAI-compatible endpoint."""
+"""The command `mars-ray serve`, which serves a model at an OpenAI-compatible endpoint."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ import typer
 
 from mars_ray.cli.shared import ADAPTER_HELP, MODEL_HELP, QuantizeOption
 
-SEVERAL = " NAME=DIR, repeated, serves several: callers choose one by its name as the model."
+SEVERAL = " Repeat NAME=DIR to serve several; callers choose one by using its name as the model."
 
 
 def serve(
@@ -18,9 +18,11 @@ def serve(
     quantize: QuantizeOption = None,
     threads: Annotated[
         int | None,
-        typer.Option(min=1, help="Threads and CPUs of each engine; by default engines share those of this machine."),
+        typer.Option(min=1, help="Threads and CPUs per engine. Default: engines share the CPUs of this machine."),
     ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on; without API keys this machine's own.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on. Without API keys, it must be a loopback address.")
+    ] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535)] = None,
 ) -> None:
     """Serve a model to OpenAI clients on Ray Serve."""
@@ -40,7 +42,7 @@ def serve(
     with TemporaryDirectory(prefix="mars-ray-") as folder:
         set_environment(Path(folder), fields["http_options"])
         from mars_ray.serve.ray.run_endpoint import run
-        from mars_ray.serve.ray.schema import schema_of  # Ray reads its environment when it is imported
+        from mars_ray.serve.ray.schema import schema_of  # after the line above: importing Ray reads the environment
 
         source = str(config or "the command line")
         schema = schema_of(fields, source)

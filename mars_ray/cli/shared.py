@@ -18,28 +18,31 @@ from mars_ray.model.dtype import DtypeOrAuto
 if TYPE_CHECKING:
     from mars_ray.batch.run.options import WorkerOptions
 
-MODEL_HELP = "'bundled', 'smollm2', a folder, a .gguf file, a URL of either, or organisation/name[@revision] on a hub."
+MODEL_HELP = (
+    "'bundled', 'smollm2', a folder, a .gguf file, a URL of either, or organisation/name on a hub, optionally with "
+    "@revision."
+)
 Model = Annotated[str, typer.Option(help=MODEL_HELP)]
 ADAPTER_HELP = "Lossless adapter trained for the model: 'smollm2', a folder or a hub name."
 AdapterOption = Annotated[str | None, typer.Option("--adapter", help=ADAPTER_HELP)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON at the end.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", help="File for all samples, as JSON.")]
-Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 takes the most likely token.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write all samples to this file as JSON.")]
+Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 means the most likely token.")]
 TemperatureOrModel = Annotated[
     float | None,
     typer.Option(
-        help="Sampling temperature; 0 takes the most likely token. Default: from generation_config.json, else 0."
+        help="Sampling temperature; 0 means the most likely token. Default: from generation_config.json, or 0."
     ),
 ]
 Slo = Annotated[list[str] | None, typer.Option(help="Latency targets in ms, such as 'ttft:200,tpot:20,e2e:2000'.")]
 TraceSpeed = Annotated[float, typer.Option(help="Speed of the replay, relative to the trace.")]
-OutputScale = Annotated[float, typer.Option(help="Factor on the lengths of the trace's answers.")]
+OutputScale = Annotated[float, typer.Option(help="Factor for the answer lengths in the trace.")]
 
 Workers = Annotated[
-    int | None, typer.Option(help="Number of engines, one process each. Default: as many as use all CPUs well.")
+    int | None, typer.Option(help="Number of engines, one process each. Default: as many as use all CPUs efficiently.")
 ]
-Cpus = Annotated[float | None, typer.Option(help="CPUs and threads of each worker. Default: an equal share.")]
-Gpus = Annotated[float, typer.Option(help="GPUs of each worker.")]
+Cpus = Annotated[float | None, typer.Option(help="CPUs and threads per worker. Default: an equal share.")]
+Gpus = Annotated[float, typer.Option(help="GPUs per worker.")]
 Dtype = Annotated[
     DtypeOrAuto,
     typer.Option(help="Weight format. 'auto': bfloat16 for large 16-bit checkpoints if the machine computes it fast."),
@@ -55,15 +58,17 @@ WITH_ERRORS = 3
 
 
 def with_worker_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameter `workers` of a command, a `WorkerOptions`, by one command-line option for each field."""
-    own = [parameter for parameter in inspect.signature(command).parameters.values() if parameter.name != "workers"]
-    of_workers = inspect.signature(_worker_options).parameters
-    parameters = [*own, *of_workers.values()]
+    """Replace the `workers` parameter of a command, a `WorkerOptions`, with one command-line option per field."""
+    command_parameters = [
+        parameter for parameter in inspect.signature(command).parameters.values() if parameter.name != "workers"
+    ]
+    worker_parameters = inspect.signature(_worker_options).parameters
+    parameters = [*command_parameters, *worker_parameters.values()]
 
     @wraps(command)
     def run(**arguments: Any) -> None:
-        chosen = {name: arguments.pop(name) for name in of_workers}
-        command(**arguments, workers=_worker_options(**chosen))
+        values = {name: arguments.pop(name) for name in worker_parameters}
+        command(**arguments, workers=_worker_options(**values))
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -94,12 +99,12 @@ def show_results(title: str, results: dict[str, Any], as_json: bool) -> None:
 
 
 def write_json(path: Path | None, results: dict[str, Any]) -> None:
-    """Write results to a file, unless `path` is None. Raises `OutputError`."""
+    """Write results to a file, unless `path` is None. Raises `OutputError` if it cannot be written."""
     if path is None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # One line for each name, so that diffs show which numbers changed.
+        # One line per name, so that diffs show which numbers changed.
         lines = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in results.items())
         path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     except OSError as error:

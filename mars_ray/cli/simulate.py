@@ -1,4 +1,4 @@
-"""The command `mars-ray simulate`."""
+"""The command `mars-ray simulate`, which simulates a cluster on a trace."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,13 +9,15 @@ from mars_ray.cli.shared import OutputScale, Slo, TraceSpeed, write_json
 
 Policy = Annotated[str | None, typer.Option(help="'fixed', 'load', 'slo' or 'capacity' (default).")]
 Control = Annotated[Path | None, typer.Option(help="YAML file with settings, ceiling and classes.")]
-Machine = Annotated[Path | None, typer.Option(help="JSON file with figures of one engine. Default: the bundled model.")]
+Machine = Annotated[
+    Path | None, typer.Option(help="JSON file with measurements of one engine. Default: the bundled model.")
+]
 Autoscale = Annotated[bool, typer.Option("--autoscale", help="Scale replicas with demand.")]
 MaxReplicas = Annotated[int | None, typer.Option(help="Upper limit with --autoscale. Default: 4 x --replicas.")]
 Mix = Annotated[str | None, typer.Option(help="Shares of requests by class: 'gold:1,batch:3'. Default: equal shares.")]
-FrontMs = Annotated[float, typer.Option(help="Latency before the engine, and again after it, in ms.")]
-Plot = Annotated[Path | None, typer.Option(help="File for a plot: .png, .svg or .pdf.")]
-SecondsFile = Annotated[Path | None, typer.Option("--json", help="File for all metrics, as JSON.")]
+FrontMs = Annotated[float, typer.Option(help="Latency in ms that is added before the engine, and again after it.")]
+Plot = Annotated[Path | None, typer.Option(help="Write a plot to this file: .png, .svg or .pdf.")]
+SecondsFile = Annotated[Path | None, typer.Option("--json", help="Write all metrics to this file as JSON.")]
 
 
 def simulate(
@@ -29,9 +31,9 @@ def simulate(
     max_replicas: MaxReplicas = None,
     copies: Annotated[int, typer.Option(help="Copies of each request, spread over a minute.")] = 1,
     speed: TraceSpeed = 1.0,
-    prompt_scale: Annotated[float, typer.Option(help="Factor on the lengths of the trace's prompts.")] = 1.0,
+    prompt_scale: Annotated[float, typer.Option(help="Factor for the prompt lengths in the trace.")] = 1.0,
     output_scale: OutputScale = 1.0,
-    duration: Annotated[float | None, typer.Option(help="Seconds of arrivals.")] = None,
+    duration: Annotated[float | None, typer.Option(help="Number of seconds during which requests arrive.")] = None,
     mix: Mix = None,
     slo: Slo = None,
     front_ms: FrontMs = 0.0,

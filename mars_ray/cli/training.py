@@ -11,9 +11,9 @@ from mars_ray.cli.shared import AdapterOption, AsJson, Model, show_results
 
 
 def train(
-    config: Annotated[Path, typer.Option(help="YAML of the run; see pipelines/.")], as_json: AsJson = False
+    config: Annotated[Path, typer.Option(help="YAML file of the run; see pipelines/.")], as_json: AsJson = False
 ) -> None:
-    """Fine-tune a model on Ray Train; the same command goes on with a run that was stopped."""
+    """Fine-tune a model with Ray Train. The same command resumes a stopped run."""
     from mars_ray.training.config import read_config
     from mars_ray.training.ray_trainer import train as run
     from mars_ray.training.run_folder import RunFolder
@@ -34,7 +34,7 @@ def prepare(
     bad_records: Annotated[Literal["error", "drop"], typer.Option()] = "error",
     as_json: AsJson = False,
 ) -> None:
-    """Tokenise and pack training data, and report what became of it; `train` does this by itself."""
+    """Tokenise and pack training data, and report the counts. `train` also does this by itself."""
     from mars_ray.data.ray_prepare import PrepareOptions
     from mars_ray.data.ray_prepare import prepare as run
     from mars_ray.model.resolve import resolve_model
@@ -57,14 +57,16 @@ def calibrate(
     data: Annotated[
         str | None,
         typer.Option(
-            help="JSONL or parquet with 'prompt' or 'messages', or its URL; by default built-in task families."
+            help="JSONL or parquet with 'prompt' or 'messages', or its URL. Default: the built-in task families."
         ),
     ] = None,
     examples: Annotated[
-        int | None, typer.Option(help="Per seed: of each family, 100 by default; of --data, by default all.")
+        int | None, typer.Option(help="Examples per seed. Default: 100 of each family, or all of --data.")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Samples the spread is over; --data is split into so many parts.")] = 3,
-    max_tokens: Annotated[int, typer.Option(help="Tokens per answer at most.")] = 256,
+    seeds: Annotated[
+        int, typer.Option(help="Number of samples from which the spread is computed; --data is split into this many.")
+    ] = 3,
+    max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens per answer.")] = 256,
     as_json: AsJson = False,
 ) -> None:
     """Measure speed, agreement and accuracy at each threshold, and write them into the card, mars.json."""
@@ -75,9 +77,10 @@ def calibrate(
     from mars_ray.model.resolve import resolve_model
     from mars_ray.storage.location import locate
 
-    place = None if data is None else locate(data)
-    options = CalibrateOptions(data=place, examples=examples, seeds=seeds, max_tokens=max_tokens)
-    folder, adapter_folder = resolve_model(model), resolve_adapter(adapter)
+    location = None if data is None else locate(data)
+    options = CalibrateOptions(data=location, examples=examples, seeds=seeds, max_tokens=max_tokens)
+    folder = resolve_model(model)
+    adapter_folder = resolve_adapter(adapter)
     curve = run(folder, options, adapter_folder)
     calibrated = adapter_folder or folder
     print_curve(curve, f"calibrated {calibrated}")

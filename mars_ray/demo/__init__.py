@@ -1,1 +1,1 @@
-"""The demo: three settings compared on the bundled model, and races of one prompt at all settings."""
+"""The demo: a comparison of three settings on the bundled model, and races of all settings on one prompt."""

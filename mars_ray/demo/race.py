@@ -1,4 +1,4 @@
-"""A race: one prompt, and the answer of each setting with the time of every chunk."""
+"""Data of a race: one prompt, and the answer of each setting with the time of every chunk."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,12 @@ from mars_ray.measure import Sample
 
 @dataclass(frozen=True, slots=True)
 class RacePrompt:
-    """A question, and the kind of work it stands for."""
+    """A question, and the kind of work that it represents."""
 
     workload: str
     question: str
     example: tuple[str, str] | None = None
-    """Another question of this kind and its answer, put before the question."""
+    """A question of the same kind and its answer, which are put before `question`."""
 
     @property
     def messages(self) -> list[Message]:
@@ -42,7 +42,7 @@ PROMPTS = (
         ),
     ),
 )
-"""One prompt for each kind of work, from hard to predict to easy."""
+"""One prompt per kind of work, from hard to easy to predict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +57,13 @@ class TimedChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane(Sample):
-    """The answer of one setting."""
+    """The answer of one setting to the prompt."""
 
     setting: str
     chunks: tuple[TimedChunk, ...]
 
     def until(self, at_s: float) -> "Lane":
-        """Return the answer as it was `at_s` seconds after the request was added."""
+        """Return the part of the answer that was decoded `at_s` seconds after the request was added."""
         chunks = tuple(chunk for chunk in self.chunks if chunk.at_s <= at_s)
         return Lane(
             setting=self.setting,
@@ -75,28 +75,28 @@ class Lane(Sample):
 
     @property
     def text(self) -> str:
-        """The answer."""
+        """The text of the answer."""
         return "".join(chunk.text for chunk in self.chunks)
 
     @property
     def tokens_per_forward(self) -> float:
-        """Tokens divided by the forwards that gave them; 1 before the first."""
+        """Tokens divided by forwards; 1 before the first forward."""
         return self.tokens / self.forwards if self.forwards else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """A prompt and the lanes of all settings, autoregressive decoding first."""
+    """A prompt, and the answers of all settings, with autoregressive decoding first."""
 
     prompt: RacePrompt
     lanes: tuple[Lane, ...]
 
     @property
     def first_s(self) -> float:
-        """Seconds until the fastest setting was done."""
+        """Seconds until the fastest setting finished."""
         return min(lane.seconds for lane in self.lanes)
 
     @property
     def last_s(self) -> float:
-        """Seconds until the slowest setting was done."""
+        """Seconds until the slowest setting finished."""
         return max(lane.seconds for lane in self.lanes)

@@ -1,4 +1,4 @@
-"""Compare three settings on the bundled model: accuracy in one job on Ray, speed in turns on a warm engine."""
+"""Compare three settings on the bundled model: accuracy in one Ray job, and speed in turns on a warm engine."""
 
 import json
 import shutil
@@ -37,11 +37,11 @@ THRESHOLD = 0.95
 SETTINGS = settings_at(THRESHOLD)
 SAMPLING = SamplingParams(max_tokens=128)
 CALLERS = {1: 24, 16: 96}
-"""Prompts per round, by the number decoded at a time."""
+"""Prompts per round, keyed by the number of callers, which is the number of prompts decoded together."""
 ROUNDS = 3
-"""Measured rounds, after one that warms up."""
+"""Number of measured rounds, after one warm-up round."""
 GAIN = 1.05
-"""Smallest speedup over `ar` that is called a gain; less may be noise."""
+"""Minimum speedup over `ar` that counts as a gain; a smaller one may be noise."""
 RACED = 4
 
 
@@ -68,24 +68,24 @@ class SettingResult:
 
 
 def bundled_rows() -> list[dict[str, Any]]:
-    """Return the held-out prompts in the package: id, family, prompt, answer."""
+    """Return the held-out prompts in the package, with fields id, family, prompt and answer."""
     lines = (files("mars_ray") / "assets" / "prompts.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 
 def raced_prompts() -> list[RacePrompt]:
-    """Return a few bundled prompts of different families to race."""
+    """Return a few bundled prompts of different families for the races."""
     return [RacePrompt(row["id"], row["prompt"]) for row in _evenly(bundled_rows(), RACED)]
 
 
 def compare_settings(output: Path) -> tuple[JobReport, list[SettingResult]]:
-    """Answer every bundled prompt at every setting in one job that replaces `output`; then measure speed."""
+    """Answer every bundled prompt at every setting in one job, which replaces `output`, and then measure speed."""
     rows = {row["id"]: row for row in bundled_rows()}
     shutil.rmtree(output, ignore_errors=True)
     questions = output / "questions.jsonl"
     questions.parent.mkdir(parents=True)
     write_lines(questions, (_job_row(row, setting) for setting in SETTINGS for row in rows.values()))
-    options = GenerateOptions(  # rows name their own mode and threshold
+    options = GenerateOptions(  # each row sets its own mode and threshold
         input=(str(questions),),
         output=output / "answers",
         sampling=SAMPLING,
@@ -97,7 +97,10 @@ def compare_settings(output: Path) -> tuple[JobReport, list[SettingResult]]:
         row = rows[answer["question"]]
         verdicts[answer["setting"]].append(is_right_answer(row["family"], row["answer"], answer["text"]))
     checkpoint = load_checkpoint(resolve_model("bundled"))
-    speeds = {callers: _speeds(checkpoint, callers, _evenly(list(rows.values()), n)) for callers, n in CALLERS.items()}
+    speeds = {
+        callers: _speeds(checkpoint, callers, _evenly(list(rows.values()), prompts))
+        for callers, prompts in CALLERS.items()
+    }
     return report, [
         SettingResult(
             setting=name,
@@ -110,10 +113,10 @@ def compare_settings(output: Path) -> tuple[JobReport, list[SettingResult]]:
 
 
 def show_comparison(report: JobReport, results: Sequence[SettingResult], console: Console) -> None:
-    """Print the table of settings by number of callers."""
+    """Print a table of the settings for each number of callers."""
     caption = (
-        f"Median of {ROUNDS} rounds in turns on a warm engine, steps not compiled. The job of {report.rows} rows made "
-        f"{report.tokens_per_s:,.0f} tokens/s, all settings together."
+        f"Medians of {ROUNDS} rounds in turns on a warm engine, without compiled steps. The job of {report.rows} rows "
+        f"decoded {report.tokens_per_s:,.0f} tokens/s over all settings."
     )
     caption = " ".join([caption, *notes(results)])
     table = Table(title="The bundled model on this machine", caption=caption, caption_justify="left")
@@ -135,11 +138,11 @@ def show_comparison(report: JobReport, results: Sequence[SettingResult], console
 
 
 def notes(results: Sequence[SettingResult]) -> list[str]:
-    """Return a reason for each setting that is no faster than `ar`."""
+    """Return an explanation for each setting that is no faster than `ar`."""
     return [
         f"{result.setting} gains nothing with {callers} at a time: it gives {speed.tokens_per_forward:.2f} tokens per "
-        "forward, but each position of a forward takes time, and in a batch of so small a model positions take nearly "
-        "all of the time."
+        "forward, but each position in a forward takes time, and for a model this small nearly all of the time of a "
+        "batch is spent on positions."
         for result in results
         for callers, speed in result.speeds.items()
         if result.setting != AR.name and speed.times_ar < GAIN
@@ -147,7 +150,7 @@ def notes(results: Sequence[SettingResult]) -> list[str]:
 
 
 def read_rows(output: Path) -> list[dict[str, Any]]:
-    """Return the rows that the job wrote."""
+    """Return the rows of answers that the job wrote."""
     rows: list[dict[str, Any]] = pq.read_table(output / "answers" / "rows").to_pylist()
     return rows
 
@@ -166,12 +169,12 @@ def _job_row(row: Mapping[str, Any], setting: DecodingSetting) -> str:
 
 
 def _speeds(checkpoint: Checkpoint, callers: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, SettingPace]:
-    """Answer the rows with every setting in turns, on an engine that decodes `callers` of them together."""
+    """Answer the rows at every setting in turns, on an engine that decodes `callers` of them together."""
     torch.set_num_threads(1)  # more threads gain nothing for a model of this size
     encoder = ChatEncoder(checkpoint.tokenizer)
     chats = ([{"role": "user", "content": row["prompt"]}] for row in rows)
     prompts: list[TimedPrompt] = [(tuple(encoder.prompt(chat)), SAMPLING) for chat in chats]
-    # Compiling steps takes longer than the whole demo, and all rounds must run with the same steps.
+    # Compilation takes longer than the whole demo, and all rounds must run the same steps.
     engine = Engine(checkpoint, EngineOptions(max_num_seqs=callers, compiled=False))
     try:
         candidates = {setting.name: partial(sample_speed, engine, prompts, setting) for setting in SETTINGS}
@@ -183,7 +186,7 @@ def _speeds(checkpoint: Checkpoint, callers: int, rows: Sequence[Mapping[str, An
 
 
 def _evenly(rows: Sequence[dict[str, Any]], count: int) -> Sequence[dict[str, Any]]:
-    """Return `count` rows at equal distances, so that all families are among them."""
+    """Return `count` evenly spaced rows, so that they come from different families."""
     return rows[:: max(1, len(rows) // count)][:count]
 
 

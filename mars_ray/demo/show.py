@@ -1,4 +1,4 @@
-"""Show races: columns replayed side by side on a terminal, plain lines elsewhere."""
+"""Show races: as columns replayed side by side on a terminal, and as plain lines elsewhere."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -12,26 +12,26 @@ from rich.text import Text
 from mars_ray.demo.race import Lane, Race
 
 TINTS = ("black on #a6d8ff", "black on #ffd59e", "black on #b9e8b0", "black on #e3c4ff")
-"""Colours that forwards take in turns, so a change of colour is the start of another forward."""
+"""Colours of forwards, used in turns, so that a change of colour marks the next forward."""
 TITLES = {"ar": "ar: one token at a time", "exact": "exact: the same tokens, sooner"}
 FRAME = 4
-"""Characters of a column's width that are frame and space."""
+"""Characters of a column's width that the frame and its padding take up."""
 EXPLANATION = (
-    "Each setting decoded alone on the machine, in turns, and read the prompt itself; the columns run at the measured "
-    "speed. One tint is one forward."
+    "Each setting decoded alone on the machine, in turns, and read the prompt itself. The columns run at the measured "
+    "speed. A change of colour marks the next forward."
 )
 PICTURES_PER_S = 20
 SHOWN_S = 6.0
-"""Shortest time in which an eye can follow a race; a shorter race is slowed down to it."""
+"""Minimum seconds for which a race is shown, so that viewers can follow it; a shorter race is slowed down."""
 AROUND = 9
-"""Lines of the terminal around an answer, with room for a question of three lines."""
+"""Terminal lines reserved around an answer, with room for a question of three lines."""
 LINES_MIN = 4
 
 
 def show_races(
     races: Iterable[Race], label: str, console: Console, clock: Callable[[], float] = time.monotonic
 ) -> list[Race]:
-    """Print the label, each race as soon as it has been run, and an explanation; return the races."""
+    """Print the label, each race as soon as it has run, and an explanation; return the races."""
     console.print(label, highlight=False)
     shown = []
     for race in races:
@@ -76,7 +76,7 @@ def plain_lines(race: Race) -> list[str]:
         )
     for text in dict.fromkeys(lane.text for lane in race.lanes):
         names = " and ".join(lane.setting for lane in race.lanes if lane.text == text)
-        lines.append(f"  {names} said: {text}")
+        lines.append(f"  {names} answered: {text}")
     return lines
 
 
@@ -87,7 +87,7 @@ def _replay(race: Race, console: Console, clock: Callable[[], float]) -> None:
 
     def now() -> RenderableType:
         at_s = (clock() - started_s) / slowdown
-        note = Text(f"shown {slowdown:.1f} times slower than it was", style="dim")
+        note = Text(f"shown {slowdown:.1f} times slower than measured", style="dim")
         return Group(picture(race, at_s, console, lines), note)
 
     with Live(console=console, transient=True, refresh_per_second=PICTURES_PER_S, get_renderable=now):

@@ -1,4 +1,4 @@
-"""Run races: a model in an engine that decodes one sequence at a time, at each setting in turns."""
+"""Run races: an engine answers one prompt at a time, at each setting in turns."""
 
 import time
 from functools import partial
@@ -22,19 +22,19 @@ from mars_ray.model.resolve import model_label
 from mars_ray.progress import ProgressLine
 
 ROUNDS = 3
-"""Measured rounds, after one that warms up; the race shows the median round."""
+"""Number of measured rounds, after one warm-up round; the race shows the median round."""
 MAX_TOKENS = 192
 
 
 def settings_at(threshold: float) -> tuple[DecodingSetting, ...]:
-    """Return the settings that are compared: ar, exact, and one threshold."""
+    """Return the settings to compare: ar, exact, and one threshold."""
     return AR, EXACT, DecodingSetting(mode=Mode.THRESHOLD, threshold=threshold)
 
 
 class Track:
-    """A model, with or without an adapter, that answers a prompt at every setting; use as a context manager.
+    """A model, with or without an adapter, that answers a prompt at every setting. Use it as a context manager.
 
-    Raises `ModelError` for a model that does not look ahead, and what `load_engine` and `resolve_adapter` raise.
+    Raises `ModelError` for a model that does not look ahead, and the errors of `load_engine` and `resolve_adapter`.
     """
 
     def __init__(
@@ -50,18 +50,20 @@ class Track:
         adapter_folder = resolve_adapter(adapter)
         card = decoding_card(resolved.folder, adapter_folder)
         if card is None or card.block is None:
-            raise ModelError(f"{model} was not trained to look ahead, so there is no race. Name an adapter for it.")
+            raise ModelError(
+                f"{model} was not trained to look ahead, so there is nothing to race. Give an adapter for it."
+            )
         self._settings = settings_at(threshold)
         self._sampling = SamplingParams(max_tokens=max_tokens)
         self._rounds = rounds
-        # Compiling takes longer than a race, and rounds with and without compiled steps could not be compared.
+        # Compilation takes longer than a race, and rounds with and without compiled steps are not comparable.
         options = EngineOptions(max_num_seqs=1, compiled=False)
         self._engine, checkpoint = load_engine(resolved, options, unnamed(adapter_folder))
         self._encoder = ChatEncoder(checkpoint.tokenizer)
         with_adapter = f" with the adapter {adapter}" if adapter else ""
         threads = torch.get_num_threads()
-        on = f"{threads} thread{'s' if threads > 1 else ''}"
-        self.label = f"{model_label(model, resolved.folder)}{with_adapter}, {resolved.dtype.name}, {on}"
+        threads_text = f"{threads} thread{'s' if threads > 1 else ''}"
+        self.label = f"{model_label(model, resolved.folder)}{with_adapter}, {resolved.dtype.name}, {threads_text}"
         """Model, adapter, dtype and threads of the races."""
 
     def race(self, prompt: RacePrompt) -> Race:
@@ -85,7 +87,7 @@ class Track:
         self.close()
 
     def _decode(self, prompt: tuple[int, ...], setting: DecodingSetting) -> Lane:
-        self._engine.clear_cache()  # otherwise only the first setting would have to read the prompt
+        self._engine.clear_cache()  # otherwise only the first setting would read the prompt
         request = Request(id=setting.name, prompt=prompt, sampling=self._sampling, decode=setting.decode)
         started_s = time.perf_counter()
         timed: list[TimedChunk] = []

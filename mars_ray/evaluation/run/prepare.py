@@ -122,7 +122,7 @@ def keep_plan(prepared: PreparedEvaluation) -> None:
                 )
         return
     if folder.exists() and not path.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise OutputError(f"{folder} has files of something else. Give a new folder or empty this one.")
+        raise OutputError(f"{folder} has files that do not belong to an evaluation. Give a new folder, or empty it.")
     with store_errors(folder, OutputError, "Cannot write to", "Give another output folder."):
         if isinstance(folder, Path):  # an object store has no folders
             folder.mkdir(parents=True, exist_ok=True)
