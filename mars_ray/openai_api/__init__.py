@@ -1,1 +1,1 @@
-"""OpenAI's HTTP API as types and pure functions: requests read, refusals and answers written."""
+"""OpenAI's HTTP API as types and pure functions, which check requests and build answers and errors."""

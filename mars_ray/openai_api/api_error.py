@@ -2,7 +2,7 @@
 
 In:    an error of the tree in `errors`, or any other exception.
 Out:   an `ApiError`: status, body, headers.
-Never: tells a caller what only the operator may know: paths, reprs of objects, the text of an internal error.
+Never: reveals to callers what only operators may know: paths, reprs of objects, the text of internal errors.
 """
 
 from collections.abc import Mapping
@@ -21,11 +21,11 @@ ErrorType = Literal[
 ]
 
 MESSAGE_CHARS = 1000
-"""Characters of a message at most; it may quote what the caller sent, and this is enough to see what is wrong."""
+"""Maximum characters of a message, enough to show what is wrong when a message quotes a long input of the caller."""
 
 
 class ApiError(Exception):
-    """A failed request as the caller sees it. Its message is shown word for word."""
+    """A failed request as the caller sees it. The caller gets its message verbatim."""
 
     def __init__(
         self,
@@ -38,29 +38,33 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.type, self.param, self.code = status, message, type, param, code
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
         self.headers = dict(headers or {})
 
     @classmethod
     def bad_request(cls, message: str, param: str | None = None, code: str | None = None) -> "ApiError":
-        """Return the 400 for a request whose field `param` cannot be served."""
+        """Return the 400 error for a request that cannot be served because of its field `param`."""
         return cls(400, message, type="invalid_request_error", param=param, code=code)
 
     def body(self) -> dict[str, dict[str, str | None]]:
-        """Return the object OpenAI's clients expect."""
+        """Return the error object that OpenAI's clients expect."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
 class _ErrorKind(NamedTuple):
-    """The status and the fields that errors of one class get."""
+    """HTTP status and fields for errors of one class."""
 
     status: int
     type: ErrorType
     code: str | None
     shown: bool
-    """Whether callers may see the message, because it is about their request alone."""
+    """Whether callers may see the message, because it is only about their own request."""
     param: str | None = None
-    """The field of the body that it is about."""
+    """The field of the body that the error is about."""
 
 
 _INTERNAL = _ErrorKind(500, "server_error", "internal_error", shown=False)
@@ -71,13 +75,13 @@ _ERROR_KINDS: dict[type[MarsRayError], _ErrorKind] = {
     errors.PromptTooLongError: _ErrorKind(400, "invalid_request_error", "context_length_exceeded", shown=True),
     errors.GrammarError: _ErrorKind(400, "invalid_request_error", None, shown=True, param="response_format"),
     errors.QueueFullError: _ErrorKind(429, "rate_limit_error", "overloaded", shown=True),
-    # The caller did not do its part in time: what 408 means, though here it is reading and not writing.
+    # 408 means that the caller was too slow. Here it was too slow to read, instead of to write.
     errors.SlowReaderError: _ErrorKind(408, "invalid_request_error", "slow_reader", shown=True),
     errors.UnavailableError: _ErrorKind(503, "server_error", "unavailable", shown=True),
     errors.ReplicaLostError: _ErrorKind(503, "server_error", "replica_lost", shown=True),
     errors.EngineHungError: _ErrorKind(500, "server_error", "engine_hung", shown=True),
     errors.StepError: _ErrorKind(500, "server_error", "step_failed", shown=False),
-    # None of these is about a request. Met while serving, they are our bug, and their messages name files.
+    # None of these is about a request. If one occurs during serving, it is our bug, and its message may name files.
     errors.ConfigError: _INTERNAL,
     errors.DataError: _INTERNAL,
     errors.ModelError: _INTERNAL,
@@ -87,16 +91,16 @@ _ERROR_KINDS: dict[type[MarsRayError], _ErrorKind] = {
     errors.ServeError: _INTERNAL,
     errors.InterruptedRunError: _INTERNAL,
 }
-"""The families `InputError` and `RunError` are left out, so that a new class under them has to be thought about."""
+"""The base classes `InputError` and `RunError` are left out, so that each new class under them needs its own entry."""
 
 
 def error_kind(error_class: type[MarsRayError]) -> _ErrorKind | None:
-    """Return the kind of error that a class is, by its nearest base in the table. None is a gap in the table."""
+    """Return the entry of the nearest base class in the table; None means that the table lacks an entry."""
     return next((_ERROR_KINDS[base] for base in error_class.__mro__ if base in _ERROR_KINDS), None)
 
 
 def api_error(error: MarsRayError, *, request_id: str | None = None, retry_after_s: int = 1) -> ApiError:
-    """Return the error for the caller. `retry_after_s` is sent with errors that a later attempt may avoid."""
+    """Return the error to send to the caller. `retry_after_s` is sent with errors that may vanish on a retry."""
     kind = error_kind(type(error)) or _INTERNAL
     if not kind.shown:
         return _hidden(kind, request_id)
@@ -111,13 +115,13 @@ def api_error(error: MarsRayError, *, request_id: str | None = None, retry_after
 
 
 def internal_error(request_id: str | None = None) -> ApiError:
-    """Return the error for an unexpected exception; it names only the request id."""
+    """Return the error for an unexpected exception, which reveals only the request id."""
     return _hidden(_INTERNAL, request_id)
 
 
 def _hidden(kind: _ErrorKind, request_id: str | None) -> ApiError:
-    named = f"request id {request_id}" if request_id else "the request id is in the header x-request-id"
-    return ApiError(kind.status, f"internal error, {named}.", type=kind.type, code=kind.code)
+    hint = f"request id {request_id}" if request_id else "the request id is in the header x-request-id"
+    return ApiError(kind.status, f"internal error, {hint}.", type=kind.type, code=kind.code)
 
 
 def _shortened(message: str) -> str:

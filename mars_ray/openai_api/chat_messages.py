@@ -1,4 +1,4 @@
-"""Messages of a conversation as OpenAI's chat API takes them, with text alone for content."""
+"""Messages of a conversation in the form of OpenAI's chat API, with text as their only content."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,20 +9,21 @@ from mars_ray.openai_api.request_body import Items, RequestBody, tagged_by
 from mars_ray.openai_api.request_limits import MESSAGES_MAX, PARTS_MAX
 
 NO_TEXT = ("tool_calls", "function_call", "audio")
-"""What an assistant's message may hold beside text; accepted when null or empty, because it then says nothing."""
+"""Fields of an assistant message other than text. They are accepted only if null or empty, so that they say nothing."""
 
 
 class TextPart(RequestBody):
-    """A part of a message's content: text."""
+    """A text part of a message's content."""
 
     type: Literal["text"]
     text: str
 
 
 def _text_of_parts(parts: list[Any]) -> str | None:
-    """Return text parts as one text; None where one is wrong, for pydantic to say how. Raises for parts of other kinds.
+    """Return text parts joined to one text; None if a part is invalid, so that pydantic reports the error.
 
-    Making models of the parts of many messages would hold all other callers up: a body has room for 40,000.
+    Raises `ApiError` for parts of other kinds. Joining avoids a model per part: a body has room for 40,000 parts, whose
+    models would delay all other callers.
     """
     if not 1 <= len(parts) <= PARTS_MAX:
         return None
@@ -57,14 +58,14 @@ Text = str | Annotated[Items[TextPart], Field(min_length=1, max_length=PARTS_MAX
 
 
 class InputMessage(_BaseMessage):
-    """A message to the assistant."""
+    """A message to the assistant, from a user, a developer or the system."""
 
     role: Literal["developer", "system", "user"]
     content: Text
 
 
 class AssistantMessage(_BaseMessage):
-    """A message of the assistant. Its content may be null: OpenAI's answers have that, and clients send them back."""
+    """A message of the assistant. Its content may be null, as in some answers of OpenAI that clients send back."""
 
     role: Literal["assistant"]
     content: Text | None = None
@@ -75,18 +76,18 @@ Messages = Annotated[Items[Message], Field(min_length=1, max_length=MESSAGES_MAX
 
 
 def text_of(message: Message) -> str:
-    """Return the content as one text."""
+    """Return the content of a message as one text; empty if it has none."""
     if message.content is None or isinstance(message.content, str):
         return message.content or ""
     return "".join(part.text for part in message.content)
 
 
 def _text_only(message: dict[str, Any]) -> dict[str, Any]:
-    """Return an assistant's message with nothing but text; the text of a refusal counts as its content."""
+    """Return an assistant message reduced to text; the text of a refusal becomes its content."""
     for name in NO_TEXT:
         if message.get(name):
             raise ApiError.bad_request(f"messages with {name} are not supported.", "messages")
-    # Annotations point into the text, which stands by itself.
+    # Annotations only point into the text, which is complete without them.
     kept = {key: item for key, item in message.items() if key not in (*NO_TEXT, "annotations", "refusal")}
     if isinstance(parts := kept.get("content"), list):
         kept["content"] = [_refusal_as_text(part) for part in parts]

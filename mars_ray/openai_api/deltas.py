@@ -1,8 +1,8 @@
-"""Deltas of an answer: what each chunk of the engine adds to one of the numbered choices.
+"""Deltas of an answer: the additions of each chunk of the engine to one of the numbered choices.
 
-In:    chunks of one sequence, and which choice it is.
+In:    chunks of one sequence, and the number of its choice.
 Out:   deltas in which tokens, text and log-probabilities belong together.
-Never: knows the shape of an API.
+Never: depends on the shape of an API.
 """
 
 from collections import defaultdict
@@ -13,12 +13,12 @@ from typing import Literal, NamedTuple
 from mars_ray.engine.chunk import Audit, Chunk, TokenLogprobs
 
 ChoiceFinishReason = Literal["stop", "length"]
-"""The finish reasons that OpenAI's API knows and this server gives."""
+"""The finish reasons of OpenAI's API that this server uses."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputDelta:
-    """Consecutive tokens of one choice, the text they settled, and how the choice ended if it did."""
+    """Consecutive tokens of one choice, the text that they completed, and the finish reason if the choice has ended."""
 
     choice: int
     pieces: tuple[str, ...]
@@ -26,7 +26,7 @@ class OutputDelta:
     logprobs: tuple[TokenLogprobs, ...]
     finish_reason: ChoiceFinishReason | None
     audits: tuple[Audit, ...] = ()
-    """What one token at a time would have said for tokens before these."""
+    """Autoregressive choices for earlier tokens that were accepted at masks."""
 
     @property
     def text(self) -> str:
@@ -35,28 +35,28 @@ class OutputDelta:
 
 
 class LogprobEntry(NamedTuple):
-    """The log-probabilities of one token, and where in the text of its choice it stands."""
+    """Log-probabilities of one token, and its position in its choice."""
 
     token: int
     number: int
-    """The number of the token in its choice, from 0."""
+    """Index of the token in its choice, from 0."""
     start: int
-    """The character of the choice at which the text of the token begins."""
+    """Index of the character of the choice at which the token's text begins."""
     logprobs: TokenLogprobs
 
 
 class LogprobBuffer:
-    """Holds log-probabilities back until the text of their tokens is sent.
+    """Holds back log-probabilities until the text of their tokens is sent.
 
-    Text that may become a stop string is held back by the engine; the log-probabilities of its tokens wait with it.
-    Tokens without any text, such as special tokens, get no entry.
+    The engine holds back text that may become a stop string, and the log-probabilities of its tokens wait with it.
+    Tokens without text, such as special tokens, get no entry.
     """
 
     def __init__(self) -> None:
         self._sent_chars: defaultdict[int, int] = defaultdict(int)
-        """Characters sent of each choice."""
+        """Number of characters sent, by choice."""
         self._taken: defaultdict[int, int] = defaultdict(int)
-        """Tokens taken of each choice."""
+        """Number of tokens taken, by choice."""
         self._waiting: defaultdict[int, list[LogprobEntry]] = defaultdict(list)
 
     def take(self, delta: OutputDelta) -> list[LogprobEntry]:
@@ -75,7 +75,7 @@ class LogprobBuffer:
 
 
 def delta_of(chunk: Chunk, choice: int) -> OutputDelta:
-    """Return what a chunk adds to choice number `choice`."""
+    """Return the delta that a chunk adds to choice number `choice`."""
     reason: ChoiceFinishReason | None = None
     if chunk.finished:
         reason = "stop" if chunk.finished.reason == "stop" else "length"
@@ -83,8 +83,8 @@ def delta_of(chunk: Chunk, choice: int) -> OutputDelta:
 
 
 def split_by_token(delta: OutputDelta) -> Iterator[OutputDelta]:
-    """Yield one delta for each token of `delta`; the first has the audits, the last the finish reason."""
-    # A delta without tokens and text still gives one, for it may carry the finish reason.
+    """Yield one delta per token of `delta`. The first one has the audits, and the last one has the finish reason."""
+    # A delta without tokens and text still yields one delta, because it may carry the finish reason.
     count = max(len(delta.tokens), len(delta.pieces), 1)
     for number in range(count):
         yield OutputDelta(
@@ -98,12 +98,12 @@ def split_by_token(delta: OutputDelta) -> Iterator[OutputDelta]:
 
 
 def concatenate(deltas: Sequence[OutputDelta]) -> OutputDelta:
-    """Return all deltas of one choice as a single one."""
+    """Return all deltas of one choice as a single delta."""
     return OutputDelta(
         deltas[0].choice,
         tuple(piece for delta in deltas for piece in delta.pieces),
         tuple(token for delta in deltas for token in delta.tokens),
         tuple(entry for delta in deltas for entry in delta.logprobs),
         deltas[-1].finish_reason,
-        tuple(each for delta in deltas for each in delta.audits),
+        tuple(audit for delta in deltas for audit in delta.audits),
     )

@@ -1,4 +1,4 @@
-"""Facts about a model that checks and answers of requests need."""
+"""Facts about a model that are needed to check and answer requests."""
 
 from dataclasses import dataclass, replace
 
@@ -10,17 +10,17 @@ class ModelInfo:
     """Facts about the served model, and about the engine that runs it."""
 
     name: str
-    """What callers call the model."""
+    """Name under which callers request the model."""
     created: int
     """Unix time of the model folder, in seconds."""
     engine: EngineFacts
     adapter: str | None = None
-    """The adapter that answers under this name; None for the model with its unnamed one, or by itself."""
+    """The adapter that answers under this name; None for the model with its unnamed adapter, or without any."""
     adapters: tuple[str, ...] = ()
-    """Names of the adapters that stand beside the model."""
+    """Names of the adapters that are served in addition to the model."""
 
     def by_name(self, name: str | None) -> "ModelInfo | None":
-        """Return what callers call `name`: the model, or one of its adapters; None for neither."""
+        """Return the facts about the model (also for None) or adapter `name`; None if there is neither."""
         if name in self.adapters:
             return replace(self, name=name, adapter=name)
         return self if name in (None, self.name) else None

@@ -1,12 +1,12 @@
 """The bodies of requests as pydantic models: OpenAI's fields under OpenAI's names, and ours.
 
 In:    parsed JSON.
-Out:   a checked request; every field in it is acted upon, or cannot change the answer.
+Out:   a checked request, in which every field either takes effect or cannot change the answer.
 Never: ignores a field that would change the answer; such a field is refused by name.
 
-Names and meanings: OpenAI API reference, as the types of the `openai` package spell it; `top_k`, `min_p`,
-`repetition_penalty`, `min_tokens`, `ignore_eos`, `stop_token_ids` as vLLM extends it. `threshold`, `threshold_floor`,
-`mode` and `block` are ours.
+Names and meanings are those of the OpenAI API reference, spelt as in the types of the `openai` package. `top_k`,
+`min_p`, `repetition_penalty`, `min_tokens`, `ignore_eos` and `stop_token_ids` are vLLM's extensions. `threshold`,
+`threshold_floor`, `mode` and `block` are ours.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ IGNORED = frozenset(
         "safety_identifier",
     )
 )
-"""Fields that are accepted without effect: they say who asks, what is kept or billed, or what may make it cheaper."""
+"""Fields that are accepted without effect. They concern the caller's identity, storage, billing or possible savings."""
 
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "audio": (),
@@ -52,39 +52,39 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-"""Fields that are not supported, with the values that are accepted because they ask for nothing; null always is."""
+"""Unsupported fields, with the values that are accepted because they request nothing. Null is always accepted."""
 
 
 TOOLS = frozenset(("function_call", "functions", "tool_choice", "tools"))
-"""Those of them that ask for calls of functions."""
+"""Unsupported fields that request function calls."""
 
 
 class StreamOptions(RequestBody):
-    """What a stream holds, and how it is cut into chunks."""
+    """Contents of a stream, and how it is cut into chunks."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    """vLLM's option: with `include_usage`, every chunk says what was used so far."""
+    """vLLM's option: with `include_usage`, every chunk carries the usage so far."""
     include_obfuscation: bool = False
-    """Accepted: padding against an observer of the network, which the answer does not depend on."""
+    """Accepted without effect: padding that hides the length of chunks from observers of the network."""
     single_tokens: bool = False
-    """Our option: one chunk for each token instead of one for each step."""
+    """Our option: one chunk per token instead of one per step."""
 
 
 class TextFormat(RequestBody):
-    """Answer with any text."""
+    """Format of an answer: any text."""
 
     type: Literal["text"]
 
 
 class JsonObjectFormat(RequestBody):
-    """Answer with a JSON object of any kind."""
+    """Format of an answer: any JSON object."""
 
     type: Literal["json_object"]
 
 
 class JsonSchema(RequestBody):
-    """A JSON schema and its name. The answer always holds to it, `strict` or not."""
+    """A JSON schema and its name. The answer always conforms to the schema, whether it is `strict` or not."""
 
     name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = None
@@ -93,7 +93,7 @@ class JsonSchema(RequestBody):
 
 
 class JsonSchemaFormat(RequestBody):
-    """Answer with JSON that holds to a schema."""
+    """Format of an answer: JSON that conforms to a schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
@@ -107,9 +107,9 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 def _few_biases(biases: Any) -> Any:
-    """Refuse too many entries before each is looked at: pydantic makes an error for every wrong one."""
+    """Refuse too many entries before any is checked, because pydantic creates an error for every invalid one."""
     if isinstance(biases, dict) and len(biases) > LOGIT_BIAS_MAX:
-        raise ValueError(f"logit_bias has {len(biases)} tokens; it may have {LOGIT_BIAS_MAX} at most")
+        raise ValueError(f"logit_bias has {len(biases)} tokens; it may have up to {LOGIT_BIAS_MAX}")
     return biases
 
 
@@ -119,16 +119,16 @@ LogitBias = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Befor
 def _not_supported(names: Sequence[str]) -> str:
     """Return the message that refuses unsupported fields."""
     if len(names) == 1:
-        told = f"{names[0]} is not supported by this server; leave it out."
+        message = f"{names[0]} is not supported by this server; leave it out."
     else:
-        told = f"{', '.join(names[:-1])} and {names[-1]} are not supported by this server; leave them out."
+        message = f"{', '.join(names[:-1])} and {names[-1]} are not supported by this server; leave them out."
     if TOOLS.isdisjoint(names):
-        return told
-    return f"{told} For an answer of a given form, use response_format of the type json_schema."
+        return message
+    return f"{message} For an answer of a given form, use response_format of the type json_schema."
 
 
 class GenerateRequest(RequestBody):
-    """The fields that chat and completion requests share. Limits, and what depends on the model, `translate` checks."""
+    """Fields that chat and completion requests share. `translate` checks limits and whatever depends on the model."""
 
     model: str
     stream: bool = False
@@ -138,7 +138,7 @@ class GenerateRequest(RequestBody):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
-    """0 and -1 keep all."""
+    """Number of most likely tokens to choose from; 0 and -1 mean all tokens."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     n: Positive = 1
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
@@ -151,18 +151,18 @@ class GenerateRequest(RequestBody):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     response_format: ResponseFormat = TextFormat(type="text")
     threshold: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Confidence that a token ahead needs, for this request alone."""
+    """Confidence needed to accept a token proposed at a mask, for this request only."""
     threshold_floor: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Follow the threshold of the server, but not below this."""
+    """Lowest threshold for this request, which otherwise follows the threshold of the server."""
     mode: Literal["ar", "threshold", "exact"] | None = None
     service_tier: str | None = None
-    """OpenAI's `flex` may wait until others leave room: it is of the class `batch`, where the operator has one."""
+    """OpenAI's `flex` lets a request wait for spare capacity: it joins the class `batch`, if the operator has one."""
     block: Annotated[int, Field(ge=1, le=64)] | None = None
-    """Tokens proposed per forward at most; without it the engine chooses."""
+    """Maximum number of tokens proposed per forward; None lets the engine choose."""
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_what_asks_for_nothing(cls, value: Any) -> Any:
+    def _drop_unused_fields(cls, value: Any) -> Any:
         """Drop nulls and ignored fields; refuse fields that are not supported."""
         if not isinstance(value, dict):
             return value
@@ -174,7 +174,7 @@ class GenerateRequest(RequestBody):
 
     @property
     def decode_mode(self) -> Mode | None:
-        """The mode asked for."""
+        """The requested decoding mode; None if the request names none."""
         return None if self.mode is None else Mode(self.mode)
 
 
@@ -188,9 +188,9 @@ class ChatCompletionRequest(GenerateRequest):
 
 
 def _few_prompts(prompt: Any) -> Any:
-    """Refuse too many prompts before each is looked at."""
+    """Refuse too many prompts before any is checked."""
     if isinstance(prompt, list) and len(prompt) > PROMPTS_MAX and not isinstance(prompt[0], int):
-        raise ValueError(f"prompt has {len(prompt)} prompts; it may have {PROMPTS_MAX} at most")
+        raise ValueError(f"prompt has {len(prompt)} prompts; it may have up to {PROMPTS_MAX}")
     return prompt
 
 
@@ -200,7 +200,7 @@ class CompletionRequest(GenerateRequest):
     prompt: Annotated[str | Items[str] | Items[int] | Items[Items[int]], BeforeValidator(_few_prompts)]
     logprobs: Annotated[int, Field(ge=0)] | None = None
 
-    # All items of a list are of one type, and there may be half a million of them: one is looked at.
+    # All items of a list have the same type, so only the first is inspected: there may be half a million of them.
 
     @property
     def texts(self) -> list[str]:
@@ -218,7 +218,7 @@ class CompletionRequest(GenerateRequest):
 
 
 class TokenizeRequest(RequestBody):
-    """Body of `/tokenize`: a text, or a conversation that goes through the chat template."""
+    """Body of `/tokenize`: a text, or a conversation to format with the chat template."""
 
     model: str | None = None
     prompt: str | None = None

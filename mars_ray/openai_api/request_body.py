@@ -1,8 +1,8 @@
-"""The base of request bodies: known fields only, no conversions, and refusals that cost little.
+"""The base class of request bodies: only known fields, no type conversions, and cheap refusals.
 
-In:    parsed JSON, up to a megabyte of it wrong.
-Out:   pydantic's errors, a few of them.
-Never: makes an error for each of a hundred thousand wrong items, names or texts, or quotes one at length.
+In:    parsed JSON, of which up to a megabyte may be invalid.
+Out:   a request body, or a few errors of pydantic.
+Never: makes an error for each of a hundred thousand invalid items, names or texts, or quotes one of them in full.
 """
 
 from reprlib import repr as shortened
@@ -13,7 +13,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 T = TypeVar("T")
 
 Items = Annotated[list[T], Field(fail_fast=True)]
-"""A list that is refused at its first wrong item: an error for each would cost seconds and hundreds of megabytes."""
+"""A list that is refused at its first invalid item, because an error per item would cost seconds and hundreds of
+megabytes."""
 
 
 class RequestBody(BaseModel):
@@ -24,7 +25,7 @@ class RequestBody(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _keep_one_unknown_field(cls, value: Any) -> Any:
-        """Drop all unknown fields but the first, since pydantic makes an error for each."""
+        """Drop all unknown fields except the first, because pydantic makes an error for each."""
         if not isinstance(value, dict) or len(value) <= len(cls.__pydantic_fields__):
             return value
         known = {field.alias or name for name, field in cls.__pydantic_fields__.items()}
@@ -33,7 +34,10 @@ class RequestBody(BaseModel):
 
 
 def tagged_by(name: str) -> BeforeValidator:
-    """Return a check of an object whose kind is told by the field `name`, which pydantic would quote at any length."""
+    """Return a check that the field `name`, which selects the type of an object, is text.
+
+    Pydantic would quote an invalid value in full, however long it is.
+    """
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and not isinstance(value.get(name, ""), str):

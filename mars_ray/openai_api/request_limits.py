@@ -1,57 +1,58 @@
-"""Limits of one request, one key and this process.
+"""Limits of one request, of one key and of this process.
 
-Each limit is checked by the code that would pay for going beyond it.
+Each limit is checked by the code that would pay the cost of exceeding it.
 """
 
 from pydantic import BaseModel, ConfigDict, Field
 
 MESSAGES_MAX = 4096
-"""Messages that the limit `messages` may be raised to: checking each holds all other callers up."""
+"""Maximum value of the limit `messages`, because checking each message delays all other callers."""
 
 PARTS_MAX = 4096
-"""Parts of one message's content."""
+"""Maximum parts in the content of one message."""
 
 PROMPTS_MAX = 4096
-"""Prompts that the limit `prompts` may be raised to."""
+"""Maximum value of the limit `prompts`."""
 
 LOGIT_BIAS_MAX = 4096
-"""Tokens that the limit `logit_bias` may be raised to."""
+"""Maximum value of the limit `logit_bias`."""
 
 
 class RequestLimits(BaseModel):
-    """The limits of the HTTP gateway. The engine has its own for what the model and the memory allow."""
+    """Limits of the HTTP gateway. The engine has its own limits, set by the model and the memory."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     body_bytes: int = Field(2**20, ge=1)
-    """Bytes of a request body. With `requests` bodies held at a time, the defaults cost 256 MiB at most."""
+    """Maximum bytes of a request body. With `requests` bodies in memory at once, the defaults use up to 256 MiB."""
     header_bytes: int = Field(16 * 2**10, ge=1)
-    """Bytes of path, query and headers together."""
+    """Maximum bytes of path, query and headers together."""
     body_seconds: float = Field(10, gt=0)
-    """Seconds from the end of the headers to the end of the body: a client that trickles is cut off."""
+    """Maximum seconds from the end of the headers to the end of the body; slower clients are disconnected."""
     prompt_tokens: int | None = Field(None, ge=1)
-    """Tokens of one prompt; None leaves it to what the model takes."""
+    """Maximum tokens of one prompt; None leaves only the limit of the model."""
     output_tokens: int = Field(4096, ge=1)
-    """Tokens of one answer, and so the largest `max_tokens`."""
+    """Maximum tokens of one answer, and so the largest `max_tokens`."""
     default_output_tokens: int = Field(1024, ge=1)
-    """Tokens of a chat answer whose request names no `max_tokens`; it then ends with the finish reason "length"."""
+    """Maximum tokens of a chat answer whose request sets no `max_tokens`. A longer answer ends there with the finish
+    reason "length"."""
     n: int = Field(8, ge=1)
-    """Answers to one prompt."""
+    """Maximum answers per prompt."""
     prompts: int = Field(128, ge=1, le=PROMPTS_MAX)
-    """Prompts of one call of /v1/completions."""
+    """Maximum prompts per call of /v1/completions."""
     top_logprobs: int = Field(20, ge=0)
-    """Alternatives listed for each token."""
+    """Maximum alternatives listed per token."""
     stop: int = Field(4, ge=0)
-    """Stop strings of a request."""
+    """Maximum stop strings per request."""
     stop_chars: int = Field(256, ge=1)
-    """Characters of one stop string."""
+    """Maximum characters of one stop string."""
     logit_bias: int = Field(300, ge=0, le=LOGIT_BIAS_MAX)
-    """Tokens a request may bias."""
+    """Maximum tokens that one request may bias."""
     messages: int = Field(1024, ge=1, le=MESSAGES_MAX)
-    """Messages of one conversation."""
+    """Maximum messages of one conversation."""
     requests_per_key: int = Field(64, ge=1)
-    """Requests in flight for one key; without keys, for all callers together."""
+    """Maximum requests in flight per key. Without keys, this limit applies to all callers together."""
     tokenize_per_key: int = Field(4, ge=1)
-    """Requests in flight to /tokenize and /detokenize for one key: one process tokenises for all callers."""
+    """Maximum requests in flight to /tokenize and /detokenize per key. One process tokenises for all callers."""
     requests: int = Field(256, ge=1)
-    """Requests in flight in this process, all keys together. Operators have a few more of their own."""
+    """Maximum requests in flight in this process, over all keys. A few more are reserved for operators."""

@@ -1,8 +1,8 @@
 """Build responses of chat completions and of completions, complete or streamed.
 
-In:    deltas of the choices, and what the response says about itself.
+In:    deltas of the choices, and the metadata of the response.
 Out:   objects of the `openai` package, complete or as stream chunks.
-Never: waits, or knows where deltas come from.
+Never: waits, or depends on the source of the deltas.
 """
 
 import math
@@ -24,12 +24,12 @@ from openai.types.completion_usage import CompletionUsage
 from mars_ray.openai_api.deltas import ChoiceFinishReason, LogprobBuffer, LogprobEntry, OutputDelta
 
 LEAST_LOGPROB = -9999.0
-"""Sent in place of minus infinity, which JSON cannot say: what OpenAI gives for a token that could not come."""
+"""Value sent in place of minus infinity, which JSON cannot represent. OpenAI sends it for impossible tokens too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseMetadata:
-    """Fields that all objects of one response share, and the bytes of tokens."""
+    """Fields shared by all objects of one response, and the bytes of tokens."""
 
     id: str
     created: int
@@ -39,11 +39,11 @@ class ResponseMetadata:
     """The bytes of each token id."""
 
     def bytes_of(self, token: int) -> bytes:
-        """Return the bytes of a token; ids the tokenizer does not use have none."""
+        """Return the bytes of a token; empty for an id that the tokenizer does not use."""
         return self.token_bytes[token] if token < len(self.token_bytes) else b""
 
     def text_of(self, token: int) -> str:
-        """Return the bytes of a token as text, with replacement characters where they are no UTF-8."""
+        """Return the bytes of a token as text, with replacement characters for bytes that are not valid UTF-8."""
         return self.bytes_of(token).decode(errors="replace")
 
 
@@ -51,7 +51,7 @@ class ResponseBuilder(Protocol):
     """Builds one response in the shape of chat completions or of completions."""
 
     def full(self, choices: Sequence[OutputDelta], usage: CompletionUsage) -> BaseModel:
-        """Return the complete response, from one concatenated delta for each choice."""
+        """Return the complete response, built from one concatenated delta per choice."""
 
     def chunks(self, delta: OutputDelta) -> Iterator[BaseModel]:
         """Yield the stream chunks that carry a delta."""
@@ -61,7 +61,7 @@ class ResponseBuilder(Protocol):
 
 
 def finite(logprob: float) -> float:
-    """Return a log-probability as JSON can say it."""
+    """Return a log-probability that JSON can represent, with `LEAST_LOGPROB` for minus infinity."""
     return logprob if math.isfinite(logprob) else LEAST_LOGPROB
 
 
@@ -72,7 +72,7 @@ class ChatResponseBuilder:
         self._metadata = metadata
         self._logprobs = LogprobBuffer()
         self._begun: set[int] = set()
-        """Choices whose first chunk, with the role, was sent."""
+        """Choices whose first chunk, which carries the role, has been sent."""
 
     def full(self, choices: Sequence[OutputDelta], usage: CompletionUsage) -> ChatCompletion:
         """Return the complete response."""
@@ -84,16 +84,16 @@ class ChatResponseBuilder:
             model=metadata.model,
             choices=[
                 Choice(
-                    index=each.choice,
-                    message=ChatCompletionMessage(role="assistant", content=each.text, refusal=None),
+                    index=delta.choice,
+                    message=ChatCompletionMessage(role="assistant", content=delta.text, refusal=None),
                     logprobs=ChoiceLogprobs(
-                        content=_logprobs(self._logprobs.take(each), metadata), **_audits(each, metadata)
+                        content=_logprobs(self._logprobs.take(delta), metadata), **_audits(delta, metadata)
                     )
-                    if each.logprobs
+                    if delta.logprobs
                     else None,
-                    finish_reason=each.finish_reason or "length",
+                    finish_reason=delta.finish_reason or "length",
                 )
-                for each in choices
+                for delta in choices
             ],
             usage=usage,
         )
@@ -107,10 +107,11 @@ class ChatResponseBuilder:
             )
         entries = self._logprobs.take(delta)
         if delta.text or delta.audits:
-            found, audits = _logprobs(entries, self._metadata), _audits(delta, self._metadata)
-            logprobs = ChunkLogprobs(content=found, **audits) if found or audits else None
-            content = ChoiceDelta(content=delta.text)
-            yield self._chunk(ChunkChoice(index=delta.choice, delta=content, logprobs=logprobs, finish_reason=None))
+            content = _logprobs(entries, self._metadata)
+            audits = _audits(delta, self._metadata)
+            logprobs = ChunkLogprobs(content=content, **audits) if content or audits else None
+            text = ChoiceDelta(content=delta.text)
+            yield self._chunk(ChunkChoice(index=delta.choice, delta=text, logprobs=logprobs, finish_reason=None))
         if delta.finish_reason:
             yield self._chunk(ChunkChoice(index=delta.choice, delta=ChoiceDelta(), finish_reason=delta.finish_reason))
 
@@ -130,17 +131,17 @@ class ChatResponseBuilder:
 
 
 def _audits(delta: OutputDelta, metadata: ResponseMetadata) -> dict[str, Any]:
-    """Return our field beside the log-probabilities: what one token at a time would have said at masks."""
-    found = [
+    """Return our field `audits`, if it is not empty: the autoregressive choices for tokens accepted at masks."""
+    audits = [
         {
-            "index": each.index,
-            "token": metadata.text_of(each.token),
-            "bytes": list(metadata.bytes_of(each.token)),
-            "logprob": math.log(each.confidence) if each.confidence else LEAST_LOGPROB,
+            "index": audit.index,
+            "token": metadata.text_of(audit.token),
+            "bytes": list(metadata.bytes_of(audit.token)),
+            "logprob": math.log(audit.confidence) if audit.confidence else LEAST_LOGPROB,
         }
-        for each in delta.audits
+        for audit in delta.audits
     ]
-    return {"audits": found} if found else {}
+    return {"audits": audits} if audits else {}
 
 
 def _logprobs(entries: Sequence[LogprobEntry], metadata: ResponseMetadata) -> list[ChatCompletionTokenLogprob]:
@@ -150,8 +151,8 @@ def _logprobs(entries: Sequence[LogprobEntry], metadata: ResponseMetadata) -> li
             bytes=list(metadata.bytes_of(token)),
             logprob=finite(logprobs.chosen),
             top_logprobs=[
-                TopLogprob(token=metadata.text_of(i), bytes=list(metadata.bytes_of(i)), logprob=finite(p))
-                for i, p in logprobs.top
+                TopLogprob(token=metadata.text_of(top), bytes=list(metadata.bytes_of(top)), logprob=finite(logprob))
+                for top, logprob in logprobs.top
             ],
             index=number,
             forward=logprobs.forward,
@@ -169,13 +170,13 @@ class CompletionResponseBuilder:
 
     def full(self, choices: Sequence[OutputDelta], usage: CompletionUsage) -> Completion:
         """Return the complete response."""
-        return self._completion([self._choice(each, each.finish_reason or "length") for each in choices], usage)
+        return self._completion([self._choice(delta, delta.finish_reason or "length") for delta in choices], usage)
 
     def chunks(self, delta: OutputDelta) -> Iterator[Completion]:
-        """Yield the chunk of a delta; one that says nothing has none."""
+        """Yield the chunk of a delta, if the delta has text or a finish reason."""
         choice = self._choice(delta, delta.finish_reason)
         if delta.text or delta.finish_reason:
-            # OpenAI's type wants a reason in every chunk, its server sends null until the last.
+            # OpenAI's type requires a finish reason in every chunk, but its server sends null until the last one.
             yield self._completion([choice])
 
     def usage_chunk(self, usage: CompletionUsage) -> Completion:
@@ -190,10 +191,10 @@ class CompletionResponseBuilder:
     def _entries(self, entries: Sequence[LogprobEntry]) -> Logprobs:
         text_of = self._metadata.text_of
         return Logprobs(
-            tokens=[text_of(each.token) for each in entries],
-            token_logprobs=[finite(each.logprobs.chosen) for each in entries],
-            top_logprobs=[{text_of(i): finite(p) for i, p in each.logprobs.top} for each in entries],
-            text_offset=[each.start for each in entries],
+            tokens=[text_of(entry.token) for entry in entries],
+            token_logprobs=[finite(entry.logprobs.chosen) for entry in entries],
+            top_logprobs=[{text_of(token): finite(top) for token, top in entry.logprobs.top} for entry in entries],
+            text_offset=[entry.start for entry in entries],
         )
 
     def _completion(self, choices: list[CompletionChoice], usage: CompletionUsage | None = None) -> Completion:

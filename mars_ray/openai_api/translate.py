@@ -1,8 +1,8 @@
 """Translate a checked body into requests to the engine.
 
-In:    a request as the API takes it, its prompts as token ids, the limits, the operator's defaults.
+In:    a checked request of the API, its prompts as token ids, the limits, the operator's defaults.
 Out:   one engine request per prompt.
-Never: shortens a prompt, or asks the engine for less than the caller did without saying so.
+Never: shortens a prompt, or gives the caller less than the request asks for without saying so.
 """
 
 import json
@@ -26,14 +26,15 @@ from mars_ray.openai_api.protocol import (
 from mars_ray.openai_api.request_limits import RequestLimits
 
 COMPLETION_TOKENS = 16
-"""`max_tokens` of a completion that names none, as OpenAI's reference has it; a chat answer may go on to the end."""
+"""Default `max_tokens` of a completion, as in OpenAI's API reference. Chat answers have a higher default, which is
+`RequestLimits.default_output_tokens`."""
 
 ID_DIGITS = 10
-"""Digits of a token id at most: more than any vocabulary needs."""
+"""Maximum number of digits of a token id; no vocabulary needs more."""
 
 
 def check_limits(body: GenerateRequest, limits: RequestLimits) -> None:
-    """Raise an `ApiError` for a body beyond the limits. A schema is compiled by the engine, which may refuse it too."""
+    """Raise an `ApiError` for a body beyond the limits. The engine compiles the schema later and may refuse it."""
     _at_most("n", body.n, limits.n)
     stops = [body.stop] if isinstance(body.stop, str) else body.stop
     _at_most("the number of strings in stop", len(stops), limits.stop, "stop")
@@ -71,18 +72,20 @@ def check_messages(messages: list[Message], limits: RequestLimits) -> None:
 
 
 def template_messages(messages: list[Message]) -> list[dict[str, str]]:
-    """Return the messages in the form that chat templates take."""
-    # Few templates know the role "developer", which is OpenAI's newer word for "system".
+    """Return the messages in the form that chat templates expect."""
+    # Few templates know the role "developer", OpenAI's newer word for "system".
     roles = {"developer": "system"}
     return [
-        {"role": roles.get(each.role, each.role), "content": text_of(each)} | ({"name": each.name} if each.name else {})
-        for each in messages
+        {"role": roles.get(message.role, message.role), "content": text_of(message)}
+        | ({"name": message.name} if message.name else {})
+        for message in messages
     ]
 
 
 def check_text_length(texts: Iterable[str], model: ModelInfo, longest_token_bytes: int) -> None:
-    """Raise a `PromptTooLongError` for texts that cannot fit, however they are tokenised: that costs no tokenising."""
-    size, most = sum(len(text.encode()) for text in texts), model.engine.max_model_len * longest_token_bytes
+    """Raise a `PromptTooLongError` for texts too long for the model under any tokenisation, without tokenising them."""
+    size = sum(len(text.encode()) for text in texts)
+    most = model.engine.max_model_len * longest_token_bytes
     if size > most:
         raise PromptTooLongError(
             f"the prompt has {size} bytes; the model takes {model.engine.max_model_len} tokens, which are at most "
@@ -102,8 +105,10 @@ def engine_requests(
     default_mode: Mode,
     default_sampling: Mapping[str, Any],
 ) -> list[Request]:
-    """Return one engine request per prompt, sampled as the model is where it does not say. Raises `ApiError`,
-    `RequestError`."""
+    """Return one engine request per prompt. Sampling parameters that the body leaves out come from `default_sampling`.
+
+    Raises `ApiError` and `RequestError`.
+    """
     return [
         Request(
             id=f"{request_id}-{number}",
@@ -129,20 +134,23 @@ def _sampling(
     longest = min(model.engine.max_model_len - 1, limits.prompt_tokens or model.engine.max_model_len)
     if prompt_tokens > longest:
         raise PromptTooLongError(
-            f"the prompt has {prompt_tokens} tokens and may have {longest}; its answer needs room too. Shorten it."
+            f"the prompt has {prompt_tokens} tokens; it may have up to {longest}, to leave room for an answer. "
+            "Shorten it."
         )
     most = min(limits.output_tokens, model.engine.max_model_len - prompt_tokens)
     if isinstance(body, ChatCompletionRequest):
-        asked, logprobs = body.max_completion_tokens or body.max_tokens, None
-        asked = asked or max(body.min_tokens, min(most, limits.default_output_tokens))
-        if body.logprobs:
-            logprobs = body.top_logprobs
+        requested = body.max_completion_tokens or body.max_tokens
+        requested = requested or max(body.min_tokens, min(most, limits.default_output_tokens))
+        logprobs = body.top_logprobs if body.logprobs else None
     else:
         assert isinstance(body, CompletionRequest)
-        asked, logprobs = body.max_tokens or COMPLETION_TOKENS, body.logprobs
-    if body.min_tokens > asked:
-        raise ApiError.bad_request(f"min_tokens is {body.min_tokens}, but max_tokens {asked}.", "min_tokens")
-    max_tokens = min(asked, most)
+        requested = body.max_tokens or COMPLETION_TOKENS
+        logprobs = body.logprobs
+    if body.min_tokens > requested:
+        raise ApiError.bad_request(
+            f"min_tokens is {body.min_tokens}; it must be at most max_tokens, {requested}.", "min_tokens"
+        )
+    max_tokens = min(requested, most)
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min(body.min_tokens, max_tokens),
@@ -163,24 +171,24 @@ def _sampling(
 
 def _chosen(body: GenerateRequest, defaults: Mapping[str, Any]) -> dict[str, Any]:
     top_k = None if body.top_k is None else max(0, body.top_k)
-    asked = {"temperature": body.temperature, "top_p": body.top_p, "top_k": top_k}
-    asked["repetition_penalty"] = body.repetition_penalty
-    return {**defaults, **{name: value for name, value in asked.items() if value is not None}}
+    fields = {"temperature": body.temperature, "top_p": body.top_p, "top_k": top_k}
+    fields["repetition_penalty"] = body.repetition_penalty
+    return {**defaults, **{name: value for name, value in fields.items() if value is not None}}
 
 
 def _grammar(body: GenerateRequest) -> GrammarSpec | None:
     match body.response_format:
         case JsonObjectFormat():
             return GrammarSpec(kind="json_object")
-        case JsonSchemaFormat(json_schema=asked):
-            return GrammarSpec(kind="json_schema", text=json.dumps(asked.json_schema))
+        case JsonSchemaFormat(json_schema=schema):
+            return GrammarSpec(kind="json_schema", text=json.dumps(schema.json_schema))
     return None
 
 
 def _bias(biases: dict[str, float]) -> dict[int, float]:
-    # As `int` alone reads them, " 5" and "0_5" would be ids too.
+    # `int` alone would also accept " 5" and "0_5".
     if not all(token.isascii() and token.isdecimal() and len(token) <= ID_DIGITS for token in biases):
-        raise ApiError.bad_request('the keys of logit_bias are token ids, such as "42".', "logit_bias")
+        raise ApiError.bad_request('the keys of logit_bias must be token ids, such as "42".', "logit_bias")
     return {int(token): bias for token, bias in biases.items()}
 
 

@@ -1,7 +1,7 @@
 """Usage of one HTTP request: tokens, forwards, thresholds, finish reasons.
 
-In:    chunks, as they come.
-Out:   usage as callers see it; the figures of the log and the metrics.
+In:    chunks, as they arrive.
+Out:   usage as callers see it; figures for the log and the metrics.
 Never: keeps text.
 """
 
@@ -14,24 +14,25 @@ from mars_ray.engine.chunk import Chunk
 
 @dataclass(slots=True)
 class ResponseUsage:
-    """Sums over the sequences of one HTTP request. `prompt_tokens` counts each prompt once, however many answers."""
+    """Totals over the sequences of one HTTP request. `prompt_tokens` counts a prompt with several answers once."""
 
     prompt_tokens: int
     cached_tokens: int = 0
     tokens: int = 0
     forwards: int = 0
     queued_s: float = 0.0
-    """The longest that any of its sequences waited for a row."""
+    """Longest time in seconds that any of the sequences waited for a slot."""
     reasons: list[str] = field(default_factory=list)
     """The finish reason of each sequence."""
     threshold_low: float | None = None
     threshold_high: float | None = None
 
     def add(self, chunk: Chunk) -> None:
-        """Count a chunk."""
+        """Add a chunk to the totals."""
         self.tokens += len(chunk.tokens)
         if chunk.tokens:
-            low, high = self.threshold_low, self.threshold_high
+            low = self.threshold_low
+            high = self.threshold_high
             self.threshold_low = chunk.threshold if low is None else min(low, chunk.threshold)
             self.threshold_high = chunk.threshold if high is None else max(high, chunk.threshold)
         if chunk.finished:
@@ -43,13 +44,13 @@ class ResponseUsage:
 
     @property
     def threshold_range(self) -> str:
-        """The thresholds that were in force, for a header: "0.95", or "0.9-0.95" when they changed."""
+        """Range of the thresholds in force, for a header: "0.95", or "0.9-0.95" if they changed."""
         if self.threshold_low is None or self.threshold_low == self.threshold_high:
             return f"{1.0 if self.threshold_low is None else self.threshold_low:g}"
         return f"{self.threshold_low:g}-{self.threshold_high:g}"
 
     def usage(self) -> CompletionUsage:
-        """Return OpenAI's usage, with `tokens_per_forward`, `threshold_low` and `threshold_high` besides."""
+        """Return OpenAI's usage object, extended by `tokens_per_forward`, `threshold_low` and `threshold_high`."""
         return CompletionUsage(
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.tokens,

@@ -1,6 +1,7 @@
 """Turn the validation errors of pydantic into one error of this API that names the field.
 
-It never names a branch of a union type, which is no part of the body, and quotes at most `NAME_CHARS` of a name.
+The error never names a branch of a union type, which the body does not contain, and quotes at most `NAME_CHARS`
+characters of a name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 from mars_ray.openai_api.api_error import ApiError
 
 NAME_CHARS = 80
-"""Characters that an error quotes of what a caller chose, such as the name of an unknown field."""
+"""Maximum characters that an error quotes from a caller's input, such as the name of an unknown field."""
 
 KINDS = {
     "string_type": "text",
@@ -23,22 +24,25 @@ KINDS = {
     "model_type": "an object",
     "model_attributes_type": "an object",
 }
-"""What a value must be instead, by pydantic's type of error."""
+"""Required kind of value, by pydantic's type of error."""
 
-Place = tuple[str, ...]
+FieldPath = tuple[str, ...]
+"""Names and indices that lead from the body to a value in it."""
 
 
 def validation_error(errors: Sequence[Any], body: object) -> ApiError:
-    """Return the 400 for the first thing that is wrong with `body`.
+    """Return the 400 error for the first invalid field of `body`.
 
-    A field may be of several types; the errors of that type tell most which got furthest into the value.
+    If a field may be of several types, pydantic reports errors for each of them. The error returned is for the type
+    that matched the value most deeply, because it is the most helpful.
     """
-    places = [_place(error, body) for error in errors]
-    field = places[0][:1]
-    deepest = max(len(place) for place in places if place[:1] == field)
-    place = next(place for place in places if place[:1] == field and len(place) == deepest)
-    same = [error for error, where in zip(errors, places, strict=True) if where == place]
-    name, param = field_path(place), place[0][:NAME_CHARS] if place else None
+    paths = [_path(error, body) for error in errors]
+    field = paths[0][:1]
+    depth = max(len(path) for path in paths if path[:1] == field)
+    deepest = next(path for path in paths if path[:1] == field and len(path) == depth)
+    same = [error for error, path in zip(errors, paths, strict=True) if path == deepest]
+    name = field_path(deepest)
+    param = deepest[0][:NAME_CHARS] if deepest else None
     if same[0]["type"] == "extra_forbidden":
         return ApiError.bad_request(f"unknown parameter {name!r}.", param, "unknown_parameter")
     if same[0]["type"] == "value_error":
@@ -49,24 +53,24 @@ def validation_error(errors: Sequence[Any], body: object) -> ApiError:
     return ApiError.bad_request(f"{name} {_reason(same[0])}.", param)
 
 
-def field_path(place: Place) -> str:
-    """Return a place in a body as an error names it, such as `messages.0.content`."""
-    if not place:
+def field_path(path: FieldPath) -> str:
+    """Return a path in a body as an error names it, such as `messages.0.content`."""
+    if not path:
         return "the body"
-    name = ".".join(place)
+    name = ".".join(path)
     return name if len(name) <= NAME_CHARS else f"{name[:NAME_CHARS]}…"
 
 
-def _place(error: Any, body: object) -> Place:
-    """Return where in the body an error is: of what pydantic names, the parts that lead somewhere there."""
-    place: list[str] = []
+def _path(error: Any, body: object) -> FieldPath:
+    """Return the path of an error in the body: the parts of pydantic's location that exist in the body."""
+    path: list[str] = []
     for part in error["loc"]:
         if _leads_into(body, part):
             body = body[part]  # type: ignore[index]
         elif error["type"] != "missing" or part is not error["loc"][-1]:
-            continue  # "body", or the name of a type that was tried
-        place.append(str(part))
-    return tuple(place)
+            continue  # skip "body" and the name of a union branch
+        path.append(str(part))
+    return tuple(path)
 
 
 def _leads_into(value: object, part: str | int) -> bool:
@@ -82,8 +86,8 @@ def _reason(error: Any) -> str:
         case "union_tag_not_found":
             return f"needs {error['ctx']['discriminator']}"
         case "union_tag_invalid":
-            asked = f"{error['ctx']['discriminator']} {error['ctx']['tag'][:NAME_CHARS]!r}"
-            return f"has the unknown {asked}; known are {error['ctx']['expected_tags']}"
+            tag = f"{error['ctx']['discriminator']} {error['ctx']['tag'][:NAME_CHARS]!r}"
+            return f"has the unknown {tag}; use one of {error['ctx']['expected_tags']}"
         case "too_short":
             return f"must have at least {error['ctx']['min_length']} item"
         case "too_long":

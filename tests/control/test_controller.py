@@ -175,7 +175,7 @@ def test_a_silent_replica_is_forgotten_and_its_load_with_it() -> None:
 
 def test_a_report_with_other_classes_is_refused_and_changes_nothing() -> None:
     controller = Controller(plan_of(), clock=Clock())
-    with pytest.raises(ReportError, match=r"the report has the classes \['other'\]; here are \['standard'\]"):
+    with pytest.raises(ReportError, match=r"the report has the classes \['other'\]; it must have \['standard'\]"):
         controller.handle_report(report(1, 0.0, class_state("other")))
     assert controller.status().replicas == ()
 

@@ -216,7 +216,7 @@ def test_malformed_conversations_are_refused(plain: httpx2.Client, messages: Any
         (
             CHAT,
             {"response_format": {"type": "xml"}},
-            "response_format has the unknown 'type' 'xml'; known are 'text', ",
+            "response_format has the unknown 'type' 'xml'; use one of 'text', ",
         ),
         (CHAT, {"temperature": 3}, "temperature must be less than or equal to 2."),
         (CHAT, {"max_tokens": 1.5}, "max_tokens must be a whole number."),

@@ -26,7 +26,7 @@ class Smoother:
         self._recover_s = recover_s
         self._last_aim = in_force
         self._allowed: deque[tuple[float, float]] = deque([(now_s, in_force)])
-        """Times and allowed values, rising. A value is dropped once a lower one follows, because it can never be used."""
+        """Times and allowed values, rising. A value is dropped once a lower one follows, because it has no effect."""
 
     def follow(self, decision: float, now_s: float) -> float:
         """Return the threshold for `decision`."""
