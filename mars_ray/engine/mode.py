@@ -13,6 +13,6 @@ class Mode(StrEnum):
     AR = "ar"
     """One token per forward."""
     THRESHOLD = "threshold"
-    """Tokens at masks are accepted while their confidence reaches the threshold (arXiv 2604.07023, section 3.3)."""
+    """Tokens at masks are accepted while their confidence passes the threshold (arXiv 2604.07023, section 3.3)."""
     EXACT = "exact"
     """Tokens at masks are drafts, returned only if they equal the autoregressive choice."""

@@ -17,7 +17,7 @@ from mars_ray.errors import RequestError
 from mars_ray.model.card import Card
 
 BLOCK_WITHOUT_CARD = 8
-"""Block of a checkpoint whose card does not set one."""
+"""Default block, for a checkpoint whose card does not set one."""
 
 AdaptersByName = abc.Mapping[str | None, Adapter]
 """Adapters by the names that requests use; None is the key of the default adapter."""
@@ -56,7 +56,7 @@ class Adapters:
     ) -> None:
         """Correct the logits of masks in `output` with the sampler heads of their adapters.
 
-        `picks` are the picks of each sequence, which begin at its last token.
+        `picks` holds the picks of each sequence, beginning at its last token.
         """
         rows_by_adapter: list[list[MaskRow]] = [[] for _ in samplers]
         for scheduled, sequence_picks in zip(batch, picks, strict=True):

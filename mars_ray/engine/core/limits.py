@@ -15,11 +15,11 @@ from mars_ray.engine.request import Request
 from mars_ray.errors import ConfigError, ModelError, PromptTooLongError, RequestError
 
 MEMORY_SHARE = 0.5
-"""Share of the memory free after loading the model that the KV cache may use."""
+"""Maximum share of free memory for the KV cache, after the model is loaded."""
 
 MAX_NUM_SEQS_ON_CPU = 32
 MAX_NUM_SEQS_ON_GPU = 256
-"""Default number of sequences decoded together. With more, the time of a step grows in proportion."""
+"""Default number of sequences decoded together. Beyond it, step time grows in proportion to the number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

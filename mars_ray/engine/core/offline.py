@@ -37,7 +37,7 @@ def decode_all(engine: Engine, requests: Iterable[Request]) -> Iterator[OfflineR
 
 
 def decode_each(engine: Engine, requests: Iterable[Request]) -> Iterator[OfflineResult]:
-    """Yield the answer to each request when it has ended. An answer that ended early is partial and has its error set.
+    """Yield the answer to each request when the request has ended. With an error, the answer may be partial.
 
     Raises the errors of `Engine.add`.
     """

@@ -41,7 +41,7 @@ CACHE = Path(".cache/mars-ray/compiled")
 """Folder of compiled steps in the user's home. Its files are executed, so no other account may write there."""
 
 COMPILE_AFTER_STEPS = 500
-"""Steps after which compilation starts. It takes minutes of processor time, so engines with fewer steps do without."""
+"""Number of steps before compilation starts. It takes minutes of processor time, a loss for short-lived engines."""
 
 VARIANTS = ((1, 1), (1, 6), (5, 6), (5, 1))
 """Slots and positions of the example input of each variant, in the order of compilation: the most useful come first."""
@@ -62,7 +62,7 @@ class CompiledSteps:
         self._thread.start()
 
     def get(self, batch: ForwardBatch) -> Forward | None:
-        """Return the variant for the sizes of `batch`, or None if it is not ready. Must be called once per step."""
+        """Return the variant for the sizes of `batch`, or None if it is not ready. Counts as one step."""
         self._steps += 1
         if self._steps == COMPILE_AFTER_STEPS:
             self._wanted.set()
@@ -132,7 +132,7 @@ class CompiledSteps:
 
 
 def compile_variants(folder: Path, mask_id: int, dtype: torch.dtype, device: str) -> Iterator[tuple[int, int]]:
-    """Compile missing variants into `folder`, which holds the model's configuration, and yield each variant on disk."""
+    """Compile missing variants into `folder`, which holds the model's configuration, and yield those on disk."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -233,7 +233,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def main() -> None:
-    """Compile in a child process, at low priority."""
+    """Compile variants at low priority. Entry point of the child process."""
     folder, mask_id, dtype, device, threads = sys.argv[1:]
     os.nice(10)
     threading.Thread(target=_end_with_parent, daemon=True).start()

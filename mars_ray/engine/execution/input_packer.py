@@ -51,7 +51,7 @@ class InputPacker:
 
     @torch.inference_mode()
     def pack(self, batch: list[ScheduledSequence], rows: int, *, audit: bool) -> tuple[ForwardBatch, list[slice]]:
-        """Return the inputs for `batch`, and the slice of the M picks that belongs to each sequence.
+        """Return the tensors for `batch`, and the slice of the M picks that belongs to each sequence.
 
         `batch` begins with the decoding sequences; `rows` is the number of active slots. Prompts get a second
         rectangle if they would make the first one much wider.

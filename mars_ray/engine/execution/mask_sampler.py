@@ -1,4 +1,4 @@
-"""Correct the logits of masks by the tokens before them, with the sampler head of their adapter.
+"""Correct the logits of masks, given the tokens before them, with the sampler head of their adapter.
 
 Logits are corrected in place, from left to right, before any token is chosen, so greedy decoding, sampling and grammars
 all read corrected logits. The head assumes that the token before a mask is the likeliest one there; if another token is

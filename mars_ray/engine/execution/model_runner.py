@@ -11,7 +11,7 @@ from mars_ray.engine.kv.forward_batch import ForwardBatch
 
 @dataclass(frozen=True, slots=True)
 class MaskRow:
-    """A row of masks in a forward, in indices of picks."""
+    """A row of masks in a forward, as indices into its picks."""
 
     behind: int
     """Pick of the token or draft before the row."""

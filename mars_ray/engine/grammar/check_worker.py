@@ -52,7 +52,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     tokenizer = GrammarTokenizer(**json.loads(sys.stdin.buffer.readline())).load()
     if sys.platform == "linux":
-        ctypes.CDLL(None).malloc_trim(0)  # otherwise a grammar could use memory that is already allocated
+        ctypes.CDLL(None).malloc_trim(0)  # otherwise grammars would reuse freed memory, which `_cost` does not count
     _send({"ready": True})
     while line := sys.stdin.buffer.readline():
         if os.fork() == 0:

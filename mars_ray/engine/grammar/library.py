@@ -2,7 +2,7 @@
 
 This module imports neither torch nor transformers, to keep `check_worker` small.
 
-JSON must have the layout of Python's `json.dumps`. Otherwise a model could generate white space endlessly.
+JSON must have the layout of Python's `json.dumps`; otherwise a model could generate white space endlessly.
 """
 
 import json
@@ -93,5 +93,5 @@ def check_grammar(spec: GrammarSpec) -> None:
 
 
 def unusable(spec: GrammarSpec, reason: str) -> GrammarError:
-    """Return the error for an unusable grammar."""
+    """Return an error that says why a grammar cannot be used."""
     return GrammarError(f"the {spec.kind} cannot be used: {' '.join(reason.split())[:REASON_CHARACTERS].rstrip('.')}.")

@@ -84,7 +84,7 @@ class Matcher:
         self.ahead: list[int] = []
         """Tokens taken since the last `settle`."""
         self._plans: list[tuple[list[int], int]] = [([], 0)]
-        """Forced tokens and the number taken of them: one entry before each token ahead, and one after the last."""
+        """Forced tokens, and the number of them taken: an entry before each token ahead, and one after the last."""
 
     @property
     def ended(self) -> bool:

@@ -1,6 +1,6 @@
 """The grammar of a request: a JSON schema, any JSON object, or a regular expression.
 
-This module does not import llguidance, as `library` does, so requests can be created without it.
+Unlike `library`, this module does not import llguidance, so requests can be created without it.
 """
 
 from dataclasses import dataclass

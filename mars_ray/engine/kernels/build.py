@@ -25,7 +25,7 @@ NEEDED = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512_bf16", "avx512_vn
 
 
 class KernelError(ModelError):
-    """The kernels cannot run on this machine."""
+    """The kernels cannot run on this machine, or do not support the network."""
 
 
 @cache

@@ -107,7 +107,8 @@ def _attend(
 ) -> Tensor:
     """Return attention [R * P, H, D] in one rectangle."""
     rows, positions = within.where_RP.shape
-    heads, size = keys.shape[1], query_NHD.shape[2]
+    heads = keys.shape[1]
+    size = query_NHD.shape[2]
     groups = query_NHD.shape[1] // heads
     # Query heads that share a key head become further positions, so that the keys are not copied for each query head.
     query = query_NHD[within.where_RP].view(rows, positions, heads, groups, size).permute(0, 2, 3, 1, 4)

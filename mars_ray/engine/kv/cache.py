@@ -1,6 +1,6 @@
 """The tensors of the KV cache: keys and values of each layer, [slots, key heads, width, head size].
 
-Each slot is contiguous. `slot_allocator` decides about copies, swaps and sizes.
+Each slot is contiguous. `slot_allocator` decides when slots are copied, swapped or resized.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def kv_shape(config: PretrainedConfig) -> tuple[int, int, int]:
 
 
 def bytes_per_token(config: PretrainedConfig, dtype: torch.dtype) -> int:
-    """Return the bytes of one token, such as 2 x 28 layers x 4 heads x 128 x 2 B = 57 kB for Qwen2.5-7B in bf16."""
+    """Return the size of one token in bytes. Qwen2.5-7B in bf16 takes 2 x 28 layers x 4 heads x 128 x 2 B = 57 kB."""
     layers, heads, size = kv_shape(config)
     return 2 * layers * heads * size * dtype.itemsize
 

@@ -27,7 +27,7 @@ class Owner(Protocol):
 
     @property
     def tenant(self) -> str:
-        """The tenant, who alone may reuse the content. So timing reveals nothing to other tenants."""
+        """The only tenant that may reuse the content, so that timing reveals nothing to other tenants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +117,9 @@ class SlotAllocator:
         return self._slots[slot].owner
 
     def shared_prefix(self, owner: Owner) -> tuple[int, int]:
-        """Return the longest prefix of the owner's tokens that a slot holds, and the longest that one will hold soon.
+        """Return the lengths of the longest prefixes of the owner's tokens that a slot holds now, and will hold soon.
 
-        Both are lengths in tokens. They exclude the last token, because it must be run to get logits.
+        Both lengths exclude the last token, which must be run to get logits.
         """
         held = soon = 0
         for slot in self._slots:
@@ -159,12 +159,12 @@ class SlotAllocator:
         self._swap(slot, self.num_active)
 
     def widen(self, length: int) -> None:
-        """Make every slot wide enough for `length` tokens. The active slots must fit into the number that remains."""
+        """Make every slot wide enough for `length` tokens. The active sequences must fit into the slots that remain."""
         if length > self.width:
             self._resize(self._width_for(length))
 
     def narrow(self, length: int) -> bool:
-        """Narrow the slots to `length` tokens if this makes more slots, and return whether it does."""
+        """Narrow the slots to `length` tokens if that gives more slots, and return whether it does."""
         if self.slots_at(length) <= len(self._slots):
             return False
         self._resize(self._width_for(length))

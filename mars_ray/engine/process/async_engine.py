@@ -48,7 +48,7 @@ from mars_ray.errors import (
 log = logging.getLogger(__name__)
 
 BUFFERED_TOKENS = 2048
-"""Maximum number of unread tokens of a request. Beyond it the request is cancelled, to free its slot for others."""
+"""Maximum number of unread tokens of a request. A request with more is cancelled, to free its slot for others."""
 
 UNLIMITED = sys.maxsize
 """Buffer limit of requests that are not streamed, because each of their sequences arrives in one chunk."""
@@ -63,7 +63,7 @@ processes, they would occupy the core that the thread they wait for needs."""
 LOST = "the engine stopped before the request ended."
 HUNG = "the engine hangs because of this request, which is not retried on another engine. Change the request."
 TELL_SECONDS = 1.0
-"""Time for the error to reach the caller of the request that hangs, before the replica ends with its engine."""
+"""Delay before a hung engine is killed, so that the error reaches the caller before the replica ends as well."""
 
 
 class AsyncEngine:
@@ -79,7 +79,7 @@ class AsyncEngine:
         self._process: asyncio.subprocess.Process | None = None
         self._watching: asyncio.Task[None] | None = None
         self._grammars: GrammarStore | None = None
-        """Compiled grammars; only for an engine process that this object started, with a fast tokenizer."""
+        """Compiled grammars. None unless this object started the engine process and its tokenizer is a fast one."""
         self._asks = 0
         """Number of hang checks so far."""
         self.gone = asyncio.Event()
@@ -89,7 +89,7 @@ class AsyncEngine:
     async def start(cls, spec: EngineSpec, *, step_seconds: int = STEP_SECONDS) -> tuple["AsyncEngine", EngineFacts]:
         """Start an engine process, which is killed when a step takes longer than `step_seconds`.
 
-        Raises `ModelError` or `ConfigError` if the engine does.
+        Raises `ReplicaLostError` if the process dies, and errors of the engine, such as `ModelError` or `ConfigError`.
         """
         ours, theirs = socket.socketpair()
         with theirs:

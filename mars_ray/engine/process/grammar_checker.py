@@ -71,7 +71,8 @@ class GrammarChecker:
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
-        child, self._child = self._child, None
+        child = self._child
+        self._child = None
         if child is not None:
             await child.close()
 

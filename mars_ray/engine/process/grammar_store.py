@@ -18,7 +18,7 @@ from mars_ray.errors import MarsRayError
 ROOM_BYTES = 128 << 20
 """Memory limit of compiled grammars. No large grammar is compiled while running requests use more."""
 SMALL_BYTES = 1 << 20
-"""Largest grammar that is compiled even above the limit."""
+"""Maximum size of a grammar that is compiled even above the limit."""
 LEAST_BYTES = 64 << 10
 """Minimum size that is counted for a grammar."""
 

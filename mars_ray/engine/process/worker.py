@@ -38,10 +38,10 @@ log = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
 NICE = 5
-"""Niceness of the engine process. The process that feeds it runs first, because requests that wait outside the engine
-are invisible to the controller of thresholds."""
+"""Niceness of the engine process, so that the process that feeds it runs first: requests that wait outside the engine
+are invisible to the threshold controller."""
 COMPILING = 4
-"""Number of grammars that are compiled at the same time."""
+"""Maximum number of grammars compiled at the same time."""
 
 
 def serve_engine(engine: Engine, orders: OrderSocket) -> None:

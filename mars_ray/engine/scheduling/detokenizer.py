@@ -36,7 +36,7 @@ class IncrementalDetokenizer:
         return None if token in self._special else self._settled
 
     def push(self, token: int, *, may_stop: bool = True) -> str:
-        """Add a token and return the text that it settles. Without `may_stop`, stop strings are not searched."""
+        """Add a token and return the text that it settles. Without `may_stop`, stop strings are ignored."""
         self._tokens.append(token)
         self._may_stop = may_stop
         return self._settle(self._decoder.step(self._tokenizer.backend_tokenizer, token) or "", may_stop)
@@ -48,7 +48,8 @@ class IncrementalDetokenizer:
         # Decode all tokens again, so that incomplete bytes at the end become the replacement character.
         decoded: str = self._tokenizer.decode(self._tokens, skip_special_tokens=True)
         text = self._settle(decoded[self._settled :], may_stop=self._may_stop)
-        text, self._held = text + self._held, ""
+        text += self._held
+        self._held = ""
         return text
 
     def _settle(self, text: str, may_stop: bool) -> str:
@@ -68,7 +69,7 @@ class IncrementalDetokenizer:
 
 
 def _beginning_of_a_stop(text: str, stops: tuple[str, ...]) -> int:
-    """Return the length of the longest end of `text` that is the beginning of a stop string."""
+    """Return the length of the longest suffix of `text` that begins a stop string without completing it."""
     longest = max(map(len, stops)) - 1
     for length in range(min(longest, len(text)), 0, -1):
         tail = text[-length:]

@@ -22,7 +22,7 @@ DECODE_TOKENS = 16
 """Maximum number of pending tokens of a decoding sequence. A sequence with more is still reading its prompt."""
 
 WORTH_WAITING_TOKENS = 32
-"""A prompt waits if another sequence is computing at least this many further tokens of the same prefix."""
+"""A prompt waits if another sequence will soon have computed at least this many more tokens of a shared prefix."""
 
 Masks = tuple[int, ...]
 """Number of masks after the last token of a sequence, and after each of its drafts."""

@@ -23,7 +23,7 @@ class WaitingQueue:
         self._served = dict.fromkeys(self._classes, 0.0)
         """Tokens that each class was served, divided by its share."""
         self._level = 0.0
-        """Value of `_served` of the class that was taken from last, at that time."""
+        """Value of `_served`, at that time, of the class whose sequence was taken last. Idle classes resume from it."""
         shares = sum(service_class.share for service_class in classes)
         self._places = {
             service_class.name: max(1, int(max_waiting_seqs * service_class.share / shares))
@@ -48,7 +48,8 @@ class WaitingQueue:
         Raises `QueueFullError` if not all of them fit now, and `RequestError` if they never fit.
         """
         name = sequences[0].service_class
-        queue, places = self._queues[name], self._places[name]
+        queue = self._queues[name]
+        places = self._places[name]
         if len(sequences) > places:
             raise RequestError(f"n is {len(sequences)}; at most {places} sequences of class {name} may wait.")
         if len(queue) + len(sequences) > places:
