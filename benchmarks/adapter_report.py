@@ -21,7 +21,8 @@ def fit(points: Sequence[Json]) -> Json | None:
         return None
     doublings = np.log2([point["tokens"] for point in points])
     values = np.array([point["value"] for point in points])
-    (gain, start), (variance, *_) = np.polyfit(doublings, values, 1), np.diag(_covariance(doublings, values))
+    gain, start = np.polyfit(doublings, values, 1)
+    variance, _ = np.diag(_covariance(doublings, values))
     expected = {str(times): float(start + gain * (doublings[-1] + np.log2(times))) for times in FURTHER}
     return {"gain": float(gain), "gain_error": float(np.sqrt(variance)), "start": float(start), "expected": expected}
 
