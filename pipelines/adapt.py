@@ -1,18 +1,17 @@
-"""Train an adapter for any model, from conversations or from the model's own answers.
+"""Train an adapter for any model, on conversations or on the model's own answers.
 
     python -m pipelines.adapt --model smollm2 --data train.jsonl.gz --heldout val.jsonl.gz --own 2000
 
-1. The model answers held-out prompts with `generate` (Ray Data), one token at a time; all measurements use them. With
-   `--own` it also answers prompts of the data, and the adapter learns from these answers instead of those in the data,
-   because it will have to predict text of the model.
-2. Ray Train trains the adapter on the conversations, with the model as teacher at every mask. With `--from` it begins
-   with an existing adapter.
+1. The model answers held-out prompts with `generate` (Ray Data), one token at a time. All measurements use these
+   answers. With `--own` the model also answers prompts of the data, and the adapter is trained on these answers instead
+   of the answers in the data, because it will have to predict the model's own text.
+2. Ray Train trains the adapter on the conversations, with the model as teacher at every mask. With `--from`, training
+   starts from an existing adapter.
 3. The adapter is calibrated, and the curve is written into its card.
 4. The adapter is evaluated: an answer is correct if it equals the answer of the model.
 
-Finished steps are kept, so the same command resumes after Ctrl-C, a kill or a reboot. In the output folder `model` is
-the adapter, `adapters` has earlier states of it, `metrics.jsonl` has the figures of each training step, and
-`evaluation` has the report.
+Finished steps are kept, so the same command resumes after Ctrl-C, a kill or a reboot. In the output folder, `model` is
+the adapter, `metrics.jsonl` has the metrics of each training step, and `evaluation` has the report.
 """
 
 import argparse
@@ -51,76 +50,78 @@ THRESHOLDS = (0.95, 0.9, 0.8, 0.7, 0.5)
 
 
 def main() -> None:
-    """Answer, train, calibrate and evaluate, resuming each step."""
+    """Answer the prompts, then train, calibrate and evaluate; each step resumes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2", help="model name or folder")
-    parser.add_argument("--data", type=Path, required=True, help="conversations, or prompts with --own")
+    parser.add_argument("--data", type=Path, required=True, help="conversations; with --own, prompts are enough")
     parser.add_argument("--heldout", type=Path, required=True, help="held-out conversations or prompts")
     parser.add_argument("--heldout-prompts", type=int, default=96, help="number of held-out prompts")
-    parser.add_argument("--own", type=int, default=0, help="prompts to answer with the model itself")
-    parser.add_argument("--from", dest="start", help="adapter of the same rank and block to begin with")
+    parser.add_argument(
+        "--own", type=int, default=0, help="number of prompts that the model itself answers for training"
+    )
+    parser.add_argument("--from", dest="start", help="adapter to start from, of the same rank and block")
     parser.add_argument("--output", type=Path, default=Path("runs/adapt"))
     parser.add_argument("--rank", type=int, default=32)
     parser.add_argument("--block", type=int, default=8)
-    parser.add_argument("--length", type=int, default=512, help="tokens of a packed row")
+    parser.add_argument("--length", type=int, default=512, help="tokens per packed row")
     parser.add_argument("--epochs", type=float, default=1.0)
-    parser.add_argument("--batch-rows", type=int, default=4, help="packed rows of a step")
+    parser.add_argument("--batch-rows", type=int, default=4, help="packed rows per step")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    given = parser.parse_args()
+    args = parser.parse_args()
     logging.disable_progress_bar()
-    settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(given).items()}
-    agree(given.output / "adapt.json", {name: value for name, value in settings.items() if name != "output"})
-    heldout = own_conversations(given.model, given.heldout, given.heldout_prompts, given.output / "own" / "heldout")
-    source = given.data
-    if given.own:
-        source = own_conversations(given.model, given.data, given.own, given.output / "own" / "train").conversations
-    train(training(given, source, heldout.conversations))
-    adapter = RunFolder(given.output).model_here()
+    settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
+    agree(args.output / "adapt.json", {name: value for name, value in settings.items() if name != "output"})
+    heldout = own_conversations(args.model, args.heldout, args.heldout_prompts, args.output / "own" / "heldout")
+    source = args.data
+    if args.own:
+        source = own_conversations(args.model, args.data, args.own, args.output / "own" / "train").conversations
+    train(training(args, source, heldout.conversations))
+    adapter = RunFolder(args.output).model_here()
     if not read_adapter_card(adapter).calibration:
-        calibrate(resolve_model(given.model), CalibrateOptions(data=heldout.questions, max_tokens=MAX_TOKENS), adapter)
-    evaluation = given.output / "evaluation"
+        calibrate(resolve_model(args.model), CalibrateOptions(data=heldout.questions, max_tokens=MAX_TOKENS), adapter)
+    evaluation = args.output / "evaluation"
     evaluate(
         EvaluateOptions(
             output=evaluation,
             tasks=(str(heldout.questions),),
             questions=TaskOptions(max_tokens=MAX_TOKENS),
-            model=given.model,
+            model=args.model,
             adapter=str(adapter),
             thresholds=THRESHOLDS,
         )
     )
-    print_curve(read_adapter_card(adapter).calibration, f"{given.model} with {adapter}")
+    print_curve(read_adapter_card(adapter).calibration, f"{args.model} with {adapter}")
     print(f"The adapter is in {adapter}, the report in {evaluation / 'report.html'}.")
 
 
-def training(given: argparse.Namespace, source: Path, heldout: Path) -> TrainConfig:
-    """Return the settings of the training."""
+def training(args: argparse.Namespace, source: Path, heldout: Path) -> TrainConfig:
+    """Return the training settings."""
     return parse_config(
         {
-            "model": given.model,
-            "output": given.output,
+            "model": args.model,
+            "output": args.output,
             "data": {
                 "train": source,
                 "heldout": heldout,
-                "length": given.length,
+                "length": args.length,
                 "overlong": "truncate",
                 "bad_records": "drop",
             },
             "objective": {
                 "kind": "mars",
-                "block": given.block,
-                "growth": given.start is None,  # an adapter that looks ahead need not begin with short blocks
+                "block": args.block,
+                "growth": args.start is None,  # a trained adapter need not start with short blocks
                 "decay": DECAY,
-                "adapter": {"rank": given.rank, "init": given.start},
+                "adapter": {"rank": args.rank, "init": args.start},
             },
             "optimizer": {
-                "learning_rate": given.learning_rate,
-                "epochs": given.epochs,
-                "batch_rows": given.batch_rows,
-                "micro_rows": given.batch_rows,
+                "learning_rate": args.learning_rate,
+                "epochs": args.epochs,
+                "batch_rows": args.batch_rows,
+                "micro_rows": args.batch_rows,
             },
-            "compute": {"cpus_per_worker": given.threads},
+            "compute": {"cpus_per_worker": args.threads},
             "checkpoint_every": CHECKPOINT_EVERY,
             "measure_every": CHECKPOINT_EVERY,
         },
@@ -135,11 +136,11 @@ class Own:
     conversations: Path
     """The prompts with their answers, for training."""
     questions: Path
-    """The prompts with their answers as references, for measurements."""
+    """The prompts with their answers as references, for measurement."""
 
 
 def own_conversations(model: str, source: Path, count: int, folder: Path) -> Own:
-    """Let the model answer up to `count` prompts of `source`; answers cut at `MAX_TOKENS` are kept."""
+    """Let the model answer up to `count` prompts from `source`. Answers cut at `MAX_TOKENS` are kept."""
     prompts = folder / "prompts.jsonl"
     own = Own(folder / "conversations.jsonl", folder / "questions.jsonl")
     if not prompts.exists():
@@ -148,7 +149,7 @@ def own_conversations(model: str, source: Path, count: int, folder: Path) -> Own
         write(prompts, (line({"id": f"{n:08d}", "messages": messages}) for n, messages in numbered))
     if not own.conversations.exists():
         rows = own_answers(model, prompts, folder / "answers", max_tokens=MAX_TOKENS, keep_cut=True)
-        # Columns other than text are JSON in the rows.
+        # In the rows, columns other than text are stored as JSON.
         answered = [(json.loads(row["messages"]), row["text"]) for row in rows if row["text"].strip()]
         write(own.questions, (line({"messages": prompt, "reference": text}) for prompt, text in answered))
         turns = ((prompt, {"role": "assistant", "content": text}) for prompt, text in answered)
@@ -176,4 +177,4 @@ def questions(source: Path) -> Iterator[Sequence[Message]]:
 
 
 if __name__ == "__main__":
-    run_program("adapt", main, stopped="Stopped. The same command goes on.")
+    run_program("adapt", main, stopped="Stopped. Run the same command to continue.")

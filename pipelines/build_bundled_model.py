@@ -1,12 +1,12 @@
 """Make the bundled model from this repository alone: `python -m pipelines.build_bundled_model`.
 
-Five steps, each skipped when its result is there, so a run that was stopped goes on with the same command:
+A step is skipped if its result exists, so the same command resumes a stopped run. The five steps:
 
 1. write training and held-out examples of the task families;
-2. train a tokenizer on them, start a small Qwen2 at random, and fine-tune it autoregressively (bundled_ar.yaml);
-3. fine-tune that with MARS (bundled_mars.yaml);
-4. calibrate both on held-out examples, the MARS model in bfloat16 and at every threshold;
-5. put that model with its card in place of mars_ray/assets/bundled, and the prompts of the demo beside it.
+2. train a tokenizer on them, create a small Qwen2 with random weights, and train it autoregressively (bundled_ar.yaml);
+3. fine-tune this model with MARS (bundled_mars.yaml);
+4. calibrate both models on held-out examples, the MARS model in bfloat16 and at every threshold;
+5. replace mars_ray/assets/bundled by the MARS model with its card, and write the prompts of the demo next to it.
 """
 
 import json
@@ -41,14 +41,14 @@ ASSETS = HERE.parent / "mars_ray" / "assets"
 SEED = 2026
 TRAIN_EXAMPLES = 230_000
 MADE_UP_SHARE = 0.5
-"""Share of the training examples whose words are made up: the model must copy words outside the families' lexicon."""
+"""Share of the training examples with made-up words, so that the model can copy words outside the families' lexicon."""
 HELDOUT_EXAMPLES = 2_000
-"""Held-out examples measured during training; the card uses others."""
+"""Number of held-out examples measured during training; the card uses different ones."""
 DEMO_PER_FAMILY = 20
 VOCABULARY = 1024
 TOKENIZER_EXAMPLES = 20_000
 
-# A turn costs two tokens. `developer` is the newer name of `system`.
+# Each turn adds two tokens. `developer` is the newer name of `system`.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% set role = 'system' if message['role'] == 'developer' else message['role'] %}"
@@ -83,7 +83,7 @@ def autoregressive_model() -> Path:
 
 
 def training_examples() -> Iterator[TaskExample]:
-    """Yield examples of the families, a part of them with made-up words in the place of names, cities and things."""
+    """Yield examples of the families, some of them with made-up words instead of names, cities and things."""
     rng = random.Random(SEED)
     for example in islice(mixture("train", SEED), TRAIN_EXAMPLES):
         yield with_made_up_words(example, rng) if rng.random() < MADE_UP_SHARE else example
@@ -124,33 +124,34 @@ def make_start(folder: Path) -> None:
 
 
 def make_tokenizer() -> PreTrainedTokenizerBase:
-    """Train a byte-level BPE with Qwen's rules: every digit is a token. Embeddings stay unused for the mask token."""
+    """Train a byte-level BPE with Qwen's rules: every digit is a token. Some ids stay unused, for the mask token."""
     special = ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
     examples = islice(mixture("train", SEED), TOKENIZER_EXAMPLES)
     texts = (text for example in examples for text in (example.prompt, example.response))
     tokenizer: PreTrainedTokenizerBase = Qwen2Tokenizer().train_new_from_iterator(
         texts, vocab_size=VOCABULARY - len(special) - 4, new_special_tokens=special, show_progress=False
     )
-    tokenizer.eos_token, tokenizer.pad_token = "<|end|>", "<|endoftext|>"
+    tokenizer.eos_token = "<|end|>"
+    tokenizer.pad_token = "<|endoftext|>"
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 
 
 def calibrated(model: Path, thresholds: tuple[float, ...]) -> Card:
-    """Return the card of `model`, and calibrate it if needed."""
+    """Return the card of `model`; calibrate the model first if needed."""
     card = read_card(model)
-    assert card is not None  # the training runs wrote it
+    assert card is not None  # the training has written it
     if not card.calibration:
         calibrate(model, CalibrateOptions(thresholds=thresholds))
     return read_card(model) or card
 
 
 def publish(model: Path, card: Card, before: Card) -> None:
-    """Put the model, its README and the demo's prompts into the assets; `before` is the card of the AR model."""
+    """Write the model, its README and the demo's prompts to the assets; `before` is the card of the AR model."""
     checkpoint = load_checkpoint(model, dtype=torch.bfloat16)
     target = ASSETS / "bundled"
     shutil.rmtree(target, ignore_errors=True)
-    # Greedy decoding is the default of transformers, stated because the answers are exact.
+    # Write the default of transformers explicitly, because the tasks have exact answers.
     checkpoint.network.generation_config.do_sample = False
     save_checkpoint(checkpoint, target)
     text = card_text(
@@ -161,8 +162,8 @@ def publish(model: Path, card: Card, before: Card) -> None:
     )
     (target / "README.md").write_text(text)
     prompts = [
-        {"id": f"{each.family}-{number % DEMO_PER_FAMILY:02}"} | asdict(each)
-        for number, each in enumerate(heldout_examples(DEMO_PER_FAMILY, SEED + 1))
+        {"id": f"{example.family}-{number % DEMO_PER_FAMILY:02}"} | asdict(example)
+        for number, example in enumerate(heldout_examples(DEMO_PER_FAMILY, SEED + 1))
     ]
     lines = (json.dumps({name: row[name] for name in ("id", "family", "prompt", "answer")}) + "\n" for row in prompts)
     (ASSETS / "prompts.jsonl").write_text("".join(lines))

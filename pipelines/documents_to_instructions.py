@@ -1,17 +1,17 @@
-"""Make instruction data from documents, constrained by a JSON schema.
+"""Make instruction data from documents, with answers constrained by a JSON schema.
 
     python -m pipelines.documents_to_instructions --output runs/documents
     python -m pipelines.documents_to_instructions --output runs/mine --input 'docs/*.jsonl.zst' \\
         --model models/qwen2.5-7b --schema facts.json --template "List the facts of this text as JSON. {{ text }}"
 
-1. take documents: rows with the columns of the template, by default `text`; without --input, generated documents
-   that the bundled model was trained on;
-2. fill the template with each document and let `generate` (Ray Data) answer with JSON of the schema;
-3. check each answer again with the `jsonschema` library, which drops answers that were cut off;
+1. take documents: rows with the columns that the template uses, by default `text`. Without --input, generated
+   documents of a kind that the bundled model was trained on are used;
+2. fill the template with each document, and let `generate` (Ray Data) answer with JSON that matches the schema;
+3. check each answer again with the `jsonschema` library, which also drops answers that were cut off;
 4. write questions and answers to `instructions.jsonl`, which `mars-ray train` reads.
 
 The same command resumes after Ctrl-C or a crash; other settings need another output folder. Documents that do not fit
-the template are in `answers/errors.jsonl` with the reason.
+the template are listed in `answers/errors.jsonl` with the reason.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from mars_ray.program import run_program
 from pipelines.pipeline_files import conversation, rows_in, write
 
 QUESTION = "Extract name, age and city as JSON: "
-"""A question that the bundled model was trained on."""
+"""A question in the form that the bundled model was trained on."""
 
 PERSON = {
     "type": "object",
@@ -49,25 +49,28 @@ PERSON = {
 
 
 def main() -> None:
-    """Ask, check, write."""
+    """Answer, check and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("runs/documents"), help="folder of the run")
     parser.add_argument("--input", nargs="+", help="files, folders or globs of JSONL (plain, gz, zst) or parquet")
-    parser.add_argument("--schema", type=Path, help="JSON Schema; by default name, age and city of a person")
-    parser.add_argument("--template", default=QUESTION + "{{ text }}", help="Jinja over the columns of a document")
+    parser.add_argument("--schema", type=Path, help="file with a JSON Schema; default: name, age and city of a person")
+    parser.add_argument(
+        "--template", default=QUESTION + "{{ text }}", help="Jinja template over the columns of a document"
+    )
     parser.add_argument("--model", default="bundled", help="'bundled', 'smollm2', a folder, or a name on a hub")
-    parser.add_argument("--max-tokens", type=int, default=256, help="most tokens of an answer")
-    given = parser.parse_args()
-    schema = read_schema(given.schema) if given.schema else json.dumps(PERSON)
-    answers, instructions = given.output / "answers", given.output / "instructions.jsonl"
-    sampling = SamplingParams(max_tokens=given.max_tokens, grammar=GrammarSpec(kind="json_schema", text=schema))
+    parser.add_argument("--max-tokens", type=int, default=256, help="maximum tokens per answer")
+    args = parser.parse_args()
+    schema = read_schema(args.schema) if args.schema else json.dumps(PERSON)
+    answers = args.output / "answers"
+    instructions = args.output / "instructions.jsonl"
+    sampling = SamplingParams(max_tokens=args.max_tokens, grammar=GrammarSpec(kind="json_schema", text=schema))
     report = generate_files(
         GenerateOptions(
-            input=tuple(given.input or [generated_documents(given.output / "documents.jsonl")]),
+            input=tuple(args.input or [generated_documents(args.output / "documents.jsonl")]),
             output=answers,
-            model=given.model,
+            model=args.model,
             sampling=sampling,
-            template=given.template,
+            template=args.template,
         )
     )
     outcomes = Counter[str]()
@@ -79,7 +82,7 @@ def main() -> None:
 
 
 def read_schema(path: Path) -> str:
-    """Return the text of a schema; `generate` validates it."""
+    """Return the text of a schema file; `generate` validates it."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -87,7 +90,7 @@ def read_schema(path: Path) -> str:
 
 
 def generated_documents(path: Path) -> str:
-    """Write 500 sentences about people and return the path."""
+    """Write 500 sentences about people, and return the path of the file."""
     sentences = (
         example.prompt.removeprefix(QUESTION)
         for example in examples(FAMILIES["json_extract"], "train", seed=0)
@@ -98,7 +101,7 @@ def generated_documents(path: Path) -> str:
 
 
 def records(job: Path, validator: Validator, outcomes: Counter[str]) -> Iterator[str]:
-    """Yield the conversations with valid answers, and count the outcomes."""
+    """Yield the conversations with valid answers, and count all outcomes."""
     for row in rows_in(job):
         outcome = judged(row["text"], validator)
         outcomes[outcome] += 1
@@ -107,12 +110,12 @@ def records(job: Path, validator: Validator, outcomes: Counter[str]) -> Iterator
 
 
 def judged(text: str, validator: Validator) -> str:
-    """Return "kept" or the reason to drop an answer."""
+    """Return "kept", or the reason to drop an answer."""
     try:
-        return "kept" if validator.is_valid(json.loads(text)) else "not of the schema"
+        return "kept" if validator.is_valid(json.loads(text)) else "not matching the schema"
     except ValueError:
         return "not JSON"
 
 
 if __name__ == "__main__":
-    run_program("documents_to_instructions", main, stopped="Stopped. The same command goes on.")
+    run_program("documents_to_instructions", main, stopped="Stopped. Run the same command to continue.")

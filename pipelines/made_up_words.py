@@ -1,23 +1,23 @@
-"""Put made-up words in the place of the task families' words, so that a model learns to copy words it has never seen."""
+"""Replace words in examples of the task families by made-up words, so that a model learns to copy unseen words."""
 
 import random
 import re
 from dataclasses import replace
 
 from mars_ray.data.tasks.family import TaskExample
-from mars_ray.data.tasks.lexicon import CITIES, FIRST_NAMES, GOODS, THINGS
+from mars_ray.data.tasks.lexicon import CITIES, FIRST_NAMES, GOODS, THINGS, words
 
 _WORDS = re.compile(rf"\b(?:{'|'.join((*FIRST_NAMES, *CITIES, *GOODS, *THINGS))})\b")
-# Frequent letters come more often, so that the words read like names.
+# Frequent letters are repeated, so that the words look like names.
 _ONSETS = (*"bbccddffghhjjkkllllmmmmnnnnppqrrrrssssttttvvwxyz", *("",) * 6)
-_CLUSTERS = tuple("bl br ch cl cr dr fl fr gh gl gr kh kr ng ph pl pr qu sh sk sl sm sp st str th tr ts zh".split())
-_VOWELS = (*"aaaaaeeeeeiiiiooouuuy", *"aa ai au ay ea ee ei eo ia ie io oa oo ou oy ua ue ui".split())
+_CLUSTERS = words("bl br ch cl cr dr fl fr gh gl gr kh kr ng ph pl pr qu sh sk sl sm sp st str th tr ts zh")
+_VOWELS = (*"aaaaaeeeeeiiiiooouuuy", *words("aa ai au ay ea ee ei eo ia ie io oa oo ou oy ua ue ui"))
 _MIDDLES = (*("",) * 6, *"lmnrst")
-_ENDS = (*("",) * 8, *"bcdfgkllmmnnnnprrrsssttwxz", *"ck ff ld ll nd ng nn ns nt rd rk rn rt sh ss st th tt tz".split())
+_ENDS = (*("",) * 8, *"bcdfgkllmmnnnnprrrsssttwxz", *words("ck ff ld ll nd ng nn ns nt rd rk rn rt sh ss st th tt tz"))
 
 
 def with_made_up_words(example: TaskExample, rng: random.Random) -> TaskExample:
-    """Replace each name, city, good and thing of the prompt by a made-up word, in the response too."""
+    """Replace each name, city, good and thing in the prompt by a made-up word, and likewise in the response."""
     made_up: dict[str, str] = {}
 
     def replaced(match: re.Match[str]) -> str:
@@ -34,7 +34,7 @@ def with_made_up_words(example: TaskExample, rng: random.Random) -> TaskExample:
 
 
 def made_up_word(rng: random.Random, *, capital: bool) -> str:
-    """Return a word of one to four syllables and 2 to 12 letters that can be said aloud."""
+    """Return a pronounceable word with one to four syllables and 2 to 12 letters."""
     word = ""
     while not 2 <= len(word) <= 12:
         syllables = rng.choices((1, 2, 3, 4), (2, 5, 4, 1))[0]

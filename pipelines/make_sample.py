@@ -1,7 +1,7 @@
 """Make the sample of training data in pipelines/sample: `python -m pipelines.make_sample`.
 
-Half of its conversations ask for lists with letters ("a) Ann"), which the bundled model does not know. The other half
-are of its task families, so that it does not forget them.
+Half of the conversations ask for lists with letters ("a) Ann"), which the bundled model cannot write. The other half
+come from its task families, so that it does not forget them.
 """
 
 import re
@@ -17,20 +17,20 @@ SEED = 7
 
 
 def main() -> None:
-    """Write both files."""
+    """Write the training data and the held-out data."""
     write(FOLDER / "train.jsonl", islice(conversations("train"), 1000))
     write(FOLDER / "heldout.jsonl", islice(conversations("heldout"), 100))
 
 
 def conversations(split: Split) -> Iterator[str]:
-    """Yield lists with letters and examples of the families in turns."""
+    """Yield lists with letters and examples of the families alternately."""
     lists = (example for example in examples(FAMILIES["list_format"], split, SEED) if "numbered" in example.prompt)
-    for numbered, other in zip(lists, mixture(split, SEED), strict=False):
+    for numbered, example in zip(lists, mixture(split, SEED), strict=False):
         lettered = re.sub(
-            r"^(\d)\.", lambda place: "_abcdef"[int(place[1])] + ")", numbered.response, flags=re.MULTILINE
+            r"^(\d)\.", lambda match: "_abcdef"[int(match[1])] + ")", numbered.response, flags=re.MULTILINE
         )
         yield conversation(numbered.prompt.replace("numbered", "lettered"), lettered)
-        yield conversation(other.prompt, other.response)
+        yield conversation(example.prompt, example.response)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Let a model answer prompts, as training data instead of references (arXiv 1606.07947).
+"""Let a model answer prompts, to train on these answers instead of references (arXiv 1606.07947).
 
 The answers of one model vary less than references, so a model trained on them is more certain of the next tokens.
 """
@@ -18,8 +18,8 @@ def own_answers(
 ) -> list[Json]:
     """Answer the prompts of a file one token at a time with `generate` (Ray Data), which resumes in `answers`.
 
-    Returns the rows in order of id, without answers cut at `max_tokens` unless `keep_cut` is set. `text` is the answer;
-    the other columns are those of the prompts.
+    Returns the rows in order of id, without answers cut at `max_tokens` unless `keep_cut` is set. The column `text` is
+    the answer; the other columns come from the prompts.
     """
     generate_files(
         GenerateOptions(

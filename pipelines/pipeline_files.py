@@ -1,4 +1,4 @@
-"""Files of the pipelines: rows of a job, conversations for training, settings of a folder."""
+"""Read and write files of the pipelines: rows of a job, conversations for training, settings of a folder."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -14,19 +14,19 @@ Json = dict[str, Any]
 
 
 def rows_in(job: Path) -> Iterator[Json]:
-    """Yield the rows of a `generate` job batch by batch."""
+    """Yield the rows of a `generate` job."""
     for batch in dataset(job / "rows").to_batches():
         yield from batch.to_pylist()
 
 
 def conversation(prompt: str, response: str) -> str:
-    """Return a line of input for `mars-ray train`."""
+    """Return a conversation as a line of input for `mars-ray train`."""
     messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
     return json.dumps({"messages": messages}, ensure_ascii=False)
 
 
 def agree(path: Path, settings: Json) -> None:
-    """Record the settings of a folder. Raises `ConfigError` if it was begun with other settings."""
+    """Record the settings of a folder. Raises `ConfigError` if the folder was made with other settings."""
     if not path.exists():
         write(path, [json.dumps(settings)])
     for name, before in json.loads(path.read_text()).items():
@@ -35,6 +35,6 @@ def agree(path: Path, settings: Json) -> None:
 
 
 def write(path: Path, lines: Iterable[str]) -> None:
-    """Write a file atomically, with its folder."""
+    """Write a file atomically, and create its folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_lines(path, lines)

@@ -2,8 +2,8 @@
 
     python -m pipelines.race_picture --model smollm2 --adapter smollm2 --output docs/race.svg
 
-The races are those of `mars-ray demo --model`, run now on this machine. Each is drawn at the moment when the first
-setting has its answer.
+The races are the same as in `mars-ray demo --model`, run now on this machine. Each race is drawn at the moment when the
+first setting has finished its answer.
 """
 
 import argparse
@@ -21,24 +21,24 @@ from pipelines.pipeline_files import write
 
 WIDTH = 120
 FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
-"""Web fonts of rich, which are removed."""
+"""Web fonts that rich adds, to be removed."""
 
 
 def main() -> None:
-    """Race, draw, write."""
+    """Run the races, and write the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2", help="model to race")
     parser.add_argument("--adapter", help="adapter of the model")
     parser.add_argument("--output", type=Path, default=Path("docs/race.svg"))
-    given = parser.parse_args()
-    with Track(given.model, given.adapter) as track:
+    args = parser.parse_args()
+    with Track(args.model, args.adapter) as track:
         races = [track.race(prompt) for prompt in PROMPTS]
-    write(given.output, [drawn(races, track.label)])
-    print(f"The picture is in {given.output}.")
+    write(args.output, [drawn(races, track.label)])
+    print(f"The picture is in {args.output}.")
 
 
 def drawn(races: list[Race], label: str) -> str:
-    """Return the picture as SVG."""
+    """Return the picture of the races as SVG."""
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     for race in races:
         console.print(picture(race, race.first_s, console))

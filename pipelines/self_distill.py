@@ -1,17 +1,17 @@
-"""Train a MARS model on its own answers, and measure whether it looks further ahead.
+"""Train a MARS model on its own answers, and measure the effect on its lookahead.
 
     python -m pipelines.self_distill --output runs/self-distill --seeds 0 1 2 --json self-distill.json
 
-Text that a model would have written itself is easier for it to foresee than text that others wrote. For each seed:
+A model predicts its own text more easily than text from elsewhere. For each seed:
 
-1. take prompts of the task families (put your own into `write_prompts`);
+1. take prompts from the task families (to use your own prompts, change `write_prompts`);
 2. answer them one token at a time, in autoregressive mode, with `generate` (Ray Data);
-3. fine-tune the model with MARS on these answers, "self", and as a control on the same prompts with the reference
-   answers, "gold", both from the same start with the same settings (Ray Train);
-4. decode held-out prompts at threshold 0.95 with the model as it was, "before", and with both.
+3. fine-tune the model with MARS on these answers ("self") and, as a control, on the reference answers to the same
+   prompts ("gold"), both from the same start with the same settings (Ray Train);
+4. decode held-out prompts at threshold 0.95 with the original model ("before") and with both trained models.
 
-What a step has made is kept: stopped by Ctrl-C or a crash, the same command goes on. A seed that is done is not
-done again, so more seeds may be added later.
+Results of finished steps are kept, so the same command resumes after Ctrl-C or a crash. Finished seeds are not
+repeated, so more seeds can be added later.
 """
 
 import argparse
@@ -45,11 +45,11 @@ from pipelines.pipeline_files import Json, agree, conversation, write
 THRESHOLD = 0.95
 MAX_TOKENS = 256
 LENGTH = 256
-"""Tokens of a packed sequence; longer conversations are dropped."""
+"""Tokens per packed sequence; longer conversations are dropped."""
 TEACHERS = ("self", "gold")
 MODELS = ("before", *TEACHERS)
 MEASURED_WHILE_TRAINING = 64
-"""Held-out examples measured during training."""
+"""Number of held-out examples measured during training."""
 FIGURES = {"tokens_per_forward": "{:.3f}", "agreement": "{:.2%}", "accuracy": "{:.2%}"}
 
 
@@ -58,19 +58,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("runs/self-distill"), help="folder of the run")
     parser.add_argument("--json", type=Path, help="file for the comparison")
-    parser.add_argument(
-        "--model", default="bundled", help="'bundled' or another MARS model, by folder or by its name on a hub"
-    )
+    parser.add_argument("--model", default="bundled", help="'bundled', or the folder or hub name of another MARS model")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--prompts", type=int, default=1024, help="training prompts per seed")
     parser.add_argument("--epochs", type=float, default=3.0)
     parser.add_argument("--learning-rate", type=float, default=5e-5)
-    parser.add_argument("--per-family", type=int, default=40, help="held-out prompts of each family, per seed")
-    given = parser.parse_args()
+    parser.add_argument("--per-family", type=int, default=40, help="held-out prompts per family and seed")
+    args = parser.parse_args()
     logging.disable_progress_bar()
-    settings = {name: value for name, value in vars(given).items() if name not in ("output", "json", "seeds")}
-    settings["block"] = block_of(given.model)
-    runs = [run_seed(given.output / f"seed-{seed}", seed, settings) for seed in dict.fromkeys(given.seeds)]
+    settings = {name: value for name, value in vars(args).items() if name not in ("output", "json", "seeds")}
+    settings["block"] = block_of(args.model)
+    runs = [run_seed(args.output / f"seed-{seed}", seed, settings) for seed in dict.fromkeys(args.seeds)]
     comparison = {
         "threshold": THRESHOLD,
         "settings": settings,
@@ -80,15 +78,17 @@ def main() -> None:
         "runs": runs,
     }
     show(comparison)
-    if given.json:
-        write(given.json, [json.dumps(comparison, indent=1)])
+    if args.json:
+        write(args.json, [json.dumps(comparison, indent=1)])
 
 
 def block_of(model: str) -> int:
-    """Return the block of the model."""
+    """Return the block size that the model was trained with."""
     card = read_card(resolve_model(model))
     if card is None or card.block is None:
-        raise ModelError(f"{model} was not trained with MARS, by its mars.json. Begin with `mars-ray train`.")
+        raise ModelError(
+            f"{model} was not trained with MARS, according to its mars.json. First train it with `mars-ray train`."
+        )
     return card.block
 
 
@@ -106,25 +106,25 @@ def run_seed(folder: Path, seed: int, settings: Json) -> Json:
         folders |= {teacher: RunFolder(config.output).model_here() for teacher, config in configs.items()}
         models = {name: measured(folders[name], seed, settings["per_family"]) for name in MODELS}
         write(result, [json.dumps({"seed": seed, "learnt_from": learnt_from, "steps": steps, "models": models})])
-    found: Json = json.loads(result.read_text())
-    return found
+    results: Json = json.loads(result.read_text())
+    return results
 
 
 def write_prompts(path: Path, split: Split, seed: int, count: int) -> None:
     """Write examples of the task families, with ids."""
     examples = islice(mixture(split, seed), count)
-    write(path, (json.dumps({"id": str(number)} | asdict(each)) for number, each in enumerate(examples)))
+    write(path, (json.dumps({"id": str(number)} | asdict(example)) for number, example in enumerate(examples)))
 
 
 def answer(folder: Path, model: str) -> int:
-    """Answer the prompts with the model, and write the training data of each teacher for complete answers.
+    """Let the model answer the prompts, and write the training data of both teachers for all complete answers.
 
-    Returns how many that are.
+    Returns the number of complete answers.
     """
-    asked = own_answers(model, folder / "prompts.jsonl", folder / "answers", max_tokens=MAX_TOKENS)
-    write(folder / "self.jsonl", (conversation(row["prompt"], row["text"]) for row in asked))
-    write(folder / "gold.jsonl", (conversation(row["prompt"], row["response"]) for row in asked))
-    return len(asked)
+    rows = own_answers(model, folder / "prompts.jsonl", folder / "answers", max_tokens=MAX_TOKENS)
+    write(folder / "self.jsonl", (conversation(row["prompt"], row["text"]) for row in rows))
+    write(folder / "gold.jsonl", (conversation(row["prompt"], row["response"]) for row in rows))
+    return len(rows)
 
 
 def training(folder: Path, teacher: str, seed: int, settings: Json) -> TrainConfig:
@@ -134,7 +134,7 @@ def training(folder: Path, teacher: str, seed: int, settings: Json) -> TrainConf
             "model": settings["model"],
             "output": folder / f"trained-{teacher}",
             "data": {"train": folder / f"{teacher}.jsonl", "heldout": folder / "heldout.jsonl", "length": LENGTH},
-            "objective": {"kind": "mars", "block": settings["block"], "growth": False},  # it looks ahead already
+            "objective": {"kind": "mars", "block": settings["block"], "growth": False},  # the model looks ahead already
             "optimizer": {name: settings[name] for name in ("learning_rate", "epochs")} | {"batch_rows": 8},
             "compute": {"precision": "bfloat16"},
             "checkpoint_every": 50,
@@ -157,14 +157,14 @@ def gain(run: Json, name: str) -> Json:
     return {figure: run["models"][name][figure] - run["models"]["before"][figure] for figure in FIGURES}
 
 
-def over_seeds(found: list[Json]) -> Json:
+def over_seeds(figures: list[Json]) -> Json:
     """Return mean and standard deviation of each figure."""
-    pairs = {figure: mean_and_spread([each[figure] for each in found]) for figure in FIGURES}
+    pairs = {figure: mean_and_spread([of_seed[figure] for of_seed in figures]) for figure in FIGURES}
     return {figure: {"mean": mean, "std": std} for figure, (mean, std) in pairs.items()}
 
 
 def show(comparison: Json) -> None:
-    """Print the models and the change by each teacher."""
+    """Print the figures of each model, and the change by each teacher."""
     runs = comparison["runs"]
     examples = sum(run["models"]["before"]["examples"] for run in runs)
     table = Table(
@@ -173,7 +173,7 @@ def show(comparison: Json) -> None:
     )
     for name in ("model", *FIGURES):
         table.add_column(name.replace("_", " "))
-    rows = comparison["models"] | {f"{name} - before": each for name, each in comparison["gain_over_before"].items()}
+    rows = comparison["models"] | {f"{name} - before": gains for name, gains in comparison["gain_over_before"].items()}
     for name, figures in rows.items():
         table.add_row(name, *(shown(figures[figure], form) for figure, form in FIGURES.items()))
     Console().print(table)
@@ -186,4 +186,4 @@ def shown(figure: Json, form: str) -> str:
 
 
 if __name__ == "__main__":
-    run_program("self_distill", main, stopped="Stopped. The same command goes on.")
+    run_program("self_distill", main, stopped="Stopped. Run the same command to continue.")

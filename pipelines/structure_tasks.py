@@ -1,11 +1,12 @@
-"""Make structure tasks of real text: text to put into JSON or a table, each with one correct answer.
+"""Make structure tasks from real text: text to turn into JSON or a table, with one correct answer each.
 
     python -m pipelines.structure_tasks --instruct ../shared/data/instruct --output data/structure
     mars-ray evaluate --model smollm2 --tasks data/structure/heldout.jsonl --output out/structure
 
-Four kinds: shell commands (tldr pages) into a JSON array or a Markdown table, dialogues (Taskmaster) and questions with
-answers (FairytaleQA) into JSON. A line has `prompt` and `response` to learn from, `reference` and `match` to be
-judged by: an answer is right when it is JSON of the same value, or the same table. The same input gives the same files.
+There are four kinds: shell commands (tldr pages) become a JSON array or a Markdown table, and dialogues (Taskmaster)
+and questions with answers (FairytaleQA) become JSON. Each line has `prompt` and `response` for training, and
+`reference` and `match` for evaluation: an answer is correct if it is JSON with the same value, or the same table. The
+same input always gives the same files.
 """
 
 import argparse
@@ -26,68 +27,70 @@ from pipelines.pipeline_files import Json, write
 FILES = {"train": "train.jsonl.gz", "heldout": "val.jsonl.gz"}
 RECORDS_AT_ONCE = 1024
 SHARES = {"commands": 0.4, "table": 0.4, "turns": 0.15, "questions": 0.05}
-"""Held-out tasks of each kind, as far as the text goes."""
+"""Share of each kind in the tasks, if there is enough text."""
 ANSWER_CHARACTERS = 500
-"""Longest answer in characters, about 150 tokens."""
+"""Maximum characters of an answer, about 150 tokens."""
 PASSES = 8
-"""Number of passes that combine the commands in a new order."""
+"""Number of passes over the commands, each in a new order."""
 COMMAND = re.compile(r"(?P<does>.+) with `(?P<tool>[^`]+)`\.")
 SPEAKERS = {"user": "Customer", "assistant": "Barista"}
 
 Row = dict[str, str]
-"""An object of an array, or a line of a table."""
+"""An object in an array, or a line of a table."""
 
 
 def main() -> None:
-    """Write both files."""
+    """Write the training tasks and the held-out tasks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--instruct", type=Path, required=True, help="folder with train.jsonl.gz and val.jsonl.gz")
     parser.add_argument("--output", type=Path, default=Path("data/structure"))
-    parser.add_argument("--train", type=int, default=4000, help="training tasks")
-    parser.add_argument("--heldout", type=int, default=200, help="held-out tasks")
-    given = parser.parse_args()
+    parser.add_argument("--train", type=int, default=4000, help="number of training tasks")
+    parser.add_argument("--heldout", type=int, default=200, help="number of held-out tasks")
+    args = parser.parse_args()
     for name, file in FILES.items():
-        source = given.instruct / file
-        made = tasks(conversations(source), vars(given)[name])
+        source = args.instruct / file
+        made = tasks(conversations(source), vars(args)[name])
         if not made:
             raise EmptyDataError(f"{source} has no conversation from tldr, taskmaster4 or fairytaleqa.")
-        write(given.output / f"{name}.jsonl", (json.dumps(each, ensure_ascii=False) for each in made))
-        print(f"{given.output / name}.jsonl: {len(made)} tasks")
+        write(args.output / f"{name}.jsonl", (json.dumps(record, ensure_ascii=False) for record in made))
+        print(f"{args.output / name}.jsonl: {len(made)} tasks")
 
 
 def conversations(source: Path) -> dict[str, list[Sequence[Message]]]:
     """Return the conversations of a file by source."""
     check_source(source)
-    found: dict[str, list[Sequence[Message]]] = defaultdict(list)
+    by_source: dict[str, list[Sequence[Message]]] = defaultdict(list)
     for chunk in read_records(source, RECORDS_AT_ONCE):
         for raw in chunk:
-            found[str(parse_object(raw).get("source"))].append(parse_record(raw).messages)
-    return found
+            by_source[str(parse_object(raw).get("source"))].append(parse_record(raw).messages)
+    return by_source
 
 
-def tasks(found: dict[str, list[Sequence[Message]]], count: int) -> list[Json]:
-    """Return up to `count` different tasks in random order."""
+def tasks(by_source: dict[str, list[Sequence[Message]]], count: int) -> list[Json]:
+    """Return up to `count` distinct tasks in random order."""
     draw = random.Random(0)
-    commands = [row for row in map(command, found["tldr"]) if row]
-    stories = [rows for rows in map(questions, found["fairytaleqa"]) if rows]
+    commands = [row for row in map(command, by_source["tldr"]) if row]
+    stories = [rows for rows in map(questions, by_source["fairytaleqa"]) if rows]
     kinds = {
         "commands": (as_json("commands", rows, "{does} ({tool}): {command}") for rows in groups(commands, draw)),
         "table": (as_table(rows, "{command} - {does}") for rows in groups(commands, draw)),
-        "turns": (as_json("turns", [*map(turn, each)], "{speaker}: {text}") for each in found["taskmaster4"]),
+        "turns": (
+            as_json("turns", [*map(turn, dialogue)], "{speaker}: {text}") for dialogue in by_source["taskmaster4"]
+        ),
         "questions": (as_json("questions", rows, "Q: {question}\nA: {answer}") for rows in stories),
     }
-    made: dict[str, Json] = {}
+    chosen: dict[str, Json] = {}
     for name, share in SHARES.items():
-        of_kind = {each["prompt"]: each for each in kinds[name] if len(each["response"]) <= ANSWER_CHARACTERS}
-        made |= islice(of_kind.items(), round(share * count))
-    return draw.sample(list(made.values()), len(made))
+        of_kind = {made["prompt"]: made for made in kinds[name] if len(made["response"]) <= ANSWER_CHARACTERS}
+        chosen |= islice(of_kind.items(), round(share * count))
+    return draw.sample(list(chosen.values()), len(chosen))
 
 
 def command(messages: Sequence[Message]) -> Row | None:
-    """Return the description of one command on a tldr page, if it fits into a table."""
-    asked = COMMAND.fullmatch(messages[0]["content"])
+    """Return description, tool and command from a conversation on a tldr page; None if they do not fit into a table."""
+    match = COMMAND.fullmatch(messages[0]["content"])
     answer = messages[1]["content"].strip("`")
-    return None if asked is None or "|" in answer else {**asked.groupdict(), "command": answer}
+    return None if match is None or "|" in answer else {**match.groupdict(), "command": answer}
 
 
 def turn(message: Message) -> Row:
@@ -96,24 +99,24 @@ def turn(message: Message) -> Row:
 
 
 def questions(messages: Sequence[Message]) -> list[Row]:
-    """Return the questions on a story; the first one follows its text."""
+    """Return the questions about a story; the first question follows the text of the story."""
     if not messages[0]["content"].startswith("Read the text and answer."):
         return []
-    asked = [each["content"].rpartition("\n")[2] for each in messages if each["role"] == "user"]
-    answers = [each["content"].strip() for each in messages if each["role"] == "assistant"]
-    return [{"question": question, "answer": answer} for question, answer in zip(asked, answers, strict=True)]
+    texts = [message["content"].rpartition("\n")[2] for message in messages if message["role"] == "user"]
+    answers = [message["content"].strip() for message in messages if message["role"] == "assistant"]
+    return [{"question": question, "answer": answer} for question, answer in zip(texts, answers, strict=True)]
 
 
 def groups(rows: Sequence[Row], draw: random.Random) -> Iterator[list[Row]]:
-    """Yield all items in random order, two or three at a time, again and again."""
+    """Yield groups of two or three rows; each of `PASSES` passes uses all rows in a new random order."""
     for _ in range(PASSES):
-        left = iter(draw.sample(rows, len(rows)))
-        while some := list(islice(left, draw.randint(2, 3))):
-            yield some
+        shuffled = iter(draw.sample(rows, len(rows)))
+        while group := list(islice(shuffled, draw.randint(2, 3))):
+            yield group
 
 
 def as_json(name: str, rows: Sequence[Row], line: str) -> Json:
-    """Return the task to turn lines into a JSON array of objects."""
+    """Return a task that turns lines into a JSON array of objects."""
     keys = ", ".join(f'"{key}"' for key in rows[0])
     text = "\n".join(line.format(**row) for row in rows)
     answer = json.dumps(rows, ensure_ascii=False)
@@ -121,7 +124,7 @@ def as_json(name: str, rows: Sequence[Row], line: str) -> Json:
 
 
 def as_table(rows: Sequence[Row], line: str) -> Json:
-    """Return the task to make a Markdown table of commands."""
+    """Return a task that turns commands into a Markdown table."""
     text = "\n".join(line.format(**row) for row in rows)
     body = [f"| `{row['command']}` | {row['tool']} | {row['does']} |" for row in rows]
     table = "\n".join(["| Command | Tool | What it does |", "| --- | --- | --- |", *body])
@@ -129,7 +132,7 @@ def as_table(rows: Sequence[Row], line: str) -> Json:
 
 
 def task(prompt: str, answer: str, match: str) -> Json:
-    """Return a line of a file."""
+    """Return a task as a line of a file."""
     return {"prompt": prompt, "response": answer, "reference": answer, "match": match}
 
 

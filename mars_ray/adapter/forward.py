@@ -119,7 +119,7 @@ def _attend(
     mask_tiles: list[MaskTile] | None = None,
     **_unused: Any,
 ) -> tuple[Tensor, None]:
-    """Attend among clean tokens and append their keys and values to `seen`; or attend from masks to `seen` and masks."""
+    """Attend among clean tokens and append their keys and values to `seen`, or from masks to `seen` and to masks."""
     if mask_tiles is None:
         assert tiles is not None
         seen.append((key_1KPD[0], value_1KPD[0]))

@@ -13,7 +13,10 @@ from torch import Tensor
 from mars_ray.adapter.gated_lora import GatedLoRA, LoraShape
 from mars_ray.errors import AdapterError
 
-PREFIX, EMBEDDING, SAMPLER, SCALE = "base_model.model.", "mask_embedding", "sampler.", "_scale"
+PREFIX = "base_model.model."
+EMBEDDING = "mask_embedding"
+SAMPLER = "sampler."
+SCALE = "_scale"
 FACTORS = ".lora_A.weight", ".lora_B.weight"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 LARGEST = torch.finfo(torch.float16).max

@@ -21,7 +21,8 @@ from mars_ray.errors import DataError, EmptyDataError, OutputError
 from mars_ray.method.streams import PADDING, PackedRows
 from mars_ray.storage.location import AnyPath
 
-ROWS_FILE, REPORT_FILE = "rows.parquet", "packed.json"
+ROWS_FILE = "rows.parquet"
+REPORT_FILE = "packed.json"
 ROWS_PER_GROUP = 1024
 
 

@@ -64,7 +64,9 @@ def _message(name: str, value: object) -> Message:
     if not isinstance(value, dict) or not isinstance(value.get("content"), str):
         raise BadRecordError(f"{name} needs a 'role' and a text 'content', not {_shown(value)}")
     if value.get("role") not in ROLES:
-        raise BadRecordError(f"{name} has the role {shortened(value.get('role'))}; known are {', '.join(ROLES)}")
+        raise BadRecordError(
+            f"{name} has the role {shortened(value.get('role'))}; the known roles are {', '.join(ROLES)}"
+        )
     for part in UNSUPPORTED:
         if value.get(part):
             raise BadRecordError(f"{name} has {part!r}, which mars-ray does not support")

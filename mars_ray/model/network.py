@@ -46,7 +46,7 @@ def load_network(model: ResolvedModel, dtype: torch.dtype, attention: str) -> Pr
             f"{model.folder} lacks {len(missing)} weights that config.json requires: {', '.join(missing[:3])}. "
             "Download or save the model again."
         )
-    _untie_in_config_what_is_not_tied(network)
+    _mark_untied_in_config(network)
     return network.eval()
 
 
@@ -64,7 +64,7 @@ def _check_memory(network_class: Any, model: ResolvedModel) -> None:
         )
 
 
-def _untie_in_config_what_is_not_tied(network: PreTrainedModel) -> None:
+def _mark_untied_in_config(network: PreTrainedModel) -> None:
     # Files with two different tables load untied even if the config says "tied", but the next resize would
     # follow the config and overwrite the output table.
     head = network.get_output_embeddings()

@@ -8,7 +8,10 @@ memory of a run is the same either way.
 import ctypes
 import sys
 
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # malloc.h
+# Options of mallopt, from malloc.h.
+_TRIM_THRESHOLD = -1
+_TOP_PAD = -2
+_MMAP_MAX = -4
 GROWTH_BYTES = 64 << 20
 
 

@@ -76,11 +76,11 @@ class ObjectiveSection(_Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _the_base_teaches_its_adapter(cls, fields: Any) -> Any:
+    def _distil_into_adapters(cls, fields: Any) -> Any:
         return {"distill": 1.0} | fields if isinstance(fields, dict) and fields.get("adapter") is not None else fields
 
     @model_validator(mode="after")
-    def _each_has_an_effect(self) -> "ObjectiveSection":
+    def _no_setting_is_idle(self) -> "ObjectiveSection":
         chosen = [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]
         if self.kind == "ar" and (idle := [name for name in chosen if name != "kind"]):
             raise ValueError(f"{', '.join(idle)}: only kind mars has masks, but kind is ar")

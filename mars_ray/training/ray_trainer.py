@@ -40,7 +40,8 @@ from mars_ray.training.loop import TrainingRun
 from mars_ray.training.metrics import StepMetrics, follow_metrics, plot_metrics, read_metrics
 from mars_ray.training.run_folder import RunFolder
 
-POLL_S, STORE_POLL_S = 0.5, 2.0
+POLL_S = 0.5
+STORE_POLL_S = 2.0
 
 
 def train(config: TrainConfig) -> StepMetrics:

@@ -71,19 +71,19 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=20_000, help="training examples")
     parser.add_argument("--per-family", type=int, default=40, help="held-out questions of each family")
     parser.add_argument("--base", help="base model; by default the AR checkpoint of the bundled model is trained")
-    given = parser.parse_args()
+    args = parser.parse_args()
     logging.disable_progress_bar()
-    place = given.output.absolute()
-    settings = {"base": given.base, "examples": given.examples, "per_family": given.per_family}
-    named = resolve_model(given.base) if given.base else None
+    place = args.output.absolute()
+    settings = {"base": args.base, "examples": args.examples, "per_family": args.per_family}
+    named = resolve_model(args.base) if args.base else None
     agree(place / "settings.json", settings)
     base = (named or autoregressive_model()).absolute()
-    begin(place, base, given.examples)
-    seeds = {seed: place / f"seed-{seed}" for seed in given.seeds}
+    begin(place, base, args.examples)
+    seeds = {seed: place / f"seed-{seed}" for seed in args.seeds}
     units: list[Unit] = []
     for seed, folder in seeds.items():
         units += (training(place, base, folder, recipe, seed) for recipe in recipes())
-        units += measures(place, base, folder, seed, given.per_family)
+        units += measures(place, base, folder, seed, args.per_family)
     do(units)
     report = {
         "command": " ".join(["python", "-m", "pipelines.reproduction", *sys.argv[1:]]),
@@ -95,9 +95,9 @@ def main() -> None:
     }
     text = markdown(report)
     print(text)
-    if given.json:
-        write(given.json, [json.dumps(report, indent=1)])
-        write(given.json.with_suffix(".md"), [text])
+    if args.json:
+        write(args.json, [json.dumps(report, indent=1)])
+        write(args.json.with_suffix(".md"), [text])
 
 
 def begin(place: Path, base: Path, examples: int) -> None:
@@ -110,7 +110,8 @@ def begin(place: Path, base: Path, examples: int) -> None:
         pack(base, source, place / "references" / split)
     own = place / "own.jsonl"
     if not own.exists():
-        asked, answers = place / "train.jsonl", place / "answers"
+        asked = place / "train.jsonl"
+        answers = place / "answers"
         rows = own_answers(str(base), asked, answers, max_tokens=MAX_TOKENS, workers=cluster_cores())
         write(own, (conversation(row["prompt"], row["text"]) for row in rows))
     pack(base, own, place / "own" / "train")

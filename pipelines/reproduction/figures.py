@@ -23,11 +23,12 @@ ONE = "ar"
 AT = "0.95"
 ALLOWED = 0.01
 """Accuracy that may be lost where nothing should be."""
-LESS, FAR_LESS = 0.02, 0.05
-"""Accuracy given away for speed where speeds are compared: two points below the AR model.
+LESS = 0.02
+"""Accuracy below the AR model at which speeds are compared: two points."""
+FAR_LESS = 0.05
+"""Accuracy below the AR model at which recipes of one pass are compared: five points.
 
-One pass of training loses one to two already, AR SFT too, so what is left of two then is mostly chance: recipes of one
-pass are compared at five.
+One pass of training, even of AR SFT, already loses one to two points, so at two points mostly chance would be left.
 """
 METRICS = ("probability", "entropy", "margin")
 
@@ -161,7 +162,8 @@ def draft_cost(decoder: str, target: str) -> Figure:
     """Return what a forward of the draft takes by the clock, in forwards of the target alone."""
 
     def figure(seed: Json) -> float:
-        both, one = rows(seed, "baselines")[decoder], rows(seed, "baselines")[target]
+        both = rows(seed, "baselines")[decoder]
+        one = rows(seed, "baselines")[target]
         forward_s = median(one["seconds"]) / one["tokens"] * one["tokens_per_forward"]
         of_target_s = both["tokens"] / both["tokens_per_forward"] * forward_s
         return float((median(both["seconds"]) - of_target_s) / both["draft_forwards"] / forward_s)
@@ -191,7 +193,8 @@ def quotient(one: Figure, other: Figure) -> Figure:
 
 def _of_both(one: Figure, other: Figure, combine: Callable[[float, float], float]) -> Figure:
     def figure(seed: Json) -> float | None:
-        a, b = one(seed), other(seed)
+        a = one(seed)
+        b = other(seed)
         return None if a is None or b is None else combine(a, b)
 
     return figure

@@ -108,7 +108,8 @@ def figures(asked: Sequence[CalibrationPrompt], right: Sequence[bool]) -> Json:
 
 def diffusion(model: Path, block: int, per_family: int) -> Json:
     """Return a row for each threshold, and one for a token a forward."""
-    checkpoint, asked = load_checkpoint(model), questions(per_family)
+    checkpoint = load_checkpoint(model)
+    asked = questions(per_family)
     thresholds = {"one at a time": 1.0} | {f"{threshold:g}": threshold for threshold in THRESHOLDS}
     return {
         name: decoded(
@@ -124,8 +125,10 @@ def baselines(models: Mapping[str, Path], per_family: int) -> Json:
     """Return a row for each decoder, one prompt after the other, in turns, with the seconds of each round."""
     loaded = {name: load_checkpoint(path) for name, path in models.items() if name != "medusa"}
     networks = {name: each.network for name, each in loaded.items()}
-    ar, mars = networks["ar"], networks["mars-4"]
-    draft, draft_mars = networks["draft-ar"], networks["draft-mars-4"]
+    ar = networks["ar"]
+    mars = networks["mars-4"]
+    draft = networks["draft-ar"]
+    draft_mars = networks["draft-mars-4"]
     window = MaskWindow(block=4, threshold=THRESHOLD)
     speculative = partial(decode_speculative, draft_length=DRAFTS)
     ways: dict[str, Callable[..., list[BaselineOutput]]] = {
@@ -139,7 +142,8 @@ def baselines(models: Mapping[str, Path], per_family: int) -> Json:
         "engine, exact": by_engine(loaded["mars-8"], DecodeParams(mode=Mode.EXACT, threshold=THRESHOLD)),
         f"engine, threshold {THRESHOLD}": by_engine(loaded["mars-8"], DecodeParams(threshold=THRESHOLD)),
     }
-    asked, found = questions(per_family), dict[str, Json]()
+    asked = questions(per_family)
+    found = dict[str, Json]()
 
     def sample(name: str) -> Sample:
         found[name] = decoded(loaded["ar"], asked, ways[name])

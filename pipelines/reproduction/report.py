@@ -174,7 +174,8 @@ def _claims_section(seeds: Sequence[Json]) -> Iterator[str]:
 def _models(report: Json, seeds: Sequence[Json]) -> Iterator[Sequence[str]]:
     base = {"name": BASE, "kind": "streams", "about": "AR SFT, what the others begin with"}
     for recipe in (base, *report["recipes"]):
-        name, kind = recipe["name"], recipe["kind"]
+        name = recipe["name"]
+        kind = recipe["kind"]
         measured = kind != "medusa"  # heads are no model; how they decode stands among the decoders
         looks = measured and AT in rows(seeds[0], name)
         one = DIFFUSION if kind == "diffusion" else (name, ONE)

@@ -117,8 +117,10 @@ def _config(recipe: Recipe, start: Path, output: Path, seed: int) -> TrainConfig
 
 def _diffusion(recipe: Recipe, start: Path, output: Path, seed: int) -> None:
     """The loop of a training run around another loss; bfloat16 as there."""
-    checkpoint, data = load_checkpoint(start), PackedData(folder_here(RunFolder(output).train_data))
-    network, block = checkpoint.network.train(), recipe.objective["block"]
+    checkpoint = load_checkpoint(start)
+    data = PackedData(folder_here(RunFolder(output).train_data))
+    network = checkpoint.network.train()
+    block = recipe.objective["block"]
     optimizer = torch.optim.AdamW(network.parameters(), betas=(0.9, 0.95), weight_decay=0.01, fused=True)
     steps = step_count(len(data), epochs=recipe.passes, batch_rows=BATCH_ROWS)
     for step, rows in enumerate(_batches(data, steps, seed)):

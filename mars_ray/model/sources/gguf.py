@@ -16,10 +16,13 @@ from mars_ray.errors import ModelError
 from mars_ray.model.sources.cache import made_once
 
 MAGIC = b"GGUF"
-MEMORY_BYTES, MEMORY_TIMES = 2 << 30, 32
-"""Memory limit of a conversion: a constant plus a multiple of the file size, because 2-bit values become 32 bits."""
-SECONDS, BYTES_A_SECOND = 30, 1_000_000
-"""Time limit of a conversion: a constant plus the time to read the file at this rate."""
+MEMORY_BYTES = 2 << 30
+"""Memory limit of a conversion, to which `MEMORY_TIMES` times the file size is added."""
+MEMORY_TIMES = 32
+"""Multiple of the file size in the memory limit, because 2-bit values become 32 bits."""
+SECONDS = 30
+"""Time limit of a conversion, to which the time for reading the file at `BYTES_PER_S` is added."""
+BYTES_PER_S = 1_000_000
 
 
 def converted(file: Path) -> Path:
@@ -45,7 +48,7 @@ def convert(file: Path, folder: Path) -> None:
     """
     size = file.stat().st_size
     memory = min(MEMORY_BYTES + MEMORY_TIMES * size, psutil.virtual_memory().total)
-    seconds = SECONDS + size / BYTES_A_SECOND
+    seconds = SECONDS + size / BYTES_PER_S
     with TemporaryDirectory() as scratch:
         link = Path(scratch) / file.name
         link.symlink_to(file.resolve())

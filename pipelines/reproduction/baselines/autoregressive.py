@@ -21,7 +21,8 @@ def decode_autoregressive(
     """Decode each prompt, none of them empty."""
     outputs = []
     for prompt in prompts:
-        output, reader = BaselineOutput(max_tokens, stop_ids), Reader(network, mask_id)
+        output = BaselineOutput(max_tokens, stop_ids)
+        reader = Reader(network, mask_id)
         while not output.is_finished:
             reading = reader.read([*prompt, *output.tokens], last=1)
             output.extend([int(reading.logits_MV[0].argmax())])

@@ -77,7 +77,8 @@ def decode_block_diffusion(
         raise ConfigError(f"threshold is {threshold}; it must be in 0..1.")
     outputs = []
     for prompt in prompts:
-        output, reader = BaselineOutput(max_tokens, stop_ids), Reader(network, mask_id)
+        output = BaselineOutput(max_tokens, stop_ids)
+        reader = Reader(network, mask_id)
         ids = list(prompt)
         while not output.is_finished:
             start = len(ids) // block * block

@@ -36,7 +36,8 @@ def decode_jacobi(
         raise ConfigError(f"block is {block}; it must be at least 1.")
     outputs = []
     for prompt in prompts:
-        output, reader = BaselineOutput(max_tokens, stop_ids), Reader(network, mask_id)
+        output = BaselineOutput(max_tokens, stop_ids)
+        reader = Reader(network, mask_id)
         guesses = [prompt[-1]] * block
         while not output.is_finished:
             prefix = [*prompt, *output.tokens]

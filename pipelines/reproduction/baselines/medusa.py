@@ -164,7 +164,8 @@ def decode_medusa(
     """Decode each prompt, none of them empty. A forward verifies the guesses of the one before: 1..K + 1 tokens."""
     outputs = []
     for prompt in prompts:
-        output, reader = BaselineOutput(max_tokens, stop_ids), Reader(network, mask_id)
+        output = BaselineOutput(max_tokens, stop_ids)
+        reader = Reader(network, mask_id)
         guesses: list[int] = []
         while not output.is_finished:
             prefix = [*prompt, *output.tokens]

@@ -24,7 +24,8 @@ class Reader:
     """One sequence in the cache of one network. `forwards` counts the calls of `read`."""
 
     def __init__(self, network: PreTrainedModel, mask_id: int) -> None:
-        self._network, self._mask_id = network, mask_id
+        self._network = network
+        self._mask_id = mask_id
         self._cache = DynamicCache()
         self.forwards = 0
 

@@ -88,7 +88,8 @@ def decode_speculative(
             accepted, right = verifier.verify(prefix, drafts, output.left)
             drafter.crop(len(prefix) + right)
             output.extend(accepted)
-        output.forwards, output.draft_forwards = verifier.forwards, drafter.forwards
+        output.forwards = verifier.forwards
+        output.draft_forwards = drafter.forwards
         outputs.append(output)
     return outputs
 
@@ -97,7 +98,10 @@ class Drafter:
     """Proposes tokens for one sequence with the draft network."""
 
     def __init__(self, reader: Reader, window: MaskWindow, stop_ids: frozenset[int], mask_id: int) -> None:
-        self._reader, self._window, self._stop_ids, self._mask_id = reader, window, stop_ids, mask_id
+        self._reader = reader
+        self._window = window
+        self._stop_ids = stop_ids
+        self._mask_id = mask_id
 
     @property
     def forwards(self) -> int:
@@ -124,7 +128,9 @@ class Verifier:
     """Verifies the drafts of one sequence with the target network."""
 
     def __init__(self, reader: Reader, window: MaskWindow, mask_id: int) -> None:
-        self._reader, self._window, self._mask_id = reader, window, mask_id
+        self._reader = reader
+        self._window = window
+        self._mask_id = mask_id
 
     @property
     def forwards(self) -> int:

@@ -16,12 +16,17 @@ _PROMPTS = (
 
 
 def _row_with_list(rng: random.Random) -> tuple[str, dict[str, object]]:
-    name, age, likes = rng.choice(FIRST_NAMES), rng.randint(18, 89), rng.sample(GOODS, rng.randint(2, 3))
+    name = rng.choice(FIRST_NAMES)
+    age = rng.randint(18, 89)
+    likes = rng.sample(GOODS, rng.randint(2, 3))
     return f"name,age,likes\n{name},{age},{';'.join(likes)}", {"name": name, "age": age, "likes": likes}
 
 
 def _nested_size(rng: random.Random) -> tuple[str, dict[str, object]]:
-    item, colour, w, h = rng.choice(THINGS), rng.choice(COLOURS), rng.randint(2, 99), rng.randint(2, 99)
+    item = rng.choice(THINGS)
+    colour = rng.choice(COLOURS)
+    w = rng.randint(2, 99)
+    h = rng.randint(2, 99)
     return (
         f"item={item}\ncolor={colour}\nsize.w={w}\nsize.h={h}",
         {"item": item, "color": colour, "size": {"w": w, "h": h}},
@@ -29,7 +34,8 @@ def _nested_size(rng: random.Random) -> tuple[str, dict[str, object]]:
 
 
 def _list_of_temperatures(rng: random.Random) -> tuple[str, dict[str, object]]:
-    city, temps = rng.choice(CITIES), [rng.randint(1, 39) for _ in range(rng.randint(3, 4))]
+    city = rng.choice(CITIES)
+    temps = [rng.randint(1, 39) for _ in range(rng.randint(3, 4))]
     return f"city={city}\ntemps={';'.join(map(str, temps))}", {"city": city, "temps": temps}
 
 

@@ -15,13 +15,17 @@ _PROMPTS = (
 
 
 def _goods_row(rng: random.Random) -> tuple[str, str]:
-    item, stock = rng.choice(THINGS), rng.randint(2, 99)
+    item = rng.choice(THINGS)
+    stock = rng.randint(2, 99)
     price = f"{rng.randint(1, 49)}.{rng.choice((25, 50, 75, 95))}"
     return f"item|price|stock\n{item}|{price}|{stock}", f"The {item} cost {price} dollars and {stock} are in stock."
 
 
 def _staff_row(rng: random.Random) -> tuple[str, str]:
-    name, team, floor, city = rng.choice(FIRST_NAMES), rng.choice(TEAMS), rng.randint(1, 20), rng.choice(CITIES)
+    name = rng.choice(FIRST_NAMES)
+    team = rng.choice(TEAMS)
+    floor = rng.randint(1, 20)
+    city = rng.choice(CITIES)
     return (
         f"name|team|floor|city\n{name}|{team}|{floor}|{city}",
         f"{name} works in the {team} team on floor {floor} in {city}.",
@@ -30,7 +34,8 @@ def _staff_row(rng: random.Random) -> tuple[str, str]:
 
 def _train_row(rng: random.Random) -> tuple[str, str]:
     start, end = rng.sample(CITIES, 2)
-    day, time = rng.choice(DAYS), f"{rng.randint(6, 22):02}:{rng.randrange(0, 60, 5):02}"
+    day = rng.choice(DAYS)
+    time = f"{rng.randint(6, 22):02}:{rng.randrange(0, 60, 5):02}"
     return (
         f"from|to|day|time\n{start}|{end}|{day}|{time}",
         f"The train from {start} to {end} leaves on {day} at {time}.",

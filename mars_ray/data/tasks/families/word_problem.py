@@ -43,9 +43,11 @@ def _apply(left: int, operator: str, right: int) -> int:
 def _numbers(rng: random.Random, operators: str) -> tuple[int, int, int]:
     """Return three numbers for which the results of both steps are in 1..99."""
     if operators[0] == "*":
-        x, y = rng.randint(2, 9), rng.randint(2, 9)
+        x = rng.randint(2, 9)
+        y = rng.randint(2, 9)
     else:
-        x, y = rng.randint(20, 80), rng.randint(2, 9)
+        x = rng.randint(20, 80)
+        y = rng.randint(2, 9)
     first = _apply(x, operators[0], y)
     z = rng.randint(2, min(9, first - 1))
     return x, y, z
