@@ -77,7 +77,7 @@ class ClusterLoad:
     def request_seconds(self, name: str, threshold: float, tpot_s: float | None = None) -> float:
         """Return the seconds of a busy replica's time that one request of a class takes.
 
-        The replica runs as many sequences as it can. With `tpot_s`, it runs only as many as can each get a token every
+        The replica runs `rows` sequences. With `tpot_s`, it runs no more sequences than can each get a token every
         `tpot_s` seconds while prompts are read too.
         """
         assert self.speed is not None

@@ -20,7 +20,7 @@ class ModelInfo:
     """Names of the adapters that are served in addition to the model."""
 
     def by_name(self, name: str | None) -> "ModelInfo | None":
-        """Return the facts about the model (also for None) or adapter `name`; None if there is neither."""
+        """Return the facts about the model or adapter called `name`, or None. Without a name, it is the model."""
         if name in self.adapters:
             return replace(self, name=name, adapter=name)
         return self if name in (None, self.name) else None

@@ -28,9 +28,9 @@ class RequestBody(BaseModel):
         """Drop all unknown fields except the first, because pydantic makes an error for each."""
         if not isinstance(value, dict) or len(value) <= len(cls.__pydantic_fields__):
             return value
-        known = {field.alias or name for name, field in cls.__pydantic_fields__.items()}
-        first = next(name for name in value if name not in known)
-        return {name: item for name, item in value.items() if name in known or name == first}
+        known_names = {field.alias or name for name, field in cls.__pydantic_fields__.items()}
+        first = next(name for name in value if name not in known_names)
+        return {name: item for name, item in value.items() if name in known_names or name == first}
 
 
 def tagged_by(name: str) -> BeforeValidator:

@@ -1,1 +1,1 @@
-"""A cluster that is not there, with the controller that a real one has."""
+"""Simulate a cluster under the control of the same controller as in a real one."""

@@ -1,6 +1,6 @@
-"""Requests of a simulation in slices of time, reproducible by seed.
+"""Requests of a simulation, by time slice and reproducible by seed.
 
-Copies of a request are made when they arrive, so one trace can stand for millions of requests.
+Copies of a request are made only when they arrive, so one trace can stand for millions of requests.
 """
 
 from collections.abc import Sequence
@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 from mars_ray.errors import ConfigError, EmptyDataError
 
 SPREAD_S = 60.0
-"""Time over which the copies of a request are spread."""
+"""Seconds over which the copies of a request are spread."""
 
 Array = NDArray[np.float64]
 
 
 class Arrival(NamedTuple):
-    """One request."""
+    """One request of a trace."""
 
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
     service_class: int = -1
-    """Index of its class of service; -1 draws one."""
+    """Index of its class of service; -1 draws one at random."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ class Batch:
 
 
 class Arrivals:
-    """Every request `copies` times: the first at its arrival time, the others spread over a minute."""
+    """Source of requests: each arrives `copies` times, first at its arrival time, then spread over a minute."""
 
     def __init__(
         self, arrivals: Sequence[Arrival], *, mix: Sequence[float] = (1.0,), copies: int = 1, seed: int = 0
     ) -> None:
         if not arrivals:
-            raise EmptyDataError("There is no request to simulate.")
+            raise EmptyDataError("The trace has no requests; give one with at least one request.")
         if copies < 1:
             raise ConfigError(f"copies is {copies}; it must be at least 1.")
         table = np.fromiter(chain.from_iterable(arrivals), float).reshape(len(arrivals), -1)
@@ -55,7 +55,7 @@ class Arrivals:
         self._output = table[:, 2].clip(min=1)
         self._class = table[:, 3].astype(np.int64)
         if (np.diff(self._at_s) < 0).any():
-            raise ConfigError("arrivals must be in order of time.")
+            raise ConfigError("arrivals must be sorted by time.")
         self._mix = np.cumsum(np.array(mix) / sum(mix))
         self._random = np.random.default_rng([seed, 1])
         self._left = np.full(len(table), copies - 1)
@@ -65,7 +65,7 @@ class Arrivals:
         self.total = len(table) * copies
 
     def until(self, end_s: float) -> Batch:
-        """Return the requests that arrive between the last call and `end_s`."""
+        """Return the requests that arrive before `end_s` and were not returned by an earlier call."""
         begin = self._from_s
         self._from_s = end_s
         last = int(np.searchsorted(self._at_s, end_s))
@@ -91,8 +91,8 @@ class Arrivals:
             order = np.argsort(times)
             chosen = chosen[order]
             times = times[order]
-        drawn = self._class[chosen]
-        if len(self._mix) > 1 and (drawn < 0).any():
-            picked = np.searchsorted(self._mix, self._random.random(len(drawn)), side="right")
-            drawn = np.where(drawn < 0, picked.clip(max=len(self._mix) - 1), drawn)
-        return Batch(times, self._prompt[chosen], self._output[chosen], np.maximum(drawn, 0))
+        classes = self._class[chosen]
+        if len(self._mix) > 1 and (classes < 0).any():
+            drawn = np.searchsorted(self._mix, self._random.random(len(classes)), side="right")
+            classes = np.where(classes < 0, drawn.clip(max=len(self._mix) - 1), classes)
+        return Batch(times, self._prompt[chosen], self._output[chosen], np.maximum(classes, 0))

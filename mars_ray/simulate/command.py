@@ -1,4 +1,4 @@
-"""`mars-ray simulate`: run a trace on a simulated cluster, then print, plot and report."""
+"""The command `mars-ray simulate`: run a trace on a simulated cluster, then print, plot and report the result."""
 
 import math
 import time
@@ -18,7 +18,7 @@ from mars_ray.load.slo import RequestSlo, parse_slo
 from mars_ray.progress import ProgressLine
 from mars_ray.simulate.arrivals import Arrival, Arrivals
 from mars_ray.simulate.machine import Machine, read_machine
-from mars_ray.simulate.metrics import LatencyPercentiles, SecondMetrics, SimulationMetrics, columns
+from mars_ray.simulate.metrics import SecondMetrics, SimulationMetrics, columns
 from mars_ray.simulate.plot import check_plot, plot
 from mars_ray.simulate.scaling import Scaling
 from mars_ray.simulate.simulator import Simulation, SimulationOptions, simulate
@@ -29,26 +29,26 @@ NUMBER_MAX = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateOptions:
-    """Options of the command line."""
+    """Options of `mars-ray simulate`."""
 
     trace: str
     replicas: int
     policy: str | None = None
-    """Policy; None takes the one of the control file, or the default."""
+    """Name of the policy; None means the one in the control file, or else the default."""
     control: Path | None = None
     """YAML file of a `ControlPlan`."""
     machine: Path | None = None
     autoscale: bool = False
     min_replicas: int = 1
     max_replicas: int | None = None
-    """Most replicas; None is four times the number at the start."""
+    """Maximum number of replicas; None means four times the number at the start."""
     copies: int = 1
     speed: float = 1.0
     prompt_scale: float = 1.0
     output_scale: float = 1.0
     duration: float | None = None
     mix: str | None = None
-    """Shares of the requests by class: "gold:1,batch:3"; None is equal shares."""
+    """Share of requests by class, such as "gold:1,batch:3"; None means equal shares."""
     slo: tuple[str, ...] = ()
     front_ms: float = 0.0
     ticks: int | None = None
@@ -64,7 +64,7 @@ class SimulateOptions:
                 raise ConfigError(f"{name} is {value}; it must be in {1 / NUMBER_MAX:g}..{NUMBER_MAX:g}.")
 
     def plan(self, slo: RequestSlo | None, machine: Machine) -> ControlPlan:
-        """Return the plan of the controller, with the calibration of the machine. Raises `ConfigError`."""
+        """Return the controller's plan, which includes the calibration of the machine. Raises `ConfigError`."""
         control = _yaml(self.control)
         settings = control.get("settings") or {}
         if not isinstance(settings, dict):
@@ -84,7 +84,7 @@ class SimulateOptions:
             raise ConfigError(f"{self.control}: {field}: {first['msg']}.") from None
 
     def arrivals(self) -> list[Arrival]:
-        """Read and scale the trace. Prompts longer than the model's context stay, and the cluster refuses them."""
+        """Read and scale the trace. Prompts longer than the model's context are kept: the cluster refuses them."""
         trace = parse_trace(self.trace)
         if isinstance(trace, Poisson):
             raise ConfigError(f"trace is {self.trace!r}; give a file that ends in .csv.gz.")
@@ -98,7 +98,7 @@ class SimulateOptions:
         ]
 
     def shares(self, plan: ControlPlan) -> list[float]:
-        """Return the share of each class in the requests. Raises `ConfigError`."""
+        """Return the share of requests of each class of the plan. Raises `ConfigError`."""
         names = [service_class.name for service_class in plan.classes]
         if self.mix is None:
             return [1.0] * len(names)
@@ -110,21 +110,21 @@ class SimulateOptions:
             except ValueError:
                 value = math.nan
             if name not in shares or not 0 <= value < math.inf:
-                raise ConfigError(f"mix {part!r} is not usable; give CLASS:SHARE, with a class of {', '.join(names)}.")
+                raise ConfigError(f"mix {part!r} is not valid; give CLASS:SHARE, with one of {', '.join(names)}.")
             shares[name] = value
         if not sum(shares.values()):
             raise ConfigError(f"mix is {self.mix!r}; give at least one class a share above 0.")
         return list(shares.values())
 
     def scaling(self) -> Scaling | None:
-        """Return the settings of autoscaling; None without it."""
+        """Return the settings of autoscaling; None if it is off."""
         if not self.autoscale:
             return None
         return Scaling(min_replicas=self.min_replicas, max_replicas=self.max_replicas or 4 * self.replicas)
 
 
 def run_simulation(options: SimulateOptions, plot_file: Path | None = None) -> dict[str, Any]:
-    """Simulate, print and plot; return the report."""
+    """Run the simulation, print and plot its result, and return the report."""
     if plot_file is not None:
         check_plot(plot_file)
     slo = parse_slo(options.slo)
@@ -148,13 +148,13 @@ def run_simulation(options: SimulateOptions, plot_file: Path | None = None) -> d
         def show_second(second: SecondMetrics) -> None:
             progress.update(second.second, {"in flight": second.running + second.waiting})
 
-        done = simulate(arrivals, machine, plan, settings, show_second)
+        result = simulate(arrivals, machine, plan, settings, show_second)
     simulated_s = time.perf_counter() - started_s
     title = f"{Path(options.trace).name}, {options.replicas:,} replicas, policy {plan.settings.policy}"
-    _show(title, done, simulated_s)
+    _show(title, result, simulated_s)
     if plot_file is not None:
-        plot(plot_file, title, done.seconds, None if slo is None else slo.e2e_ms)
-    return _report(options, plan, machine, done, simulated_s)
+        plot(plot_file, title, result.seconds, None if slo is None else slo.e2e_ms)
+    return _report(options, plan, machine, result, simulated_s)
 
 
 def _yaml(path: Path | None) -> dict[str, Any]:
@@ -172,45 +172,41 @@ def _yaml(path: Path | None) -> dict[str, Any]:
 
 
 def _report(
-    options: SimulateOptions, plan: ControlPlan, machine: Machine, done: Simulation, simulated_s: float
+    options: SimulateOptions, plan: ControlPlan, machine: Machine, result: Simulation, simulated_s: float
 ) -> dict[str, Any]:
     return {
         "options": {name: value for name, value in asdict(options).items() if not isinstance(value, Path)},
         "plan": plan.model_dump(),
         "machine": machine.model_dump(exclude={"profile"}),
         "took_s": simulated_s,
-        "reporting_replicas": done.reporting,
-        "metrics": asdict(done.metrics),
-        "seconds": columns(done.seconds),
+        "reporting_replicas": result.reporting,
+        "metrics": asdict(result.metrics),
+        "seconds": columns(result.seconds),
     }
 
 
-def _show(title: str, done: Simulation, simulated_s: float) -> None:
+def _show(title: str, result: Simulation, simulated_s: float) -> None:
     console = Console()
     table = Table(show_header=False)
     console.print(title, markup=False, highlight=False, soft_wrap=True)
-    for name, value in _rows(done.metrics).items():
+    for name, value in _rows(result.metrics).items():
         table.add_row(name, value)
     table.add_row("simulated in", f"{simulated_s:.1f} s")
     console.print(table)
-    latencies = Table(title="Milliseconds, of completed requests")
+    latencies = Table(title="Latency of completed requests, in milliseconds")
     for column in ("", "mean", "median", "p90", "p95", "p99"):
         latencies.add_column(column, justify="right" if column else "left")
     for label, spread in (
-        ("TTFT", done.metrics.ttft_ms),
-        ("TPOT", done.metrics.tpot_ms),
-        ("E2E", done.metrics.e2e_ms),
+        ("TTFT", result.metrics.ttft_ms),
+        ("TPOT", result.metrics.tpot_ms),
+        ("E2E", result.metrics.e2e_ms),
     ):
         if spread is not None:
-            latencies.add_row(label, *map(_shown, _percentiles(spread)))
+            latencies.add_row(label, *map(_format, (spread.mean, spread.p50, spread.p90, spread.p95, spread.p99)))
     console.print(latencies)
 
 
-def _percentiles(spread: LatencyPercentiles) -> tuple[float, ...]:
-    return spread.mean, spread.p50, spread.p90, spread.p95, spread.p99
-
-
-def _shown(figure: float) -> str:
+def _format(figure: float) -> str:
     return f"{figure:,.2f}" if figure < 100 else f"{figure:,.0f}"
 
 

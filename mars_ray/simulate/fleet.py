@@ -1,11 +1,12 @@
 """The engines of a simulated cluster, all stepped together: slots, prefill, decoding.
 
-Steps are not simulated one by one. In a tick a replica makes the steps that its step time allows, and each sequence
-gains the expected tokens of these steps. Every sequence has its own clock, so one that arrives, ends or has its prompt
-read within a tick loses no time. Cache memory and shared prefixes are not modelled. `Prefill` reads prompts;
+Steps are not simulated one by one. In a tick, a replica makes the steps that its step time allows, and each sequence
+gains the expected tokens of these steps. Every sequence has its own clock, so a sequence that arrives, ends or has its
+prompt read within a tick loses no time. Cache memory and shared prefixes are not modelled. `Prefill` reads prompts;
 `ThresholdCurves` has the tokens and costs of thresholds.
 
-Running sequences of all replicas are in a few arrays, so the number of numpy calls of a tick does not grow with them.
+A few arrays hold the running sequences of all replicas, so the number of numpy calls per tick does not grow with the
+number of sequences.
 
 Letters: `N` replicas, `R` slots, `C` classes, `B` blocks, `S` running sequences, `M` some replicas, `K` masks.
 """
@@ -25,10 +26,10 @@ from mars_ray.simulate.queues import Floats, Ints, Queues
 
 
 class _Running(NamedTuple):
-    """Running sequences."""
+    """A set of running sequences."""
 
     indices: Ints
-    """Queue (replica * classes + class) and slot (replica * slots + slot), [2, S]."""
+    """Indices of the queue (replica * classes + class) and of the slot (replica * slots + slot), [2, S]."""
     figures: Floats
     """Columns `CLOCK`, `LEFT`, `LENGTH`, `ARRIVAL`, `FIRST`, `TOKENS`, [6, S]."""
 
@@ -38,12 +39,12 @@ class _Running(NamedTuple):
 
 
 CLOCK, LEFT, LENGTH, ARRIVAL, FIRST, TOKENS = range(6)
-"""Columns of a sequence: the time up to which it has been stepped; tokens left to write; length once it ends; times of
+"""Columns of a sequence: time up to which it has been stepped; tokens left to generate; its length at the end; times of
 arrival and first token; tokens of its answer."""
 
 
 class Fleet:
-    """The engines of all replicas. Sums by replica and class count since the start, as in an `EngineState`."""
+    """The engines of all replicas. Totals by replica and class count from the start, as in an `EngineState`."""
 
     def __init__(
         self, machine: Machine, classes: Sequence[ServiceClass], replicas: int, threshold: float, watched: int = 0
@@ -71,13 +72,13 @@ class Fleet:
         self.ended_NC: Ints = np.zeros(by_class, np.int64)
         self.ended_tokens_NC = np.zeros(by_class)
         self.tokens_NC = np.zeros(by_class)
-        """Tokens written, including those of running sequences."""
+        """Tokens generated, including those of running sequences."""
         self._watched = watched
         """Number of replicas whose latencies are kept."""
         self.firsts: list[tuple[Ints, Floats]] = []
-        """Replicas and times to first token since they were last taken."""
+        """Replicas and times to first token, measured since the list was last emptied."""
         self.paces: list[tuple[Ints, Floats]] = []
-        """Replicas and times per later token of sequences that ended."""
+        """Replicas and times per token after the first, of sequences that ended since the list was last emptied."""
 
     @property
     def thresholds_NC(self) -> Floats:
@@ -86,12 +87,12 @@ class Fleet:
 
     @property
     def threshold_changes_N(self) -> Ints:
-        """Changes of thresholds since the start."""
+        """Number of threshold changes on each replica since the start."""
         return self._curves.changes_N
 
     @property
     def kv_tokens_N(self) -> Floats:
-        """Tokens attended to on each replica."""
+        """Tokens that the running sequences of each replica attend to."""
         figures = self._running.figures
         tokens: Floats = self._by_group(figures[LENGTH] - figures[LEFT]).sum(axis=1)
         return tokens
@@ -101,7 +102,7 @@ class Fleet:
         self._curves.set(thresholds_NC)
 
     def add(self, replica: Ints, of_class: Ints, arrival: Floats, prompt: Floats, total: Floats) -> NDArray[np.bool_]:
-        """Queue requests that are counted in `in_flight_N`; return a mask of those that were not refused."""
+        """Queue requests that are already counted in `in_flight_N`; return a mask of the accepted ones."""
         group = replica * self.held_NC.shape[1] + of_class
         self.arrived_NC += self._by_class(group)
         self.prompt_tokens_NC += self._by_class(group, prompt)
@@ -115,7 +116,8 @@ class Fleet:
         before_NC = self.tokens_NC.copy()
         self._pace(begin_s, end_s)
         stay, ended = self._decode(end_s)
-        running, parts = [stay], [ended]
+        running = [stay]
+        parts = [ended]
         while len(open_M := self._open(end_s)):
             stay, ended = self._admit(open_M, end_s)
             running.append(stay)
@@ -134,14 +136,14 @@ class Fleet:
         return sums
 
     def _pace(self, begin_s: float, end_s: float) -> None:
-        """Compute the step time of each replica in this tick, and the tokens a sequence gains per second."""
+        """Compute each replica's step time in this tick, and the tokens per second that a sequence of a class gains."""
         tick_s = end_s - begin_s
         times = self._times
         curves = self._curves
         self._worked = np.maximum(end_s - self._running.figures[CLOCK], 0.0)
         seqs_NC = self._by_group(self._worked) / tick_s
         decoding_N = seqs_NC.sum(axis=1)
-        # A sequence that will decode for part of the tick counts as one whole sequence.
+        # A sequence that decodes for only part of the tick counts as a whole sequence.
         idle_N = decoding_N == 0
         seqs_NC += (idle_N / seqs_NC.shape[1])[:, None]
         seqs_NC *= np.maximum(1.0, 1 / (decoding_N + idle_N))[:, None]
@@ -165,7 +167,7 @@ class Fleet:
         self._seconds_N = 1 / (plain_N + read_N)
 
     def _decode(self, end_s: float) -> tuple[_Running, Floats]:
-        """Let all sequences gain the tokens of this tick; return those still running, and those that ended."""
+        """Add the tokens of this tick to all sequences; return the sequences still running and the ended ones."""
         running = self._running
         rate = self._rate_NC.ravel()[running.indices[0]]
         clock = running.figures[CLOCK]
@@ -182,7 +184,7 @@ class Fleet:
         return running.take(np.flatnonzero(~over)), ended
 
     def _end(self, ending: _Running, ends_s: Floats) -> Floats:
-        """Free the slots of sequences that end; return their columns as in `advance`."""
+        """Free the slots of sequences that end; return their columns in the form that `advance` returns."""
         group, slot = ending.indices
         ended_NC = self._by_class(group)
         self.held_NC -= ended_NC
@@ -205,7 +207,7 @@ class Fleet:
         return np.flatnonzero((self.in_flight_N > self._held_N) & free_N & (self._prefill.until_N < end_s))
 
     def _admit(self, open_M: Ints, end_s: float) -> tuple[_Running, Floats]:
-        """Give a free slot to the next request of each replica; return those still running, and those that ended."""
+        """Give a free slot to the next request of these replicas; return sequences still running and ended ones."""
         group = self.queues.next(open_M)
         arrival, prompt, total = self.queues.pop(group).T
         slot = open_M * self._machine.max_num_seqs + self._free_s_NR[open_M].argmin(axis=1)
@@ -251,15 +253,15 @@ class ThresholdCurves:
         self._machine = machine
         blocks = machine.masks + 1
         self.thresholds_NC = np.full((replicas, classes), np.nan)
-        # Each tick reads these two arrays whole; float32 makes that faster and is exact enough.
+        # Each tick reads these two arrays in full; float32 makes that faster and is precise enough.
         self.tokens_NCB = np.ones((replicas, classes, blocks), np.float32)
-        """Expected tokens of a sequence in a step."""
+        """Expected tokens of a sequence per step."""
         self.feeding_s_NCB = np.ones((replicas, classes, blocks), np.float32)
-        """Seconds that a sequence adds to a step by the positions it feeds, without its attention."""
+        """Seconds that the positions of a sequence add to a step, without their attention to earlier tokens."""
         self.credit_NCB = np.ones((replicas, classes, blocks))
-        """Tokens credited to the first step of a sequence, because its last step gives more than it needs."""
+        """Tokens credited to a sequence's first step, because its last step generates more than it needs."""
         self.changes_N: Ints = np.zeros(replicas, np.int64)
-        """Changes of thresholds on each replica since the start."""
+        """Number of threshold changes on each replica since the start."""
         self._by_threshold: dict[float, tuple[Floats, Floats, Floats]] = {}
         self.set(np.full((replicas, classes), threshold))
         self.changes_N[:] = 0
@@ -279,10 +281,11 @@ class ThresholdCurves:
 
 
 def _curves(lookahead: Lookahead, times: StepTime) -> tuple[Floats, Floats, Floats]:
-    """Return by block the expected tokens, the seconds of a sequence, and the tokens credited to its first step.
+    """Return, by block, the expected tokens, the seconds per sequence, and the tokens credited to its first step.
 
-    A sequence of n tokens takes (n + o) / m steps on average, where a step gives m tokens and the last step is expected
-    to give o = E[X (X - 1)] / 2m tokens beyond n. So n - (m - o) tokens are left for the steps after the first.
+    A sequence of n tokens takes (n + o) / m steps on average. Here m is the expected number of tokens X of a step, and
+    o = E[X (X - 1)] / 2m is the expected number of tokens that the last step generates beyond n. So n - (m - o) tokens
+    are left for the steps after the first.
     """
     tokens_B = lookahead.tokens_B
     survival_K = np.diff(tokens_B).clip(0.0)

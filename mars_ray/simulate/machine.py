@@ -1,6 +1,6 @@
-"""Measured figures of a replica for simulations: sizes, step times, and the tokens that each threshold accepts.
+"""Measured figures of a replica for simulations: sizes, step times, and the tokens accepted at each threshold.
 
-They come from a JSON file of `python -m benchmarks.simulated_machine`, or from the one in the package.
+They are read from a JSON file written by `python -m benchmarks.simulated_machine`, or from the file in the package.
 """
 
 from dataclasses import astuple
@@ -20,7 +20,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Machine(BaseModel):
-    """Figures of one replica."""
+    """Measured figures of one replica."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -28,10 +28,10 @@ class Machine(BaseModel):
     max_waiting_seqs: int = Field(ge=1, le=65536)
     max_prefill_tokens: int = Field(512, ge=1)
     max_model_len: int = Field(ge=2)
-    """Most tokens of one sequence, prompt and output together."""
+    """Maximum tokens of one sequence, prompt and output together."""
     step_time: StepTime
     profile: tuple[ProfilePoint, ...] = Field(min_length=2)
-    """Tokens and positions of each threshold, from 1 downwards."""
+    """Tokens and positions per forward at each threshold, from threshold 1 downwards."""
     accuracy: tuple[tuple[Share, Share], ...] = Field(min_length=1)
     """Calibrated pairs of threshold and accuracy, from the highest threshold downwards."""
     measured_on: dict[str, Any] = {}
@@ -43,7 +43,7 @@ class Machine(BaseModel):
             ("accuracy", [threshold for threshold, _ in self.accuracy]),
         ):
             if thresholds != sorted(set(thresholds), reverse=True):
-                raise ValueError(f"thresholds of {name} must fall")
+                raise ValueError(f"thresholds of {name} must fall from one to the next")
         if (
             self.profile[0].threshold != 1
             or not self.profile[0].tokens
@@ -61,13 +61,13 @@ class Machine(BaseModel):
 
     @property
     def masks(self) -> int:
-        """Masks after a token at the full block."""
+        """Number of masks that follow a token when the block is full."""
         return len(self.profile[0].tokens) - 1
 
     def lookahead(self, threshold: float) -> Lookahead:
-        """Return tokens and positions of a threshold by block, interpolated as in the engine."""
+        """Return the tokens and positions at a threshold, by block, interpolated as in the engine."""
         thresholds = [point.threshold for point in self.profile]
-        return interpolate(thresholds, lambda number: self.profile[number].lookahead, threshold)
+        return interpolate(thresholds, lambda index: self.profile[index].lookahead, threshold)
 
     @property
     def agreement(self) -> tuple[tuple[float, float], ...]:
@@ -75,16 +75,16 @@ class Machine(BaseModel):
         return tuple((point.threshold, point.agreement) for point in self.profile if point.agreement is not None)
 
     def agreement_at(self, threshold: float) -> float:
-        """Return the share of tokens that autoregressive decoding would choose too."""
+        """Return the share of tokens at a threshold that autoregressive decoding would choose too."""
         return interpolate_quality(self.agreement, threshold) if self.agreement else 1.0
 
     def accuracy_at(self, threshold: float) -> float:
-        """Return the share of correct answers."""
+        """Return the share of correct answers at a threshold."""
         return interpolate_quality(self.accuracy, threshold)
 
 
 def read_machine(path: Path | None) -> Machine:
-    """Read a file, or the figures in the package. Raises `ConfigError`."""
+    """Read a machine file; None reads the one in the package. Raises `ConfigError`."""
     path = path or Path(str(files("mars_ray") / "assets" / "machine.json"))
     try:
         return Machine.model_validate_json(path.read_bytes())

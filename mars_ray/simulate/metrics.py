@@ -1,4 +1,4 @@
-"""Figures of a simulation: latency histograms, one record for each second, one for the whole."""
+"""Figures of a simulation: latency histograms, one record per second, and one record for the whole."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 LEAST_S = 1e-4
 MOST_S = 1e5
-"""Range of the bins."""
+"""The bins range from `LEAST_S` to `MOST_S`."""
 PER_FACTOR = 50.0
-"""Bins for each factor of e: a bin is 2 % wide."""
+"""Number of bins per factor of e, so that each bin is 2 % wide."""
 BINS = int(np.log(MOST_S / LEAST_S) * PER_FACTOR) + 2
 
 
@@ -23,9 +23,9 @@ class LatencyHistogram:
         self._sum_s = 0.0
 
     def add(self, seconds: Array) -> None:
-        """Count values."""
-        number = (np.log(seconds.clip(LEAST_S, MOST_S) / LEAST_S) * PER_FACTOR).astype(np.int64)
-        self.counts += np.bincount(number, minlength=BINS)
+        """Count latencies."""
+        bins = (np.log(seconds.clip(LEAST_S, MOST_S) / LEAST_S) * PER_FACTOR).astype(np.int64)
+        self.counts += np.bincount(bins, minlength=BINS)
         self._sum_s += float(seconds.sum())
 
     def merge(self, other: "LatencyHistogram") -> None:
@@ -35,11 +35,11 @@ class LatencyHistogram:
 
     @property
     def mean_s(self) -> float | None:
-        """Exact mean; None without values."""
+        """Exact mean; None if nothing was counted."""
         return self._sum_s / float(self.counts.sum()) if self.counts.any() else None
 
     def quantile_s(self, share: float) -> float | None:
-        """Return the quantile, interpolated within its bin; None without values."""
+        """Return a quantile, interpolated within its bin; None if nothing was counted."""
         total = self.counts.sum()
         if not total:
             return None
@@ -61,7 +61,7 @@ class LatencyPercentiles:
 
 
 def percentiles(latencies: LatencyHistogram) -> LatencyPercentiles | None:
-    """Return mean and percentiles; None without values."""
+    """Return the mean and the percentiles; None if nothing was counted."""
     if latencies.mean_s is None:
         return None
     p50, p90, p95, p99 = (1000 * (latencies.quantile_s(share) or 0.0) for share in (0.5, 0.9, 0.95, 0.99))
@@ -83,13 +83,13 @@ class SecondMetrics:
     """Replicas that take requests."""
     desired_replicas: int
     threshold: float | None
-    """Mean over the tokens written; `agreement` and `accuracy` likewise."""
+    """Mean over the tokens generated, as are `agreement` and `accuracy`."""
     agreement: float | None
     accuracy: float | None
     ttft_p95_ms: float | None
     e2e_p95_ms: float | None
     good: float | None
-    """Share of the requests that ended or were refused that met the SLO."""
+    """Share of requests within the SLO, among all that ended or were refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +103,9 @@ class SimulationMetrics:
     refused: int
     """Requests refused because the queue was full."""
     too_long: int
-    """Requests refused because prompt and answer do not fit the model."""
+    """Requests refused because prompt and answer exceed the model's context."""
     in_flight: int
-    """Requests in flight when the simulation ended."""
+    """Requests still in flight at the end of the simulation."""
     tokens: float
     tokens_per_s: float
     ttft_ms: LatencyPercentiles | None
@@ -114,7 +114,7 @@ class SimulationMetrics:
     good: float | None
     """Share of all requests that met the SLO."""
     threshold: float | None
-    """Mean over the tokens; `agreement` and `accuracy` likewise."""
+    """Mean over the tokens generated, as are `agreement` and `accuracy`."""
     agreement: float | None
     accuracy: float | None
     threshold_changes_per_minute: float
@@ -123,5 +123,5 @@ class SimulationMetrics:
 
 
 def columns(seconds: Sequence[SecondMetrics]) -> dict[str, list[float | None]]:
-    """Return the seconds as one series for each field."""
+    """Return one series per field, with one value per second."""
     return {name: [getattr(second, name) for second in seconds] for name in SecondMetrics.__dataclass_fields__}

@@ -1,6 +1,6 @@
 """Plot a simulation: load, threshold, replicas, latency and quality over time.
 
-Where several seconds share a point, latencies show the worst of them.
+If several seconds share a point, latencies show the worst of these seconds, and all other figures their mean.
 """
 
 import math
@@ -26,7 +26,7 @@ def check_plot(path: Path) -> None:
 def plot(path: Path, title: str, seconds: Sequence[SecondMetrics], e2e_ms: float | None) -> None:
     """Write the plot to a file. Raises `OutputError`."""
     group = max(1, math.ceil(len(seconds) / POINTS))
-    at = np.arange(0, len(seconds), group) / 60
+    minutes = np.arange(0, len(seconds), group) / 60
 
     def series(name: str, reduce: Callable[..., float] = np.nanmean) -> list[float]:
         values = np.array([_number(getattr(second, name)) for second in seconds])
@@ -36,24 +36,24 @@ def plot(path: Path, title: str, seconds: Sequence[SecondMetrics], e2e_ms: float
     figure = Figure(figsize=(9, 11), layout="constrained")
     axes = figure.subplots(5, 1, sharex=True)
     load, threshold, replicas, latency, quality = axes
-    load.plot(at, series("arrived"), label="arrived", linewidth=1)
-    load.plot(at, series("ended"), label="ended", linewidth=1)
-    load.plot(at, series("refused"), label="refused", linewidth=1, color="tab:red")
+    load.plot(minutes, series("arrived"), label="arrived", linewidth=1)
+    load.plot(minutes, series("ended"), label="ended", linewidth=1)
+    load.plot(minutes, series("refused"), label="refused", linewidth=1, color="tab:red")
     load.set_ylabel("requests a second")
-    threshold.plot(at, series("threshold"), color="tab:purple", linewidth=1)
+    threshold.plot(minutes, series("threshold"), color="tab:purple", linewidth=1)
     threshold.set_ylabel("threshold,\nmean over tokens")
-    replicas.step(at, series("replicas"), where="post", label="running", linewidth=1)
-    replicas.step(at, series("desired_replicas"), where="post", label="desired", linewidth=1, linestyle=":")
+    replicas.step(minutes, series("replicas"), where="post", label="running", linewidth=1)
+    replicas.step(minutes, series("desired_replicas"), where="post", label="desired", linewidth=1, linestyle=":")
     replicas.set_ylabel("replicas")
     replicas.set_ylim(bottom=0)
-    latency.plot(at, series("e2e_p95_ms", np.nanmax), label="E2E", linewidth=1)
-    latency.plot(at, series("ttft_p95_ms", np.nanmax), label="TTFT", linewidth=1)
+    latency.plot(minutes, series("e2e_p95_ms", np.nanmax), label="E2E", linewidth=1)
+    latency.plot(minutes, series("ttft_p95_ms", np.nanmax), label="TTFT", linewidth=1)
     if e2e_ms is not None:
         latency.axhline(e2e_ms, color="tab:red", linewidth=1, linestyle="--", label="SLO")
     latency.set_yscale("log")
     latency.set_ylabel("95th percentile, ms")
-    quality.plot(at, series("agreement"), label="agreement with one token at a time", linewidth=1)
-    quality.plot(at, series("accuracy"), label="accuracy", linewidth=1)
+    quality.plot(minutes, series("agreement"), label="agreement with autoregressive decoding", linewidth=1)
+    quality.plot(minutes, series("accuracy"), label="accuracy", linewidth=1)
     quality.set_ylabel("share of tokens")
     quality.set_xlabel("minutes")
     for axis in (load, replicas, latency, quality):

@@ -1,4 +1,4 @@
-"""Prefill on simulated replicas: prompts are read one after another in whole steps of `max_prefill_tokens`.
+"""Prefill on simulated replicas: each reads its prompts one after another, in whole steps of `max_prefill_tokens`.
 
 Letters: `N` replicas, `M` a selection of replicas with one prompt each.
 """
@@ -12,7 +12,7 @@ from mars_ray.simulate.queues import Floats, Ints
 
 
 class Prefill:
-    """The prompts that each replica reads, and the time this adds to its steps."""
+    """The prompts that each replica reads, and the time that this adds to its steps."""
 
     def __init__(self, machine: Machine, replicas: int) -> None:
         self._budget = float(machine.max_prefill_tokens)
@@ -22,14 +22,14 @@ class Prefill:
         self.extra_N = np.zeros(replicas)
         """Seconds that reading adds to a step."""
         self._step_N = np.zeros(replicas)
-        """Start of the last step that reads prompts."""
+        """Time at which the last step that reads prompts starts, by replica."""
         self._room_N = np.zeros(replicas)
-        """Prompt tokens that still fit into this step."""
+        """Prompt tokens that still fit into this last step."""
         self._unpaid_N = np.zeros(replicas)
-        """Seconds of reading that began in a tick after its steps were counted."""
+        """Seconds of reading that were added to a tick after its steps had been counted."""
 
     def share_of_tick(self, begin_s: float, end_s: float) -> Floats:
-        """Return the share of a tick in which the steps of each replica read prompts."""
+        """Return the share of a tick for which the steps of each replica read prompts."""
         tick_s = end_s - begin_s
         reading_N = (self.until_N - begin_s).clip(0.0, tick_s) + self._unpaid_N
         share_N: Floats = np.minimum(reading_N / tick_s, 1.0)
@@ -50,10 +50,10 @@ class Prefill:
     ) -> Floats:
         """Read one more prompt on each of these replicas; return the times of their first tokens.
 
-        A slot is free from `free_s` on. A step takes `step_s`, or `reading_step_s` when it reads prompts.
+        A slot is free from `free_s` on. A step takes `step_s` seconds, or `reading_step_s` if it reads prompts.
         """
-        # A request that arrives during a step waits for its end, half a step on average. A request that waited for a
-        # slot got it at the end of a step.
+        # A request that arrives during a step waits for the end of the step, which takes half a step on average. A
+        # request that waited for a slot gets it at the end of a step, and does not wait again.
         ready_s = np.where(arrival > free_s, arrival + busy * step_s / 2, free_s)
         until_s = self.until_N[replica]
         last_s = self._step_N[replica]

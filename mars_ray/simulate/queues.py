@@ -1,4 +1,4 @@
-"""Queues of all simulated replicas, served by the rules of `engine/scheduling/waiting_queue`."""
+"""Queues of all simulated replicas, which follow the rules of `engine/scheduling/waiting_queue`."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ FIELDS = ARRIVAL, PROMPT, TOTAL = range(3)
 
 
 class Queues:
-    """One queue for each replica and class. A queue index is replica * classes + class."""
+    """One queue per replica and class. The index of a queue is replica * classes + class."""
 
     def __init__(self, replicas: int, classes: Sequence[ServiceClass], queue_max: int) -> None:
         shares = [service_class.share for service_class in classes]
@@ -24,16 +24,16 @@ class Queues:
         self._capacity = np.array([max(1, int(queue_max * share / sum(shares))) for share in shares])
         self._size = int(self._capacity.max())
         self._requests = np.zeros((self._size, replicas * len(classes), len(FIELDS)))
-        """Ring buffers next to each other, so that the few requests in them are close in memory."""
+        """Interleaved ring buffers of all queues, so that the few requests in them are close in memory."""
         self._head: Ints = np.zeros((replicas, len(classes)), np.int64)
         self.waiting: Ints = np.zeros((replicas, len(classes)), np.int64)
         self._served = np.zeros((replicas, len(classes)))
         """Tokens served to each class, divided by its share."""
         self._level = np.zeros(replicas)
-        """The served tokens of the last class whose turn it was."""
+        """Value of `_served` for the class whose turn was last, by replica."""
 
     def add(self, queue: Ints, requests: Floats) -> NDArray[np.bool_]:
-        """Queue requests in order of arrival; return a mask of the requests that were not refused."""
+        """Queue requests in order of arrival; return a mask of the accepted ones."""
         order = np.argsort(queue, kind="stable")
         ordered = queue[order]
         rank = np.empty(len(queue), np.int64)
@@ -43,19 +43,21 @@ class Queues:
         position = waiting[queue] + rank
         fits: NDArray[np.bool_] = position < self._capacity[queue % classes]
         if not fits.all():
-            queue, position, requests = queue[fits], position[fits], requests[fits]
+            queue = queue[fits]
+            position = position[fits]
+            requests = requests[fits]
         if classes > 1:
             joins = queue[waiting[queue] == 0]
             replica = joins // classes
             joining = replica, joins % classes
             self._served[joining] = np.maximum(self._served[joining], self._level[replica])
-        at = (self._head.ravel()[queue] + position) % self._size
-        self._requests.reshape(-1, len(FIELDS))[at * self.waiting.size + queue] = requests
+        row = (self._head.ravel()[queue] + position) % self._size
+        self._requests.reshape(-1, len(FIELDS))[row * self.waiting.size + queue] = requests
         self.waiting += np.bincount(queue, minlength=self.waiting.size).reshape(self.waiting.shape)
         return fits
 
     def pop(self, queue: Ints) -> Floats:
-        """Remove and return the heads of these queues, at most one queue of each replica."""
+        """Remove and return the first request of each of these queues, at most one queue per replica."""
         classes = self.waiting.shape[1]
         head = self._head.ravel()[queue]
         waiting = self.waiting.ravel()[queue] - 1
@@ -68,7 +70,7 @@ class Queues:
         return requests
 
     def next(self, replica: Ints) -> Ints:
-        """Return the queue whose turn it is on each of these replicas, all of which have waiting requests."""
+        """Return the queue whose turn it is on each of these replicas. Every one of them must have waiting requests."""
         classes = self.waiting.shape[1]
         if classes == 1:
             return replica
@@ -81,12 +83,12 @@ class Queues:
         return turn
 
     def served(self, tokens_NC: Floats) -> None:
-        """Count the tokens of answers served to each class on each replica."""
+        """Add the answer tokens that each class got on each replica to its served tokens."""
         if len(self._share) > 1:
             self._served += tokens_NC / self._share
 
     def served_prompts(self, queue: Ints, tokens: Floats) -> None:
-        """Count the prompt tokens read for each of these queues."""
+        """Add the prompt tokens read for each of these queues to the served tokens of its class."""
         if len(self._share) > 1:
             self._served.ravel()[queue] += tokens / self._share[queue % len(self._share)]
 

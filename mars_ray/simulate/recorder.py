@@ -1,4 +1,4 @@
-"""Count requests, latencies, tokens and their quality in a simulation, second by second."""
+"""Record requests, latencies, tokens and their quality in a simulation, second by second."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ Array = NDArray[np.float64]
 
 
 class SimulationRecorder:
-    """The counts of one simulation."""
+    """Recorder of the figures of one simulation."""
 
     def __init__(self, machine: Machine, slo: RequestSlo | None, front_s: float) -> None:
         self._machine = machine
@@ -20,7 +20,7 @@ class SimulationRecorder:
         self._whole = {name: LatencyHistogram() for name in ("ttft", "tpot", "e2e")}
         self._now = {name: LatencyHistogram() for name in ("ttft", "tpot", "e2e")}
         self._sums = np.zeros(4)
-        """Tokens, and tokens times threshold, agreement, accuracy."""
+        """Tokens, and tokens weighted by threshold, agreement and accuracy."""
         self._ended: list[Array] = []
         self._curve: dict[float, tuple[float, float, float]] = {}
         self._tokens_before: Array = np.zeros(0)
@@ -36,7 +36,7 @@ class SimulationRecorder:
         self._totals["too_long"] += too_long
 
     def ended(self, requests: Array) -> None:
-        """Count requests that ended, given as by `Fleet.advance`."""
+        """Count requests that ended, in the form that `Fleet.advance` returns."""
         self._ended.append(requests)
 
     def _count_ended(self) -> None:
@@ -71,7 +71,7 @@ class SimulationRecorder:
         replicas: int,
         desired: int,
     ) -> None:
-        """Close a second with `thresholds_NC` in force; `tokens_NC` are counted since the start."""
+        """Close a second in which `thresholds_NC` were in force; `tokens_NC` count from the start."""
         self._count_ended()
         before = self._tokens_before if self._tokens_before.size else np.zeros_like(tokens_NC)
         sums = self._quality(tokens_NC - before, thresholds_NC)
@@ -79,7 +79,7 @@ class SimulationRecorder:
         self._tokens_before = tokens_NC.copy()
         self._sums += sums
         means = (sums[1:] / sums[0]).tolist() if sums[0] > 0 else [None] * 3
-        done = counts["ended"] + counts["refused"]
+        finished = counts["ended"] + counts["refused"]
         self.seconds.append(
             SecondMetrics(
                 second=number,
@@ -96,7 +96,7 @@ class SimulationRecorder:
                 accuracy=means[2],
                 ttft_p95_ms=_ms(self._now["ttft"].quantile_s(0.95)),
                 e2e_p95_ms=_ms(self._now["e2e"].quantile_s(0.95)),
-                good=counts["good"] / done if done and self._slo else None,
+                good=counts["good"] / finished if finished and self._slo else None,
             )
         )
         for name in counts:
@@ -110,7 +110,7 @@ class SimulationRecorder:
         tokens = float(self._sums[0])
         duration_s = self.last_end_s if not in_flight else float(len(self.seconds))
         means = (self._sums[1:] / tokens).tolist() if tokens else [None] * 3
-        done = totals["ended"] + totals["refused"]
+        finished = totals["ended"] + totals["refused"]
         return SimulationMetrics(
             duration_s=duration_s,
             requests=totals["arrived"],
@@ -123,7 +123,7 @@ class SimulationRecorder:
             ttft_ms=percentiles(self._whole["ttft"]),
             tpot_ms=percentiles(self._whole["tpot"]),
             e2e_ms=percentiles(self._whole["e2e"]),
-            good=totals["good"] / done if done and self._slo else None,
+            good=totals["good"] / finished if finished and self._slo else None,
             threshold=means[0],
             agreement=means[1],
             accuracy=means[2],

@@ -1,4 +1,4 @@
-"""Reports of simulated replicas to the controller, once a second, in the type that real replicas send."""
+"""Reports of simulated replicas to the controller, once a second and of the same type as those of real replicas."""
 
 import math
 from collections import deque
@@ -25,11 +25,11 @@ class Reports:
         self._points = machine.profile
         self._times = machine.step_time
         self._firsts, self._paces = ([deque[Floats](maxlen=int(WINDOW_S)) for _ in range(watched)] for _ in range(2))
-        """Times to the first token and times per token of each second of the window, by replica."""
+        """Times to first token and times per token, by replica and by second of the window."""
         self._kv_tokens_N = fleet.kv_tokens_N
 
     def second(self) -> None:
-        """Close a second."""
+        """Close a second: take its measurements from the fleet."""
         _keep(self._firsts, self._fleet.firsts)
         _keep(self._paces, self._fleet.paces)
         self._kv_tokens_N = self._fleet.kv_tokens_N
@@ -42,7 +42,7 @@ class Reports:
         state = EngineState(
             max_num_seqs=machine.max_num_seqs,
             classes=tuple(self._class(replica, index) for index in range(len(self._classes))),
-            tokens_running=0,  # shown to people; the controller does not use it
+            tokens_running=0,  # the controller does not use it
             kv_cache_usage=min(1.0, kv_tokens / (machine.max_num_seqs * machine.max_model_len)),
             kv_tokens=kv_tokens,
             steps=number,
@@ -71,17 +71,17 @@ class Reports:
 
 
 def _keep(windows: Sequence[deque[Floats]], measured: list[tuple[Ints, Floats]]) -> None:
-    """Move the measurements of a second to the window of each replica."""
+    """Move the measurements of a second to the windows of their replicas."""
     replicas, times = zip(*measured, strict=True) if measured else ([], [])
     measured.clear()
     replica = np.concatenate(replicas) if replicas else np.zeros(0, int)
     seconds = np.concatenate(times) if times else np.zeros(0)
-    for number, window in enumerate(windows):
-        window.append(seconds[replica == number])
+    for index, window in enumerate(windows):
+        window.append(seconds[replica == index])
 
 
 def _p95(window: deque[Floats]) -> float | None:
-    """Return the 95th percentile as the `LatencyWindow` of an engine computes it."""
+    """Return the 95th percentile, computed as in the `LatencyWindow` of an engine."""
     values = np.concatenate(window)[-MAX_VALUES:] if window else np.zeros(0)
     if not len(values):
         return None

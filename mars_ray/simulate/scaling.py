@@ -1,4 +1,4 @@
-"""Serve's autoscaling with its delays. A replica with requests left drains before it ends."""
+"""Ray Serve's autoscaling with its delays. A replica that still has requests finishes them before it ends."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from mars_ray.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """Settings of autoscaling, named as in Serve."""
+    """Settings of autoscaling, named as in Ray Serve."""
 
     min_replicas: int
     max_replicas: int
@@ -28,7 +28,7 @@ class Scaling:
 
 
 class Replicas:
-    """The replicas that exist, out of `max_replicas`. Without `scaling` their number is fixed."""
+    """The replicas that exist, up to `max_replicas`. Without `scaling`, their number is fixed."""
 
     def __init__(self, replicas: int, scaling: Scaling | None) -> None:
         self._scaling = scaling
@@ -48,7 +48,7 @@ class Replicas:
         return int(np.isfinite(self._ready_s).sum()) + len(self.draining)
 
     def follow(self, desired: int, in_flight: NDArray[np.int64], now_s: float) -> None:
-        """Follow the number of replicas that the controller wants; called once a second."""
+        """Follow the number of replicas desired by the controller. Call this once a second."""
         self.draining = self.draining[in_flight[self.draining] > 0]
         if self._scaling is not None:
             self._decide(self._scaling, desired, now_s)

@@ -1,7 +1,7 @@
-"""Simulate a cluster: arrivals pass a router, queues and engines; the real `Controller` sets thresholds and replicas.
+"""Simulate a cluster: requests pass a router, queues and engines; the real `Controller` sets thresholds and replicas.
 
-The same seed gives the same result. Open in this order: `arrivals` → `queues` → `fleet` (with `prefill`) → `reports` →
-the controller → `scaling`; `recorder` counts.
+The same seed gives the same result. Data flows through the modules in this order: `arrivals` → `queues` → `fleet` (with
+`prefill`) → `reports` → the controller → `scaling`. `recorder` records the figures.
 """
 
 from collections.abc import Callable
@@ -26,30 +26,31 @@ from mars_ray.simulate.reports import Reports
 from mars_ray.simulate.scaling import Replicas, Scaling
 
 REPORTING = 16
-"""Most replicas that report. In a larger cluster the rest follow the thresholds of the cluster, because a thousand
-reports take longer than a second to make and read."""
+"""Maximum number of replicas that report. In a larger cluster, the others follow the thresholds of the cluster, because
+it takes longer than a second to make and read a thousand reports."""
 SLACK = 4
-"""Load above the least loaded replica at which a request leaves its preferred one, as in `prefix_routing`."""
+"""Requests that a preferred replica may have more than the least loaded one before a request leaves it, as in
+`prefix_routing`."""
 AT_ONCE = 0.5
-"""Requests routed by the same counts, for each replica."""
+"""Requests per replica that are routed with the same counts of requests in flight."""
 DRAIN_S = 600.0
-"""Longest time after the last arrival in which running requests may end."""
+"""Maximum seconds after the last arrival for which running requests are simulated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationOptions:
-    """The settings of one simulation."""
+    """Settings of one simulation."""
 
     replicas: int
     ticks_per_s: int | None = None
-    """None: 200 for up to 16 replicas, 50 for up to 100, else 10."""
+    """Ticks per second. None means 200 for up to 16 replicas, 50 for up to 100, and 10 for more."""
     scaling: Scaling | None = None
     """Autoscaling; None keeps the number of replicas."""
     front_s: float = 0.0
-    """Latency before the engine, and again after it."""
+    """Seconds of latency before the engine, and again after it."""
     slo: RequestSlo | None = None
     duration_s: float | None = None
-    """Time after which arrivals are ignored; None takes all."""
+    """Seconds after which arrivals are ignored; None keeps all arrivals."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -69,7 +70,7 @@ class SimulationOptions:
 
     @property
     def ticks(self) -> int:
-        """Ticks in a second."""
+        """Number of ticks per second."""
         return self.ticks_per_s or (200 if self.replicas <= 16 else 50 if self.replicas <= 100 else 10)
 
 
@@ -92,7 +93,7 @@ def simulate(
     *,
     policy: Policy[Any] | None = None,
 ) -> Simulation:
-    """Run until all requests have ended. `policy` replaces the policy of `plan`."""
+    """Run a simulation until all requests have ended. `policy` replaces the policy of `plan`."""
     return _Cluster(arrivals, machine, plan, options, policy).run(on_second)
 
 
@@ -122,7 +123,7 @@ class _Cluster:
         self._changes = self._replica_s = 0.0
 
     def run(self, on_second: Callable[[SecondMetrics], None]) -> Simulation:
-        """Run until all requests have ended, at most `DRAIN_S` after the last arrival."""
+        """Run until all requests have ended, but no longer than `DRAIN_S` seconds after the last arrival."""
         last_s = self._arrivals.last_s
         if self._options.duration_s is not None:
             last_s = min(last_s, self._options.duration_s)
@@ -172,11 +173,14 @@ class _Cluster:
         self._replicas.follow(self._desired, fleet.in_flight_N, self._now_s)
 
     def _arrive(self, at_s: Floats, prompt: Floats, output: Floats, of_class: Ints) -> None:
-        """Route the requests that reach the engines in a tick."""
+        """Route and queue the requests that reach the engines in a tick."""
         fits: NDArray[np.bool_] = prompt + output <= self._machine.max_model_len
         too_long = len(fits) - int(fits.sum())
         if too_long:
-            at_s, prompt, output, of_class = at_s[fits], prompt[fits], output[fits], of_class[fits]
+            at_s = at_s[fits]
+            prompt = prompt[fits]
+            output = output[fits]
+            of_class = of_class[fits]
         replica = route(self._fleet.in_flight_N, self._replicas.up, len(at_s), self._random)
         queued = self._fleet.add(replica, of_class, at_s, prompt, output)
         self._recorder.arrived(len(fits), len(queued) - int(queued.sum()), too_long)
@@ -202,10 +206,10 @@ class _Cluster:
 
 
 def route(in_flight: Ints, up: Ints, requests: int, random: np.random.Generator) -> Ints:
-    """Return a replica of `up` for each request and count the requests in `in_flight`.
+    """Return a replica of `up` for each request, and count the requests in `in_flight`.
 
-    Follows `serve/replicas/prefix_routing`: a request prefers the replica with its prefix, here a random one, and goes
-    to the least loaded replica if its preferred one has `SLACK` requests more.
+    The rules are those of `serve/replicas/prefix_routing`. A request prefers the replica that holds its prefix, here a
+    random one. It goes to the least loaded replica instead if the preferred one has over `SLACK` requests more.
     """
     preferred = up[random.integers(len(up), size=requests)]
     chosen = preferred.copy()
@@ -215,7 +219,7 @@ def route(in_flight: Ints, up: Ints, requests: int, random: np.random.Generator)
         loads = in_flight[up]
         busy = np.flatnonzero(in_flight[preferred[part]] > loads.min() + SLACK)
         if len(busy):
-            # Each takes one of the least loaded replicas. Ties are broken at random, as the real router does by a hash.
+            # Each request takes one of the least loaded replicas. Ties are broken at random; the real router hashes.
             drawn = loads + random.random(len(up))
             least = np.argpartition(drawn, min(len(busy), len(up)) - 1)[: len(busy)]
             chosen[start + busy] = up[least[np.arange(len(busy)) % len(least)]]

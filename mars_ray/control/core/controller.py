@@ -64,7 +64,8 @@ DECIDE_EVERY_S = 1.0
 WELL_USED = 0.8
 """Share of a replica's time that demand should take at full quality; it sets the number of desired replicas."""
 HOT = 1.0
-"""Share of a replica's time above which its own demand, at the cluster's thresholds, gives it lower thresholds."""
+"""Load above which a replica gets lower thresholds of its own: its demand at the cluster's thresholds, as a share of its
+time."""
 COOL = "the replica keeps up at the thresholds of the cluster"
 
 
@@ -105,7 +106,10 @@ class Controller:
         self._changes: Counter[str] = Counter()
 
     def handle_report(self, report: ReplicaReport) -> Directive:
-        """Take a report and return the directive in force. Raises `ReportError` unless its classes are the plan's."""
+        """Take a report and return the directive in force.
+
+        Raises `ReportError` if the report has other classes than the plan.
+        """
         names = {class_state.name for class_state in report.state.classes}
         if names != set(self._decisions):
             raise ReportError(f"the report has the classes {sorted(names)}; it must have {sorted(self._decisions)}.")
@@ -133,7 +137,7 @@ class Controller:
         self._decided_s = None
 
     def live(self, controller: str, after: int) -> LiveReport:
-        """Return the report for a live view that already has the frames up to number `after` of `controller`."""
+        """Return the report for a live view that has the frames up to number `after` from the life `controller`."""
         status = replace(self.status(), replicas=())
         return LiveReport(
             controller=self._life,
@@ -247,7 +251,7 @@ class Controller:
 
 
 def _desired_replicas(load: ClusterLoad, plan: ControlPlan) -> int:
-    """Return the number of replicas that the demand needs at full quality, so that low thresholds do not hide it."""
+    """Return the number of replicas that the demand needs at full quality, so that low thresholds hide no need."""
     if load.speed is None:
         return 0
     return ceil(sum(load.arriving_share(demand.name, plan.ceiling) for demand in load.classes) / WELL_USED)

@@ -112,7 +112,7 @@ class RayController:
         return status
 
     async def live(self, controller: str, after: int) -> LiveReport:
-        """Return the report for a live view that already has the frames up to number `after` of `controller`."""
+        """Return the report for a live view that has the frames up to number `after` from the life `controller`."""
         report: LiveReport = await self._ask("live", controller, after)
         return report
 

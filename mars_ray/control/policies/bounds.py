@@ -59,9 +59,11 @@ def bounds_of(plan: ControlPlan, profiles: Iterable[tuple[ProfilePoint, ...]]) -
     return bounds
 
 
-def describe_raised_floor(name: str, asked: float, floor: float, reason: str) -> str:
+def describe_raised_floor(name: str, set_floor: float, floor: float, reason: str) -> str:
     """Return a sentence that explains the raised floor of a class; empty if the floor is not raised."""
-    return f"class {name}: the floor is set to {asked:g} but raised to {floor:g}, because {reason}" if reason else ""
+    return (
+        f"class {name}: the floor is set to {set_floor:g} but raised to {floor:g}, because {reason}" if reason else ""
+    )
 
 
 def describe_bounds(name: str, bounds: Bounds) -> str:

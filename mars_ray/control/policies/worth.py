@@ -48,7 +48,7 @@ def worst_latency(plan: ControlPlan, load: ClusterLoad) -> tuple[float, str]:
 
 
 def worthwhile_bounds(plan: ControlPlan, load: ClusterLoad, bounds: Mapping[str, Bounds]) -> Mapping[str, Bounds]:
-    """Return the bounds limited to worthwhile choices; unchanged until the speed at each choice is known."""
+    """Return the bounds limited to worthwhile choices; unchanged until the speed at each choice is calibrated."""
     if load.speed is None:
         return bounds
     return {name: replace(bound, levels=worthwhile(plan, load, name, bound.choices)) for name, bound in bounds.items()}
@@ -76,8 +76,8 @@ def room_above(plan: ControlPlan, load: ClusterLoad, name: str, high: float, low
     promised one: capacity is not short while latency is far below the promise.
     """
     near = min(worst_latency(plan, load)[0] / MARGIN, 1.0)
-    known = bool(plan.accuracy or plan.agreement)
-    odds = min(max(_price(plan, load, name, high, low), LEAST_ODDS), EVEN) if known else EVEN
+    calibrated = bool(plan.accuracy or plan.agreement)
+    odds = min(max(_price(plan, load, name, high, low), LEAST_ODDS), EVEN) if calibrated else EVEN
     return (1 - plan.settings.headroom) * math.exp(near * SPREAD * NormalDist().inv_cdf(odds))
 
 
