@@ -1,4 +1,4 @@
-"""The command `mars-ray demo`."""
+"""The command `mars-ray demo`, which compares and races three decoding settings."""
 
 import json
 from dataclasses import asdict, replace

@@ -40,9 +40,9 @@ def serve(
         port=port,
     )
     with TemporaryDirectory(prefix="mars-ray-") as folder:
-        set_environment(Path(folder), fields["http_options"])
+        set_environment(Path(folder), fields["http_options"])  # before the imports below, because Ray reads it then
         from mars_ray.serve.ray.run_endpoint import run
-        from mars_ray.serve.ray.schema import schema_of  # after the line above: importing Ray reads the environment
+        from mars_ray.serve.ray.schema import schema_of
 
         source = str(config or "the command line")
         schema = schema_of(fields, source)

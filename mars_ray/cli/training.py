@@ -19,8 +19,8 @@ def train(
     from mars_ray.training.run_folder import RunFolder
 
     settings = read_config(config)
-    last = asdict(run(settings))
-    show_results("trained", last | {"model": str(RunFolder(settings.output).model)}, as_json)
+    metrics = asdict(run(settings))
+    show_results("trained", metrics | {"model": str(RunFolder(settings.output).model)}, as_json)
 
 
 def prepare(

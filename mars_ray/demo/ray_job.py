@@ -104,11 +104,11 @@ def compare_settings(output: Path) -> tuple[JobReport, list[SettingResult]]:
     return report, [
         SettingResult(
             setting=name,
-            rows=len(right),
-            accuracy=sum(right) / len(rows),
+            rows=len(accepted),
+            accuracy=sum(accepted) / len(rows),
             speeds={callers: by_setting[name] for callers, by_setting in speeds.items()},
         )
-        for name, right in verdicts.items()
+        for name, accepted in verdicts.items()
     ]
 
 

@@ -85,12 +85,12 @@ def _replay(race: Race, console: Console, clock: Callable[[], float]) -> None:
     started_s = clock()
     lines = max(LINES_MIN, console.height - AROUND)
 
-    def now() -> RenderableType:
+    def current_picture() -> RenderableType:
         at_s = (clock() - started_s) / slowdown
         note = Text(f"shown {slowdown:.1f} times slower than measured", style="dim")
         return Group(picture(race, at_s, console, lines), note)
 
-    with Live(console=console, transient=True, refresh_per_second=PICTURES_PER_S, get_renderable=now):
+    with Live(console=console, transient=True, refresh_per_second=PICTURES_PER_S, get_renderable=current_picture):
         while clock() - started_s < race.last_s * slowdown:
             time.sleep(1 / PICTURES_PER_S)
 
@@ -103,9 +103,13 @@ def _wrapped(lane: Lane, console: Console, width: int) -> list[Text]:
 
 
 def _figures(lane: Lane, at_s: float) -> Text:
-    now = lane.until(at_s)
-    seconds = f"{now.seconds:.2f} s" + ("" if at_s < lane.seconds else ", done")
-    speed = f"{now.tokens / now.seconds:,.0f}" if now.seconds else "0"
+    partial = lane.until(at_s)
+    seconds = f"{partial.seconds:.2f} s" + ("" if at_s < lane.seconds else ", done")
+    speed = f"{partial.tokens / partial.seconds:,.0f}" if partial.seconds else "0"
     return Text.assemble(
-        "  ", (speed, "bold"), " tokens/s, ", (f"{now.tokens_per_forward:.2f}", "bold"), f" per forward\n  {seconds}\n"
+        "  ",
+        (speed, "bold"),
+        " tokens/s, ",
+        (f"{partial.tokens_per_forward:.2f}", "bold"),
+        f" per forward\n  {seconds}\n",
     )

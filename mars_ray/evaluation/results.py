@@ -56,9 +56,9 @@ class PairedComparison(_Frozen):
     high: float
     """Upper end of that interval."""
     better: int
-    """Examples that only the setting answers correctly."""
+    """Number of examples that only the setting answers correctly."""
     worse: int
-    """Examples that only autoregressive decoding answers correctly."""
+    """Number of examples that only autoregressive decoding answers correctly."""
     p_value: float
     """Two-sided p-value: McNemar's exact test for one task, and a variant that weights tasks equally for several."""
 
@@ -71,7 +71,7 @@ class Metrics(_Frozen):
 
     examples: int
     unanswered: int
-    """Questions without an answer, which count as wrong."""
+    """Number of questions without an answer, which count as wrong."""
     right: int
     accuracy: float
     """Share of correct answers; for several tasks, the mean of their accuracies."""
@@ -144,6 +144,6 @@ def read_model(path: AnyPath, kind: type[T]) -> T:
     except OSError as error:
         reason = error.strerror
     except ValidationError as error:
-        first = error.errors()[0]
-        reason = " ".join([*map(str, first["loc"]), first["msg"]])
+        details = error.errors()[0]
+        reason = " ".join([*map(str, details["loc"]), details["msg"]])
     raise DataError(f"{path} is not a file of an evaluation: {reason}. Give another output folder.")

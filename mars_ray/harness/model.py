@@ -146,8 +146,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_unused: object) -> list[int]:
         """Return token ids. By default, special tokens are added unless the text already begins with one."""
-        first = self.tokenizer.bos_token
-        add_special = (not first or not string.startswith(first)) if add_special_tokens is None else add_special_tokens
+        bos = self.tokenizer.bos_token
+        add_special = (not bos or not string.startswith(bos)) if add_special_tokens is None else add_special_tokens
         ids: list[int] = self.tokenizer.encode(string, add_special_tokens=add_special)
         return ids
 
@@ -172,7 +172,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         tokens = forwards = 0
         failed: list[str] = []
         with ProgressLine("generate", total=len(requests)) as progress:
-            for done, decoded in enumerate(decode_each(self._engine, engine_requests), start=1):
+            for finished, decoded in enumerate(decode_each(self._engine, engine_requests), start=1):
                 number = int(decoded.request.id)
                 if decoded.error:
                     failed.append(f"a prompt that ends in {contexts[number][-80:]!r}: {decoded.error}")
@@ -180,7 +180,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                 texts[number] = generations[number].cut(decoded.text)
                 tokens += len(decoded.tokens)
                 forwards += decoded.forwards
-                progress.update(done, {})
+                progress.update(finished, {})
                 if not generations[
                     number
                 ].sampling.temperature:  # a cache would make repeats of a sampled request equal

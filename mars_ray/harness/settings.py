@@ -67,8 +67,8 @@ def parse_settings(arguments: Mapping[str, object]) -> HarnessSettings:
     try:
         return HarnessSettings.model_validate(dict(arguments))
     except ValidationError as error:
-        first = error.errors()[0]
-        if not first["loc"]:  # an error about several settings, which its message names
-            raise ConfigError(f"model_args: {first['ctx']['error']}.") from None
-        name = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"model_args: {name}: {first['msg']}; it is {first['input']!r}.") from None
+        details = error.errors()[0]
+        if not details["loc"]:  # an error about several settings, which its message names
+            raise ConfigError(f"model_args: {details['ctx']['error']}.") from None
+        name = ".".join(map(str, details["loc"]))
+        raise ConfigError(f"model_args: {name}: {details['msg']}; it is {details['input']!r}.") from None

@@ -65,7 +65,7 @@ def parse_trace(text: str) -> Poisson | AnyPath:
 
 
 def read_trace(path: AnyPath) -> list[TraceRow]:
-    """Read a trace. Raises `DataError` that names the path, the line and the wrong value."""
+    """Read a trace. Raises a `DataError` that names the path, the line and the wrong value."""
     rows: list[TraceRow] = []
     start: datetime | None = None
     check_reachable(path)

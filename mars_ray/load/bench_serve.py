@@ -111,8 +111,8 @@ class LoadOptions:
             raise ConfigError(
                 f"extra_body is {self.extra_body[:60]!r}; give an object, such as '{{\"threshold\": 0.9}}'."
             )
-        if taken := sorted(extra.keys() & set(RESERVED)):
-            raise ConfigError(f"extra_body holds {', '.join(taken)}, which the load generator sets; remove it.")
+        if conflicts := sorted(extra.keys() & set(RESERVED)):
+            raise ConfigError(f"extra_body holds {', '.join(conflicts)}, which the load generator sets; remove it.")
         return extra
 
     def plan(self) -> LoadPlan:

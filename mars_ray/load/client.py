@@ -64,7 +64,7 @@ def open_session(api_key: str | None) -> aiohttp.ClientSession:
 
 
 def parse_url(text: str) -> str:
-    """Return the URL without /v1 and without a slash at its end. Raises `ConfigError`."""
+    """Return the URL without /v1 and a trailing slash. Raises `ConfigError`."""
     try:
         parts = urlsplit(text)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

@@ -35,8 +35,8 @@ class LoadPlan:
 
 def closed_loop(prompts: Sequence[Conversation], seed: int, requests: int | None, max_tokens: int) -> LoadPlan:
     """Plan requests with prompts in random order; the plan is endless if `requests` is None."""
-    drawn = conversations(prompts, _random(seed, "prompts"))
-    planned = (PlannedRequest(messages=messages, max_tokens=max_tokens) for messages in drawn)
+    prompt_stream = conversations(prompts, _random(seed, "prompts"))
+    planned = (PlannedRequest(messages=messages, max_tokens=max_tokens) for messages in prompt_stream)
     return LoadPlan(islice(planned, requests), requests)
 
 
@@ -51,8 +51,8 @@ def poisson(
     """Plan arrivals at a rate until `requests` or `duration_s`, whichever comes first."""
 
     def planned() -> Iterator[PlannedRequest]:
-        drawn = conversations(prompts, _random(seed, "prompts"))
-        for arrival_s, messages in zip(rate.arrivals_s(_random(seed, "arrivals")), drawn, strict=False):
+        prompt_stream = conversations(prompts, _random(seed, "prompts"))
+        for arrival_s, messages in zip(rate.arrivals_s(_random(seed, "arrivals")), prompt_stream, strict=False):
             if duration_s is not None and arrival_s >= duration_s:
                 return
             yield PlannedRequest(messages=messages, max_tokens=max_tokens, scheduled_s=arrival_s)
@@ -74,8 +74,8 @@ def replay(
     Prompts have one word per token of the trace. The usage in the replies has the true token counts; correct the ratio
     with `scales.prompt`.
     """
-    chosen = [row for row in rows[:requests] if duration_s is None or row.arrival_s / scales.speed < duration_s]
-    longest = max(_scaled(row.context_tokens, scales.prompt) for row in chosen)
+    selected_rows = [row for row in rows[:requests] if duration_s is None or row.arrival_s / scales.speed < duration_s]
+    longest = max(_scaled(row.context_tokens, scales.prompt) for row in selected_rows)
     if longest > PROMPT_WORDS_MAX:
         raise ConfigError(
             f"prompt_scale is {scales.prompt}; it makes a prompt of {longest:,} words; the limit is"
@@ -84,7 +84,7 @@ def replay(
 
     def planned() -> Iterator[PlannedRequest]:
         texts = Texts(prompts, _random(seed, "prompts"))
-        for row in chosen:
+        for row in selected_rows:
             text = texts.of(_scaled(row.context_tokens, scales.prompt))
             tokens = _scaled(row.generated_tokens, scales.output)
             yield PlannedRequest(
@@ -93,7 +93,7 @@ def replay(
                 scheduled_s=row.arrival_s / scales.speed,
             )
 
-    return LoadPlan(planned(), len(chosen))
+    return LoadPlan(planned(), len(selected_rows))
 
 
 def _scaled(tokens: int, scale: float) -> int:

@@ -30,7 +30,7 @@ class Texts:
 
     def of(self, words: int) -> str:
         """Return the next text, which has `words` words."""
-        drawn: list[str] = []
-        while len(drawn) < words:
-            drawn += " ".join(message["content"] for message in next(self._drawn)).split()
-        return " ".join(drawn[:words])
+        collected: list[str] = []
+        while len(collected) < words:
+            collected += " ".join(message["content"] for message in next(self._drawn)).split()
+        return " ".join(collected[:words])

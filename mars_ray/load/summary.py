@@ -65,14 +65,14 @@ class Summary:
     errors: dict[str, str]
     """First error message for each outcome other than ok."""
     waited: int
-    """Requests that found all clients busy at their arrival."""
+    """Number of requests that found all clients busy when they arrived."""
     requests_per_s: float
     """Completed requests per second."""
     prompt_tokens: int
     output_tokens: int
     output_tokens_per_s: float
     without_usage: int
-    """Completed requests without a token count."""
+    """Number of completed requests without a token count."""
     tokens_per_forward: float | None
     """Tokens divided by forwards, over the replies that report this ratio."""
     retry_after_s: Spread | None
@@ -83,9 +83,9 @@ class Summary:
 
 def summarize(records: Sequence[RequestRecord], slo: RequestSlo | None) -> Summary:
     """Return the summary of the records, of which there may be none."""
-    done = [record for record in records if record.outcome is RequestOutcome.OK]
+    completed = [record for record in records if record.outcome is RequestOutcome.OK]
     duration_s = max((record.end_s for record in records), default=0.0)
-    output_tokens = sum(record.completion_tokens or 0 for record in done)
+    output_tokens = sum(record.completion_tokens or 0 for record in completed)
     retries_s = [record.retry_after_s for record in records if record.retry_after_s is not None]
     counts = Counter(record.outcome for record in records)
     return Summary(
@@ -93,14 +93,14 @@ def summarize(records: Sequence[RequestRecord], slo: RequestSlo | None) -> Summa
         requests={outcome.value: counts[outcome] for outcome in RequestOutcome if counts[outcome]},
         errors={record.outcome.value: record.error for record in reversed(records) if record.error},
         waited=sum(record.waited for record in records),
-        requests_per_s=_rate(len(done), duration_s),
-        prompt_tokens=sum(record.prompt_tokens or 0 for record in done),
+        requests_per_s=_rate(len(completed), duration_s),
+        prompt_tokens=sum(record.prompt_tokens or 0 for record in completed),
         output_tokens=output_tokens,
         output_tokens_per_s=_rate(output_tokens, duration_s),
-        without_usage=sum(record.completion_tokens is None for record in done),
-        tokens_per_forward=_tokens_per_forward(done),
+        without_usage=sum(record.completion_tokens is None for record in completed),
+        tokens_per_forward=_tokens_per_forward(completed),
         retry_after_s=spread(retries_s) if retries_s else None,
-        latency_ms=latencies(done),
+        latency_ms=latencies(completed),
         goodput=None if slo is None else goodput(records, slo, duration_s),
     )
 
@@ -112,15 +112,15 @@ def goodput(records: Iterable[RequestRecord], slo: RequestSlo, duration_s: float
     return Goodput(requests_per_s=_rate(good, duration_s), fraction=good / len(ended) if ended else 0.0)
 
 
-def latencies(done: Sequence[RequestRecord]) -> Latencies:
+def latencies(completed: Sequence[RequestRecord]) -> Latencies:
     """Return the latencies of completed requests."""
-    arrived = [record for record in done if record.scheduled_s is not None]
+    arrived = [record for record in completed if record.scheduled_s is not None]
     return Latencies(
-        ttft=distribution_ms(record.ttft_s for record in done),
+        ttft=distribution_ms(record.ttft_s for record in completed),
         ttft_arrival=distribution_ms(record.ttft_due_s for record in arrived),
-        tpot=distribution_ms(record.tpot_s for record in done),
-        chunk_gap=distribution_ms(gap for record in done for gap in record.chunk_gaps_s),
-        e2e=distribution_ms(record.e2e_s for record in done),
+        tpot=distribution_ms(record.tpot_s for record in completed),
+        chunk_gap=distribution_ms(gap for record in completed for gap in record.chunk_gaps_s),
+        e2e=distribution_ms(record.e2e_s for record in completed),
         delay=distribution_ms(record.delay_s for record in arrived),
     )
 
@@ -141,8 +141,8 @@ def distribution_ms(seconds: Iterable[float | None]) -> Distribution | None:
     )
 
 
-def _tokens_per_forward(done: Iterable[RequestRecord]) -> float | None:
-    counts = [(record.completion_tokens, record.tokens_per_forward) for record in done]
+def _tokens_per_forward(completed: Iterable[RequestRecord]) -> float | None:
+    counts = [(record.completion_tokens, record.tokens_per_forward) for record in completed]
     pairs = [(tokens, rate) for tokens, rate in counts if tokens and rate]
     return sum(tokens for tokens, _ in pairs) / sum(tokens / rate for tokens, rate in pairs) if pairs else None
 

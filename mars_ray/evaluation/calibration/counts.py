@@ -26,7 +26,7 @@ class CalibrationCounts:
     tokens: int
     forwards: int
     agreed: int
-    """Tokens that autoregressive decoding would also choose after the same prefix."""
+    """Number of tokens that autoregressive decoding would also choose after the same prefix."""
     right: int
     """Number of correct answers; 0 if the prompts have no verifier."""
 

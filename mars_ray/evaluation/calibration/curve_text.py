@@ -22,9 +22,9 @@ def curve_row(point: CalibrationPoint) -> tuple[str, ...]:
 
 def print_curve(points: Sequence[CalibrationPoint], title: str) -> None:
     """Print the points as a table, with the number and source of the examples."""
-    first = points[0]
-    samples = f"{first.seeds} samples" if first.seeds > 1 else "1 sample, so no spread"
-    table = Table(title=title, caption=f"{first.examples} examples of {first.data} in {samples}")
+    point = points[0]
+    samples = f"{point.seeds} samples" if point.seeds > 1 else "1 sample, so no spread"
+    table = Table(title=title, caption=f"{point.examples} examples of {point.data} in {samples}")
     for name in CURVE_HEAD:
         table.add_column(name, justify="right")
     for point in points:

@@ -45,7 +45,7 @@ def heldout_examples(per_family: int, seed: int) -> list[TaskExample]:
 
 
 def file_prompts(path: AnyPath, per_sample: int | None, samples: int) -> list[CalibrationPrompt]:
-    """Deal the prompts of a file to the samples in turn: `per_sample` to each, or all prompts if it is None.
+    """Deal the prompts of a file to the samples in turn: `per_sample` to each, or all if `per_sample` is None.
 
     Raises `DataError` if the file has a bad record or fewer prompts than samples.
     """

@@ -103,7 +103,7 @@ def prepare_evaluation(options: EvaluateOptions) -> PreparedEvaluation:
 def keep_plan(prepared: PreparedEvaluation) -> None:
     """Write the plan of a new evaluation, or compare it with the plan of the run that is resumed.
 
-    Raises `ConfigError` that names the first difference from the plan of an earlier run that has answers, and
+    Raises a `ConfigError` that names the first difference from the plan of an earlier run that has answers, and an
     `OutputError` for a folder with other files.
     """
     folder = prepared.folder

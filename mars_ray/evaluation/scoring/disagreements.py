@@ -55,17 +55,17 @@ def disagreements(
 ) -> dict[str, list[Disagreement]]:
     """Return examples by setting; settings without any are left out."""
     questions = [question for task in tasks for question in task.questions]
-    chosen = {setting: _choose(scores, setting) for setting in settings if setting != AR.name}
+    indices = {setting: _choose(scores, setting) for setting in settings if setting != AR.name}
     ids = {
         row_id(questions[number], name)
-        for setting, numbers in chosen.items()
+        for setting, numbers in indices.items()
         for number in numbers
         for name in (setting, AR.name)
     }
     rows = {row["id"]: row for batch in read_answers(folder, ids) for row in batch} if ids else {}
     return {
         setting: [_shown(scores, questions[number], number, setting, rows, token_bytes) for number in numbers]
-        for setting, numbers in chosen.items()
+        for setting, numbers in indices.items()
         if numbers
     }
 
@@ -76,12 +76,12 @@ def _choose(scores: Scores, setting: str) -> list[int]:
     ar = scores.settings[AR.name]
     differs = column.answered & ar.answered & (column.key != ar.key)
     change = column.right - ar.right
-    chosen: list[int] = []
+    indices: list[int] = []
     for verdict in (change < 0, change > 0, change == 0):
         by_task = [np.flatnonzero(differs & verdict & (scores.task == task)) for task in range(len(scores.tasks))]
         in_turns = chain.from_iterable(zip_longest(*(numbers[:EXAMPLES] for numbers in by_task)))
-        chosen += [int(number) for number in in_turns if number is not None]
-    return chosen[:EXAMPLES]
+        indices += [int(number) for number in in_turns if number is not None]
+    return indices[:EXAMPLES]
 
 
 def _shown(

@@ -65,8 +65,8 @@ def _paired(
 
 
 def _mean_over_tasks(values: NDArray[np.int8], in_tasks: Sequence[Selection], selection: Selection) -> float:
-    chosen = [in_task & selection for in_task in in_tasks]
-    return float(np.mean([values[examples].mean() for examples in chosen if examples.any()]))
+    selections = [in_task & selection for in_task in in_tasks]
+    return float(np.mean([values[examples].mean() for examples in selections if examples.any()]))
 
 
 def stops_of(scores: Scores, setting: str) -> tuple[int, ...]:

@@ -93,7 +93,7 @@ def judge(program: dict[str, Any], calls: IO[str], values: IO[str]) -> None:
 
 
 def encoded(value: Any) -> Any:
-    """Return a value made of built-in types, or of their subclasses, as values that JSON can hold."""
+    """Convert a value of built-in types, or of their subclasses, to values that JSON can represent."""
     if value is None or isinstance(value, bool):
         return value
     for plain in (int, float, str):
@@ -112,7 +112,7 @@ def encoded(value: Any) -> Any:
 
 
 def decoded(value: Any) -> Any:
-    """Return the value that `encoded` was called with."""
+    """Convert a result of `encoded` back to the original value."""
     if not isinstance(value, list):
         return value
     name, *parts = value

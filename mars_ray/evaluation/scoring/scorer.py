@@ -93,23 +93,23 @@ class Scorer:
         pairs = [(prompts[question.name], tuple(row["token_ids"])) for question, row in answers]
         keys = [cache_key("agreed", *pair) for pair in pairs]
         # Compare each distinct answer only once, because most settings give the same answer.
-        new: dict[str, tuple[Tokens, Tokens]] = {
+        uncached: dict[str, tuple[Tokens, Tokens]] = {
             key: pair for key, pair in zip(keys, pairs, strict=True) if key not in self.cache
         }
-        if new:
+        if uncached:
             model = self.checkpoint.loaded
-            counts = agreed_tokens(model.network, list(new.values()), model.mask_id, progress, done)
-            self.cache.add(zip(new, counts, strict=True))
+            counts = agreed_tokens(model.network, list(uncached.values()), model.mask_id, progress, done)
+            self.cache.add(zip(uncached, counts, strict=True))
         return [self.cache[key] for key in keys]
 
 
 def read_answers(folder: Path, ids: Collection[str] | None = None) -> Iterator[list[Row]]:
     """Yield the rows of the shards in batches; if `ids` is given, only the rows with these ids."""
-    wanted = None if ids is None else ds.field("id").isin(list(ids))
+    id_filter = None if ids is None else ds.field("id").isin(list(ids))
     shards = ds.dataset(folder)
     if not shards.files:  # nothing was answered, so the columns are unknown
         return
-    for batch in shards.to_batches(columns=COLUMNS, filter=wanted, batch_size=BATCH_ROWS):
+    for batch in shards.to_batches(columns=COLUMNS, filter=id_filter, batch_size=BATCH_ROWS):
         if batch.num_rows:
             yield batch.to_pylist()
 

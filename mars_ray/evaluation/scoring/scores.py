@@ -23,7 +23,7 @@ class ScoredAnswer:
     tokens: int
     forwards: int
     agreed: int
-    """Tokens that autoregressive decoding would also choose."""
+    """Number of tokens that autoregressive decoding would also choose."""
     key: bytes
     """Hash of the tokens, `KEY_BYTES` bytes long."""
     accepted_lengths: Sequence[int]

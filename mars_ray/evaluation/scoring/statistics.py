@@ -28,8 +28,8 @@ def bootstrap_interval(groups: Sequence[NDArray[np.int8]]) -> tuple[float, float
     means = np.zeros(RESAMPLES)
     for group in groups:
         values, counts = np.unique(group, return_counts=True)
-        drawn = rng.multinomial(len(group), counts / len(group), size=RESAMPLES)
-        means += drawn @ values / len(group)
+        samples = rng.multinomial(len(group), counts / len(group), size=RESAMPLES)
+        means += samples @ values / len(group)
     tail = (1 - COVERED) / 2
     low, high = np.quantile(means / len(groups), [tail, 1 - tail])
     return float(low), float(high)

@@ -36,7 +36,7 @@ class Referenced:
 def read_references(path: AnyPath, match: str) -> list[Referenced]:
     """Read all records; `match` applies to records that have none.
 
-    Raises `ConfigError` for an unknown match, and `DataError` naming the first unusable record.
+    Raises a `ConfigError` for an unknown match, and a `DataError` that names the first unusable record.
     """
     if match not in FILE_MATCHES:
         raise ConfigError(f"match is {match!r}, must be one of {', '.join(FILE_MATCHES)}.")

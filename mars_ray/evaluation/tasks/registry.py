@@ -121,8 +121,8 @@ def _family(name: str, options: TaskOptions) -> Task:
     seen: set[str] = set()
     for seed in range(options.seeds):
         # Some families have few distinct prompts, so each sample leaves out the prompts of earlier samples.
-        new = (example for example in examples(FAMILIES[name], "heldout", seed) if example.prompt not in seen)
-        sample = list(islice(new, count))
+        unseen = (example for example in examples(FAMILIES[name], "heldout", seed) if example.prompt not in seen)
+        sample = list(islice(unseen, count))
         if len(sample) < count:
             raise ConfigError(
                 f"{name} has {len(seen) + len(sample):,} held-out examples, too few for {options.seeds} samples of "
