@@ -52,7 +52,7 @@ def interleaved(
 ) -> dict[str, list[SampleT]]:
     """Run every candidate once per round, and return `repeats` samples of each candidate.
 
-    One more round at the start warms up. Round r begins with candidate r mod n, so the order changes between rounds.
+    An extra first round is a warm-up. Round r begins with candidate r mod n, so the order changes between rounds.
     """
     names = list(candidates)
     samples: dict[str, list[SampleT]] = {name: [] for name in names}

@@ -17,7 +17,7 @@ from mars_ray.storage.private import private_folder
 from mars_ray.usable_cpus import usable_cpus
 
 TEMPORARY_LENGTH = 36
-"""Maximum length of the folder's path, so that Ray's socket paths below it have at most 107 characters."""
+"""Maximum length of the temporary folder's path, so that Ray's socket paths in it have at most 107 characters."""
 
 
 def connect() -> None:
@@ -66,7 +66,7 @@ def _sigterm_kept() -> Iterator[None]:
         return
     try:
         yield
-    except SystemExit:  # Ray's handler raised it for a SIGTERM
+    except SystemExit:  # raised by Ray's handler of SIGTERM
         handler(signal.SIGTERM, None)
         raise
     finally:

@@ -25,7 +25,7 @@ NAMESPACE = "mars-ray"
 def kv_get(key: str) -> bytes | None:
     """Return an entry of the key-value store of the cluster's head, or None.
 
-    Entries outlive actors, as the overrides of operators must. Ray has no public interface to the store.
+    Entries outlive actors, as overrides set by operators must. Ray has no public interface to the store.
     """
     from ray.experimental.internal_kv import _internal_kv_get
 
@@ -139,8 +139,8 @@ def fresh_request_id() -> Iterator[None]:
 
     Normally a handle call takes its internal request id from the context, so two calls for one HTTP request have the
     same id. Serve's router identifies pending calls by this id alone, so it finds a replica for the first call but
-    searches forever for the second. Serve also uses the id to cancel calls together with their HTTP request, so whoever
-    makes a call here must cancel it.
+    searches forever for the second. Serve also uses the id to cancel calls together with their HTTP request, so a call
+    made within the block must be cancelled by its caller.
     """
     from ray.serve._private.utils import generate_request_id
     from ray.serve.context import _get_serve_request_context, _serve_request_context

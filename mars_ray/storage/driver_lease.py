@@ -45,7 +45,7 @@ class DriverLease:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lease within the block. Raises `OutputError` while another process holds it."""
+        """Hold the lease within the block. Raises `OutputError` if another process holds it."""
         with store_errors(self._path, OutputError, "Cannot write to", "Give another output."):
             self._wait_for_other()
             self._renew()
@@ -62,7 +62,7 @@ class DriverLease:
 
     def _renew_until(self, ended: threading.Event) -> None:
         while not ended.wait(RENEW_S):
-            with suppress(Exception):  # code that writes results reports errors of the store
+            with suppress(Exception):  # writing results reports errors of the store
                 if not self._is_ours():  # this driver was suspended, and another one took over
                     return
                 self._renew()

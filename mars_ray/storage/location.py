@@ -4,7 +4,7 @@ A path becomes a `pathlib.Path`. A URL becomes a `UPath` of universal_pathlib, w
 The client of a store finds credentials and endpoints by itself: `AWS_ACCESS_KEY_ID` and `AWS_ENDPOINT_URL`, `~/.aws`,
 `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_CONNECTION_STRING`, or fsspec's configuration.
 
-This module uses fsspec instead of `pyarrow.fs`, because fsspec can create an object only if it does not exist.
+This module uses fsspec instead of `pyarrow.fs`, because fsspec can create an object on condition that none exists.
 """
 
 from collections.abc import Iterator

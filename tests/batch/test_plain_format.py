@@ -235,7 +235,7 @@ def test_a_template_makes_the_prompt_from_columns(encoder: ChatEncoder) -> None:
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        ("{{ question }}", r"'question' is undefined. Its columns are \['empty', 'title'\]"),
+        ("{{ question }}", r"'question' is undefined. The row's columns are \['empty', 'title'\]"),
         ("{% if question %}x{% endif %}", "'question' is undefined"),
         ("{{ title.missing }}", "no attribute 'missing'"),
         ("{{ empty }}", "null"),

@@ -6,7 +6,7 @@ Out:   `rows/part-*` with each answered row once, `errors.jsonl` (in a store `er
 Never: loses a result after `take` has returned, or lets two jobs write.
 
 A row is done once it is in the ledger or, for an output in a store, in the log of the job. Its records then move to
-shards of `ROWS_PER_SHARD` records. They are removed from the ledger after their shard is written; if the driver is
+shards of `ROWS_PER_SHARD` records. Records are removed from the ledger after their shard is written; if the driver is
 killed in between, the same records are written to the same shard again. In a store, the name of the errors file has the
 number of the last event in the log. The file is never overwritten; otherwise a driver that has lost its job could
 replace the file of its successor.

@@ -2,7 +2,7 @@
 
 In:    events of a job: a driver begins, results arrive, records are written to files, errors are forgotten.
 Out:   the same events in the same order, for the next driver of the job, on any machine.
-Never: appends an event of a driver after another driver has begun.
+Never: appends an event from one driver after another driver has begun.
 
 An object is created only if it does not exist, so if two drivers append an event with the same number, one of them
 fails. HDFS, and S3 servers that ignore `If-None-Match`, have no conditional writes. Two drivers that write there within

@@ -1,6 +1,6 @@
 """Render the report of a generate job as one self-contained HTML file.
 
-Rows, reasons and settings are escaped. The page's Content-Security-Policy forbids network requests and other scripts.
+Rows, reasons and settings are escaped. The page's Content-Security-Policy forbids requests and scripts not in the file.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from mars_ray.web.chart import Axis, Chart
 from mars_ray.web.report import render
 
 POINTS = 60
-"""Maximum number of points in a chart over time. Time spans are joined until this number is reached."""
+"""Maximum number of points in a chart over time. If there are more, neighbouring time spans are joined."""
 SPAN_S = 10.0
 """Minimum time span in seconds. All tokens of a row count at its end, so shorter spans would show bursts."""
 SPANS = 4
@@ -37,7 +37,7 @@ def job_page(report: JobReport) -> str:
 
 
 def _over_time(pace: Sequence[PacePoint]) -> list[Chart]:
-    """Return charts of speed and threshold over time. The unit of time is the largest that gives at least two units."""
+    """Return charts of speed and threshold over time, in hours from two hours on, in minutes or in seconds."""
     joined = list(_joined(pace))
     if not joined:
         return []

@@ -151,7 +151,7 @@ class DecoderPool:
             self._blocks[number] += 1
             try:
                 async with self._turns[number].turn(alone=alone):
-                    if number in self._up:  # the decoder may have died meanwhile
+                    if number in self._up:  # the decoder may have died in the meantime
                         return await getattr(self._decoders[number], method).remote(rows, row_format)
             except RayActorError as error:
                 if number in self._up:

@@ -28,7 +28,7 @@ from mars_ray.errors import (
 )
 
 CONNECT_RETRIES = 5
-"""Number of times that connecting to the endpoint is retried at the start, over some seconds."""
+"""Maximum number of retries to connect to the endpoint at the start, over some seconds."""
 PATIENCE_S = 600.0
 """Seconds without any answer after which the stage gives up on the endpoint."""
 PAUSE_S = 1.0
@@ -37,7 +37,7 @@ FAILURES = 3
 """Number of times that the endpoint may fail with a row before the row gets an error."""
 RETRIED_STATUSES = frozenset({408, 409, 429, 502, 503, 504})
 RETRIED_ERRORS = (QueueFullError, UnavailableError, ReplicaLostError)
-"""Errors of a Serve application after which a request is sent again, as after `RETRIED_STATUSES` over HTTP."""
+"""Errors of a Serve application after which a request is sent again, as after the HTTP `RETRIED_STATUSES`."""
 
 Complete = Callable[[dict[str, Any]], Awaitable[ChatCompletion]]
 
@@ -82,7 +82,7 @@ class EndpointRows:
             return refusal_of(key, str(error))
 
     async def _answer(self, complete: Complete, body: dict[str, Any]) -> ChatCompletion:
-        """Send a request, again and again while the endpoint has no room, and return the answer."""
+        """Send a request, repeat it while the endpoint has no room, and return the answer."""
         failures = 0
         after_s = PAUSE_S
         while True:

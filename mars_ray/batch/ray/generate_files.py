@@ -42,9 +42,9 @@ from mars_ray.ray_cluster import connect
 from mars_ray.ray_private import pass_arguments_by_value
 
 READ_BYTES = 4 << 20
-"""Maximum size of a block to read. With Ray's 128 MiB, workers would wait until most of the input has been read."""
+"""Maximum size of a block to read. With Ray's default, 128 MiB, workers would wait until most of the input is read."""
 NO_PROGRESS_S = 24 * 3600
-"""Seconds without a finished block after which Ray stops. Ray's 30 minutes are too short for a 7B model on CPUs."""
+"""Seconds without a finished block after which Ray stops. Its default, 30 minutes, is too short for 7B on CPUs."""
 
 
 def generate_files(options: GenerateOptions) -> JobReport:

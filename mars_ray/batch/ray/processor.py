@@ -67,7 +67,7 @@ def build_processor(
 
 
 class _EngineStage:
-    """Stage that answers with engines, which stages with equal engine settings share."""
+    """Stage that answers with engines. Stages with equal engine settings share the engines."""
 
     def __init__(self, config: ProcessorConfig) -> None:
         self._config = config

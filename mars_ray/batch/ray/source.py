@@ -52,7 +52,7 @@ class InputRows:
 
 
 def read_undone_rows(rows: InputRows, rows_per_block: int) -> ray.data.Dataset:
-    """Return a dataset of the rows to answer. One task on this machine reads them, which has the files."""
-    # A row id depends on all rows before it, so a single task reads. Reading and cutting request no CPU, because the
+    """Return a dataset of the rows to answer. One task on this machine reads the rows, because the files are here."""
+    # A row id depends on all rows before it, so a single task reads. Reading and splitting request no CPU, because the
     # workers have taken all CPUs.
     return cut_without_cpu(read_stream(rows.tables, rows.paths, rows_per_block, here=True))

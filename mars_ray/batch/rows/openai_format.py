@@ -1,10 +1,10 @@
-"""Row format of OpenAI batch files, with the same answers as from our endpoint.
+"""Row format of OpenAI batch files. Answers are the same as from our endpoint.
 
 An input line is {"custom_id", "method", "url", "body"}, its output line {"id", "custom_id", "response", "error"}.
 For a body that the endpoint would reject, the response holds the endpoint's status and error. For any other failure,
 the output line has an error and no response. Bodies follow the rules of the endpoint, but they may name any model.
 
-Format: OpenAI API reference, "The request input object" and "The request output object" of batches.
+Source of the format: OpenAI API reference, "The request input object" and "The request output object" of batches.
 """
 
 import hashlib
@@ -150,7 +150,7 @@ class OpenAIBatchFormat:
         return _line(id, openai_id(raw), None, {"code": code, "message": str(error)})
 
     def _prompt(self, body: ChatCompletionRequest | CompletionRequest) -> tuple[list[int], str]:
-        """Return the token ids of the prompt, and the text to show for it."""
+        """Return the prompt as token ids, and as text to show in the output."""
         if isinstance(body, ChatCompletionRequest):
             texts = [text_of(message) for message in body.messages if message.role == "user"]
             return self._encoder.prompt(template_messages(body.messages)), (texts or [text_of(body.messages[-1])])[-1]

@@ -73,7 +73,7 @@ class RowIdAssigner:
         )
 
     def _count(self, key: bytes) -> int:
-        """Count one more row with this key, and return the number of rows counted for it."""
+        """Count a row with this key, and return how many rows with the key have been counted so far."""
         [(times,)] = self._seen.execute(
             "INSERT INTO seen VALUES (?, 1) ON CONFLICT DO UPDATE SET times = times + 1 RETURNING times", (key,)
         )

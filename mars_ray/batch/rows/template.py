@@ -58,7 +58,7 @@ class PromptTemplate:
             raise
         except Exception as error:  # a template is a program and may raise anything
             raise BadRecordError(
-                f"the template cannot be filled: {error}. Its columns are {shortened(sorted(columns))}",
+                f"the template cannot be filled: {error}. The row's columns are {shortened(sorted(columns))}",
                 missing=(error.column,) if isinstance(error, _MissingColumnError) else (),
             ) from error
         return prompt

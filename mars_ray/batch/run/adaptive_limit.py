@@ -14,7 +14,7 @@ FIRST = 8
 
 
 class AdaptiveLimit:
-    """Hands out turns to send a request, at most `maximum` at a time. Not thread-safe."""
+    """Hands out turns, each of which allows one request, at most `maximum` at a time. Not thread-safe."""
 
     def __init__(self, maximum: int) -> None:
         self._maximum = maximum

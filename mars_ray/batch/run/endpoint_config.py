@@ -41,7 +41,7 @@ class EndpointProcessorConfig:
     """Put the error of a row into the column `error` and skip `postprocess` for it, instead of ending the job."""
 
     def check(self) -> None:
-        """Raise a `ConfigError` if a value is out of range, or if not exactly one of `url` and `app` is set."""
+        """Raise a `ConfigError` if a value is out of range, or unless exactly one of `url` and `app` is set."""
         if (self.url is None) == (self.app is None):
             raise ConfigError("give either url or app, to name the endpoint.")
         if self.concurrency < 1 or self.batch_size < 1:

@@ -37,7 +37,6 @@ class EnginePlan:
     threads: int
     """Number of threads that suits the model on a CPU."""
     control: ControlPlan
-    """Settings of the controller."""
 
     def spec(self, threads: int) -> EngineSpec:
         """Return the engine settings of a worker with this number of threads."""

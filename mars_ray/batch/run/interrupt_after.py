@@ -22,7 +22,7 @@ class InterruptAfter:
         self._thread = ThreadPoolExecutor(1)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Return the result of `work`. Raises `TimeoutError` if it was interrupted. Native code is not interrupted."""
+        """Run `work` and return its result. Raises `TimeoutError` if interrupted. Native code is not interrupted."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._limited, work)
 
     def _limited(self, work: Callable[[], T]) -> T:

@@ -98,7 +98,7 @@ class Job:
             done=self._done,
             total=self._total,
             errors=self._errors,
-            running=sum(running.values()) if self.left else 0,  # reports lag behind results
+            running=sum(running.values()) if self.left else 0,  # the last reports are outdated
             tokens=max(self._tokens, self._tokens_before + stats.tokens),
             tokens_per_s=rate if rate is not None else tokens.total() / span_s if tokens else None,
             tokens_per_forward=tokens.total() / forwards.total() if forwards.total() else None,

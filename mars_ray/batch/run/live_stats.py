@@ -48,7 +48,7 @@ class LiveStats:
         return dict(self._running)
 
     def tokens_per_s(self, engine: str | None = None) -> float | None:
-        """Return the rate of `engine`, or of all engines without a name. None before the second report of an engine."""
+        """Return the rate of `engine`, or of all engines for None. None before an engine's second report."""
         rates = [_rate(points) for name, points in self._recent.items() if engine in (None, name)]
         measured = [rate for rate in rates if rate is not None]
         return sum(measured) if measured else None

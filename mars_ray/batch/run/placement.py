@@ -1,8 +1,8 @@
 """Choose the number of workers of a job, and the node and the CPUs of each worker.
 
-In:    the CPUs and GPUs of each node, the worker options, threads that suit the model, number of rows.
+In:    the CPUs and GPUs of each node, the worker options, the threads that suit the model, and the number of rows.
 Out:   a node and a number of CPUs for each worker.
-Never: keeps a CPU back, because the tasks that read and pass on rows request no CPU from Ray.
+Never: reserves a CPU for other tasks, because the tasks that read and pass on rows request no CPU from Ray.
 """
 
 import math
@@ -59,7 +59,7 @@ def place_workers(
         fitting = [name for name in nodes if counts[name] < room[name]]
         if not fitting:
             raise ClusterError(_too_many(nodes, workers, count))
-        # Choose the node that has the most CPUs per worker with one more worker.
+        # Add a worker to the node that then has the most CPUs per worker.
         counts[max(fitting, key=lambda name: free[name] / (counts[name] + 1))] += 1
     max_cpus = 1.0 if workers.gpus or threads == 1 else math.inf
     shares = {name: workers.cpus or min(max_cpus, _share(free[name], count)) for name, count in counts.items() if count}
@@ -76,7 +76,7 @@ def _room(node: NodeResources, free: float, workers: WorkerOptions, threads: int
 
 
 def _share(cpus: float, count: int) -> float:
-    # From one CPU up, a share is whole, because it is the number of threads. Ray counts smaller shares in hundredths.
+    # A share of one CPU or more is whole, because it is the number of threads. Ray counts smaller ones in hundredths.
     return float(cpus // count) if cpus >= count else math.floor(100 * cpus / count) / 100
 
 

@@ -79,7 +79,7 @@ class Worker:
 
     def give_up(self, row_format: RowFormat, row_ids: Sequence[RowId], raws: Sequence[bytes]) -> list[RowResult]:
         """Return error results for rows that killed workers, without parsing the rows."""
-        error = RunError(f"{DEATHS} workers died one after another with this row, the last with it alone")
+        error = RunError(f"{DEATHS} workers died one after another with this row, even when the row ran alone")
         return [self._failed(row_format, row_id, raw, error) for row_id, raw in zip(row_ids, raws, strict=True)]
 
     async def close(self) -> None:
@@ -164,5 +164,5 @@ class Worker:
                     async with aclosing(engine.generate(request, stream=False)) as sequences:
                         return sorted([chunk async for chunk in sequences], key=attrgetter("index"))
                 except ReplicaLostError:
-                    log.warning("the engine died with row %s", row.id)
-        raise ReplicaLostError(f"the engine died {DEATHS} times with this row, the last times with it alone")
+                    log.warning("the engine died while it decoded row %s", row.id)
+        raise ReplicaLostError(f"the engine died {DEATHS} times with this row, even when the row ran alone")
