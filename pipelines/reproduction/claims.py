@@ -1,8 +1,9 @@
-"""Claims of arXiv 2604.07023 and our own, each as a difference that should be positive.
+"""Claims of arXiv 2604.07023 and our own claims, each as a difference that should be positive.
 
-A claim holds when its difference is larger than chance explains: the spread over seeds (t-test, one-sided, 5 %), and of
-accuracies also that over questions, which are the same in all seeds. It does not hold when that is so the other way
-round; otherwise, or from one seed, nobody can tell. So the report asserts the order of things; no test does.
+A claim holds if its difference is significantly above 0, given the spread over seeds (one-sided t-test, 5 %) and, for
+accuracies, also the spread over questions, which are the same in all seeds. It does not hold if its difference is
+significantly below 0. Otherwise, or with one seed, the verdict is "cannot tell". Only the report states these verdicts;
+no test asserts them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,13 +34,13 @@ from pipelines.reproduction.figures import (
     in_batch,
     memory_mib,
     minus,
-    or_none_at_all,
     question_error,
     quotient,
     speedup,
     step_cost,
     tokens_per_forward,
     within,
+    zero_if_none,
 )
 from pipelines.reproduction.recipes import BASE, BLOCKS
 
@@ -55,27 +56,27 @@ MARS_BOTH = "speculative, MARS both"
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim, the published figure, and our difference."""
+    """A claim, the figure in the paper, and our measured difference."""
 
     says: str
     published: str
     """The figure of the paper; empty for our own claims."""
     difference: Figure
     accuracies: tuple[Way, Way] | None = None
-    """The accuracies whose difference it is."""
+    """The two accuracies that `difference` compares, if it compares accuracies."""
 
 
 def verdict(claim: Claim, seeds: Sequence[Json]) -> Verdict:
     """Return the verdict on a claim."""
-    found = [value for value in map(claim.difference, seeds) if value is not None]
-    if len(found) < len(seeds) or len(found) < 2:
+    differences = [value for value in map(claim.difference, seeds) if value is not None]
+    if len(differences) < len(seeds) or len(differences) < 2:
         return "cannot tell"
-    of_seeds = t.ppf(SURE, len(found) - 1) * stdev(found) / sqrt(len(found))
-    of_questions = norm.ppf(SURE) * question_error(seeds, *claim.accuracies) if claim.accuracies else 0.0
-    chance = hypot(of_seeds, of_questions)
-    if fmean(found) > chance:
+    by_seeds = t.ppf(SURE, len(differences) - 1) * stdev(differences) / sqrt(len(differences))
+    by_questions = norm.ppf(SURE) * question_error(seeds, *claim.accuracies) if claim.accuracies else 0.0
+    chance = hypot(by_seeds, by_questions)
+    if fmean(differences) > chance:
         return "holds"
-    return "does not hold" if fmean(found) < -chance else "cannot tell"
+    return "does not hold" if fmean(differences) < -chance else "cannot tell"
 
 
 def claims() -> Iterator[Claim]:
@@ -85,8 +86,8 @@ def claims() -> Iterator[Claim]:
     yield from _decoding()
 
 
-def _accuracy(says: str, published: str, one: Way, other: Way, bound: float = 0.0) -> Claim:
-    return Claim(says, published, minus(accuracy(one), accuracy(other), bound), (one, other))
+def _accuracy(says: str, published: str, better: Way, worse: Way, bound: float = 0.0) -> Claim:
+    return Claim(says, published, minus(accuracy(better), accuracy(worse), bound), (better, worse))
 
 
 def _mars(block: int) -> Way:
@@ -154,10 +155,10 @@ def _thresholds() -> Iterator[Claim]:
 
     def alike(seed: Json) -> float | None:
         reached = [at_equal_accuracy("mars-8", FAR_LESS, metric)(seed) for metric in METRICS]
-        known = [each for each in reached if each is not None]
-        return 1.1 - max(known) / min(known) if len(known) == len(METRICS) else None
+        speeds = [speed for speed in reached if speed is not None]
+        return 1.1 - max(speeds) / min(speeds) if len(speeds) == len(METRICS) else None
 
-    yield Claim("The three metrics reach alike at -5 points, within a tenth", "similar", alike)
+    yield Claim("The three metrics reach the same tokens per forward at -5 points, within a tenth", "similar", alike)
 
 
 def _decoding() -> Iterator[Claim]:
@@ -173,7 +174,7 @@ def _decoding() -> Iterator[Claim]:
             above(speedup(block_cache(batch), in_batch("generate", batch)), 1),
         )
     yield Claim(
-        "and gains less at batch 16 than at 4, where rows wait for more others",
+        "and gains less at batch 16 than at 4, because rows wait for more other rows",
         "1.34 x against 1.71 x",
         minus(
             speedup(block_cache("4"), in_batch("generate", "4")),
@@ -223,30 +224,30 @@ def ours() -> Iterator[Claim]:
             above(speedup(in_batch(f"threshold {AT}", batch), in_batch("ar", batch)), 1),
         )
     for batch in ("4", "16"):
-        for way, said in ((f"threshold {AT}", "compiled"), (f"threshold {AT}, eager", "eager, as the cache is")):
+        for way, kind in ((f"threshold {AT}", "compiled"), (f"threshold {AT}, eager", "eager like the cache")):
             yield Claim(
-                f"The engine, {said}, is faster than the best block cache, batch {batch}",
+                f"The engine, {kind}, is faster than the best block cache, batch {batch}",
                 "",
                 above(speedup(in_batch(way, batch), block_cache(batch)), 1),
             )
-    for recipe, other, about in (
+    for recipe, baseline, about in (
         ("random-8", "mars-8", "random block phase, B = 8"),
         ("decay-8", "mars-8", "loss weights by offset"),
-        ("distill-8", "mars-8", "the clean stream teaches"),
+        ("distill-8", "mars-8", "the clean stream as teacher"),
         ("own-8", "mars-8", "self-distilled targets"),
         ("random-16", "mars-16", "random block phase, B = 16"),
-        ("distill-16", "random-16", "the clean stream teaches, B = 16"),
+        ("distill-16", "random-16", "the clean stream as teacher, B = 16"),
         ("growth-16", "random-16", "blocks that grow to 16"),
     ):
         yield Claim(
-            f"`{recipe}` ({about}): more tokens per forward at -5 points than `{other}`",
+            f"`{recipe}` ({about}): more tokens per forward at -5 points than `{baseline}`",
             "",
-            minus(or_none_at_all(at_equal_accuracy(recipe, FAR_LESS)), at_equal_accuracy(other, FAR_LESS)),
+            minus(zero_if_none(at_equal_accuracy(recipe, FAR_LESS)), at_equal_accuracy(baseline, FAR_LESS)),
         )
 
     def gain(seed: Json) -> float | None:
         best, paper = (at_equal_accuracy(name, LESS)(seed) for name in ("best", "mars-8-long"))
-        # B = 4 can give no more than 4, however long it is trained.
+        # 4 is the maximum with B = 4, however long the training takes.
         return None if best is None else best / max(4.0, paper or 0.0)
 
     yield Claim(

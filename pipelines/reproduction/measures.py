@@ -1,6 +1,6 @@
-"""Measurements of the trained models: curves by threshold, the decoders of other papers, caches.
+"""Measure the trained models: curves by threshold, the decoders of other papers, caches.
 
-Every function returns JSON: rows by name, each with its figures. All decode greedily, on the same held-out prompts.
+Each function returns figures by name as JSON. All measurements decode greedily and use the same held-out prompts.
 """
 
 import time
@@ -41,26 +41,26 @@ from pipelines.reproduction.training import HEADS_FILE, peak_memory
 
 THRESHOLDS = (0.99, 0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
 ENTROPIES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.4)
-"""Thresholds of entropy in nats."""
+"""Thresholds of entropy, in nats."""
 MAX_TOKENS = 96
 SAMPLING = SamplingParams(max_tokens=MAX_TOKENS)
 QUESTIONS_SEED = 100
 """Seed of the questions, the same for every seed of training."""
 THRESHOLD = 0.95
 DRAFTS = 4
-"""Drafts per round of speculative decoding."""
+"""Number of drafts per round of speculative decoding."""
 BATCHES = (1, 4, 16)
 ROUNDS = 3
-"""Timed rounds, after one that warms up."""
+"""Number of timed rounds, after one warm-up round."""
 
 
 def questions(per_family: int) -> list[CalibrationPrompt]:
-    """Return held-out questions, the same number for each family."""
+    """Return held-out questions, the same number for every family."""
     return family_prompts(per_family, range(QUESTIONS_SEED, QUESTIONS_SEED + 1))
 
 
 def curve(model: Path, per_family: int) -> Json:
-    """Return one row for autoregressive decoding, and where the model has a block, one for each threshold."""
+    """Return a row for autoregressive decoding and, if the model has a block, a row for each threshold."""
     checkpoint = load_checkpoint(model)
     decodes = {"ar": DecodeParams(mode=Mode.AR)}
     if checkpoint.card is not None and checkpoint.card.block is not None:
@@ -69,7 +69,7 @@ def curve(model: Path, per_family: int) -> Json:
 
 
 def metrics(model: Path, per_family: int) -> Json:
-    """Return one row for each metric and threshold; see `method.metric`."""
+    """Return a row for each metric and threshold; see `method.metric`."""
     decodes = {
         f"{metric.value} {threshold:g}": DecodeParams(threshold=threshold, metric=metric)
         for metric in Metric
@@ -78,12 +78,12 @@ def metrics(model: Path, per_family: int) -> Json:
     return _rows(load_checkpoint(model), decodes, questions(per_family))
 
 
-def _rows(checkpoint: Checkpoint, decodes: Mapping[str, DecodeParams], asked: Sequence[CalibrationPrompt]) -> Json:
-    counts = count_answers(checkpoint, asked, list(decodes.values()), SAMPLING)
+def _rows(checkpoint: Checkpoint, decodes: Mapping[str, DecodeParams], prompts: Sequence[CalibrationPrompt]) -> Json:
+    counts = count_answers(checkpoint, prompts, list(decodes.values()), SAMPLING)
     rows = {}
-    for name, of_way in zip(decodes, counts, strict=True):
-        total = total_of(of_way)
-        rows[name] = figures(asked, [bool(each.right) for each in of_way]) | {
+    for name, answers in zip(decodes, counts, strict=True):
+        total = total_of(answers)
+        rows[name] = figures(prompts, [bool(answer.right) for answer in answers]) | {
             "tokens": total.tokens,
             "tokens_per_forward": total.tokens_per_forward,
             "agreement": total.agreement,
@@ -91,30 +91,30 @@ def _rows(checkpoint: Checkpoint, decodes: Mapping[str, DecodeParams], asked: Se
     return rows
 
 
-def figures(asked: Sequence[CalibrationPrompt], right: Sequence[bool]) -> Json:
+def figures(prompts: Sequence[CalibrationPrompt], right: Sequence[bool]) -> Json:
     """Return the accuracy, averaged over families, and the verdict on each question."""
-    of_family: dict[str, list[bool]] = {name: [] for name in FAMILIES}
-    for prompt, each in zip(asked, right, strict=True):
-        assert prompt.example is not None  # they are of the families
-        of_family[prompt.example.family].append(each)
-    by_family = {name: fmean(each) for name, each in of_family.items()}
+    verdicts: dict[str, list[bool]] = {name: [] for name in FAMILIES}
+    for prompt, verdict in zip(prompts, right, strict=True):
+        assert prompt.example is not None  # all prompts belong to families
+        verdicts[prompt.example.family].append(verdict)
+    by_family = {name: fmean(of_family) for name, of_family in verdicts.items()}
     return {
         "accuracy": fmean(by_family.values()),
         "by_family": by_family,
-        "examples": len(asked),
-        "right": "".join(str(int(each)) for each in right),
+        "examples": len(prompts),
+        "right": "".join(str(int(verdict)) for verdict in right),
     }
 
 
 def diffusion(model: Path, block: int, per_family: int) -> Json:
-    """Return a row for each threshold, and one for a token a forward."""
+    """Return a row for each threshold, and a row for one token per forward."""
     checkpoint = load_checkpoint(model)
-    asked = questions(per_family)
+    prompts = questions(per_family)
     thresholds = {"one at a time": 1.0} | {f"{threshold:g}": threshold for threshold in THRESHOLDS}
     return {
         name: decoded(
             checkpoint,
-            asked,
+            prompts,
             partial(decode_block_diffusion, checkpoint.network, block=block, threshold=threshold),
         )
         for name, threshold in thresholds.items()
@@ -122,9 +122,9 @@ def diffusion(model: Path, block: int, per_family: int) -> Json:
 
 
 def baselines(models: Mapping[str, Path], per_family: int) -> Json:
-    """Return a row for each decoder, one prompt after the other, in turns, with the seconds of each round."""
+    """Return a row per decoder, with the seconds of each round. Decoders alternate, and decode one prompt at a time."""
     loaded = {name: load_checkpoint(path) for name, path in models.items() if name != "medusa"}
-    networks = {name: each.network for name, each in loaded.items()}
+    networks = {name: checkpoint.network for name, checkpoint in loaded.items()}
     ar = networks["ar"]
     mars = networks["mars-4"]
     draft = networks["draft-ar"]
@@ -142,23 +142,23 @@ def baselines(models: Mapping[str, Path], per_family: int) -> Json:
         "engine, exact": by_engine(loaded["mars-8"], DecodeParams(mode=Mode.EXACT, threshold=THRESHOLD)),
         f"engine, threshold {THRESHOLD}": by_engine(loaded["mars-8"], DecodeParams(threshold=THRESHOLD)),
     }
-    asked = questions(per_family)
-    found = dict[str, Json]()
+    prompts = questions(per_family)
+    rows = dict[str, Json]()
 
     def sample(name: str) -> Sample:
-        found[name] = decoded(loaded["ar"], asked, ways[name])
-        forwards = round(found[name]["tokens"] / found[name]["tokens_per_forward"])
-        return Sample(tokens=found[name]["tokens"], seconds=found[name]["seconds"], forwards=forwards)
+        rows[name] = decoded(loaded["ar"], prompts, ways[name])
+        forwards = round(rows[name]["tokens"] / rows[name]["tokens_per_forward"])
+        return Sample(tokens=rows[name]["tokens"], seconds=rows[name]["seconds"], forwards=forwards)
 
-    with ProgressLine("decode in turns", total=len(ways) * (ROUNDS + 1)) as progress:
+    with ProgressLine("decode alternately", total=len(ways) * (ROUNDS + 1)) as progress:
         samples = interleaved({name: partial(sample, name) for name in ways}, ROUNDS, progress)
-    return {name: found[name] | {"seconds": [each.seconds for each in samples[name]]} for name in ways}
+    return {name: rows[name] | {"seconds": [timed.seconds for timed in samples[name]]} for name in ways}
 
 
 def by_engine(checkpoint: Checkpoint, decode: DecodeParams) -> Callable[..., list[BaselineOutput]]:
-    """Return our engine as a decoder that takes one prompt after the other; eager, as the others are.
+    """Return our engine as a decoder of one prompt after the other, eager like the other decoders.
 
-    It always looks as far ahead as the model was trained to: what it would choose itself depends on the clock.
+    The block size is fixed to the size in training, because the size that the engine would choose depends on timing.
     """
     assert checkpoint.card is not None
     decode = replace(decode, block=checkpoint.card.block)
@@ -166,7 +166,7 @@ def by_engine(checkpoint: Checkpoint, decode: DecodeParams) -> Callable[..., lis
     engine = Engine(own, EngineOptions(max_num_seqs=1, compiled=False))
 
     def way(
-        prompts: Sequence[Sequence[int]], *, max_tokens: int, stop_ids: frozenset[int], **_known: int
+        prompts: Sequence[Sequence[int]], *, max_tokens: int, stop_ids: frozenset[int], **_unused: int
     ) -> list[BaselineOutput]:
         engine.clear_cache()
         answers = [BaselineOutput(max_tokens, stop_ids) for _ in prompts]
@@ -184,18 +184,18 @@ def by_engine(checkpoint: Checkpoint, decode: DecodeParams) -> Callable[..., lis
 
 
 def decoded(
-    checkpoint: Checkpoint, asked: Sequence[CalibrationPrompt], way: Callable[..., list[BaselineOutput]]
+    checkpoint: Checkpoint, prompts: Sequence[CalibrationPrompt], way: Callable[..., list[BaselineOutput]]
 ) -> Json:
-    """Return the figures of a decoder."""
+    """Return the figures of the decoder `way`."""
     encoder = ChatEncoder(checkpoint.tokenizer)
-    prompts = [encoder.prompt(each.messages) for each in asked]
+    ids = [encoder.prompt(prompt.messages) for prompt in prompts]
     started_s = time.perf_counter()
-    answers = way(prompts, max_tokens=MAX_TOKENS, stop_ids=checkpoint.stop_ids, mask_id=checkpoint.mask_id)
+    answers = way(ids, max_tokens=MAX_TOKENS, stop_ids=checkpoint.stop_ids, mask_id=checkpoint.mask_id)
     seconds = time.perf_counter() - started_s
     texts = [checkpoint.tokenizer.decode(answer.tokens, skip_special_tokens=True) for answer in answers]
-    right = [is_right(prompt, text) for prompt, text in zip(asked, texts, strict=True)]
+    right = [is_right(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
     tokens = sum(len(answer.tokens) for answer in answers)
-    return figures(asked, right) | {
+    return figures(prompts, right) | {
         "tokens": tokens,
         "tokens_per_forward": tokens / sum(answer.forwards for answer in answers),
         "draft_forwards": sum(answer.draft_forwards for answer in answers),
@@ -204,25 +204,25 @@ def decoded(
 
 
 def caches(model: Path, requests: int) -> Json:
-    """Return the tokens per second of each decoder by batch."""
+    """Return the tokens per second of each decoder, by batch size."""
     torch.set_num_threads(1)
     on = subject(str(model), requests, "float32")
-    found: Json = {}
+    by_batch: Json = {}
     for batch in BATCHES:
         candidates, _ = contenders(on, batch)
         with ProgressLine(f"batch {batch}", total=len(candidates) * (ROUNDS + 1)) as progress:
             samples = interleaved(candidates, ROUNDS, progress)
-        found[str(batch)] = {
-            name: asdict(throughput(each)) | {"samples": [asdict(sample) for sample in each]}
-            for name, each in samples.items()
+        by_batch[str(batch)] = {
+            name: asdict(throughput(rounds)) | {"samples": [asdict(sample) for sample in rounds]}
+            for name, rounds in samples.items()
         }
-    return found
+    return by_batch
 
 
 def memory(recipes: Iterable[Recipe], start: Path, data: Path, seed: int) -> Json:
-    """Return the peak memory of training each recipe, in bytes above that of an idle process."""
-    found: Json = {}
+    """Return the peak memory of training each recipe, in bytes above the memory of an idle process."""
+    by_recipe: Json = {}
     for recipe in recipes:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
-            found[recipe.name] = {"bytes": fresh.submit(peak_memory, recipe, start, data, seed).result()}
-    return found
+            by_recipe[recipe.name] = {"bytes": fresh.submit(peak_memory, recipe, start, data, seed).result()}
+    return by_recipe

@@ -1,8 +1,8 @@
-"""The recipes that are trained, one for each line of the table, all at one budget.
+"""The recipes to train, one for each line of the table, all at one budget.
 
-All but the drafts begin with the AR checkpoint of the bundled model, as MARS begins with an AR checkpoint of the same
-data in the paper, and take one pass of MARS over new examples. What takes a different way spends the same compute in
-another manner, and says how. The answers that `own-8` learns from are not counted.
+All recipes except the drafts start from the AR checkpoint of the bundled model, as MARS in the paper starts from an AR
+checkpoint of the same data. The budget is the compute of one pass of MARS over new examples; recipes that spend it
+differently say so. The compute of the answers that `own-8` is trained on is not counted.
 """
 
 from collections.abc import Iterator
@@ -12,38 +12,38 @@ from typing import Any, Literal
 BLOCKS = (4, 8, 16)
 """The block sizes of the paper."""
 PASS = 1.0
-"""Passes over the data that MARS takes."""
+"""Passes over the data in the budget of MARS."""
 LONG = 4.6
-"""Passes that take as many steps as the bundled model does."""
+"""Passes with the same number of steps as the training of the bundled model."""
 COST = 1.7
 """Cost of a step of MARS, in steps of AR SFT."""
 BASE = "ar"
-"""The recipe that all others begin with: AR SFT itself."""
+"""The recipe that other recipes start from: AR SFT itself."""
 DRAFT = "draft"
-"""A small network with random weights."""
+"""The start of draft models: a small network with random weights."""
 
 Kind = Literal["streams", "diffusion", "medusa"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """One model of each seed."""
+    """Recipe for one model per seed."""
 
     name: str
     about: str
     start: str = BASE
-    """The recipe whose model it begins with, `BASE` or `DRAFT`."""
+    """Recipe whose model training starts from, or `BASE` or `DRAFT`."""
     kind: Kind = "streams"
     objective: dict[str, Any] = field(default_factory=dict)
-    """See `ObjectiveSection`; of diffusion its `block`, of Medusa its `heads`."""
+    """Fields of `ObjectiveSection`; `block` for diffusion, `heads` for Medusa."""
     passes: float = PASS
     learning_rate: float = 1e-3
     own_answers: bool = False
-    """True trains on the answers of the AR model instead of the references."""
+    """True to train on the answers of the AR model instead of the references."""
 
 
 def recipes() -> Iterator[Recipe]:
-    """Yield the recipes, each after those it needs."""
+    """Yield the recipes, each after the recipes that it starts from."""
     yield Recipe(name="ar-longer", about="AR SFT with MARS's compute", objective={"kind": "ar"}, passes=PASS * COST)
     for block in BLOCKS:
         yield Recipe(name=f"mars-{block}", about=f"MARS, B = {block}, as in the paper", objective=_mars(block))
@@ -69,7 +69,7 @@ def recipes() -> Iterator[Recipe]:
 
 
 def _beyond() -> Iterator[Recipe]:
-    """Yield variants beyond the paper: each adds one thing to `mars-8`, `random-16` or `mars-16`."""
+    """Yield variants beyond the paper. Each changes one setting of `mars-8`, `random-16` or `mars-16`."""
     yield Recipe(name="random-8", about="random block phase, B = 8", objective=_mars(8, phase="random"))
     yield Recipe(name="decay-8", about="a mask weighs 0.8 of the one before it, B = 8", objective=_mars(8, decay=0.8))
     yield Recipe(
@@ -95,16 +95,16 @@ def _beyond() -> Iterator[Recipe]:
 
 
 def _long() -> Iterator[Recipe]:
-    """Yield our best variant against the paper's best block, for as long as the bundled model is trained."""
+    """Yield our best variant and the paper's best block, both trained for as long as the bundled model."""
     yield Recipe(name="mars-8-long", about="MARS, B = 8, as in the paper, for longer", objective=_mars(8), passes=LONG)
     yield Recipe(
         name="best",
         about="growing to B = 16, random block phase, the clean stream teaches, for longer",
         objective=_mars(16, phase="random", growth=True, distill=1.0),
-        passes=LONG * 0.93,  # its step takes a little longer
+        passes=LONG * 0.93,  # its steps take slightly longer
     )
 
 
-def _mars(block: int, **other: Any) -> dict[str, Any]:
-    """Return the objective of the paper with some changes."""
-    return {"kind": "mars", "block": block, "phase": "absolute", "growth": False} | other
+def _mars(block: int, **changes: Any) -> dict[str, Any]:
+    """Return the objective of the paper with changes."""
+    return {"kind": "mars", "block": block, "phase": "absolute", "growth": False} | changes

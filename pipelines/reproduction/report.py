@@ -1,4 +1,4 @@
-"""Write all figures of the reproduction as Markdown: tables with spread, and verdicts on the claims."""
+"""Write the report of the reproduction as Markdown: tables with spread, and verdicts on the claims."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -30,60 +30,61 @@ from pipelines.reproduction.recipes import BASE
 HEAD = """\
 # The paper's claims and every baseline at one budget
 
-`{command}`: {seeds} seeds. Behind ± stands the standard deviation over seeds of training (order of the data, phases);
-the weights at the start and the questions are the same for all. Tokens per forward are all tokens over all forwards.
-Measured on {cpu}, {cores} cores, torch {torch}; written at commit {commit}, what earlier ones had measured is kept.
+`{command}`: {seeds} seeds. The number after ± is the standard deviation over training seeds (data order, phases); all
+seeds share the initial weights and the questions. "Tokens per forward" is all tokens divided by all forwards. Measured
+on {cpu}, {cores} cores, torch {torch}; written at commit {commit}, with measurements kept from earlier commits.
 """
 MODELS = """\
-## What is trained
+## Trained models
 
-{questions} held-out questions, each family alike. At -2 points: the tokens per forward at which accuracy is two points
-below that of the AR model, the same bar for all, on the line between two thresholds; none where one token at a time is
-below that already. One pass of training costs one to two points by itself, so what recipes of one pass have left there
-is chance; they are compared at -5 points (a bar that was set when two seeds were known). CPU seconds are of trainings
-that ran side by side, one on each core. Of the base's own answers {own:.1%} are the references; making them took
-{own_s:,.0f} s of a core, once for all seeds. Peak memory of a process that trains, above that of one that has only
-begun: AR SFT {ar_mib} MiB, MARS, B = 8, {mars_mib} MiB.
+{questions} held-out questions, the same number for every family. "At -2 points" is the tokens per forward at which
+accuracy is two points below the AR model's, interpolated between two thresholds; the limit is the same for all models.
+There is no value if even one token at a time is below the limit. One pass of training itself loses one to two points,
+so at -2 points, recipes of one pass mostly differ by chance; they are compared at -5 points (chosen after two seeds had
+been measured). CPU seconds are those of trainings that ran in parallel, one per core. {own:.1%} of the base's own
+answers equal the reference; generating them took {own_s:,.0f} CPU seconds, once for all seeds. Peak memory of a
+training process above an idle process: AR SFT {ar_mib} MiB, MARS with B = 8 {mars_mib} MiB.
 """
 DECODERS = """\
-## Ways to decode
+## Decoders
 
-{questions} of the questions, one prompt after the other, {rounds} rounds in turns: medians, and of x AR the quotient
-within a round. Speculative decoding drafts four tokens a round, with a network of a twentieth of the parameters, a
-forward of which takes {draft} of one of the target: at this size both are overhead. `engine` is ours with `mars-8`,
-uncompiled as the others are, with a block of 8.
+{questions} of the questions, one prompt at a time. Decoders alternated for {rounds} rounds; figures are medians, and
+"x AR" is the median of the ratios within rounds. Speculative decoding drafts four tokens per round with a network of a
+twentieth of the parameters. A forward of this network takes {draft} of the time of a target forward, because overhead
+dominates both at this size. `engine` is ours with `mars-8` and a block of 8, eager like the other decoders.
 """
 CACHES = """\
 ## Caches
 
-Tokens/s of `mars-16` with one thread, {rounds} rounds in turns: medians, then means over seeds. `ar`, `exact` and
-`threshold` are our engine, a cursor for each sequence, compiled but where it says eager, looking ahead as far as it
-finds worth while; `generate` and `generate_batch` are those of transformers, one token at a time; `block cache` and
-`no cache` the decoders of the paper at 0.95. Rows that have finished idle in the block cache; without one they leave.
+Tokens/s of `mars-16` with one thread, as medians over {rounds} alternating rounds, averaged over seeds. `ar`, `exact`
+and `threshold` are our engine, in which each sequence advances by itself; it is compiled unless marked as eager, and
+chooses its own block size. `generate` and `generate_batch` are transformers, one token at a time; `block cache` and `no
+cache` are the decoders of the paper at threshold 0.95. Finished rows stay in the block cache and idle; without a cache
+they leave the batch.
 """
 METRIC = """\
 ## Acceptance metrics
 
-Of `mars-8`: the tokens per forward at -5 points.
+Tokens per forward of `mars-8` at -5 points.
 """
 CLAIMS = """\
 ## Claims of the paper
 
-Each is written as a difference that should be positive. It holds where the difference is larger than chance explains
-(one-sided, 5 %: the spread over seeds, and of accuracies that over the questions), and does not where that is so the
-other way round. Of claims without any difference one in twenty comes out as holding, and one in twenty as not.
-Of these {count}: {found}.
+Each claim is stated as a difference that should be positive. It holds if the difference is significantly above 0
+(one-sided, 5 %, given the spread over seeds and, for accuracies, over questions), and does not hold if the difference
+is significantly below 0. For claims without a true difference, one in twenty is expected to hold by chance, and one in
+twenty not to hold. Verdicts on the {count} claims: {found}.
 """
 OURS = """\
 ## Beyond the paper
 
-Differences and verdicts as above, and the difference in each seed. A recipe that is below the bar with
-one token at a time already has no tokens per forward there, 0.
+Differences and verdicts as above, and the difference for each seed. A recipe whose accuracy with one token at a time
+is already below the limit counts as 0 tokens per forward.
 """
 
 
 def markdown(report: Json) -> str:
-    """Write the report."""
+    """Return the report as Markdown."""
     seeds = list(report["seeds"].values())
     return "\n".join(
         [
@@ -93,7 +94,7 @@ def markdown(report: Json) -> str:
             METRIC,
             _table(
                 ("metric", "tokens per forward"),
-                ((each, over_seeds(seeds, at_equal_accuracy("mars-8", FAR_LESS, each))) for each in METRICS),
+                ((metric, over_seeds(seeds, at_equal_accuracy("mars-8", FAR_LESS, metric))) for metric in METRICS),
             ),
             *_claims_section(seeds),
         ]
@@ -147,36 +148,36 @@ def _decoders_section(seeds: Sequence[Json]) -> Iterator[str]:
 
 def _claims_section(seeds: Sequence[Json]) -> Iterator[str]:
     of_paper = list(claims())
-    found = [verdict(each, seeds) for each in of_paper]
-    yield CLAIMS.format(count=len(found), found=", ".join(f"{found.count(v)} {v}" for v in VERDICTS))
+    verdicts = [verdict(claim, seeds) for claim in of_paper]
+    yield CLAIMS.format(count=len(verdicts), found=", ".join(f"{verdicts.count(v)} {v}" for v in VERDICTS))
     yield _table(
         ("claim", "published", "difference here", "verdict"),
         (
-            (each.says, each.published, over_seeds(seeds, each.difference, "+.3f"), said)
-            for each, said in zip(of_paper, found, strict=True)
+            (claim.says, claim.published, over_seeds(seeds, claim.difference, "+.3f"), outcome)
+            for claim, outcome in zip(of_paper, verdicts, strict=True)
         ),
     )
     yield OURS
     yield _table(
-        ("claim", "difference", "in each seed", "verdict"),
+        ("claim", "difference", "by seed", "verdict"),
         (
             (
-                each.says,
-                over_seeds(seeds, each.difference, "+.3f"),
-                ", ".join(over_seeds([seed], each.difference, "+.2f") for seed in seeds),
-                verdict(each, seeds),
+                claim.says,
+                over_seeds(seeds, claim.difference, "+.3f"),
+                ", ".join(over_seeds([seed], claim.difference, "+.2f") for seed in seeds),
+                verdict(claim, seeds),
             )
-            for each in ours()
+            for claim in ours()
         ),
     )
 
 
 def _models(report: Json, seeds: Sequence[Json]) -> Iterator[Sequence[str]]:
-    base = {"name": BASE, "kind": "streams", "about": "AR SFT, what the others begin with"}
+    base = {"name": BASE, "kind": "streams", "about": "AR SFT, the start of the other recipes"}
     for recipe in (base, *report["recipes"]):
         name = recipe["name"]
         kind = recipe["kind"]
-        measured = kind != "medusa"  # heads are no model; how they decode stands among the decoders
+        measured = kind != "medusa"  # heads are measured only as a decoder
         looks = measured and AT in rows(seeds[0], name)
         one = DIFFUSION if kind == "diffusion" else (name, ONE)
         yield (
@@ -209,5 +210,5 @@ def _caches(seeds: Sequence[Json]) -> Iterator[Sequence[str]]:
 
 
 def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    every = [head, ["---", *("---:" for _ in head[1:])], *lines]
-    return "".join("| " + " | ".join(line) + " |\n" for line in every)
+    rule = ["---", *("---:" for _ in head[1:])]
+    return "".join("| " + " | ".join(line) + " |\n" for line in [head, rule, *lines])

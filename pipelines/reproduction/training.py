@@ -1,6 +1,6 @@
-"""Train one recipe in one process with one thread: recipe and seed -> a model folder.
+"""Train one recipe for one seed, in one process with one thread, and write a model folder.
 
-A model that is there is complete, so nothing is done twice; a run that was killed goes on from its last state.
+A finished model is not trained again, and a run that was killed resumes from its last state.
 """
 
 import shutil
@@ -27,7 +27,7 @@ from pipelines.reproduction.baselines.medusa import MedusaHeads, train_heads
 from pipelines.reproduction.recipes import Recipe
 
 LENGTH = 256
-"""Tokens of a packed row."""
+"""Tokens per packed row."""
 BATCH_ROWS = 8
 CLIP_NORM = 1.0
 HEADS_FILE = "medusa.safetensors"
@@ -37,7 +37,7 @@ STATES = "states"
 
 
 def random_draft(folder: Path, like: Path, seed: int) -> None:
-    """Write a small network with random weights that reads and writes the tokens of the model `like`."""
+    """Write a small network with random weights and the tokenizer of the model `like`."""
     torch.manual_seed(seed)
     large = AutoConfig.from_pretrained(like, trust_remote_code=False)
     tokenizer = AutoTokenizer.from_pretrained(like, trust_remote_code=False)
@@ -72,18 +72,18 @@ def train_recipe(recipe: Recipe, start: Path, output: Path, seed: int) -> None:
 def peak_memory(recipe: Recipe, start: Path, data: Path, seed: int) -> int:
     """Return the bytes by which some training steps raise the peak memory of this process.
 
-    Only in a fresh process: memory that was used before is not counted again.
+    Call this in a new process, because memory that the process has used before is not counted.
     """
     passes = MEMORY_STEPS * BATCH_ROWS / len(PackedData(data / "train"))
-    with TemporaryDirectory() as place:
-        (Path(place) / "data").symlink_to(data)
+    with TemporaryDirectory() as output:
+        (Path(output) / "data").symlink_to(data)
         before = _peak_memory()
-        train_recipe(replace(recipe, passes=passes), start, Path(place), seed)
+        train_recipe(replace(recipe, passes=passes), start, Path(output), seed)
         return _peak_memory() - before
 
 
 def _peak_memory() -> int:
-    """Return the peak memory of this process; `getrusage` would include that of its parent."""
+    """Return the peak memory of this process; `getrusage` would include the memory of its parent."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.split("VmHWM:")[1].split()[0])
 
@@ -116,7 +116,7 @@ def _config(recipe: Recipe, start: Path, output: Path, seed: int) -> TrainConfig
 
 
 def _diffusion(recipe: Recipe, start: Path, output: Path, seed: int) -> None:
-    """The loop of a training run around another loss; bfloat16 as there."""
+    """Train with the diffusion loss; otherwise like a training run, in bfloat16."""
     checkpoint = load_checkpoint(start)
     data = PackedData(folder_here(RunFolder(output).train_data))
     network = checkpoint.network.train()
@@ -138,7 +138,7 @@ def _diffusion(recipe: Recipe, start: Path, output: Path, seed: int) -> None:
         torch.nn.utils.clip_grad_norm_(network.parameters(), CLIP_NORM)
         optimizer.step()
         optimizer.zero_grad()
-    # The model gets no card, because only the reproduction can decode it.
+    # The model gets no card, because only this package can decode it.
     save_checkpoint(
         Checkpoint(network, checkpoint.tokenizer, checkpoint.mask_id, card=None), RunFolder(output).model_here()
     )
@@ -163,21 +163,21 @@ def _batches(data: PackedData, steps: int, seed: int) -> Iterator[PackedRows]:
 
 
 class LocalStore:
-    """A `CheckpointStore` in a local folder that keeps the newest state."""
+    """A `CheckpointStore` in a local folder, which keeps only the newest state."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @contextmanager
     def latest(self) -> Iterator[Path | None]:
-        """Open the newest complete state, if there is one."""
-        kept = sorted(
+        """Open the newest complete state, or None if there is no state."""
+        states = sorted(
             (path for path in self._folder.glob("[0-9]*") if not path.suffix), key=lambda path: int(path.name)
         )
-        yield kept[-1] if kept else None
+        yield states[-1] if states else None
 
     def save(self, write: Callable[[Path], None]) -> None:
-        """Write a state and delete all earlier and incomplete ones."""
+        """Write a state, and delete all earlier and incomplete states."""
         before = list(self._folder.glob("[0-9]*"))
         number = 1 + max((int(path.stem) for path in before), default=0)
         partial = self._folder / f"{number}.partial"

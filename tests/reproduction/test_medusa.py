@@ -184,7 +184,7 @@ def test_a_file_that_holds_no_heads_for_this_network_is_refused(tmp_path: Path, 
     with pytest.raises(ModelError, match="not a complete safetensors file"):
         MedusaHeads.load(tmp_path / "absent.safetensors", network)
     MedusaHeads(2, torch.zeros(9, 16)).save(tmp_path / "small.safetensors")
-    with pytest.raises(ModelError, match="no heads for a network of hidden size 32"):
+    with pytest.raises(ModelError, match="not heads for a network of hidden size 32"):
         MedusaHeads.load(tmp_path / "small.safetensors", network)
 
 

@@ -1,1 +1,1 @@
-"""Baselines of MARS: decoders and heads for unmodified networks, one sequence at a time."""
+"""Baselines for MARS: decoders and heads for unmodified networks, one sequence at a time."""

@@ -1,4 +1,4 @@
-"""Autoregressive decoding with the reader of the other baselines, as the reference of their times."""
+"""Autoregressive decoding with the same reader as the other baselines, as the reference for their speed."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ def decode_autoregressive(
     stop_ids: frozenset[int],
     mask_id: int,
 ) -> list[BaselineOutput]:
-    """Decode each prompt, none of them empty."""
+    """Decode each prompt; prompts must not be empty."""
     outputs = []
     for prompt in prompts:
         output = BaselineOutput(max_tokens, stop_ids)

@@ -1,12 +1,12 @@
-"""Block diffusion: a block of masks is filled in any order, by attention in both directions within the block.
+"""Block diffusion: fills a block of masks in any order, with attention in both directions within the block.
 
-The tokens are not those of autoregressive decoding: this is another model in the same architecture.
+The tokens differ from autoregressive decoding: this is another model with the same architecture.
 
 Letters: M picked positions, Q slots that a forward reads, S all slots, V vocabulary.
 
-Source: arXiv 2503.09573; taking all tokens that are certain enough: arXiv 2505.22618. The output at a position is for
-the token behind it, as in the autoregressive model it is made from. Blocks are absolute, t // B: the first one of an
-answer holds the end of its prompt.
+Source: arXiv 2503.09573; accepting all tokens above a threshold: arXiv 2505.22618. The output at a position predicts
+the next token, as in the autoregressive model that training starts from. Blocks are absolute, t // B: the first block
+of an answer also holds the end of the prompt.
 """
 
 from collections.abc import Sequence
@@ -35,9 +35,9 @@ def diffusion_loss(
     stop_id: int,
     generator: torch.Generator,
 ) -> Tensor:
-    """Return the weighted cross-entropy at the masks, per token of the noisy responses, a float32 scalar.
+    """Return the weighted cross-entropy at the masks, per token of the noisy responses, as a float32 scalar.
 
-    `stop_id` fills the last block of a response behind its end; `generator` is of the CPU.
+    `stop_id` fills the last block of a response after its end; `generator` must be a CPU generator.
     """
     streams = diffusion_streams(rows, block=block, mask_id=mask_id, stop_id=stop_id, generator=generator)
     streams = streams.to(network.device)
@@ -49,8 +49,8 @@ def diffusion_loss(
         position_ids=streams.position_RS,
         attention_mask=diffusion_mask(streams),
     )
-    each_M = F.cross_entropy(logits_MV.float(), streams.label_RS[masked_RS], reduction="none")
-    return (each_M * streams.weight_RS[masked_RS]).sum() / streams.response_RS.sum().clamp(min=1)
+    loss_M = F.cross_entropy(logits_MV.float(), streams.label_RS[masked_RS], reduction="none")
+    return (loss_M * streams.weight_RS[masked_RS]).sum() / streams.response_RS.sum().clamp(min=1)
 
 
 @torch.inference_mode()
@@ -66,10 +66,10 @@ def decode_block_diffusion(
 ) -> list[BaselineOutput]:
     """Decode each prompt. A forward fills every mask whose top probability reaches the threshold, at least one.
 
-    At a threshold of 1 it is one, the most certain. Two liberties, both in favour of the method: a finished block
-    enters the cache with the first forward of the next one (but for its last slot, which predicts the first token of
-    the next and is read with each), and an answer is done when all before its stop token is filled. Prompts must not be
-    empty.
+    At threshold 1 a forward fills only the most certain mask. Two simplifications favour the method: A finished block
+    enters the cache with the first forward of the next block, except for its last slot, which predicts the first token
+    of the next block and is read in every forward. And an answer is finished once all masks before its stop token are
+    filled. Prompts must not be empty.
     """
     if block < 1:
         raise ConfigError(f"block is {block}; it must be at least 1.")
@@ -93,9 +93,9 @@ def decode_block_diffusion(
 
 
 def _proposals(reader: Reader, ids: list[int], start: int, block: int) -> tuple[int, list[int], list[float]]:
-    """Forward what is not cached. Return a position, and from there to the end the top tokens and their probabilities.
+    """Forward the uncached slots. Return a position, and the top tokens and probabilities from there to the end.
 
-    The position is the start of the last block, but never the first of all, which nothing predicts.
+    The position is the start of the last block, but at least 1, because nothing predicts the token at position 0.
     """
     first = max(start, 1)
     visible_QS = block_causal(reader.length, len(ids), block)
@@ -104,7 +104,7 @@ def _proposals(reader: Reader, ids: list[int], start: int, block: int) -> tuple[
 
 
 def block_causal(cached: int, length: int, block: int) -> Tensor:
-    """Return which slots each slot from `cached` on sees: bool [Q, S], its own whole block and all before it."""
+    """Return the slots that each slot from `cached` on sees, bool [Q, S]: its whole block and all earlier slots."""
     block_S = torch.arange(length) // block
     return block_S <= block_S[cached:, None]
 
@@ -112,11 +112,11 @@ def block_causal(cached: int, length: int, block: int) -> Tensor:
 def _fill(
     ids: list[int], first: int, tokens: list[int], certainties: list[float], threshold: float, mask_id: int
 ) -> None:
-    """Replace masks from `first` on that are certain enough, and the most certain one."""
-    certainty = {first + n: certain for n, certain in enumerate(certainties) if ids[first + n] == mask_id}
-    best = max(certainty, key=certainty.__getitem__)
-    for slot, certain in certainty.items():
-        sure = not accepts_nothing(threshold, Metric.PROBABILITY) and passes(certain, threshold, Metric.PROBABILITY)
+    """Replace the masks from `first` on that are certain enough, and always the most certain mask."""
+    certainty_of = {slot: value for slot, value in enumerate(certainties, start=first) if ids[slot] == mask_id}
+    best = max(certainty_of, key=certainty_of.__getitem__)
+    for slot, certainty in certainty_of.items():
+        sure = not accepts_nothing(threshold, Metric.PROBABILITY) and passes(certainty, threshold, Metric.PROBABILITY)
         if sure or slot == best:
             ids[slot] = tokens[slot - first]
 

@@ -1,23 +1,21 @@
-"""Build the two streams of one training forward of block diffusion, and the mask of who sees whom there.
+"""Build the two streams of a training forward of block diffusion, and their attention mask.
 
 The streams are `[noisy | clean]` along the sequence, with labels and weights.
 
-Letters: R rows, T clean positions, C blocks that are noisy, B block size, N = C * B noisy slots, S = N + T.
+Letters: R rows, T clean positions, C noisy blocks, B block size, N = C * B noisy slots, S = N + T.
 
-Source: arXiv 2503.09573. Block t // B of an example holds its position t, as at decoding time. Who sees whom, within
-one example:
+Source: arXiv 2503.09573. As in decoding, position t of an example is in block t // B. Within an example:
 
-    noisy sees its own noisy block, in both directions, and the clean tokens of earlier blocks;
-    clean sees the clean tokens of its own block, in both directions, and of earlier ones, which is how the decoder
-    leaves a finished block behind in the cache.
+    a noisy slot sees its noisy block, in both directions, and the clean tokens of earlier blocks;
+    a clean slot sees the clean tokens of its block, in both directions, and of earlier blocks, so that keys and values
+    are the same as those that the decoder caches for a finished block.
 
-Attention inside a block would tell where an answer ends, if its last block ended there. So a noisy block is always
-whole: what stands in it behind the response, be it another turn, another example or nothing, is the stop token, and
-is masked and learned like the response. (A second response that begins in such a block is learned from its next
-block on.)
+Attention inside a block would reveal the end of an answer if its last block ended there. A noisy block is therefore
+always complete: slots after the response, whatever follows it, hold the stop token and are masked and learned like the
+response. (A second response that begins in such a block is learned from its next block on.)
 
-As in the autoregressive network that training begins with, a slot predicts the token behind it. So what predicts the
-first token of a noisy block is the last clean slot before it.
+As in the autoregressive network that training starts from, a slot predicts the next token. The first token of a noisy
+block is therefore predicted by the last clean slot before the block.
 """
 
 from dataclasses import dataclass
@@ -30,23 +28,23 @@ from mars_ray.method.streams import IGNORE, PADDING, PackedRows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffusionStreams:
-    """One training forward. Every tensor is [R, S], the N noisy slots first."""
+    """Inputs of one training forward. Every tensor is [R, S], with the N noisy slots first."""
 
     tokens_RS: Tensor
     position_RS: Tensor
-    """int64, the same for a token and for the mask in its place."""
+    """int64, the same for a token and for the mask that replaces it."""
     example_RS: Tensor
-    """int64, number of the example within the row, `PADDING` for filling."""
+    """int64, number of the example in the row, `PADDING` for filling."""
     block_RS: Tensor
-    """int64, number of the block within the example."""
+    """int64, number of the block in the example."""
     noisy_RS: Tensor
-    """bool, the slot belongs to the noisy stream."""
+    """bool, True in the noisy stream."""
     response_RS: Tensor
-    """bool, the noisy slot is to be predicted, masked now or not."""
+    """bool, True for noisy slots of responses, masked or not."""
     label_RS: Tensor
-    """int64, the token behind this slot where it is masked in the noisy stream, else `IGNORE`."""
+    """int64, the next token if it is masked in the noisy stream, otherwise `IGNORE`."""
     weight_RS: Tensor
-    """float32, what the loss at the label counts: 1 / (share of masks drawn for its block), the linear schedule."""
+    """float32, weight of the loss at the label: 1 / (share of masks drawn for its block), the linear schedule."""
 
     def to(self, device: torch.device | str) -> "DiffusionStreams":
         """Return the same streams on `device`."""
@@ -56,9 +54,9 @@ class DiffusionStreams:
 def diffusion_streams(
     rows: PackedRows, *, block: int, mask_id: int, stop_id: int, generator: torch.Generator
 ) -> DiffusionStreams:
-    """Draw a share of masks for each block that holds a response token, and mask so much of its response.
+    """Draw a share of masks for each block with a response token, and mask this share of its response.
 
-    The share is uniform in 0..1, but no less than 1 / `block`, which bounds the weight. A block has at least one mask.
+    The share is uniform in 0..1, but at least 1 / `block`, which bounds the weight. Each block has at least one mask.
     """
     R, T = rows.tokens_RT.shape
     start_RC, filling_RC = _starts(rows, block)
@@ -71,7 +69,7 @@ def diffusion_streams(
     example_RC = rows.example_RT.gather(1, start_RC)
     own_RCB = within_RCB & (at_slots(rows.example_RT) == example_RC[:, :, None])
     of_response_RCB = own_RCB & at_slots(rows.response_RT)
-    # From the first response token of a block to the next token that is none, the response; behind that, stop tokens.
+    # The response lasts from the first response token of a block to the next other token; stop tokens follow.
     begun_RCB = of_response_RCB.long().cumsum(dim=2) > 0
     behind_RCB = (begun_RCB & ~of_response_RCB).long().cumsum(dim=2) > 0
     response_RCB = begun_RCB & ~filling_RC[:, :, None]
@@ -79,13 +77,13 @@ def diffusion_streams(
 
     share_RC1 = torch.rand(*start_RC.shape, 1, generator=generator).clamp(min=1 / block)
     draw_RCB = torch.rand(slot_RCB.shape, generator=generator).masked_fill(~response_RCB, 2.0)
-    # The least draw is masked whatever the share.
+    # The lowest draw is always masked.
     masked_RCB = response_RCB & ((draw_RCB < share_RC1) | (draw_RCB == draw_RCB.amin(dim=2, keepdim=True)))
 
     def both(noisy_RCB: Tensor, clean_RT: Tensor, padding: int) -> Tensor:
         return torch.cat([noisy_RCB.masked_fill(filling_RC[:, :, None], padding).flatten(1), clean_RT], dim=1)
 
-    # The slot before each: the one before it in its block; before the first, the clean token there.
+    # The previous slot: in the same block, or for the first slot of a block the clean token before the block.
     N = slot_RCB[0].numel()
     before_RCB = torch.arange(N).view_as(slot_RCB[0]).repeat(R, 1, 1) - 1
     before_RCB[:, :, 0] = N + start_RC - 1
@@ -111,7 +109,7 @@ def diffusion_streams(
 
 
 def _starts(rows: PackedRows, block: int) -> tuple[Tensor, Tensor]:
-    """Return the slots at which blocks with a response token start, int64 [R, C], and which of the C are filling."""
+    """Return the first slots of blocks with response tokens, int64 [R, C], and which of them are filling, [R, C]."""
     R, T = rows.tokens_RT.shape
     start_RT = torch.arange(T) - rows.position_RT % block
     starts_RT = torch.zeros(R, T, dtype=torch.bool)
@@ -123,7 +121,7 @@ def _starts(rows: PackedRows, block: int) -> tuple[Tensor, Tensor]:
 
 
 def diffusion_mask(streams: DiffusionStreams) -> Tensor:
-    """Return the mask for SDPA, bool [R, 1, S, S], True where attention is allowed; filling sees filling."""
+    """Return the mask for SDPA, bool [R, 1, S, S], True where attention is allowed; filling sees only filling."""
 
     def query(field_RS: Tensor) -> Tensor:
         return field_RS[:, None, :, None]

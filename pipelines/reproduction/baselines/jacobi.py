@@ -1,10 +1,9 @@
-"""Jacobi decoding: an unchanged autoregressive network corrects its own guesses until they no longer change.
+"""Jacobi decoding: an unmodified autoregressive network corrects its own guesses until they no longer change.
 
-The tokens are those of autoregressive decoding, up to the rounding of the network, and every forward gives one or
-more.
+The tokens equal those of autoregressive decoding, up to rounding in the network, and every forward yields at least one.
 
-Source: arXiv 2305.10427, with a window that slides instead of one that waits until all of it stands still, as in
-later comparisons. A guess that nothing was predicted for yet repeats the one before it.
+Source: arXiv 2305.10427, but with a sliding window, as in later comparisons, instead of a window that waits until all
+its guesses are stable. A position without a prediction repeats the last prediction as its guess.
 """
 
 from collections.abc import Sequence
@@ -28,9 +27,9 @@ def decode_jacobi(
     stop_ids: frozenset[int],
     mask_id: int,
 ) -> list[BaselineOutput]:
-    """Decode each prompt, none of them empty, with `block` guesses behind the last token.
+    """Decode each prompt with `block` guesses after the last token; prompts must not be empty.
 
-    A forward gives 1..block + 1 tokens.
+    A forward yields 1..block + 1 tokens.
     """
     if block < 1:
         raise ConfigError(f"block is {block}; it must be at least 1.")

@@ -1,12 +1,12 @@
-"""Medusa-1: heads on a frozen autoregressive network that guess the tokens after its next one.
+"""Medusa-1: heads on a frozen autoregressive network that guess the tokens after its next token.
 
-The network itself does not change, and the tokens are those of autoregressive decoding, up to its rounding.
+The network itself is not changed, and the tokens equal those of autoregressive decoding, up to rounding.
 
 Letters: K heads, D hidden size, V vocabulary, M picked positions.
 
-Source: arXiv 2401.10774. Head k of 0..K-1 predicts the token k + 2 ahead (the network itself the one 1 ahead), by one
-residual block and an output embedding of its own. Otherwise than in the paper guesses are a chain (the first choice of
-each head), where it verifies a tree.
+Source: arXiv 2401.10774. Head k in 0..K-1 predicts the token k + 2 ahead (the network itself predicts 1 ahead), with a
+residual block and an output embedding of its own. Unlike in the paper, which verifies a tree, the guesses are a chain
+of the first choice of each head.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,11 +28,11 @@ from pipelines.reproduction.baselines.reader import Reader
 from pipelines.reproduction.baselines.verify import verify_greedily
 
 DECAY = 0.8
-"""The loss of head k counts DECAY ** (k + 1)."""
+"""The loss of head k has the weight DECAY ** (k + 1)."""
 
 
 class MedusaHeads(nn.Module):
-    """K heads. New heads predict what the network with their initial output embedding [V, D] predicts."""
+    """K heads. New heads predict the same as the network, whose output embedding [V, D] they start from."""
 
     def __init__(self, heads: int, output_VD: Tensor) -> None:
         super().__init__()
@@ -50,10 +50,10 @@ class MedusaHeads(nn.Module):
         return (hidden_MD + F.silu(inner_KMD)) @ self.output_KVD.mT
 
     def loss(self, hidden_MD: Tensor, label_KM: Tensor) -> Tensor:
-        """Return the mean over the heads of their weighted cross-entropies, each a mean over its labels."""
+        """Return the mean of the heads' weighted cross-entropies, each of which is a mean over labels."""
         logits_KMV = self(hidden_MD).float()
-        each_KM = F.cross_entropy(logits_KMV.transpose(1, 2), label_KM, ignore_index=IGNORE, reduction="none")
-        mean_K = each_KM.sum(dim=1) / (label_KM != IGNORE).sum(dim=1).clamp(min=1)
+        loss_KM = F.cross_entropy(logits_KMV.transpose(1, 2), label_KM, ignore_index=IGNORE, reduction="none")
+        mean_K = loss_KM.sum(dim=1) / (label_KM != IGNORE).sum(dim=1).clamp(min=1)
         weight_K = DECAY ** torch.arange(1, len(mean_K) + 1, device=mean_K.device)
         return (weight_K * mean_K).mean()
 
@@ -63,7 +63,7 @@ class MedusaHeads(nn.Module):
 
     @classmethod
     def load(cls, path: Path, network: PreTrainedModel) -> "MedusaHeads":
-        """Read heads made for networks of these sizes, on the CPU. Raises `ModelError` for anything else."""
+        """Read heads for networks with the sizes of `network`, on the CPU. Raises `ModelError` for any other file."""
         try:
             weights = load_file(path)
         except (SafetensorError, OSError) as error:
@@ -73,16 +73,16 @@ class MedusaHeads(nn.Module):
         shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
         K = shapes.get("bias_KD", (0,))[0]
         if K < 1 or shapes != {"weight_KDD": (K, D, D), "bias_KD": (K, D), "output_KVD": (K, V, D)}:
-            raise ModelError(f"{path} holds no heads for a network of hidden size {D}, but {shapes}. Train new ones.")
+            raise ModelError(f"{path} holds {shapes}, not heads for a network of hidden size {D}. Train new heads.")
         heads = cls(K, output_VD.cpu())
         heads.load_state_dict(weights)
         return heads
 
 
 def head_labels(rows: PackedRows, heads: int) -> Tensor:
-    """Return int64 [K, R, T]: the token k + 2 ahead, else `IGNORE`.
+    """Return the labels of all heads, int64 [K, R, T]: the token k + 2 ahead, otherwise `IGNORE`.
 
-    It counts where it and all tokens on the way to it are of one response: a head is never asked across its end.
+    A token is a label only if it and all tokens between belong to the same response, so no head looks past the end.
     """
     label_KRT = torch.full((heads, *rows.tokens_RT.shape), IGNORE)
     inside_RT = torch.ones_like(rows.response_RT)
@@ -100,10 +100,10 @@ def head_labels(rows: PackedRows, heads: int) -> Tensor:
 def train_heads(
     network: PreTrainedModel, heads: MedusaHeads, rows: Iterable[PackedRows], *, steps: int, learning_rate: float
 ) -> list[float]:
-    """Train `heads`, on the device of the network, for one step on each of the first `steps` of `rows`.
+    """Train `heads` on the device of the network, with one step on each of the first `steps` batches in `rows`.
 
-    AdamW, the learning rate falling to 0 along a cosine. Returns the loss before each step; raises `DivergedError` when
-    one is not finite. The network needs SDPA attention.
+    Uses AdamW with a cosine decay of the learning rate to 0. Returns the loss before each step. Raises `DivergedError`
+    if a loss is not finite. The network must use SDPA attention.
     """
     optimizer = torch.optim.AdamW(heads.parameters(), lr=learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
@@ -118,7 +118,7 @@ def train_heads(
             raise DivergedError(
                 f"the loss of the heads is {float(loss.detach())}. Lower the learning rate {learning_rate}."
             )
-        # Only the parameters of the heads, because the output embedding must not gather gradients.
+        # Restrict to the parameters of the heads, because the output embedding must not accumulate gradients.
         torch.autograd.backward(loss, inputs=list(heads.parameters()))
         optimizer.step()
         optimizer.zero_grad()
@@ -129,13 +129,13 @@ def train_heads(
 
 @torch.no_grad()
 def hidden_at(network: PreTrainedModel, rows: PackedRows, where_RT: Tensor) -> Tensor:
-    """Return the inputs of the output embedding where `where_RT` is True: [M, D]."""
+    """Return the inputs of the output embedding where `where_RT` is True, [M, D]."""
     streams = clean_stream(rows).to(network.device)
     picked: list[Tensor] = []
 
     def pick(_module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
         picked.append(args[0][where_RT.to(args[0].device)])
-        # The logits are not needed; those of one position cost little.
+        # The logits are not needed, so compute only one position.
         return (args[0][:1, :1],)
 
     hook = network.get_output_embeddings().register_forward_pre_hook(pick)
@@ -161,7 +161,7 @@ def decode_medusa(
     stop_ids: frozenset[int],
     mask_id: int,
 ) -> list[BaselineOutput]:
-    """Decode each prompt, none of them empty. A forward verifies the guesses of the one before: 1..K + 1 tokens."""
+    """Decode each prompt; prompts must not be empty. A forward verifies the last guesses and yields 1..K + 1 tokens."""
     outputs = []
     for prompt in prompts:
         output = BaselineOutput(max_tokens, stop_ids)
@@ -174,7 +174,7 @@ def decode_medusa(
             accepted = verify_greedily(guessed, reading.logits_MV.argmax(dim=-1).tolist())
             output.extend(accepted)
             reader.crop(len(prefix) + len(accepted) - 1)
-            # The heads look ahead from the position that gave the last token.
+            # The heads look ahead from the position that predicted the last token.
             logits_KV = heads(reading.hidden_MD[len(accepted) - 1, None])[:, 0]
             logits_KV[:, mask_id] = -torch.inf
             guesses = logits_KV.argmax(dim=-1).tolist()

@@ -1,4 +1,4 @@
-"""Output of a baseline decoder: tokens, finish reason and forwards."""
+"""The output of a baseline decoder: tokens, finish reason and number of forwards."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,16 +9,16 @@ from mars_ray.method.reference import FinishReason
 
 @dataclass(slots=True)
 class BaselineOutput:
-    """One sequence, without its prompt. Raises `ConfigError` when there is no room for a token."""
+    """An answer of up to `max_tokens` tokens. Raises `ConfigError` if `max_tokens` is less than 1."""
 
     max_tokens: int
     stop_ids: frozenset[int]
-    """The answer ends with the first of these; it is the last of `tokens`."""
+    """The answer ends with the first of these ids, which is included in `tokens`."""
     tokens: list[int] = field(default_factory=list)
     forwards: int = 0
-    """Forwards of the network whose answer this is, the one that reads the prompt included."""
+    """Number of forwards of the answering network, including the forward that reads the prompt."""
     draft_forwards: int = 0
-    """Forwards of the draft network, if there is one."""
+    """Number of forwards of the draft network, if there is one."""
     finish_reason: FinishReason = "length"
 
     def __post_init__(self) -> None:
@@ -27,16 +27,16 @@ class BaselineOutput:
 
     @property
     def left(self) -> int:
-        """Tokens the answer may still take."""
+        """Number of tokens that may still be added."""
         return self.max_tokens - len(self.tokens)
 
     @property
     def is_finished(self) -> bool:
-        """True once the answer takes no more tokens."""
+        """Whether the answer is complete."""
         return self.finish_reason == "stop" or self.left == 0
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens up to the first stop token or the limit."""
+        """Append tokens up to the first stop token or the limit of the answer."""
         for token in tokens:
             if self.is_finished:
                 return

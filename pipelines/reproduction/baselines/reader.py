@@ -1,6 +1,6 @@
-"""Read one sequence with a network and a key-value cache, so that a forward computes only new slots.
+"""Read one sequence with a network and a KV cache, so that a forward computes only new slots.
 
-Callers pass the ids of the whole sequence each time. A caller whose guesses were wrong crops the cache.
+Callers pass the ids of the whole sequence in each call, and crop the cache after wrong guesses.
 """
 
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ from transformers import DynamicCache, PreTrainedModel
 
 
 class Reading(NamedTuple):
-    """The outcome of one forward at the last M slots."""
+    """Outputs of one forward at the last M slots."""
 
     logits_MV: Tensor
-    """Logits, at least float32, and -inf for the mask token, which is never generated."""
+    """Logits in float32 or wider; -inf for the mask token, which is never generated."""
     hidden_MD: Tensor
-    """The hidden states that enter the output embedding."""
+    """Hidden states before the output embedding."""
 
 
 class Reader:
-    """One sequence in the cache of one network. `forwards` counts the calls of `read`."""
+    """Reads one sequence with one network; `forwards` counts the calls of `read`."""
 
     def __init__(self, network: PreTrainedModel, mask_id: int) -> None:
         self._network = network
@@ -31,7 +31,7 @@ class Reader:
 
     @property
     def length(self) -> int:
-        """Slots in the cache."""
+        """Number of slots in the cache."""
         length: int = self._cache.get_seq_length()
         return length
 
@@ -47,10 +47,10 @@ class Reader:
         positions: Sequence[int] | None = None,
         visible_QS: Tensor | None = None,
     ) -> Reading:
-        """Forward the Q of the S `ids` that are not in the cache, at least `last`, and read the last ones.
+        """Forward the Q of the S `ids` that are not in the cache, and return the outputs at the `last` slots.
 
-        `positions` of those Q are their places in `ids` and attention is causal, unless given. `visible_QS` is bool and
-        wants a network with SDPA attention.
+        At least `last` slots must be new. `positions` of the Q slots default to their indices in `ids`, and attention
+        defaults to causal. `visible_QS` is a bool mask, for which the network must use SDPA attention.
         """
         cached = self.length
         device = self._network.device
@@ -74,7 +74,7 @@ class Reader:
             hook.remove()
         self.forwards += 1
         assert hidden_MD is not None
-        # A CPU searches float32 four times as fast as bfloat16.
+        # On a CPU, argmax is four times as fast in float32 as in bfloat16.
         logits_MV = logits_MV.to(torch.promote_types(logits_MV.dtype, torch.float32))
         logits_MV[:, self._mask_id] = -torch.inf
         return Reading(logits_MV, hidden_MD)

@@ -1,15 +1,15 @@
-"""Speculative decoding with greedy verification, its draft and its target either of them with masks.
+"""Speculative decoding with greedy verification; the draft, the target or both may use masks.
 
-The tokens are those of autoregressive decoding of the target, up to its rounding; with a window of the target, behind
-verified tokens come those that threshold decoding may give. Nothing is sampled.
+The tokens equal autoregressive decoding of the target, up to rounding. With a mask window of the target, the verified
+tokens are followed by tokens of threshold decoding. Nothing is sampled.
 
-Sources: arXiv 2211.17192; the masks: arXiv 2604.07023, section 4.6. A round: the draft proposes tokens, one forward of
-the target verifies them, and gives the token behind those that are right.
+Sources: arXiv 2211.17192; for masks arXiv 2604.07023, section 4.6. In each round the draft network proposes tokens, and
+one forward of the target verifies them and adds the token after the last correct one.
 
-A draft with a window proposes several tokens in a forward. A target with a window carries a group of masks for each
-number of drafts that may turn out right: group j sees the prefix, the first j drafts and itself, and its positions go
-on from there. The last of these j drafts predicts the target's own next token, so the masks stand where threshold
-decoding from there would put them, and propose the tokens after that one.
+A draft network with a window proposes several tokens per forward. A target with a window has a group of masks for each
+possible number of correct drafts: group j sees the prefix, the first j drafts and itself, and its positions continue
+after them. The last of these j drafts predicts the target's own next token, so the masks have the same positions as in
+threshold decoding and propose the tokens after that token.
 """
 
 from collections.abc import Sequence
@@ -29,12 +29,12 @@ from pipelines.reproduction.baselines.verify import verify_greedily
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskWindow:
-    """Use of a network's own masks. Raises `ConfigError` for values out of range."""
+    """Settings for the masks of a network. Raises `ConfigError` for values out of range."""
 
     block: int = 1
-    """Tokens proposed after a token: the autoregressive one and block - 1 masks."""
+    """Tokens proposed per forward: the autoregressive token and block - 1 masks."""
     threshold: float = 1.0
-    """Least probability to accept the token of a mask; 1 accepts none."""
+    """Minimum probability to accept the token of a mask; 1 accepts no mask."""
 
     def __post_init__(self) -> None:
         if self.block < 1:
@@ -43,15 +43,15 @@ class MaskWindow:
             raise ConfigError(f"threshold is {self.threshold}; it must be in 0..1.")
 
     def masks(self, room: int) -> int:
-        """Return the masks worth feeding when `room` tokens are wanted, the autoregressive one among them."""
+        """Return the number of useful masks if up to `room` tokens are wanted, including the autoregressive token."""
         return 0 if self.threshold >= 1 else min(self.block, room) - 1
 
     def accept(self, logits_WV: Tensor) -> list[int]:
-        """Return the tokens taken, at least the first."""
-        certain_1W = confidence(logits_WV, Metric.PROBABILITY)[None]
-        threshold_1 = torch.full((1,), self.threshold, device=certain_1W.device)
-        kept = int(accepted_lengths(certain_1W, threshold_1, Metric.PROBABILITY))
-        tokens: list[int] = logits_WV[:kept].argmax(dim=-1).tolist()
+        """Return the accepted tokens, at least the first token."""
+        confidence_1W = confidence(logits_WV, Metric.PROBABILITY)[None]
+        threshold_1 = torch.full((1,), self.threshold, device=confidence_1W.device)
+        accepted = int(accepted_lengths(confidence_1W, threshold_1, Metric.PROBABILITY))
+        tokens: list[int] = logits_WV[:accepted].argmax(dim=-1).tolist()
         return tokens
 
 
@@ -71,9 +71,9 @@ def decode_speculative(
     draft_window: MaskWindow = AUTOREGRESSIVE,
     target_window: MaskWindow = AUTOREGRESSIVE,
 ) -> list[BaselineOutput]:
-    """Decode each prompt, none of them empty, with `draft_length` drafts a round.
+    """Decode each prompt with `draft_length` drafts per round; prompts must not be empty.
 
-    A round gives 1..draft_length + target_window.block tokens.
+    A round yields 1..draft_length + target_window.block tokens.
     """
     if draft_length < 1:
         raise ConfigError(f"draft_length is {draft_length}; it must be at least 1.")
@@ -105,7 +105,7 @@ class Drafter:
 
     @property
     def forwards(self) -> int:
-        """Forwards of the network so far."""
+        """Number of forwards of the network so far."""
         return self._reader.forwards
 
     def crop(self, length: int) -> None:
@@ -113,7 +113,7 @@ class Drafter:
         self._reader.crop(length)
 
     def propose(self, prefix: list[int], length: int) -> list[int]:
-        """Return `length` tokens to follow `prefix`, fewer behind which the answer would end."""
+        """Return `length` tokens to follow `prefix`, or fewer if one of them ends the answer."""
         drafts: list[int] = []
         while len(drafts) < length and not self._stop_ids.intersection(drafts):
             ids = [*prefix, *drafts]
@@ -134,11 +134,11 @@ class Verifier:
 
     @property
     def forwards(self) -> int:
-        """Forwards of the network so far."""
+        """Number of forwards of the network so far."""
         return self._reader.forwards
 
     def verify(self, prefix: list[int], drafts: list[int], room: int) -> tuple[list[int], int]:
-        """Return the tokens that follow `prefix`, of which `room` are wanted, and how many of them were drafted."""
+        """Return the tokens after `prefix`, of which up to `room` are needed, and the number of correct drafts."""
         masks = self._window.masks(room)
         outcomes = len(drafts) + 1
         tokens = [*prefix, *drafts]
@@ -154,7 +154,7 @@ class Verifier:
             logits_MV = self._reader.read(tokens, last=outcomes).logits_MV
         accepted = verify_greedily(drafts, logits_MV[:outcomes].argmax(dim=-1).tolist())
         right = len(accepted) - 1
-        # Wrong drafts and all masks stand behind the right drafts.
+        # Wrong drafts and all masks are after the correct drafts.
         self._reader.crop(len(prefix) + right)
         if masks:
             group = outcomes + right * masks
@@ -165,9 +165,9 @@ class Verifier:
 
 @dataclass(frozen=True, slots=True)
 class MaskGroups:
-    """Slots of a verifying forward: the prefix, the drafts, and behind them the masks of group 0, of group 1, ...
+    """Slots of a verifying forward: the prefix, the drafts, then the masks of group 0, group 1, ...
 
-    There are `outcomes` - 1 drafts and `outcomes` groups of `masks` each.
+    There are `outcomes` - 1 drafts, and `outcomes` groups of `masks` masks each.
     """
 
     prefix: int
@@ -179,16 +179,16 @@ class MaskGroups:
         return self.prefix + self.outcomes - 1
 
     def positions(self) -> list[int]:
-        """Return the position of every slot: group j goes on behind the first j drafts."""
-        behind = [self.prefix + group + mask for group in range(self.outcomes) for mask in range(self.masks)]
-        return [*range(self._tokens), *behind]
+        """Return the position of every slot; group j continues after the first j drafts."""
+        of_masks = [self.prefix + group + mask for group in range(self.outcomes) for mask in range(self.masks)]
+        return [*range(self._tokens), *of_masks]
 
     def visible(self, cached: int) -> Tensor:
-        """Return which slots each slot from `cached` on sees: bool [Q, S]."""
+        """Return the slots that each slot from `cached` on sees, bool [Q, S]."""
         slot_S = torch.arange(self._tokens + self.outcomes * self.masks)
-        # Tokens are group -1 and see tokens alone, for all masks stand behind them.
+        # Tokens are group -1 and see only tokens, because all masks come after them.
         group_S = torch.where(slot_S < self._tokens, -1, (slot_S - self._tokens) // self.masks)
         sees_tokens_S = torch.where(group_S < 0, self._tokens, self.prefix + group_S)
-        slot_Q1, group_Q1, sees_tokens_Q1 = (each[cached:, None] for each in (slot_S, group_S, sees_tokens_S))
+        slot_Q1, group_Q1, sees_tokens_Q1 = (slots[cached:, None] for slots in (slot_S, group_S, sees_tokens_S))
         own_or_token_QS = (group_S == group_Q1) | (slot_S < sees_tokens_Q1)
         return own_or_token_QS & (slot_S <= slot_Q1)
