@@ -64,8 +64,7 @@ DECIDE_EVERY_S = 1.0
 WELL_USED = 0.8
 """Share of a replica's time that demand should take at full quality; it sets the number of desired replicas."""
 HOT = 1.0
-"""Load above which a replica gets lower thresholds of its own: its demand at the cluster's thresholds, as a share of its
-time."""
+"""Share of its time that a replica's demand may take at the cluster's thresholds before it gets lower ones."""
 COOL = "the replica keeps up at the thresholds of the cluster"
 
 

@@ -13,7 +13,7 @@ from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.policies.bounds import Bounds
 
 IN_TIME_PER_CAPACITY = 3.0
-"""Percentage points more of the requests that finish in time with one per cent more capacity, while capacity is short.
+"""Gain in percentage points of requests finished in time per percent of added capacity, while capacity is short.
 Simulations show 9 to 13 around full load, where queues build up and drain, and 1 to 6 in lasting overload."""
 SPREAD = 0.15
 """Standard deviation of the logarithm of the load from second to second."""
@@ -34,7 +34,7 @@ def aimed_tpot_s(plan: ControlPlan) -> float | None:
 
 
 def worst_latency(plan: ControlPlan, load: ClusterLoad) -> tuple[float, str]:
-    """Return the measured latency as a share of the promised one, and its name; of two latencies the worse."""
+    """Return the measured latency as a share of the promised one, and its name; if both are promised, the worse."""
     promised = plan.settings.slo
     shares = [
         (measured_s * 1000 / promised_ms, name)
@@ -48,7 +48,7 @@ def worst_latency(plan: ControlPlan, load: ClusterLoad) -> tuple[float, str]:
 
 
 def worthwhile_bounds(plan: ControlPlan, load: ClusterLoad, bounds: Mapping[str, Bounds]) -> Mapping[str, Bounds]:
-    """Return the bounds limited to worthwhile choices; unchanged until the speed at each choice is calibrated."""
+    """Return the bounds limited to worthwhile choices; unchanged until the speed is known."""
     if load.speed is None:
         return bounds
     return {name: replace(bound, levels=worthwhile(plan, load, name, bound.choices)) for name, bound in bounds.items()}
