@@ -3,7 +3,7 @@
 In:    a path, or None; options of the command line.
 Out:   the fields of Ray Serve's schema, with one application. The settings under `args` are checked here. Names and
        values that belong to Ray Serve are checked by `serve.ray.schema`, which takes the rules from Ray.
-Never: reads the key file, or the model except in `share_cpus`: the nodes must have them, this machine need not.
+Never: reads the key file, or the model except in `share_cpus`. The nodes must have both, but this machine may not.
 
 Relative paths in the file start from the working directory, like those on the command line and in every other file.
 They are made absolute because the processes that open them may run in another working directory.
@@ -158,8 +158,8 @@ def share_cpus(fields: dict[str, Any]) -> dict[str, Any]:
     engines: dict[str, Any] = next((entry for entry in deployments if entry.get("name") == "Engine"), {})
     autoscaling = engines.get("autoscaling_config") or {}
     replicas = autoscaling.get("max_replicas") if autoscaling else engines.get("num_replicas", 1)
-    # Keep the fields if they already set the CPUs, or if the number of engines is open: `num_replicas: auto` means up
-    # to 100.
+    # Keep the fields if they already set the CPUs, or if the number of engines is unknown: `num_replicas: auto` means
+    # up to 100.
     if config.engine.threads or engines.get("ray_actor_options") or not isinstance(replicas, int) or replicas < 1:
         return fields
     folder = resolve_model(config.model)

@@ -19,7 +19,7 @@ from mars_ray.serve.deploy.front import set_front
 SETTINGS = {
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",  # by default Ray gives its workers a lower priority than other processes
+    "RAY_worker_niceness": "0",  # otherwise Ray gives its workers a lower priority than other processes
     # HAProxy in front and gRPC between replicas halve the cost per request compared with Ray's defaults.
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",

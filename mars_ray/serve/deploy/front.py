@@ -3,8 +3,8 @@
 In:    the environment of Ray on that machine. `mars-ray serve` sets it for a cluster that it starts; on your own
        cluster, you set it.
 Out:   the `bind` line of HAProxy's configuration, and the lines that limit connections per client.
-Never: passes host or certificate on to the gateways: HAProxy speaks plain HTTP to them. On the same machine, they
-       listen on the loopback interface.
+Never: passes host or certificate on to the gateways: HAProxy speaks plain HTTP to them. Gateways on
+       the same machine listen on the loopback interface.
 """
 
 import os
@@ -58,7 +58,7 @@ def connection_limit() -> Iterator[str]:
     """Yield the lines that limit the connections of one client address, if a limit is set."""
     if limit := os.environ.get(CONNECTIONS):
         if not limit.isdecimal() or not int(limit):
-            raise ConfigError(f"{CONNECTIONS} is {limit!r}, must be a number of connections from 1 up, or unset.")
+            raise ConfigError(f"{CONNECTIONS} is {limit!r}, must be a positive number of connections, or unset.")
         yield "    stick-table type ipv6 size 100k expire 60s store conn_cur"
         yield "    tcp-request connection track-sc0 src"
         yield f"    tcp-request connection reject if {{ sc0_conn_cur gt {limit} }}"

@@ -10,7 +10,7 @@ These are the changes to the template of Ray 2.60.0 for HAProxy 2.8.25:
   that arrived separately from its head. It then misses a disconnect, keeps the request running and occupies one core.
 - A request's head must arrive within `HEAD_SECONDS`. A client that should send or read, but does nothing for
   `CLIENT_SECONDS`, is disconnected, and an idle connection is closed after `IDLE_SECONDS`. Answers have no time limit.
-- TLS is on, and connections per client address are limited, if `front` says so.
+- TLS and a limit on connections per client address are added if `front` configures them.
 - The admin socket, the configuration and the certificate are private to this user, because anybody who can write to the
   socket can redirect requests, with their keys, to any server.
 - HAProxy's own answers have OpenAI's error format. If no gateway is up, or if the endpoint is about to stop and has no
@@ -20,7 +20,7 @@ These are the changes to the template of Ray 2.60.0 for HAProxy 2.8.25:
   detects it, or TCP's user timeout while sent data is not acknowledged, because keep-alive is suspended then.
 - A backend without servers keeps its previous servers. Ray lists none while it builds a new version of the application
   (some ten seconds of a rolling update), and the old gateways still answer.
-- Ray's own proxy is not a backup server, because its error answers are plain text.
+- Ray's own proxy is removed as a backup server, because its error answers are plain text.
 - Statistics are available on this machine only.
 
 HAProxy ends with the process that started it. If it outlived Ray on a node, it would accept requests that it cannot
@@ -135,7 +135,7 @@ def _patched(config: str, answers: Path) -> Iterator[str]:
 
 
 def _with_servers(lines: Iterable[str], memory: Path) -> Iterator[str]:
-    """Yield the lines; a backend without servers gets its previous ones, which the file `memory` keeps."""
+    """Yield the lines. A backend without servers gets its previous ones from the file `memory`."""
     previous: dict[str, list[str]] = json.loads(memory.read_text()) if memory.exists() else {}
     sections: list[list[str]] = [[]]
     for line in lines:
@@ -179,16 +179,16 @@ def _answer_file(folder: Path, status: int) -> Path:
 
 
 def _answer(status: int) -> str:
-    sent, name, code, message = ANSWERS[status]
-    kind = "invalid_request_error" if sent < 500 else "server_error"
+    new_status, name, code, message = ANSWERS[status]
+    kind = "invalid_request_error" if new_status < 500 else "server_error"
     body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
     head = [
-        f"HTTP/1.1 {sent} {name}",
+        f"HTTP/1.1 {new_status} {name}",
         "Content-Type: application/json",
         f"Content-Length: {len(body)}",
         "Cache-Control: no-store",
         "Cross-Origin-Resource-Policy: same-origin",
-        *([f"Retry-After: {RETRY_SECONDS}"] if sent == 503 else []),
+        *([f"Retry-After: {RETRY_SECONDS}"] if new_status == 503 else []),
     ]
     return "\r\n".join([*head, "", body])
 

@@ -93,7 +93,7 @@ class ServeConfig(_Settings):
             raise ValueError("name at least one class of service, and each only once")
         ControlPlan(ceiling=self.threshold, classes=self.classes)
         if self.model_name in self.adapters:
-            raise ValueError(f"call no adapter {self.model_name!r}, which is the name of the model")
+            raise ValueError(f"no adapter may have the name of the model, {self.model_name!r}")
         return self
 
     @property

@@ -63,7 +63,7 @@ class BoundedHeadProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: bytes) -> None:
         self._stop_waiting()
-        if self.cycle is None or self.cycle.response_complete:  # otherwise it would end up inside an answer
+        if self.cycle is None or self.cycle.response_complete:  # not in the middle of an answer
             self.transport.write(b"HTTP/1.1 %b\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % status)
         self.transport.close()
 

@@ -46,7 +46,7 @@ class ControlClient(Protocol):
 
 EVERY_S = 1.0
 LASTS_S = 15.0
-"""Seconds until a viewer must reconnect. A stopping gateway waits for open responses, so they must be short."""
+"""Seconds until a viewer must reconnect. Live views are short because a stopping gateway waits for open responses."""
 JOBS_EVERY_S = 5.0
 VIEWERS = 8
 """Maximum number of concurrent live views. Each one occupies a place among the operators' requests."""
@@ -63,7 +63,7 @@ class LiveFeed:
         self._viewers = 0
 
     def events(self, controller: str, after: int) -> AsyncGenerator[str, None]:
-        """Return the events for one viewer, which has frames up to `after` of the controller with that id.
+        """Return the events for one viewer, which already has the frames up to `after` of the controller with that id.
 
         Raises an `ApiError` if there are too many viewers.
         """
@@ -144,7 +144,7 @@ def control_routes(control: ControlClient) -> APIRouter:
 
     @routes.get("/live", include_in_schema=False)
     async def live(controller: str = "", after: int = 0) -> Response:
-        """Stream the history after frame `after` of that controller, then new events, to the live view."""
+        """Stream the history after frame `after` of the controller with that id, then new events, to the live view."""
         return EventStreamResponse(feed.events(controller, after), {})
 
     @routes.put("/threshold", status_code=204)

@@ -133,7 +133,7 @@ class Endpoint:
         return self._model
 
     async def check_model(self, name: str | None) -> ModelInfo:
-        """Return the facts about a model or adapter; None means the model. Raises a 404 for an unknown name."""
+        """Return the facts about a model or adapter; None means the main model. Raises a 404 for an unknown name."""
         model = await self.model_info()
         if (info := model.by_name(name)) is None:
             names = ", ".join(map(repr, (model.name, *model.adapters)))
@@ -142,7 +142,7 @@ class Endpoint:
         return info
 
     def service_class(self, body: GenerateRequest, own: str) -> str:
-        """Return a request's class of service: the caller's `own`, or the batch class for `service_tier: flex`."""
+        """Return the class of service of a request: the caller's `own`, or the batch class for `service_tier: flex`."""
         return self._batch_class or own if body.service_tier == "flex" else own
 
     async def chat(self, body: ChatCompletionRequest, http: Request) -> Response:
@@ -292,7 +292,7 @@ async def _events(
         except MarsRayError as error:
             exchange = Exchange.of(generation.http.scope)
             refusal = api_error(error, request_id=exchange.request_id)
-            exchange.code = refusal.code  # the status 200 has already been sent
+            exchange.code = refusal.code  # the log shows it, although the status sent was 200
             yield json.dumps(refusal.body())
 
 

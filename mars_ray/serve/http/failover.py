@@ -1,7 +1,7 @@
 """Send a request to another replica if the replica that serves it dies.
 
 In:    a function that sends a request to some replica.
-Out:   its chunks.
+Out:   the result or the chunks of that request.
 Never: sends a request again after a part of the answer has been sent: a sampled answer would change in the middle.
 """
 

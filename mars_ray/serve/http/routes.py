@@ -168,7 +168,7 @@ def health_routes(endpoint: Endpoint, metrics: Callable[[], Awaitable[str]]) -> 
     @routes.get("/health", response_class=Response)
     @routes.get("/ping", response_class=Response)
     async def health() -> Response:
-        """Return an empty 200 if a request sent now would be served, like vLLM and SGLang."""
+        """Return an empty 200, like vLLM and SGLang, if a request sent now would be served."""
         if not await endpoint.client.ready():
             raise UnavailableError("no engine is up. Try again later.")
         return Response()

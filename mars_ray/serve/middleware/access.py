@@ -128,7 +128,7 @@ class AccessMiddleware:
         page = needs_no_key and exchange.path not in OPEN_PATHS
         self._hosts.check(headers, page=page)
         if needs_no_key:
-            # The caller is unknown, so a body, which costs memory, is refused. Health probes are not even counted.
+            # Refuse a body, because the caller is unknown and a body costs memory. Health probes are not even counted.
             with self.admission.admit_page() if page else nullcontext():
                 await self._run(inner_scope, headers, receive, response, body_bytes=0)
             return
@@ -146,8 +146,8 @@ class AccessMiddleware:
         """Return the name and the class of the caller's key. Raises an `ApiError` if the caller has no access."""
         if self._keys is None:
             return ANONYMOUS, self._default_class
-        sent = values(headers, b"authorization")
-        token = _BEARER.fullmatch(sent[0]) if len(sent) == 1 else None
+        credentials = values(headers, b"authorization")
+        token = _BEARER.fullmatch(credentials[0]) if len(credentials) == 1 else None
         key = self._keys.find(token[1].decode("ascii")) if token else None
         if key is None:
             raise ApiError(
@@ -172,9 +172,9 @@ class AccessMiddleware:
             await self._app(scope, replay_body(body, receive), response.send)
 
     def _request_id(self, headers: Headers) -> str:
-        sent = values(headers, b"x-request-id")
-        valid = len(sent) == 1 and _REQUEST_ID.fullmatch(sent[0])
-        return sent[0].decode("ascii") if valid else self._new_id()
+        ids = values(headers, b"x-request-id")
+        valid = len(ids) == 1 and _REQUEST_ID.fullmatch(ids[0])
+        return ids[0].decode("ascii") if valid else self._new_id()
 
     def _refusal(self, error: Exception, request_id: str) -> ApiError:
         match error:
@@ -217,10 +217,10 @@ class _Response:
         if message["type"] == "http.response.start":
             self._exchange.status = message["status"]
             self._exchange.headers_s = self.seconds()
-            ours = {name for name, _ in self._headers}
-            theirs = [(name, value) for name, value in message.get("headers", ()) if bytes(name).lower() not in ours]
+            names = {name for name, _ in self._headers}
+            kept = [(name, value) for name, value in message.get("headers", ()) if bytes(name).lower() not in names]
             closing = [(b"connection", b"close")] if self.unread else []
-            message = {**message, "headers": theirs + self._headers + closing}
+            message = {**message, "headers": kept + self._headers + closing}
         await self._send(message)
 
     async def refuse(self, error: ApiError) -> None:
@@ -234,7 +234,7 @@ class _Response:
         await self.send({"type": "http.response.body", "body": body, "more_body": self._unfinished})
 
     async def finish(self, receive: Receive) -> None:
-        """End a refusal: drop what the client still sends of its body, then let the server close the connection."""
+        """End a refusal: drop the rest of the client's body, after which the server closes the connection."""
         if self._unfinished:
             await drain_body(receive)
             await self.send({"type": "http.response.body", "body": b"", "more_body": False})

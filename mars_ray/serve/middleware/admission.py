@@ -1,6 +1,6 @@
 """Limit the requests in flight: per key, in this process, and separately for operators and for pages.
 
-In:    the beginning and the end of each request: its caller, and the role that its path needs, or that it is a page.
+In:    the beginning and the end of each request; its caller, and the role that its path needs, unless it is for a page.
 Out:   a place, or an `ApiError` 429 that says when to try again.
 Never: waits, or keeps a place after the request has ended, however it ended.
 """

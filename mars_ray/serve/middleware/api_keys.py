@@ -59,7 +59,7 @@ def role_allows(role: Role, needed: Role) -> bool:
 class KeyFile:
     """The current keys of a file. Raises `ConfigError` if the file cannot be used at the start.
 
-    Keys may name only `classes`; None allows every class.
+    `classes` are the classes of service that keys may name; None allows all names.
     """
 
     def __init__(
@@ -127,11 +127,11 @@ def remove_key(path: Path, name: str) -> None:
     """Remove a key from the file; it stops working at the next check. Raises `ConfigError` for an unknown name."""
     with _locked(path) as file:
         keys = read_keys(file)
-        left = [key for key in keys if key.name != name]
-        if len(left) == len(keys):
+        remaining = [key for key in keys if key.name != name]
+        if len(remaining) == len(keys):
             names = ", ".join(key.name for key in keys) or "none"
             raise ConfigError(f"{file} has no key named {name!r}. It has: {names}.")
-        _write(file, left)
+        _write(file, remaining)
 
 
 def _sha256(presented: str) -> str:
@@ -162,7 +162,7 @@ def read_keys(path: Path, classes: Collection[str] | None = None) -> Sequence[Ke
     for number, key in enumerate(keys, 1):
         if classes is not None and key.service_class is not None and key.service_class not in classes:
             raise ConfigError(
-                f"{path}, entry {number}: service_class is {key.service_class!r}; there are {', '.join(classes)}."
+                f"{path}, entry {number}: service_class is {key.service_class!r}, must be one of {', '.join(classes)}."
             )
     return keys
 
@@ -177,7 +177,7 @@ def _key(path: Path, number: int, entry: object) -> Key:
             problem = f"{field} is {'missing' if first['type'] == 'missing' else 'not a field of a key'}"
         else:
             problem = f"{field} is {_shown(first['input'])}: {first['msg']}"
-        raise ConfigError(f"{path}, entry {number}: {problem}. Correct the entry or take it out.") from None
+        raise ConfigError(f"{path}, entry {number}: {problem}. Correct or remove the entry.") from None
 
 
 def _shown(value: object) -> str:
@@ -195,7 +195,9 @@ def _checked(path: Path, keys: Sequence[Key]) -> Sequence[Key]:
         if key.name in names:
             raise ConfigError(f"{path}, entry {number}: the name {key.name!r} is taken. Choose another.")
         if key.sha256 in hashes:
-            raise ConfigError(f"{path}, entry {number}: {key.name!r} has the hash of an earlier entry. Take one out.")
+            raise ConfigError(
+                f"{path}, entry {number}: {key.name!r} has the hash of an earlier entry. Remove one of them."
+            )
         names.add(key.name)
         hashes.add(key.sha256)
     return keys

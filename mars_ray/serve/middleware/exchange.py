@@ -59,8 +59,8 @@ class Exchange:
 
 def trace_id_of(headers: list[tuple[bytes, bytes]]) -> str | None:
     """Return the trace id in a W3C `traceparent` header (Trace Context, section 3.2); None without a valid one."""
-    sent = [value for name, value in headers if name == b"traceparent"]
-    match = _TRACE_PARENT.fullmatch(sent[0]) if len(sent) == 1 else None
+    parents = [value for name, value in headers if name == b"traceparent"]
+    match = _TRACE_PARENT.fullmatch(parents[0]) if len(parents) == 1 else None
     return match[1].decode() if match and set(match[1]) != {ord("0")} else None
 
 

@@ -103,19 +103,22 @@ def _check_headers(request: Request) -> None:
                 headers={"accept-encoding": "identity"},
             )
     kind = Message()
-    sent = request.headers.get("content-type") or "missing"
-    kind["content-type"] = sent
+    media_type = request.headers.get("content-type") or "missing"
+    kind["content-type"] = media_type
     if kind.get_content_type() != "application/json":
         raise ApiError(
             415,
-            f"The Content-Type is {sent[:NAME_CHARS]}; send JSON, and the header Content-Type: application/json.",
+            f"The Content-Type is {media_type[:NAME_CHARS]}; send JSON, and the header Content-Type: application/json.",
             type="invalid_request_error",
             code="unsupported_media_type",
         )
 
 
 def _lone_surrogate(value: Any) -> tuple[tuple[str, ...], str] | None:
-    """Return a lone surrogate in a JSON value after the path to it, or to the object if it is in a name."""
+    """Return the path to a lone surrogate in a JSON value, and the surrogate; None without one.
+
+    If the surrogate is in the name of a field, the path leads to the object with that field.
+    """
     path: list[str | int] = []
     levels: list[Iterator[tuple[str | int, Any]]] = [iter([("", value)])]
     # Use one path and a loop instead of recursion: a body may be nested to the interpreter's limit, and be wide there.
@@ -146,5 +149,5 @@ def _surrogate_in(text: str) -> str | None:
     return None
 
 
-def _no_json(why: str) -> ApiError:
-    return ApiError.bad_request(f"the body is not JSON: {why}.", code="invalid_json")
+def _no_json(reason: str) -> ApiError:
+    return ApiError.bad_request(f"the body is not JSON: {reason}.", code="invalid_json")

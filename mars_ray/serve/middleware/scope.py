@@ -14,7 +14,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 def headers_of(scope: Scope) -> Headers:
-    """Return the headers with lower-case names. ASGI requires them, but some servers do not convert them."""
+    """Return the headers with lower-case names. ASGI requires lower case, but some servers do not convert the names."""
     return [(bytes(name).lower(), bytes(value).strip(b" \t")) for name, value in scope["headers"]]
 
 
@@ -41,7 +41,8 @@ USE_PATHS = TOKENIZER_PATHS | {"/openapi.json", "/version"}
 
 def routed_path(scope: Scope) -> str:
     """Return the path that Starlette's router matches: decoded, without the root path of the mount."""
-    path, root = str(scope["path"]), str(scope.get("root_path") or "")
+    path = str(scope["path"])
+    root = str(scope.get("root_path") or "")
     if root and path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/"):
         return path[len(root) :]
     return path

@@ -25,7 +25,7 @@ from mars_ray.serve.replicas.prefix_routing import prefix_key, ranked
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
-    """Routes a call by its engine request; calls without one go to the least loaded replica."""
+    """Routes a call by the engine request in its arguments; calls without one go to the least loaded replica."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -115,5 +115,5 @@ def _pinned_adapter(adapter: str | None) -> str | None:
 
 
 def _everywhere(name: str, folder: Path) -> str:
-    """Return a name for the model or adapter in `folder` that has one meaning on every node and at any time."""
+    """Return a name for the model or adapter in `folder` that is valid on every node and always means this content."""
     return str(share_folder(folder)) if is_folder_here(name) else pin(name, folder)

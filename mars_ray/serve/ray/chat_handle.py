@@ -26,7 +26,7 @@ class ChatHandle:
         self._config = config.model_copy(update={"controller": config.controller or _application()})
 
     async def gateway_settings(self) -> tuple[DeploymentHandle, ServeConfig]:
-        """Return the handle of the engines, and the settings with which a gateway in another process can serve them."""
+        """Return the handle of the engines, and the settings with which a gateway in another process can use them."""
         return self._engines, self._config
 
     async def chat(self, messages: Messages, **fields: Any) -> AsyncGenerator[ChatCompletionChunk, None]:
@@ -38,7 +38,7 @@ class ChatHandle:
             yield chunk
 
     async def complete(self, messages: Messages, **fields: Any) -> ChatCompletion:
-        """Return a whole answer: `await handle.complete.remote(messages, threshold=0.9)`. See `chat` for the rest."""
+        """Return a whole answer: `await handle.complete.remote(messages, threshold=0.9)`. Fields are as in `chat`."""
         return await self.calls.collect(messages, fields)
 
 

@@ -42,9 +42,8 @@ class Gateway(ChatHandle):
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the app. Serve calls this in the replica, so the app is never pickled."""
-        bound_heads(
-            2 * self._config.limits.header_bytes
-        )  # heads slightly above the limit get an explicit error from the app
+        # Twice the limit, so that heads slightly above the limit still get an explicit error from the app.
+        bound_heads(2 * self._config.limits.header_bytes)
         name = serve.get_replica_context().replica_id.unique_id
         endpoint, app = make_ray_gateway(self._engines, self._config, name=name)
         self.calls = ChatCalls(endpoint, self._config.classes[0].name)

@@ -19,7 +19,7 @@ FORGOTTEN_SECONDS = 600.0
 
 
 class Heard:
-    """Times of the last answer of each replica."""
+    """Time of each replica's last answer."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._now_s = clock
@@ -39,11 +39,11 @@ class Heard:
 
 
 HEARD = Heard()
-"""Answers seen by this process. The client of the engines records them; the router, made by Ray Serve, reads them."""
+"""Answers seen by this process. The engine client records them, and the router, which Ray Serve creates, reads them."""
 
 
 LOST_ROUNDS = 10
-"""Number of consecutive rounds in which no answering engine has a call, after which the call is lost."""
+"""Number of consecutive rounds after which a call counts as lost, if no answering engine has it."""
 
 LOST = "the replica that processed the request died. Send the request again."
 

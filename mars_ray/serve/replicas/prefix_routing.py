@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 
 PREFIX_TOKENS = 64
-"""Number of first tokens of the prompt that form the key: a system prompt, or the conversation so far."""
+"""Number of leading prompt tokens that form the key, such as a system prompt or the conversation so far."""
 
 SLACK = 4
 """Number of requests by which a replica may exceed the least loaded one and still be preferred for its cache."""
