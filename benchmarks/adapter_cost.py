@@ -60,7 +60,7 @@ def teach(engine: Engine, right: Sequence[float]) -> None:
     sure = chances(right)
     for number in range(LEARNED):
         draw = (number * 0.6180339887) % 1
-        engine.profile.observe_masks(len(sure), sure, len(sure))
+        engine.profile.observe_masks(len(sure), sure, 0.0)
         engine.profile.observe_drafts(sure, sum(draw < share for share in right))
     engine.profile.points()
 

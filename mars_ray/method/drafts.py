@@ -1,7 +1,7 @@
 """Decide which predictions to draft and where masks stand, so that the next forward verifies and looks ahead at once.
 
-A draft is right with a probability that its confidence estimates. All drafts before it must be right too, so the product
-of their confidences says how likely the next forward accepts it (speculative decoding, arXiv 2211.17192).
+The confidence of a draft estimates the probability that it is right. All drafts before it must be right too, so the
+product of their confidences says how likely the next forward takes it (speculative decoding, arXiv 2211.17192).
 """
 
 from collections.abc import Sequence

@@ -114,7 +114,7 @@ def _accept_and_draft(
     """Take predictions while they pass the threshold, and draft those after them while all are likely to be right."""
     all_right = 1.0
     for token, certainty in predictions:
-        if is_finished(sequence, options) or sequence.drafts[-1:] and sequence.drafts[-1] in options.stop_ids:
+        if is_finished(sequence, options) or (sequence.drafts[-1:] and sequence.drafts[-1] in options.stop_ids):
             return
         if not sequence.drafts and passes(certainty, options.threshold, options.metric):
             _append(sequence, token, certainty, options)

@@ -54,12 +54,16 @@ def verified_by_hand(
     seen = 0
     for mask in masks:
         seen += 1
-        sure = mask.confidence <= needs.threshold if needs.metric is Metric.ENTROPY else mask.confidence >= needs.threshold
+        sure = (
+            mask.confidence <= needs.threshold if needs.metric is Metric.ENTROPY else mask.confidence >= needs.threshold
+        )
         if sure and not result.drafted and needs != LOSSLESS:
             result.accepted.append(mask.token)
         else:
             first = len(result.accepted)
-            likely = [math.exp(-each.confidence) if needs.metric is Metric.ENTROPY else each.confidence for each in masks]
+            likely = [
+                math.exp(-each.confidence) if needs.metric is Metric.ENTROPY else each.confidence for each in masks
+            ]
             if math.prod(likely[first:seen]) < draft_price:
                 break
             result.drafted.append(mask.token)

@@ -26,7 +26,9 @@ options = st.builds(
 )
 
 
-def last_choices(network: PreTrainedModel, ids: list[int], count: int, metric: Metric) -> list[tuple[int, float, float]]:
+def last_choices(
+    network: PreTrainedModel, ids: list[int], count: int, metric: Metric
+) -> list[tuple[int, float, float]]:
     """After each of the last `count` ids: the most likely token, its confidence, and a bound of its probability."""
     logits = network(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
     logits[:, MASK_ID] = -torch.inf

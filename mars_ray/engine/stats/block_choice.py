@@ -141,9 +141,7 @@ class BlockChoice:
         rates_B = block_rates(model, tokens_B, positions_B, num_seqs=len(running), kv_tokens=kv_tokens)
         self._chosen = 1 + int(rates_B.argmax())
         self._price = max(LEAST_PRICE, model.position_s * float(rates_B.max()))
-        self._worth_of = {
-            threshold: self._profile.worth_of_masks(threshold, self._price) for threshold in by_threshold
-        }
+        self._worth_of = {threshold: self._profile.worth_of_masks(threshold, self._price) for threshold in by_threshold}
         self._set_trials(model, len(running), rates_B, positions_B, kv_tokens)
 
     def _set_trials(self, model: StepTime, num_seqs: int, rates_B: Floats, positions_B: Floats, kv_tokens: int) -> None:

@@ -39,9 +39,7 @@ def look_ahead(accepted_K: Floats, drafted_K: Floats, right_K: Floats, *, rows_p
     """
     masks_B = np.arange(len(drafted_K) + 1)
     gained_B, drafts_B = _sums(accepted_K), _sums(drafted_K)
-    return Lookahead(
-        1 + gained_B + _sums(right_K), 1 + gained_B + drafts_B + (1 + rows_per_draft * drafts_B) * masks_B
-    )
+    return Lookahead(1 + gained_B + _sums(right_K), 1 + gained_B + drafts_B + (1 + rows_per_draft * drafts_B) * masks_B)
 
 
 def interpolate(thresholds: Sequence[float], at: Callable[[int], Lookahead], threshold: float) -> Lookahead:

@@ -106,7 +106,8 @@ class Profile:
 
     def _begin(self, calibrated: list[tuple[float, float]]) -> None:
         """Take the tokens ahead for drafts that are right at a threshold of 1, and for accepted tokens below it."""
-        tokens_G = np.interp(GRID, *zip(*calibrated, strict=True))
+        thresholds, tokens = zip(*calibrated, strict=True)
+        tokens_G = np.interp(GRID, thresholds, tokens)
         gained_GK = CALIBRATED_FORWARDS * np.array([_geometric(tokens, self._masks) for tokens in tokens_G])
         self._looked_K += CALIBRATED_FORWARDS
         self._accepted_GK[1:] = gained_GK[1:]
@@ -117,9 +118,7 @@ class Profile:
         """Decayed number of observed forwards."""
         return float(self._looked_K.max(initial=0))
 
-    def observe_masks(
-        self, looked: int, confidences: list[float], draft_price: float, *, ends: bool = False
-    ) -> None:
+    def observe_masks(self, looked: int, confidences: list[float], draft_price: float, *, ends: bool = False) -> None:
         """Record the confidences at the `looked` masks of one sequence in one forward, in order.
 
         Tokens are drafted down to `draft_price` (see `sampling/verify`). With `ends` there is a stop token after as
@@ -130,7 +129,7 @@ class Profile:
             self._fold()
 
     def observe_drafts(self, confidences: list[float], right: int, *, after: int = 0) -> None:
-        """Record drafts made at the masks after the first `after`, which were accepted; the first `right` were right."""
+        """Record drafts at the masks after the `after` accepted ones. The first `right` drafts were right."""
         self._verified.append((after, confidences, right))
 
     def observe_rows(self, masks: tuple[int, ...], *, read: bool, surprised: bool) -> None:
@@ -186,7 +185,7 @@ class Profile:
         return look_ahead(*self._shares(number), rows_per_draft=self._rows / self._drafts if self._drafts else 0.0)
 
     def _shares(self, number: int) -> tuple[Counts, Counts, Counts]:
-        """Return the shares of forwards whose k-th mask is accepted, is a draft, and is a right draft (`look_ahead`)."""
+        """Return the shares of forwards whose k-th mask is accepted, a draft, and a right draft (see `look_ahead`)."""
         common = (self._right_K.sum() + 1) / (self._expected_K.sum() + 1)
         truth_K = (self._right_K + COMMON_DRAFTS * common) / (self._expected_K + COMMON_DRAFTS)
         surprises = max(0.0, self._drafting_G[number] - float(self._all_right_GK[number] @ truth_K))
@@ -234,9 +233,7 @@ class Profile:
     def _fold_verified(self) -> None:
         verified, self._verified = self._verified, []
         keep, masks_K = 0.5 ** (len(verified) / HALF_LIFE), np.arange(self._masks)
-        sure_FK = np.array(
-            [([1.0] * after + sure + [0.0] * self._masks)[: self._masks] for after, sure, _ in verified]
-        )
+        sure_FK = np.array([([1.0] * after + sure + [0.0] * self._masks)[: self._masks] for after, sure, _ in verified])
         after_F1 = np.array([[after] for after, *_ in verified])
         right_F1 = np.array([[right] for *_, right in verified])
         is_draft_FK = masks_K >= after_F1
