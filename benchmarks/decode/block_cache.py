@@ -21,6 +21,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from mars_ray.errors import ConfigError
 from mars_ray.method.acceptance import accepted_lengths, confidence
+from mars_ray.method.metric import accepts_nothing
 from mars_ray.method.reference import DecodedSequence, DecodeOptions
 
 
@@ -78,7 +79,8 @@ def _step(
 ) -> None:
     """Run one forward and extend `rows`, none of them beyond `full` tokens."""
     generated = [len(results[row].tokens) for row in rows]
-    window = min(options.window, full - min(generated))
+    alone = options.mode == "ar" or accepts_nothing(options.threshold, options.metric)
+    window = 1 if alone else min(options.block, full - min(generated))
     logits_RWV = batch.window_logits(rows, generated, window, full)
     token_RW = logits_RWV.argmax(dim=-1)
     confidence_RW = confidence(logits_RWV, options.metric)

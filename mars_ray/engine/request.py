@@ -11,7 +11,7 @@ from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.service_class import STANDARD
 from mars_ray.errors import RequestError
-from mars_ray.method.metric import Metric, accepts_nothing
+from mars_ray.method.metric import Metric, accepts_nothing, passes
 
 STOP_STRINGS_MAX = 16
 STOP_CHARACTERS_MAX = 256
@@ -94,22 +94,22 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """The condition for accepting tokens at the masks of one forward."""
+    """The condition for accepting tokens at the masks of one forward without verification.
+
+    From the first token that falls short on, tokens are drafts, which the next forward verifies. Only their cost limits
+    their number, because a wrong draft changes no answer.
+    """
 
     threshold: float
     metric: Metric
-    verify: bool
-    """Treat tokens as drafts that the next forward must confirm before the engine returns them."""
 
-    @property
-    def quality(self) -> float:
-        """Threshold to report with answers: 1 for verified ones, which are those of one token at a time."""
-        return 1.0 if self.verify else self.threshold
+    def accepts(self, confidence: float) -> bool:
+        """Return whether a token with this confidence needs no verification."""
+        return passes(confidence, self.threshold, self.metric)
 
 
-LOSSLESS = Acceptance(0.0, Metric.PROBABILITY, verify=True)
-"""Acceptance of exact mode and of threshold 1: every token ahead is a draft that is verified. Only the cost of drafts
-limits their number, because a wrong draft changes no answer."""
+LOSSLESS = Acceptance(1.0, Metric.PROBABILITY)
+"""Acceptance of exact mode and of threshold 1: every token ahead is verified."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,7 @@ class DecodeParams:
         threshold = max(engine_threshold, self.floor or 0.0) if self.threshold is None else self.threshold
         if self.mode is Mode.EXACT or accepts_nothing(threshold, self.metric):
             return LOSSLESS
-        return Acceptance(threshold, self.metric, verify=False)
+        return Acceptance(threshold, self.metric)
 
     @property
     def confidence_metric(self) -> Metric:

@@ -6,6 +6,7 @@ Source: arXiv 2604.07023, section 3.3 and its comparison of metrics.
 """
 
 from enum import StrEnum
+from math import exp
 
 
 class Metric(StrEnum):
@@ -25,5 +26,12 @@ def accepts_nothing(threshold: float, metric: Metric) -> bool:
 
 
 def passes(certainty: float, threshold: float, metric: Metric) -> bool:
-    """Return whether one confidence passes a threshold that accepts anything at all."""
+    """Return whether one confidence passes the threshold."""
+    if accepts_nothing(threshold, metric):
+        return False
     return certainty <= threshold if metric is Metric.ENTROPY else certainty >= threshold
+
+
+def least_probability(certainty: float, metric: Metric) -> float:
+    """Return a lower bound of the probability of the most likely token, from its confidence."""
+    return exp(-certainty) if metric is Metric.ENTROPY else certainty

@@ -1,8 +1,10 @@
-"""The reference decoder: slow, without a cache, and obviously right. The oracle for every faster one.
+"""The reference decoder: slow, without a cache, and obviously right. It is the oracle for every faster decoder.
 
-Each forward runs over everything: the prompt, what was generated, and the masks behind it. Sliding window
-(arXiv 2604.07023, section 3.3): the last token gives the next one, as in autoregressive decoding, the mask k gives
-the token k+2 past it; they are accepted left to right while the confidence passes the threshold.
+Each forward runs over everything: the prompt, the generated tokens, drafts, and masks. Sliding window (arXiv
+2604.07023, section 3.3): the last token gives the next one, as in autoregressive decoding, and the k-th mask gives the
+token k positions further on. Predictions are accepted from left to right while the confidence passes the threshold.
+From the first that falls short on they are drafts: the next forward verifies them, and takes those that equal the
+autoregressive choice. So at a threshold that accepts nothing the tokens are those of autoregressive decoding.
 """
 
 from collections.abc import Sequence
@@ -14,9 +16,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mars_ray.errors import ConfigError
-from mars_ray.method.acceptance import accepted_lengths, confidence
-from mars_ray.method.logits import logits_at
-from mars_ray.method.metric import Metric, accepts_nothing
+from mars_ray.method.acceptance import confidence
+from mars_ray.method.drafts import DRAFT_POSITIONS, FIXED_PRICE, masks_behind_drafts
+from mars_ray.method.metric import Metric, least_probability, passes
 
 FinishReason = Literal["stop", "length"]
 
@@ -27,7 +29,7 @@ class DecodeOptions:
 
     mode: Literal["ar", "threshold"] = "threshold"
     threshold: float = 0.95
-    """0..1 for probability and margin (1 is autoregressive); nats, at least 0, for entropy (0 is autoregressive)."""
+    """0..1 for probability and margin, nats from 0 for entropy. At 1, or 0 nats, every prediction is verified."""
     metric: Metric = Metric.PROBABILITY
     block: int = 8
     """Tokens proposed per forward: the autoregressive one and block - 1 masks."""
@@ -46,9 +48,9 @@ class DecodeOptions:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1.")
 
     @property
-    def window(self) -> int:
-        """Positions looked at per forward."""
-        return 1 if self.mode == "ar" or accepts_nothing(self.threshold, self.metric) else self.block
+    def masks(self) -> int:
+        """Number of masks per forward."""
+        return 0 if self.mode == "ar" else self.block - 1
 
 
 @dataclass(slots=True)
@@ -60,59 +62,94 @@ class DecodedSequence:
     """One per token, in the metric asked for."""
     forwards: int = 0
     finish_reason: FinishReason = "length"
+    drafts: list[int] = field(default_factory=list)
+    """Predictions that the next forward verifies."""
+    likely: list[float] = field(default_factory=list)
+    """Probability of each draft to be right if those before it are."""
 
 
-@torch.inference_mode()
 def decode(
     network: PreTrainedModel, prompts: Sequence[Sequence[int]], options: DecodeOptions, *, mask_id: int
 ) -> list[DecodedSequence]:
-    """Decode every prompt greedily, all together, each at its own pace; a finished one leaves the batch.
+    """Decode every prompt greedily. The mask token is never generated. Prompts must not be empty."""
+    sequences = [DecodedSequence() for _ in prompts]
+    for prompt, sequence in zip(prompts, sequences, strict=True):
+        while not is_finished(sequence, options):
+            forward(network, prompt, sequence, options, mask_id=mask_id)
+    return sequences
 
-    The mask token is never generated. Prompts must not be empty.
+
+@torch.inference_mode()
+def forward(
+    network: PreTrainedModel, prompt: Sequence[int], sequence: DecodedSequence, options: DecodeOptions, *, mask_id: int
+) -> None:
+    """Verify the drafts of `sequence`, take the next token, accept tokens at masks, and draft the rest.
+
+    Masks stand behind each draft that may be the last right one (`method/drafts`). A decoder with a cache does this in
+    one forward, and here it counts as one. Only the masks behind the last right draft are read, so the network runs
+    twice: over the drafts, then over the right drafts with their masks.
     """
-    results = [DecodedSequence() for _ in prompts]
-    running = list(range(len(prompts)))
-    while running:
-        prefixes = [[*prompts[row], *results[row].tokens] for row in running]
-        left = max(options.max_tokens - len(results[row].tokens) for row in running)
-        logits_RWV = window_logits(network, prefixes, min(options.window, left), mask_id)
-        token_RW = logits_RWV.argmax(dim=-1)
-        confidence_RW = confidence(logits_RWV, options.metric)
-        threshold_R = torch.full((len(running),), options.threshold, device=token_RW.device)
-        accepted_R = accepted_lengths(confidence_RW, threshold_R, options.metric)
-        for row, tokens, confidences, accepted in zip(
-            running, token_RW.tolist(), confidence_RW.tolist(), accepted_R.tolist(), strict=True
-        ):
-            _extend(results[row], tokens[:accepted], confidences[:accepted], options)
-        running = [row for row in running if not _is_finished(results[row], options)]
-    return results
-
-
-def window_logits(network: PreTrainedModel, prefixes: list[list[int]], window: int, mask_id: int) -> Tensor:
-    """Return the logits after each prefix and at the window - 1 masks behind it: [R, W, V]."""
-    device = network.device
-    # Attention is causal, so what stands to the right of a row's window (filling, up to the longest) is never seen.
-    length = max(map(len, prefixes)) + window - 1
-    ids_RS = torch.tensor([prefix + [mask_id] * (length - len(prefix)) for prefix in prefixes], device=device)
-    last_R1 = torch.tensor([[len(prefix) - 1] for prefix in prefixes], device=device)
-    slot_S = torch.arange(length, device=device)
-    where_RS = (slot_S >= last_R1) & (slot_S < last_R1 + window)
-    logits_RWV = logits_at(network, where_RS, input_ids=ids_RS).view(len(prefixes), window, -1)
-    logits_RWV[..., mask_id] = -torch.inf
-    return logits_RWV
-
-
-def _extend(result: DecodedSequence, tokens: list[int], confidences: list[float], options: DecodeOptions) -> None:
-    """Append what one forward gave, up to the first stop token or the length limit."""
-    result.forwards += 1
-    for token, certainty in zip(tokens, confidences, strict=True):
-        result.tokens.append(token)
-        result.confidences.append(certainty)
-        if token in options.stop_ids:
-            result.finish_reason = "stop"
-        if _is_finished(result, options):
+    sequence.forwards += 1
+    prefix, drafts = [*prompt, *sequence.tokens], sequence.drafts
+    left = options.max_tokens - len(sequence.tokens)
+    most = [min(options.masks, left - 1 - number) for number in range(len(drafts) + 1)]
+    if drafts and drafts[-1] in options.stop_ids:
+        most[-1] = 0  # the last draft ends the sequence
+    rows = masks_behind_drafts(sequence.likely, [1.0] * options.masks, FIXED_PRICE, [max(0, masks) for masks in most])
+    choices = _choices(network, [*prefix, *drafts], len(drafts) + 1, mask_id, options.metric)
+    right = next((number for number, draft in enumerate(drafts) if choices[number][0] != draft), len(drafts))
+    masked = [*prefix, *drafts[:right], *[mask_id] * rows[right]]
+    ahead = _choices(network, masked, rows[right], mask_id, options.metric) if rows[right] else []
+    sequence.drafts, sequence.likely = [], []
+    for token, confidence_ in choices[: right + 1]:
+        if is_finished(sequence, options):
             return
+        _append(sequence, token, confidence_, options)
+    _accept_and_draft(sequence, ahead, options)
 
 
-def _is_finished(result: DecodedSequence, options: DecodeOptions) -> bool:
-    return result.finish_reason == "stop" or len(result.tokens) >= options.max_tokens
+def _accept_and_draft(
+    sequence: DecodedSequence, predictions: Sequence[tuple[int, float]], options: DecodeOptions
+) -> None:
+    """Take predictions while they pass the threshold, and draft those after them while all are likely to be right."""
+    all_right = 1.0
+    for token, certainty in predictions:
+        if is_finished(sequence, options) or (sequence.drafts[-1:] and sequence.drafts[-1] in options.stop_ids):
+            return
+        if not sequence.drafts and passes(certainty, options.threshold, options.metric):
+            _append(sequence, token, certainty, options)
+            continue
+        likely = least_probability(certainty, options.metric)
+        all_right *= likely
+        if all_right < DRAFT_POSITIONS * FIXED_PRICE:
+            return
+        sequence.drafts.append(token)
+        sequence.likely.append(likely)
+
+
+def _choices(
+    network: PreTrainedModel, ids: list[int], count: int, mask_id: int, metric: Metric
+) -> list[tuple[int, float]]:
+    """Return the most likely token after each of the last `count` ids, and its confidence."""
+    logits_WV = last_logits(network, ids, count, mask_id)
+    return list(zip(logits_WV.argmax(dim=-1).tolist(), confidence(logits_WV, metric).tolist(), strict=True))
+
+
+def last_logits(network: PreTrainedModel, ids: list[int], count: int, mask_id: int) -> Tensor:
+    """Return the logits after each of the last `count` ids, float32 [W, V]. The mask token is ruled out."""
+    ids_1S = torch.tensor([ids], device=network.device)
+    logits_WV: Tensor = network(input_ids=ids_1S, use_cache=False).logits[0, -count:].float()
+    logits_WV[:, mask_id] = -torch.inf
+    return logits_WV
+
+
+def _append(sequence: DecodedSequence, token: int, certainty: float, options: DecodeOptions) -> None:
+    sequence.tokens.append(token)
+    sequence.confidences.append(certainty)
+    if token in options.stop_ids:
+        sequence.finish_reason = "stop"
+
+
+def is_finished(sequence: DecodedSequence, options: DecodeOptions) -> bool:
+    """Return whether the sequence has reached a stop token or the length limit."""
+    return sequence.finish_reason == "stop" or len(sequence.tokens) >= options.max_tokens

@@ -14,7 +14,7 @@ from mars_ray.control.demand import ClassDemand
 from mars_ray.control.replica_messages import Directive, ReplicaReport
 from mars_ray.control.replica_speed import ReplicaSpeed
 from mars_ray.engine.service_class import ServiceClass
-from mars_ray.engine.stats.lookahead import trusted
+from mars_ray.engine.stats.lookahead import look_ahead
 from mars_ray.engine.stats.profile import GRID, ProfilePoint
 from mars_ray.engine.stats.state import ClassState, EngineState
 from mars_ray.engine.stats.step_time import StepTime
@@ -37,7 +37,8 @@ def point(
     threshold: float, survival: Sequence[float], agreement: float | None = None, audited: float = 0.0
 ) -> ProfilePoint:
     """A threshold at which masks are accepted so often; none at 1, as if drafts were never right."""
-    found = trusted(np.array(survival, dtype=float))
+    none = [0.0] * len(survival)
+    found = look_ahead(*(np.array(shares, dtype=float) for shares in (survival, none, none)))
     return ProfilePoint(
         threshold, tuple(found.tokens_B.tolist()), tuple(found.positions_B.tolist()), agreement, audited
     )

@@ -7,9 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.engine.stats.lookahead import autoregressive, interpolate, trusted, verified
+from mars_ray.engine.stats.lookahead import Lookahead, autoregressive, interpolate, look_ahead
 
 SHARES = st.lists(st.floats(0, 1), max_size=6)
+
+
+def accepting(survival: list[float]) -> Lookahead:
+    """Tokens at masks are accepted this often, and none is drafted."""
+    return look_ahead(np.array(survival), np.zeros(len(survival)), np.zeros(len(survival)))
 
 
 def falling(shares: list[float]) -> list[float]:
@@ -19,7 +24,7 @@ def falling(shares: list[float]) -> list[float]:
 @given(SHARES)
 def test_trusted_tokens_are_fed_again_beside_the_next_masks(shares: list[float]) -> None:
     survival = falling(shares)
-    found = trusted(np.array(survival))
+    found = accepting(survival)
     for masks in range(len(survival) + 1):
         assert found.tokens_B[masks] == pytest.approx(1 + sum(survival[:masks]))
         assert found.positions_B[masks] == pytest.approx(1 + sum(survival[:masks]) + masks)
@@ -40,23 +45,24 @@ def test_verified_tokens_and_positions_are_those_of_counting_forward_by_forward(
         right_K[:agreed] += 1
         drafts = sum(source.random() < 0.6 for _ in range(masks)) if behind_every_draft or agreed == drafts else 0
         drafted_K[:drafts] += 1
-    found = verified(drafted_K / forwards, right_K / forwards, rows=rows / forwards)
+    per_draft = (rows / forwards - 1) / (drafted_K.sum() / forwards)
+    found = look_ahead(np.zeros(masks), drafted_K / forwards, right_K / forwards, rows_per_draft=per_draft)
     assert found.tokens_B[-1] == pytest.approx(tokens / forwards)
     assert found.positions_B[-1] == pytest.approx(positions / forwards, rel=1e-3)
 
 
 @given(SHARES)
-def test_drafts_that_are_always_right_give_what_trusting_them_gives(shares: list[float]) -> None:
+def test_drafts_that_are_always_right_give_what_accepting_them_gives(shares: list[float]) -> None:
     drafted = np.array(falling(shares))
-    for one, other in zip(verified(drafted, drafted), trusted(drafted), strict=True):
+    for one, other in zip(look_ahead(0 * drafted, drafted, drafted), accepting(falling(shares)), strict=True):
         assert one == pytest.approx(other)
 
 
-def test_a_threshold_of_one_is_verified_and_just_below_it_nothing_is_accepted() -> None:
-    top, low = trusted(np.array([0.9, 0.8])), trusted(np.array([0.6, 0.4]))
+def test_between_two_thresholds_gain_and_cost_are_interpolated_and_below_the_last_they_stay() -> None:
+    top, low = accepting([0.2, 0.0]), accepting([0.6, 0.4])
     known, at = [1.0, 0.9], [top, low].__getitem__
-    assert interpolate(known, at, 1.0) is top
-    assert interpolate(known, at, 1 - 1e-12).tokens_B == pytest.approx(autoregressive(3).tokens_B)
-    assert interpolate(known, at, 0.95).tokens_B == pytest.approx([1, 1.3, 1.5])
+    assert interpolate(known, at, 1.0).tokens_B == pytest.approx([1, 1.2, 1.2])
+    assert interpolate(known, at, 0.95).tokens_B == pytest.approx([1, 1.4, 1.6])
     assert interpolate(known, at, 0.9).tokens_B == pytest.approx(low.tokens_B)
     assert interpolate(known, at, 0.2).tokens_B == pytest.approx(low.tokens_B)
+    assert autoregressive(3).tokens_B.tolist() == [1, 1, 1]

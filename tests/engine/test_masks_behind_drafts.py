@@ -10,7 +10,8 @@ from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams
 from mars_ray.engine.stats import block_choice
-from mars_ray.engine.stats.block_choice import BlockChoice, masks_behind_drafts
+from mars_ray.engine.stats.block_choice import BlockChoice
+from mars_ray.method.drafts import masks_behind_drafts
 from tests.engine.grammar_samples import regex
 from tests.engine_samples import MakeEngine, Output, request, run
 

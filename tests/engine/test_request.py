@@ -133,7 +133,7 @@ def test_the_defaults_are_a_greedy_request_that_follows_the_engine() -> None:
     request = Request(id="a", prompt=(1, 2))
     assert request.sampling == SamplingParams()
     assert request.sampling.temperature == 0
-    assert request.decode.acceptance(0.42) == Acceptance(0.42, Metric.PROBABILITY, verify=False)
+    assert request.decode.acceptance(0.42) == Acceptance(0.42, Metric.PROBABILITY)
 
 
 def test_a_request_survives_pickling() -> None:
@@ -145,8 +145,8 @@ def test_a_request_survives_pickling() -> None:
 @pytest.mark.parametrize(
     ("decode", "acceptance"),
     [
-        (DecodeParams(), Acceptance(0.9, Metric.PROBABILITY, verify=False)),
-        (DecodeParams(threshold=0.5), Acceptance(0.5, Metric.PROBABILITY, verify=False)),
+        (DecodeParams(), Acceptance(0.9, Metric.PROBABILITY)),
+        (DecodeParams(threshold=0.5), Acceptance(0.5, Metric.PROBABILITY)),
         (DecodeParams(threshold=1), LOSSLESS),
         (DecodeParams(mode=Mode.AR), None),
         (DecodeParams(mode=Mode.AR, threshold=0.5), None),
@@ -154,8 +154,8 @@ def test_a_request_survives_pickling() -> None:
         (DecodeParams(mode=Mode.EXACT, threshold=0.3), LOSSLESS),
         (DecodeParams(mode=Mode.EXACT, threshold=1), LOSSLESS),
         (DecodeParams(metric=Metric.ENTROPY, threshold=0), LOSSLESS),
-        (DecodeParams(metric=Metric.ENTROPY, threshold=2.5), Acceptance(2.5, Metric.ENTROPY, verify=False)),
-        (DecodeParams(metric=Metric.MARGIN, threshold=0.4), Acceptance(0.4, Metric.MARGIN, verify=False)),
+        (DecodeParams(metric=Metric.ENTROPY, threshold=2.5), Acceptance(2.5, Metric.ENTROPY)),
+        (DecodeParams(metric=Metric.MARGIN, threshold=0.4), Acceptance(0.4, Metric.MARGIN)),
         (DecodeParams(metric=Metric.MARGIN, threshold=1), LOSSLESS),
     ],
 )
@@ -168,7 +168,7 @@ def test_a_threshold_that_nothing_passes_has_drafts_verified(
 @pytest.mark.parametrize("decode", [DecodeParams(), DecodeParams(mode=Mode.EXACT)])
 def test_an_engine_threshold_of_one_is_lossless(decode: DecodeParams) -> None:
     assert decode.acceptance(1.0) == LOSSLESS
-    assert LOSSLESS.quality == 1
+    assert LOSSLESS.threshold == 1
 
 
 def test_a_floor_follows_the_engine_above_it_and_holds_below() -> None:

@@ -52,7 +52,14 @@ def any_outcome(scheduled: ScheduledSequence, random: Random) -> Verification:
     verified = [*sequence.draft_tokens[:right], token][: sequence.max_tokens - sequence.num_output_tokens]
     if len(verified) <= right:
         drafted = []
-    return Verification(verified, drafted, [0.5] * len(drafted), num_accepted_drafts=min(right, len(verified)))
+    accepted = random.randint(0, len(drafted))
+    return Verification(
+        verified,
+        drafted[:accepted],
+        drafted[accepted:],
+        [0.5] * len(drafted),
+        num_accepted_drafts=min(right, len(verified)),
+    )
 
 
 class Scheduling(RuleBasedStateMachine):
@@ -160,11 +167,7 @@ class Scheduling(RuleBasedStateMachine):
         for scheduled in batch:
             if not scheduled.has_logits:
                 scheduled.sequence.num_computed_tokens += scheduled.num_tokens
-            elif advance(
-                scheduled.sequence,
-                any_outcome(scheduled, random),
-                verify=scheduled.sequence.request.decode.mode is Mode.EXACT,
-            ).reason:
+            elif advance(scheduled.sequence, any_outcome(scheduled, random)).reason:
                 assert scheduled.sequence.num_output_tokens == scheduled.sequence.max_tokens
                 ended.append(scheduled.sequence)
         for sequence in ended:

@@ -54,22 +54,26 @@ def verified_by_hand(
     seen = 0
     for mask in masks:
         seen += 1
-        if needs.verify:
-            enough = math.prod(each.confidence for each in masks[:seen]) >= draft_price
-        elif needs.metric is Metric.ENTROPY:
-            enough = mask.confidence <= needs.threshold
+        sure = (
+            mask.confidence <= needs.threshold if needs.metric is Metric.ENTROPY else mask.confidence >= needs.threshold
+        )
+        if sure and not result.drafted and needs != LOSSLESS:
+            result.accepted.append(mask.token)
         else:
-            enough = mask.confidence >= needs.threshold
-        if not enough:
-            break
-        result.drafted.append(mask.token)
+            first = len(result.accepted)
+            likely = [
+                math.exp(-each.confidence) if needs.metric is Metric.ENTROPY else each.confidence for each in masks
+            ]
+            if math.prod(likely[first:seen]) < draft_price:
+                break
+            result.drafted.append(mask.token)
         result.confidences.append(mask.confidence)
         if mask.token in stop_ids or len(verified) + seen == max_tokens or not mask.is_argmax:
             break
     return result, len(verified) + seen
 
 
-ACCEPTANCES = st.one_of(st.just(LOSSLESS), st.builds(Acceptance, THRESHOLDS, st.sampled_from(Metric), st.just(False)))
+ACCEPTANCES = st.one_of(st.just(LOSSLESS), st.builds(Acceptance, THRESHOLDS, st.sampled_from(Metric)))
 
 
 @given(PROPOSALS, st.data(), ACCEPTANCES, THRESHOLDS, st.frozensets(TOKENS, max_size=2), st.integers(1, 10))
@@ -95,11 +99,11 @@ def test_without_drafts_and_ends_the_tokens_are_as_many_as_the_accepted_length(
 ) -> None:
     assert not accepts_nothing(threshold, metric)
     proposals = [Proposal(number, value, True) for number, value in enumerate(confidences)]
-    done = verify(behind_the_last(proposals, []), [], Acceptance(threshold, metric, False), 0, NO_STOP, max_tokens=99)
+    done = verify(behind_the_last(proposals, []), [], Acceptance(threshold, metric), 2, NO_STOP, max_tokens=99)
     (accepted,) = accepted_lengths(
         torch.tensor([confidences], dtype=torch.float64), torch.tensor([threshold], dtype=torch.float64), metric
     ).tolist()
-    assert done.verified + done.drafted == list(range(accepted))
+    assert done.verified + done.accepted == list(range(accepted))
 
 
 def behind_the_last(proposals: Iterable[Proposal], drafts: list[int]) -> Proposals:
@@ -108,7 +112,7 @@ def behind_the_last(proposals: Iterable[Proposal], drafts: list[int]) -> Proposa
     return Proposals(islice(coming, len(drafts) + 1), lambda right: coming if right == len(drafts) else ())
 
 
-SURE = Acceptance(0.9, Metric.PROBABILITY, verify=False)
+SURE = Acceptance(0.9, Metric.PROBABILITY)
 
 
 def certain(*tokens: int) -> list[Proposal]:
@@ -116,42 +120,42 @@ def certain(*tokens: int) -> list[Proposal]:
 
 
 def test_one_proposal_is_one_token_however_unsure() -> None:
-    assert verify(behind_the_last([Proposal(7, 0.0, False)], []), [], SURE, 0, NO_STOP, max_tokens=9) == Verification(
+    assert verify(behind_the_last([Proposal(7, 0.0, False)], []), [], SURE, 2, NO_STOP, max_tokens=9) == Verification(
         [7]
     )
 
 
 def test_a_stop_token_at_a_mask_is_taken_and_nothing_behind_it() -> None:
-    done = verify(behind_the_last(certain(1, 2, 3, 4), []), [], SURE, 0, frozenset({3}), max_tokens=9)
-    assert done.verified + done.drafted == [1, 2, 3]
+    done = verify(behind_the_last(certain(1, 2, 3, 4), []), [], SURE, 2, frozenset({3}), max_tokens=9)
+    assert done.verified + done.accepted == [1, 2, 3]
 
 
 def test_no_more_tokens_are_taken_than_asked_for() -> None:
-    done = verify(behind_the_last(certain(1, 2, 3, 4), []), [], SURE, 0, NO_STOP, max_tokens=2)
-    assert done.verified + done.drafted == [1, 2]
+    done = verify(behind_the_last(certain(1, 2, 3, 4), []), [], SURE, 2, NO_STOP, max_tokens=2)
+    assert done.verified + done.accepted == [1, 2]
 
 
 def test_a_token_that_is_not_the_models_first_choice_is_taken_and_is_the_last() -> None:
     proposals = [Proposal(1, 1.0, True), Proposal(2, 1.0, False), Proposal(3, 1.0, True)]
-    done = verify(behind_the_last(proposals, []), [], SURE, 0, NO_STOP, max_tokens=9)
-    assert done.verified + done.drafted == [1, 2]
+    done = verify(behind_the_last(proposals, []), [], SURE, 2, NO_STOP, max_tokens=9)
+    assert done.verified + done.accepted == [1, 2]
 
 
 def test_the_first_wrong_draft_is_replaced_and_what_stood_behind_it_is_dropped() -> None:
-    done = verify(behind_the_last(certain(1, 2, 3, 4, 5), [1, 9, 3]), [1, 9, 3], SURE, 0, NO_STOP, max_tokens=9)
+    done = verify(behind_the_last(certain(1, 2, 3, 4, 5), [1, 9, 3]), [1, 9, 3], SURE, 2, NO_STOP, max_tokens=9)
     assert done == Verification([1, 2], num_accepted_drafts=1)
 
 
 def test_when_all_drafts_are_right_the_step_goes_on_at_the_masks() -> None:
     proposals = [*certain(1, 2, 3), Proposal(4, 0.95, True), Proposal(5, 0.97, True), Proposal(6, 0.5, True)]
-    done = verify(behind_the_last(proposals, [1, 2]), [1, 2], SURE, 0, NO_STOP, max_tokens=9)
-    assert done == Verification([1, 2, 3], drafted=[4, 5], confidences=[0.95, 0.97], num_accepted_drafts=2)
+    done = verify(behind_the_last(proposals, [1, 2]), [1, 2], SURE, 2, NO_STOP, max_tokens=9)
+    assert done == Verification([1, 2, 3], accepted=[4, 5], confidences=[0.95, 0.97], num_accepted_drafts=2)
 
 
 def test_behind_a_wrong_draft_the_step_goes_on_at_the_masks_behind_the_right_ones() -> None:
     proposals = Proposals(iter(certain(1, 2, 3)), lambda right: certain(10 * right, 10 * right + 1))
-    done = verify(proposals, [1, 9], SURE, 0, NO_STOP, max_tokens=9)
-    assert done == Verification([1, 2], drafted=[10, 11], confidences=[1.0, 1.0], num_accepted_drafts=1)
+    done = verify(proposals, [1, 9], SURE, 2, NO_STOP, max_tokens=9)
+    assert done == Verification([1, 2], accepted=[10, 11], confidences=[1.0, 1.0], num_accepted_drafts=1)
 
 
 def test_tokens_that_are_verified_are_drafted_while_all_are_likely_enough_to_be_right() -> None:
@@ -161,3 +165,9 @@ def test_tokens_that_are_verified_are_drafted_while_all_are_likely_enough_to_be_
         for price in (0.1, 0.33, 0.5, 0.61)
     ]
     assert drafted == [[2, 3, 4], [2, 3], [2], []]
+
+
+def test_from_the_first_token_that_falls_short_on_all_are_drafts_however_sure() -> None:
+    proposals = [*certain(1), Proposal(2, 0.95, True), Proposal(3, 0.8, True), Proposal(4, 0.99, True)]
+    done = verify(behind_the_last(proposals, []), [], SURE, 0.1, NO_STOP, max_tokens=9)
+    assert done == Verification([1], accepted=[2], drafted=[3, 4], confidences=[0.95, 0.8, 0.99])

@@ -32,7 +32,7 @@ from mars_ray.evaluation.calibration.curve import calibration_curve
 from mars_ray.evaluation.calibration.prompts import CalibrationPrompt, family_prompts, file_prompts
 from mars_ray.evaluation.scoring import agreement
 from mars_ray.evaluation.scoring.agreement import agreed_tokens
-from mars_ray.method.reference import DecodeOptions, decode, window_logits
+from mars_ray.method.reference import DecodeOptions, decode, last_logits
 from mars_ray.model.card import CARD_FILE, CalibrationPoint, read_card
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.digest import weights_digest
@@ -61,7 +61,7 @@ def folder(tmp_path: Path) -> Path:
 
 def best_next(network: PreTrainedModel, prefix: list[int], mask_id: int) -> int:
     with torch.inference_mode():
-        return int(window_logits(network, [prefix], 1, mask_id).argmax())
+        return int(last_logits(network, prefix, 1, mask_id).argmax())
 
 
 def agreed_slowly(network: PreTrainedModel, prompt: Tokens, answer: Tokens, mask_id: int) -> int:

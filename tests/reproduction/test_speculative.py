@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from mars_ray.errors import ConfigError
 from mars_ray.method.acceptance import confidence
 from mars_ray.method.metric import Metric
-from mars_ray.method.reference import DecodeOptions, decode, window_logits
+from mars_ray.method.reference import DecodeOptions, decode, last_logits
 from mars_ray.model.checkpoint import Checkpoint
 from pipelines.reproduction.baselines.output import BaselineOutput
 from pipelines.reproduction.baselines.speculative import MaskGroups, MaskWindow, decode_speculative
@@ -26,7 +26,8 @@ drafts = pytest.mark.parametrize("draft", ["exact_network", "similar_network", "
 
 def window_of(network: PreTrainedModel, prefix: list[int], window: MaskWindow, room: int) -> list[int]:
     """What threshold decoding takes behind `prefix`, at most `room` tokens."""
-    logits_WV = window_logits(network, [prefix], min(window.block, room), MASK_ID)[0]
+    count = min(window.block, room)
+    logits_WV = last_logits(network, [*prefix, *[MASK_ID] * (count - 1)], count, MASK_ID)
     certain = confidence(logits_WV, Metric.PROBABILITY).tolist()
     tokens = logits_WV.argmax(dim=-1).tolist()
     kept = 1

@@ -6,13 +6,19 @@ from typing import Any
 import numpy as np
 
 from mars_ray.control.control_settings import ControlPlan
-from mars_ray.engine.stats.lookahead import trusted
+from mars_ray.engine.stats.lookahead import Lookahead, look_ahead
 from mars_ray.simulate.arrivals import Arrival, Arrivals
 from mars_ray.simulate.machine import Machine
 from mars_ray.simulate.simulator import Simulation, SimulationOptions, simulate
 
 SURVIVAL = {1.0: (0.0, 0.0, 0.0), 0.95: (0.5, 0.3, 0.2), 0.9: (0.6, 0.45, 0.3), 0.3: (0.8, 0.7, 0.6)}
 FIXED = ControlPlan.model_validate({"ceiling": 0.95, "settings": {"policy": "fixed"}})
+
+
+def accepting(survival: tuple[float, ...]) -> Lookahead:
+    """Tokens at masks are accepted this often, and none is drafted."""
+    none = np.zeros(len(survival))
+    return look_ahead(np.array(survival), none, none)
 
 
 def machine(**fields: Any) -> Machine:
@@ -33,7 +39,7 @@ def machine(**fields: Any) -> Machine:
                 **{name.removesuffix("_B"): each.tolist() for name, each in found._asdict().items()},
                 "agreement": 1 - (1 - threshold) / 4,
             }
-            for threshold, found in ((each, trusted(np.array(survival))) for each, survival in SURVIVAL.items())
+            for threshold, found in ((each, accepting(survival)) for each, survival in SURVIVAL.items())
         ],
         "accuracy": [(1.0, 0.99), (0.9, 0.98), (0.3, 0.5)],
     }

@@ -22,7 +22,7 @@ from mars_ray.engine.kv.cache import SlotKVCache
 from mars_ray.engine.kv.slot_allocator import SlotAllocator
 from mars_ray.engine.options import DEFAULT_OPTIONS, EngineOptions
 from mars_ray.engine.request import LOSSLESS, Acceptance, Request
-from mars_ray.engine.sampling.commit import advance, audits_of, picks_of, record
+from mars_ray.engine.sampling.commit import advance, audits_of, chosen_picks, picks_of, record
 from mars_ray.engine.sampling.proposals import logprobs_of, propose_all
 from mars_ray.engine.sampling.verify import Proposals, verify
 from mars_ray.engine.scheduling.detokenizer import IncrementalDetokenizer
@@ -258,23 +258,23 @@ class Engine:
         acceptance = self._thresholds.acceptance(sequence)
         needs = acceptance or LOSSLESS  # without masks there is nothing to accept
         left = sequence.max_tokens - sequence.num_output_tokens
-        price = self._blocks.draft_price
+        price = self._blocks.draft_price(sequence, needs)
         verified = verify(proposals, sequence.draft_tokens, needs, price, sequence.stop_ids, left)
         record(self.profile, scheduled, picks, verified, output, acceptance, price)
         count = sequence.request.sampling.logprobs
         audits = () if count is None else audits_of(scheduled, picks, output)
-        emitted = advance(sequence, verified, verify=needs.verify)
+        emitted = advance(sequence, verified)
         if emitted.tokens:
             self._stats.gained(sequence)
-        start = picks_of(scheduled, picks).start
+        chosen = chosen_picks(scheduled, picks, verified)
         return Chunk(
             request_id=sequence.request.id,
             index=sequence.index,
             tokens=emitted.tokens,
             pieces=emitted.pieces,
-            logprobs=() if count is None else logprobs_of(emitted, start, count, output, sequence.forwards),
+            logprobs=() if count is None else logprobs_of(emitted, chosen, count, output, sequence.forwards),
             audits=audits,
-            threshold=needs.quality,
+            threshold=needs.threshold,
             masks=scheduled.num_masks,
             finished=emitted.reason and self._finish(sequence, emitted.reason),
         )

@@ -4,8 +4,6 @@ No token is chosen here, and none that left the engine is ever taken back.
 """
 
 from dataclasses import dataclass
-from itertools import accumulate
-from operator import mul
 
 from mars_ray.engine.chunk import Audit, FinishReason
 from mars_ray.engine.execution.model_runner import ForwardOutput
@@ -41,16 +39,18 @@ def picks_of(scheduled: ScheduledSequence, picks: slice) -> slice:
     return slice(picks.stop - scheduled.num_drafts - scheduled.num_masks - 1, picks.stop)
 
 
-def advance(sequence: Sequence, found: Verification, *, verify: bool) -> Emitted:
-    """Commit the outcome of a step, and end the sequence where it ends.
+def chosen_picks(scheduled: ScheduledSequence, picks: slice, found: Verification) -> list[int]:
+    """Return the picked positions at which the tokens of a sequence were chosen: verified ones, then those at masks."""
+    first = picks_of(scheduled, picks)
+    masks = scheduled.mask_picks(first, found.num_accepted_drafts)
+    return [*range(first.start, first.start + len(found.verified)), *masks]
 
-    With `verify` what was drafted waits for the next forward; else it leaves at once.
-    """
-    if verify:
-        gained, sequence.draft_tokens = found.verified, found.drafted
-    else:
-        gained, sequence.draft_tokens = found.verified + found.drafted, []
-    sequence.accepted_confidences = found.confidences
+
+def advance(sequence: Sequence, found: Verification) -> Emitted:
+    """Commit the outcome of a step, and end the sequence where it ends. Drafts wait for the next forward."""
+    gained, sequence.draft_tokens = found.verified + found.accepted, found.drafted
+    sequence.accepted_confidences = found.confidences[: len(found.accepted)]
+    sequence.draft_confidences = found.confidences[len(found.accepted) :]
     ended = False
     if sequence.matcher is not None and gained[-1] not in sequence.stop_ids:
         gained, ended = _follow_grammar(sequence, sequence.matcher, gained)
@@ -78,7 +78,8 @@ def _follow_grammar(sequence: Sequence, matcher: Matcher, gained: list[int]) -> 
     else:
         matcher.seek(gained)
         sequence.draft_tokens = max(sequence.draft_tokens, forced, key=len)  # the one begins with the other
-    sequence.accepted_confidences = []  # an audit would take what the grammar says for what the model says
+    # An audit would take tokens that the grammar chose for tokens that the model chose.
+    sequence.accepted_confidences, sequence.draft_confidences = [], []
     matcher.settle()
     return gained, matcher.ended
 
@@ -115,20 +116,25 @@ def record(
     acceptance: Acceptance | None,
     draft_price: float,
 ) -> None:
-    """Tell the profile what the masks would have given at every threshold, and which tokens ahead were right.
+    """Tell the profile the confidences at the masks that were read, and which tokens ahead were right.
 
     `draft_price` is that of `verify`. Called before the sequence advances.
     """
     if acceptance is None or acceptance.metric is not Metric.PROBABILITY:
         return
-    if not scheduled.num_masks and not scheduled.sequence.accepted_confidences:
-        return
+    sequence = scheduled.sequence
     if scheduled.num_masks:
-        _record_masks(profile, scheduled, picks_of(scheduled, picks), found, output, acceptance, draft_price)
-    if scheduled.num_drafts:
-        _record_drafts(profile, scheduled.sequence, found, acceptance)
-    else:
-        _audit(profile, scheduled, picks, output, acceptance)
+        _record_masks(profile, scheduled, picks_of(scheduled, picks), found, output, draft_price)
+    if sequence.draft_confidences:  # none where a grammar forced the drafts
+        # A draft that is a stop token counts as the autoregressive token of the forward that verifies it, the last.
+        judged = len(sequence.draft_tokens) - (sequence.draft_tokens[-1] in sequence.stop_ids)
+        drafts, right = sequence.draft_confidences[:judged], min(found.num_accepted_drafts, judged)
+        profile.observe_drafts(drafts, right, after=len(sequence.accepted_confidences))
+        if not sequence.accepted_confidences and acceptance == LOSSLESS:
+            profile.observe_audit(0.0, drafts, [True] * right + [False])
+    if audits := audits_of(scheduled, picks, output):
+        agreed = [audit.token == token for audit, token in zip(audits, sequence.tokens[-len(audits) :], strict=True)]
+        profile.observe_audit(acceptance.threshold, sequence.accepted_confidences, agreed)
 
 
 def _record_masks(
@@ -137,54 +143,21 @@ def _record_masks(
     picks: slice,
     found: Verification,
     output: ForwardOutput,
-    acceptance: Acceptance,
     draft_price: float,
 ) -> None:
-    """Tell the profile how sure the model was at each mask, up to where a stop token would end the sequence."""
+    """Tell the profile the confidences at masks, up to a stop token that would end the sequence."""
     row = scheduled.mask_picks(picks, found.num_accepted_drafts)
-    if acceptance.verify:
-        ended = found.verified[-1] in scheduled.sequence.stop_ids  # nothing is left to look ahead to
-        profile.observe_rows(scheduled.masks, read=bool(row) or ended)
+    ended = found.verified[-1] in scheduled.sequence.stop_ids  # nothing is left to look ahead to
+    profile.observe_rows(
+        scheduled.masks, read=bool(row) or ended, surprised=found.num_accepted_drafts < scheduled.num_drafts
+    )
     if not row:
-        return  # what is at masks behind a wrong draft is void
-    sequence = scheduled.sequence
+        return  # masks behind a wrong draft are void
     confidences = output.confidences[row.start : row.stop]
     tokens = [output.tokens[picks.start + found.num_accepted_drafts], *output.tokens[row.start : row.stop]]
     # The first of these is autoregressive, so up to a stop token there are as many masks as tokens before it.
-    reached = next((number for number, token in enumerate(tokens) if token in sequence.stop_ids), len(tokens))
-    if acceptance == LOSSLESS and sequence.matcher is None:  # a grammar's own tokens are no drafts of the model
-        drafted = len(found.drafted)
-    else:
-        all_right = accumulate(confidences, mul)
-        drafted = next((number for number, each in enumerate(all_right) if each < draft_price), len(row))
-    # A stop token that was drafted counts as the autoregressive one of the forward that verifies it, the last.
-    profile.observe_masks(
-        len(row),
-        confidences[:reached],
-        min(drafted, max(reached - 1, 0)),
-        ended=drafted >= reached > 0,
-        surprised=found.num_accepted_drafts < scheduled.num_drafts,
-    )
-
-
-def _record_drafts(profile: Profile, sequence: Sequence, found: Verification, acceptance: Acceptance) -> None:
-    """Tell the profile which drafts were right."""
-    if ahead := sequence.accepted_confidences:
-        judged = len(ahead) - (sequence.draft_tokens[-1] in sequence.stop_ids)
-        right = min(found.num_accepted_drafts, judged)
-        profile.observe_audit(acceptance.threshold, ahead[:judged], [True] * right + [False])
-        if acceptance == LOSSLESS:
-            profile.observe_drafts(ahead[:judged], right)
-
-
-def _audit(
-    profile: Profile, scheduled: ScheduledSequence, picks: slice, output: ForwardOutput, acceptance: Acceptance
-) -> None:
-    """Tell the profile whether the model still agrees with tokens accepted at masks, where their logits are read."""
-    sequence = scheduled.sequence
-    if audits := audits_of(scheduled, picks, output):
-        right = [each.token == token for each, token in zip(audits, sequence.tokens[-len(audits) :], strict=True)]
-        profile.observe_audit(acceptance.threshold, sequence.accepted_confidences, right)
+    reached = next((number for number, token in enumerate(tokens) if token in scheduled.sequence.stop_ids), None)
+    profile.observe_masks(len(row), confidences[:reached], draft_price, ends=reached is not None)
 
 
 def audits_of(scheduled: ScheduledSequence, picks: slice, output: ForwardOutput) -> tuple[Audit, ...]:
@@ -194,7 +167,7 @@ def audits_of(scheduled: ScheduledSequence, picks: slice, output: ForwardOutput)
     """
     sequence = scheduled.sequence
     ahead, first = len(sequence.accepted_confidences), picks_of(scheduled, picks).start
-    if scheduled.num_drafts or sequence.request.sampling.temperature or first - picks.start < ahead:
+    if sequence.request.sampling.temperature or first - picks.start < ahead:
         return ()
     read, index = slice(first - ahead, first), sequence.num_output_tokens - ahead
     said = zip(output.tokens[read], output.confidences[read], strict=True)

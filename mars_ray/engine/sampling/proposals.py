@@ -5,7 +5,7 @@ after the other.
 """
 
 from collections import abc
-from itertools import repeat
+from itertools import islice, repeat
 
 import torch
 
@@ -145,14 +145,14 @@ def _within_grammar(
 
 @torch.inference_mode()
 def logprobs_of(
-    emitted: Emitted, first: int, count: int, output: ForwardOutput, forward: int
+    emitted: Emitted, picks: abc.Iterable[int], count: int, output: ForwardOutput, forward: int
 ) -> tuple[TokenLogprobs, ...]:
-    """Return the log-probabilities of the tokens that `forward` gave, which were chosen at the picks from `first` on.
+    """Return the log-probabilities of the tokens of `forward`, which were chosen at the first of `picks`.
 
-    With each come those of the `count` most likely tokens there.
+    Each comes with those of the `count` most likely tokens at its position.
     """
     tokens = emitted.tokens
-    log_p_TV = output.logits_MV[first : first + len(tokens)].log_softmax(dim=-1)
+    log_p_TV = output.logits_MV[list(islice(picks, len(tokens)))].log_softmax(dim=-1)
     chosen_T = log_p_TV.gather(1, torch.tensor(tokens, device=log_p_TV.device)[:, None]).squeeze(1)
     best, ids = log_p_TV.topk(count, dim=-1)
     return tuple(

@@ -1,4 +1,4 @@
-"""Verify the drafts of a sequence, take the next token, then accept tokens at masks: the decision of one step.
+"""Verify the drafts of a sequence, take the next token, accept tokens at masks, and draft the rest: one step.
 
 Proposals are read left to right and lazily, so that each may depend on those taken before it in the same step: which
 masks are read depends on how many drafts were right. No logit is looked at here.
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mars_ray.engine.request import Acceptance
-from mars_ray.method.metric import passes
+from mars_ray.method.metric import least_probability
 
 
 class Proposal(NamedTuple):
@@ -44,10 +44,12 @@ class Verification:
 
     verified: list[int]
     """Tokens the model itself chooses, given all before them: the right drafts and one more. At least one token."""
+    accepted: list[int] = field(default_factory=list)
+    """Tokens at masks, after `verified`, whose confidences pass the threshold."""
     drafted: list[int] = field(default_factory=list)
-    """Tokens at masks that were accepted, behind `verified`."""
+    """Tokens at masks after those, from the first that falls short on: the next forward verifies them."""
     confidences: list[float] = field(default_factory=list)
-    """Those of `drafted`, in the metric of the request."""
+    """Confidences of `accepted` and then of `drafted`, in the metric of the request."""
     num_accepted_drafts: int = 0
     """How many drafts of the step before were right."""
 
@@ -60,12 +62,12 @@ def verify(
     stop_ids: frozenset[int],
     max_tokens: int,
 ) -> Verification:
-    """Verify `draft_tokens`, take the autoregressive token, then accept at masks while the confidence passes.
+    """Verify `draft_tokens`, take the autoregressive token, accept at masks while the confidence passes, then draft.
 
-    Tokens that will be verified are drafted while all of them are right with a probability of `draft_price`, the tokens
-    that a draft has to give for what it costs.
+    Tokens are drafted while all of them are right with a probability of at least `draft_price`, which is the number of
+    tokens that a draft must gain to pay for its positions.
 
-    At most `max_tokens` are taken, and nothing behind a stop token. Where the proposals end early, nothing can follow.
+    At most `max_tokens` are taken, and nothing after a stop token. Where the proposals end early, nothing can follow.
     """
     result = Verification([])
     for number in range(len(draft_tokens) + 1):
@@ -88,11 +90,13 @@ def verify(
         if proposal is None:
             break
         token, confidence, is_argmax = proposal
-        if needs.verify:
-            all_right *= confidence
-        if all_right < draft_price if needs.verify else not passes(confidence, needs.threshold, needs.metric):
-            break
-        result.drafted.append(token)
+        if not result.drafted and needs.accepts(confidence):
+            result.accepted.append(token)
+        else:
+            all_right *= least_probability(confidence, needs.metric)
+            if all_right < draft_price:
+                break
+            result.drafted.append(token)
         result.confidences.append(confidence)
         if token in stop_ids:
             break

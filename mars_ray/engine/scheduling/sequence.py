@@ -30,10 +30,12 @@ class Sequence:
     slot: int | None = None
     """The slot of the KV cache; None while the sequence waits."""
     draft_tokens: list[int] = field(default_factory=list)
-    """Fed behind `tokens` to be verified: in exact mode tokens proposed at masks, in any mode what a grammar forces."""
+    """Fed after `tokens` to be verified: predictions at masks that fell short of the threshold, or what a grammar
+    forces."""
     accepted_confidences: list[float] = field(default_factory=list)
-    """Those of the tokens accepted at masks in the last step: the drafts, or, where none are verified, the tokens at
-    the end of `tokens`."""
+    """Confidences of the tokens at the end of `tokens` that the last step accepted at masks."""
+    draft_confidences: list[float] = field(default_factory=list)
+    """Confidences of `draft_tokens`; none where a grammar forces them."""
     num_cached_tokens: int = 0
     """Tokens of the prompt that the cache held already when the sequence started."""
     forwards: int = 0

@@ -9,27 +9,26 @@ masks now and then (a probe), and a whole step runs with the best block of the o
 rival). A whole step is needed because the cost of a mask includes work outside the forward. Both are bounded by
 `PROBE_SHARE`.
 
-Where drafts are verified, each sequence decides by the price of a position, which is the number of tokens that the
-engine generates in the time of a position. A token is drafted, and a mask is placed, if its expected gain pays that.
+Each sequence decides by the price of a position, which is the number of tokens that the engine generates in the time of
+a position. A token is drafted, and a mask is placed, if its expected gain pays that.
 
-Requests that fix a block keep it. So do requests that fix a seed and trust tokens at masks, because the block changes
-their output.
+Requests that fix a block keep it. Requests whose answers would depend on the block, because they accept tokens without
+verification, get the full block and a fixed price if they fix a seed or a block.
 """
 
 import math
 from collections import Counter, abc
-from itertools import accumulate, pairwise
-from operator import mul
 
 import numpy as np
 
-from mars_ray.engine.request import Acceptance
+from mars_ray.engine.request import LOSSLESS, Acceptance
 from mars_ray.engine.scheduling.scheduler import Masks
 from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.engine.stats.lookahead import Floats
 from mars_ray.engine.stats.profile import CALIBRATED_FORWARDS, Profile
 from mars_ray.engine.stats.step_time import CLOCK_S, StepTime, StepTimeFit, StepWork, block_rates
-from mars_ray.method.metric import Metric
+from mars_ray.method.drafts import DRAFT_POSITIONS, FIXED_PRICE, masks_behind_drafts, masks_behind_the_last
+from mars_ray.method.metric import Metric, least_probability
 
 CHOOSE_EVERY = 16
 PROBE_EVERY = 16
@@ -37,13 +36,8 @@ PROBE_EVERY = 16
 PROBE_SHARE = 0.005
 """Largest share of the time that exploration may cost, as estimated."""
 
-COLUMNS_MOST = 63
-"""Limit of the drafts and masks of one sequence with several rows of masks; `ForwardBatch.behind_N` has 63 bits."""
-
-DRAFT_POSITIONS = 2
-"""Positions of one more draft: its own, and about one for masks behind it."""
-FIRST_PRICE, LEAST_PRICE = 0.05, 0.01
-"""Price of a position in tokens: before step times have been fitted, and its lower bound."""
+LEAST_PRICE = 0.01
+"""Lower bound of the price of a position in tokens."""
 
 AcceptanceOf = abc.Callable[[Sequence], Acceptance | None]
 
@@ -54,10 +48,10 @@ class BlockChoice:
     def __init__(self, profile: Profile, step_time: StepTimeFit, block: int) -> None:
         self._profile, self._step_time, self._full = profile, step_time, block
         self._chosen = block
-        self._price = FIRST_PRICE
+        self._price = FIXED_PRICE
         """Tokens that the engine generates in the time of one position."""
-        self._worth_K = [1.0] * (block - 1)
-        """Expected gain in tokens of the k-th mask of a row where drafts are verified."""
+        self._worth_of: dict[float, list[float]] = {}
+        """Expected gain in tokens of the k-th mask of a row, by threshold."""
         self._probe: Sequence | None = None
         self._rival = 1
         """The best block of the other kind: 1 if the chosen one has masks, else the best one with masks."""
@@ -72,10 +66,9 @@ class BlockChoice:
         """The block of sequences that fix none."""
         return self._chosen
 
-    @property
-    def draft_price(self) -> float:
-        """Probability that a draft and all before it are right, below which it does not pay."""
-        return DRAFT_POSITIONS * self._price
+    def draft_price(self, sequence: Sequence, acceptance: Acceptance) -> float:
+        """Return the probability that a draft and all before it are right, below which the draft does not pay."""
+        return DRAFT_POSITIONS * (FIXED_PRICE if _reproducible(sequence, acceptance) else self._price)
 
     def next_step(
         self, running: list[Sequence], acceptance_of: AcceptanceOf, thresholds: tuple[float, ...], kv_tokens: int
@@ -101,27 +94,34 @@ class BlockChoice:
             return self._full
         if self._try_rival:
             return self._rival
-        # With verification `masks_for` then cuts the full block down by price.
-        by_price = acceptance.verify and self._step_time.model is not None and self._chosen > 1
-        return self._full if by_price else self._chosen
+        # `masks_for` then cuts the full block down by price.
+        return self._full if self._step_time.model is not None and self._chosen > 1 else self._chosen
 
     def masks_for(self, sequence: Sequence, acceptance: Acceptance | None, max_columns: int) -> Masks:
         """Return the number of masks behind the last token and behind each draft, in a slot of `max_columns`."""
         drafts, fixed = sequence.draft_tokens, sequence.request.decode.block
         if acceptance is None or (block := fixed or self.block(sequence, acceptance)) == 1:
-            return (0,) * (1 + len(drafts))
+            return masks_behind_the_last(len(drafts), 0)
         left = sequence.max_tokens - sequence.num_output_tokens
         most = [max(0, min(block, left - right) - 1) for right in range(len(drafts) + 1)]
         if drafts and drafts[-1] in sequence.stop_ids:
             most[-1] = 0  # the sequence ends with its last draft
-        sure = sequence.accepted_confidences
-        if acceptance.verify and len(sure) == len(drafts) and sequence is not self._probe:
-            worth_K = [1.0] * (fixed - 1) if fixed else self._worth_K
-            rows = masks_behind_drafts(sure, worth_K, self._price, most)
-            added = len(drafts) + sum(rows)
-            if not any(rows[:-1]) or (added <= COLUMNS_MOST and len(sequence.tokens) + added <= max_columns):
+        if len(sequence.draft_confidences) == len(drafts) and sequence is not self._probe:
+            likely = [least_probability(sure, acceptance.metric) for sure in sequence.draft_confidences]
+            worth_K, price = self._worth_and_price(sequence, acceptance, block)
+            rows = masks_behind_drafts(likely, worth_K, price, most)
+            if len(sequence.tokens) + len(drafts) + sum(rows) <= max_columns:
                 return rows
-        return (*(0 for _ in drafts), most[-1])
+        return masks_behind_the_last(len(drafts), most[-1])
+
+    def _worth_and_price(self, sequence: Sequence, acceptance: Acceptance, block: int) -> tuple[list[float], float]:
+        """Return the expected gain of each mask of a row, and the price of a position, both in tokens."""
+        certain_K = [1.0] * (block - 1)
+        if _reproducible(sequence, acceptance):
+            return certain_K, FIXED_PRICE
+        if sequence.request.decode.block is not None or acceptance.metric is not Metric.PROBABILITY:
+            return certain_K, self._price
+        return self._worth_of.get(acceptance.threshold, certain_K), self._price
 
     def _choose(self, model: StepTime, running: list[Sequence], acceptance_of: AcceptanceOf, kv_tokens: int) -> None:
         if self._profile.forwards < CALIBRATED_FORWARDS:
@@ -133,14 +133,15 @@ class BlockChoice:
             return
         tokens_B = np.full(self._full, float(len(running) - len(adapting)))
         positions_B = tokens_B.copy()
-        for quality, count in Counter(needs.quality for needs in adapting).items():
-            lookahead = self._profile.lookahead(quality)
+        by_threshold = Counter(needs.threshold for needs in adapting)
+        for threshold, count in by_threshold.items():
+            lookahead = self._profile.lookahead(threshold)
             tokens_B += count * lookahead.tokens_B
             positions_B += count * lookahead.positions_B
         rates_B = block_rates(model, tokens_B, positions_B, num_seqs=len(running), kv_tokens=kv_tokens)
         self._chosen = 1 + int(rates_B.argmax())
         self._price = max(LEAST_PRICE, model.position_s * float(rates_B.max()))
-        self._worth_K = self._profile.worth_of_masks(self._price)
+        self._worth_of = {threshold: self._profile.worth_of_masks(threshold, self._price) for threshold in by_threshold}
         self._set_trials(model, len(running), rates_B, positions_B, kv_tokens)
 
     def _set_trials(self, model: StepTime, num_seqs: int, rates_B: Floats, positions_B: Floats, kv_tokens: int) -> None:
@@ -160,27 +161,15 @@ class BlockChoice:
         self._probe_every = max(PROBE_EVERY, math.ceil(probe_s / (PROBE_SHARE * usual_s)))
 
 
-def masks_behind_drafts(
-    confidences: abc.Sequence[float], worth_K: abc.Sequence[float], price: float, most: abc.Sequence[int]
-) -> Masks:
-    """Return the number of masks behind the last token and behind each draft.
-
-    Each draft may be the last right one, and then the masks behind it are read (quadratic decoding, arXiv 2507.11851).
-    `confidences` are the probabilities that a draft is right if those before it are. The k-th mask of the row that is
-    read gains `worth_K[k]` tokens, a position costs `price` tokens, and a row has at most `most` masks.
-    """
-    right = [*accumulate(confidences, mul, initial=1.0), 0.0]  # probability that at least n drafts are right
-    rows = []
-    for (at_least, more), limit in zip(pairwise(right), most, strict=True):
-        read = at_least - more
-        count = next((k for k, worth in enumerate(worth_K[:limit]) if read * worth < price), min(limit, len(worth_K)))
-        rows.append(count)
-    return tuple(rows)
-
-
 def _adapts(sequence: Sequence, acceptance: Acceptance) -> bool:
     """Return whether the block may be chosen. The profile knows thresholds on the probability only."""
-    request = sequence.request
-    if request.decode.block is not None:
+    if sequence.request.decode.block is not None or _reproducible(sequence, acceptance):
         return False
-    return acceptance.verify or (request.sampling.seed is None and acceptance.metric is Metric.PROBABILITY)
+    return acceptance.metric is Metric.PROBABILITY
+
+
+def _reproducible(sequence: Sequence, acceptance: Acceptance) -> bool:
+    """Return whether the answer must not depend on the load, although some tokens are accepted without verification."""
+    request = sequence.request
+    fixed = request.decode.block is not None or request.sampling.seed is not None
+    return fixed and acceptance != LOSSLESS

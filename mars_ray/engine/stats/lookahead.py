@@ -24,47 +24,34 @@ class Lookahead(NamedTuple):
 
 
 def autoregressive(blocks: int) -> Lookahead:
-    """Return the lookahead when no token at a mask is accepted."""
-    return trusted(np.zeros(blocks - 1))
+    """Return the lookahead when no token at a mask is accepted or drafted."""
+    nothing_K = np.zeros(blocks - 1)
+    return look_ahead(nothing_K, nothing_K, nothing_K)
 
 
-def trusted(survival_K: Floats) -> Lookahead:
-    """Return the lookahead when accepted tokens leave the engine at once, without verification.
+def look_ahead(accepted_K: Floats, drafted_K: Floats, right_K: Floats, *, rows_per_draft: float = 0.0) -> Lookahead:
+    """Return the lookahead of forwards that accept some tokens at masks, and draft others for verification.
 
-    `survival_K` is the share of forwards in which the k-th mask is accepted. Each accepted token takes a position in
-    the next forward.
-    """
-    masks_B = np.arange(len(survival_K) + 1)
-    tokens_B = 1 + _sums(survival_K)
-    return Lookahead(tokens_B, tokens_B + masks_B)
-
-
-def verified(drafted_K: Floats, right_K: Floats, *, rows: float = 1.0) -> Lookahead:
-    """Return the lookahead when the next forward verifies every draft (mode exact).
-
-    `drafted_K` is the share of forwards whose k-th mask gives a draft. `right_K` is the share whose k-th mask gives a
-    draft that is verified together with all drafts before it. `rows` is the number of masks in a forward divided by the
-    length of its longest row of masks.
+    `accepted_K` is the share of forwards that accept the k-th mask, `drafted_K` the share that drafts it, and `right_K`
+    the share that drafts it and finds it right together with all drafts before it. Each accepted token and each draft
+    takes a position in the next forward. `rows_per_draft` is the number of rows of masks that a draft adds, as a
+    fraction of the longest row.
     """
     masks_B = np.arange(len(drafted_K) + 1)
-    return Lookahead(1 + _sums(right_K), 1 + _sums(drafted_K) + rows * masks_B)
+    gained_B, drafts_B = _sums(accepted_K), _sums(drafted_K)
+    return Lookahead(1 + gained_B + _sums(right_K), 1 + gained_B + drafts_B + (1 + rows_per_draft * drafts_B) * masks_B)
 
 
 def interpolate(thresholds: Sequence[float], at: Callable[[int], Lookahead], threshold: float) -> Lookahead:
     """Interpolate the lookahead at `threshold` linearly between `thresholds`, which fall from 1.
 
-    `at` returns the lookahead at the threshold with an index. At 1 drafts are verified. Just below 1 they are not, and
-    hardly any is accepted, so the interpolation begins at autoregressive decoding there.
+    `at` returns the lookahead at the threshold with an index.
     """
-    if threshold >= 1 or len(thresholds) == 1:
-        return at(0)
     above = max(0, bisect_right(thresholds, -threshold, key=neg) - 1)
     below = min(above + 1, len(thresholds) - 1)
     gap = thresholds[above] - thresholds[below]
-    weight = (thresholds[above] - threshold) / gap if gap else 0.0
-    low = at(below)
-    high = at(above) if above else autoregressive(len(low.tokens_B))
-    return Lookahead(*(one + weight * (other - one) for one, other in zip(high, low, strict=True)))
+    weight = min(1.0, (thresholds[above] - threshold) / gap) if gap and threshold < thresholds[above] else 0.0
+    return Lookahead(*(one + weight * (other - one) for one, other in zip(at(above), at(below), strict=True)))
 
 
 def _sums(values_K: Floats) -> Floats:

@@ -5,17 +5,19 @@ tokens accepted at masks with the model's choice one forward later. No extra for
 its observations to lists.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import neg
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from mars_ray.engine.stats.lookahead import Lookahead, interpolate, trusted, verified
+from mars_ray.engine.stats.lookahead import Lookahead, interpolate, look_ahead
 
 GRID = (1.0, 0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
-"""Thresholds on the probability. At 1 drafts are verified."""
+"""Thresholds on the probability. At 1 every token ahead is verified."""
 
 HALF_LIFE = 4096
 """Forwards after which the weight of an observation has halved."""
@@ -28,9 +30,6 @@ KEEP_ROWS = 0.5 ** (1 / 1024)
 
 FOLD_FORWARDS = 128
 """Forwards whose observations are folded into the means together."""
-
-CALIBRATED_DRAFTS = 0.7
-"""Calibrated threshold that stands in for drafts until some have been verified."""
 
 COMMON_DRAFTS = 4.0
 """Weight, in drafts, of the mean over all masks as a prior for the share of right drafts at one mask. The last masks
@@ -66,83 +65,81 @@ class ProfilePoint:
 
 
 class Profile:
-    """Decayed means over the forwards of an engine whose full block is `block`."""
+    """Decayed means over the forwards of an engine whose full block is `block`.
+
+    Letters: G thresholds of the grid, K masks, F observed forwards.
+    """
 
     def __init__(self, block: int, calibration: Mapping[float, tuple[float, float]] | None = None) -> None:
         """`calibration`: tokens per forward and agreement by threshold, with the weight `CALIBRATED_FORWARDS`."""
         masks = block - 1
         self._masks = masks
-        self._looks: list[tuple[int, list[float], int, bool, bool]] = []
+        self._looks: list[tuple[int, list[float], float, bool]] = []
         self._audits: list[tuple[float, list[float], list[bool]]] = []
-        self._verified: list[tuple[list[float], int]] = []
+        self._verified: list[tuple[int, list[float], int]] = []
         self._looked_K: Counts = np.zeros(masks)
+        """Forwards whose k-th mask was read."""
         self._accepted_GK: Counts = np.zeros((len(GRID), masks))
-        self._verifying_K: Counts = np.zeros(masks)
-        """Forwards if drafts were verified. Verification adds one at the end of a sequence, and one where the last
-        right draft has no masks behind it."""
-        self._drafted_K: Counts = np.zeros(masks)
-        """Forwards of `_verifying_K` whose k-th mask gives a draft."""
-        self._likely_K: Counts = np.zeros(masks)
+        """Those in which it and all masks before it pass the threshold."""
+        self._drafted_GK: Counts = np.zeros((len(GRID), masks))
+        """Those in which it gives a draft, because it or a mask before it falls short."""
+        self._likely_GK: Counts = np.zeros((len(GRID), masks))
         """Expected number of those drafts that are right together with all before them, by their confidences."""
+        self._ended_GK: Counts = np.zeros((len(GRID), masks))
+        """Those whose drafts reach a stop token, so that one more forward verifies them."""
+        self._all_right_GK: Counts = np.zeros((len(GRID), masks))
+        """Expected number of forwards whose drafts are all right, by the mask of the last draft."""
+        self._drafting_G: Counts = np.zeros(len(GRID))
+        """Forwards that give drafts."""
         self._expected_K: Counts = np.zeros(masks)
-        """`_likely_K` of the drafts that were verified."""
+        """`_likely_GK` of the drafts that were verified."""
         self._right_K: Counts = np.zeros(masks)
         """Verified drafts that were right together with all before them."""
-        self._fed = float(CALIBRATED_FORWARDS)
-        """Forwards with masks where drafts are verified."""
-        self._rows = float(CALIBRATED_FORWARDS)
-        """Sum over those forwards of all masks divided by the longest row."""
-        self._void = 0
-        """Forwards since the last fold that had no masks behind the last right draft."""
+        self._surprised = self._void = 0.0
+        """Forwards that found a wrong draft, and those among them that had no masks behind the last right draft."""
+        self._drafts = self._rows = 0.0
+        """Drafts that were verified, and the rows of masks behind them, as fractions of the longest row."""
         self._audited_G: Counts = np.zeros(len(GRID))
         self._agreed_G: Counts = np.zeros(len(GRID))
         if calibration and masks:
-            self._begin(sorted((threshold, *point) for threshold, point in calibration.items() if threshold < 1))
+            self._begin(sorted((threshold, tokens) for threshold, (tokens, _) in calibration.items()))
 
-    def _begin(self, calibrated: list[tuple[float, float, float]]) -> None:
-        if not calibrated:
-            return
-        thresholds, tokens, agreements = zip(*calibrated, strict=True)
-        # Just below 1 no token is accepted.
-        tokens_G = np.interp(GRID, (*thresholds, 1.0), (*tokens, 1.0))
+    def _begin(self, calibrated: list[tuple[float, float]]) -> None:
+        """Take the tokens ahead for drafts that are right at a threshold of 1, and for accepted tokens below it."""
+        thresholds, tokens = zip(*calibrated, strict=True)
+        tokens_G = np.interp(GRID, thresholds, tokens)
+        gained_GK = CALIBRATED_FORWARDS * np.array([_geometric(tokens, self._masks) for tokens in tokens_G])
         self._looked_K += CALIBRATED_FORWARDS
-        self._accepted_GK += CALIBRATED_FORWARDS * np.array([_geometric(tokens, self._masks) for tokens in tokens_G])
-        drafted = GRID.index(CALIBRATED_DRAFTS)
-        self._verifying_K += CALIBRATED_FORWARDS
-        self._drafted_K += self._accepted_GK[drafted]
-        ahead = tokens_G[drafted] - 1
-        wrong = (1 - float(np.interp(CALIBRATED_DRAFTS, thresholds, agreements))) * tokens_G[drafted]
-        right = max(0.0, 1 - (wrong / ahead if ahead > 0 else 1.0))
-        self._likely_K += self._drafted_K * right ** np.arange(1, self._masks + 1)
+        self._accepted_GK[1:] = gained_GK[1:]
+        self._drafted_GK[0] = self._likely_GK[0] = gained_GK[0]
 
     @property
     def forwards(self) -> float:
         """Decayed number of observed forwards."""
         return float(self._looked_K.max(initial=0))
 
-    def observe_masks(
-        self, looked: int, confidences: list[float], drafted: int, *, ended: bool = False, surprised: bool = False
-    ) -> None:
+    def observe_masks(self, looked: int, confidences: list[float], draft_price: float, *, ends: bool = False) -> None:
         """Record the confidences at the `looked` masks of one sequence in one forward, in order.
 
-        There are fewer confidences than masks if the sequence would end at a stop token before. `drafted` masks would
-        give drafts; with `ended` the drafts reach the stop token, so one more forward verifies them. With `surprised`
-        the masks follow a wrong draft. Such forwards also represent those that had no masks to read.
+        Tokens are drafted down to `draft_price` (see `sampling/verify`). With `ends` there is a stop token after as
+        many tokens as there are confidences, the autoregressive one included.
         """
-        self._looks.append((looked, confidences, drafted, ended, surprised))
+        self._looks.append((looked, confidences, draft_price, ends))
         if len(self._looks) >= FOLD_FORWARDS:
             self._fold()
 
-    def observe_drafts(self, confidences: list[float], right: int) -> None:
-        """Record the confidences of drafts made at a threshold of 1; the first `right` were right."""
-        self._verified.append((confidences, right))
+    def observe_drafts(self, confidences: list[float], right: int, *, after: int = 0) -> None:
+        """Record drafts at the masks after the `after` accepted ones. The first `right` drafts were right."""
+        self._verified.append((after, confidences, right))
 
-    def observe_rows(self, masks: tuple[int, ...], read: bool) -> None:
-        """Record the rows of masks in a verifying forward, and whether the row to `read` had any."""
-        if longest := max(masks):
-            self._fed = KEEP_ROWS * self._fed + 1
-            self._rows = KEEP_ROWS * self._rows + sum(masks) / longest
-            self._void += not read
+    def observe_rows(self, masks: tuple[int, ...], *, read: bool, surprised: bool) -> None:
+        """Record the rows of masks in a forward, whether the row to `read` had any, and whether a draft was wrong."""
+        if drafts := len(masks) - 1:
+            self._drafts = KEEP_ROWS * self._drafts + drafts
+            self._rows = KEEP_ROWS * self._rows + (sum(masks) / max(masks) - 1)
+        if surprised:
+            self._surprised = KEEP_ROWS * self._surprised + 1
+            self._void = KEEP_ROWS * self._void + (not read)
 
     def observe_audit(self, threshold: float, confidences: list[float], right: list[bool]) -> None:
         """Record which tokens accepted at masks the model agrees with one forward later.
@@ -156,13 +153,14 @@ class Profile:
         """Return gain and cost of a threshold by block, interpolated linearly over the grid."""
         return interpolate(GRID, self._at, threshold)
 
-    def worth_of_masks(self, price: float) -> list[float]:
-        """Return the expected tokens gained by the k-th mask where drafts are verified, less the price of verification.
+    def worth_of_masks(self, threshold: float, price: float) -> list[float]:
+        """Return the expected tokens gained by the k-th mask, less the price of the positions that verify drafts.
 
         A position costs `price` tokens.
         """
-        drafted_K, right_K = self._drafts()
-        worth_K: list[float] = (right_K - price * drafted_K).tolist()
+        number = max(0, bisect_right(GRID, -threshold, key=neg) - 1)
+        accepted_K, drafted_K, right_K = self._shares(number)
+        worth_K: list[float] = (accepted_K + right_K - price * drafted_K).tolist()
         return worth_K
 
     def points(self) -> tuple[ProfilePoint, ...]:
@@ -184,17 +182,18 @@ class Profile:
         return tuple(curve)
 
     def _at(self, number: int) -> Lookahead:
-        if number:
-            return trusted(self._accepted_GK[number] / np.maximum(self._looked_K, 1e-9))
-        return verified(*self._drafts(), rows=self._rows / self._fed)
+        return look_ahead(*self._shares(number), rows_per_draft=self._rows / self._drafts if self._drafts else 0.0)
 
-    def _drafts(self) -> tuple[Counts, Counts]:
-        """Return the shares of forwards whose k-th mask gives a draft, and a draft that is right with all before it."""
+    def _shares(self, number: int) -> tuple[Counts, Counts, Counts]:
+        """Return the shares of forwards whose k-th mask is accepted, a draft, and a right draft (see `look_ahead`)."""
         common = (self._right_K.sum() + 1) / (self._expected_K.sum() + 1)
         truth_K = (self._right_K + COMMON_DRAFTS * common) / (self._expected_K + COMMON_DRAFTS)
-        forwards_K = np.maximum(self._verifying_K, 1e-9)
-        drafted_K = self._drafted_K / forwards_K
-        return drafted_K, np.minimum(self._likely_K / forwards_K * truth_K, drafted_K)
+        surprises = max(0.0, self._drafting_G[number] - float(self._all_right_GK[number] @ truth_K))
+        void = surprises * (self._void / self._surprised if self._surprised else 0.0)
+        forwards_K = np.maximum(self._looked_K + self._ended_GK[number] + void, 1e-9)
+        drafted_K = self._drafted_GK[number] / forwards_K
+        right_K = np.minimum(self._likely_GK[number] / forwards_K * truth_K, drafted_K)
+        return self._accepted_GK[number] / forwards_K, drafted_K, right_K
 
     def _fold(self) -> None:
         if self._looks:
@@ -209,29 +208,37 @@ class Profile:
         keep, masks_K = 0.5 ** (len(looks) / HALF_LIFE), np.arange(self._masks)
         # Masks that were not fed, or follow the end, count as below every threshold.
         sure_FK = np.array([(sure + [-1.0] * self._masks)[: self._masks] for _, sure, *_ in looks])
-        looked_F1, drafted_F1, ended_F1, surprised_F1 = (
-            np.array([[look[part]] for look in looks]) for part in (0, 2, 3, 4)
-        )
-        stands_for_F1 = 1 + surprised_F1 * self._void / max(1, surprised_F1.sum())
-        least_FK = np.minimum.accumulate(sure_FK, axis=1)
-        grid_G11 = np.array([2.0, *GRID[1:]])[:, None, None]  # at 1 no token is trusted
-        self._accepted_GK = keep * self._accepted_GK + ((least_FK >= grid_G11) * stands_for_F1).sum(axis=1)
-        looked_FK = masks_K < looked_F1
-        self._looked_K = keep * self._looked_K + (looked_FK * stands_for_F1).sum(axis=0)
-        self._verifying_K = keep * self._verifying_K + looked_FK.sum(axis=0) + (looked_FK & ended_F1).sum(axis=0)
-        self._verifying_K += self._void
-        self._void = 0
-        is_draft_FK = masks_K < drafted_F1
-        self._drafted_K = keep * self._drafted_K + is_draft_FK.sum(axis=0)
-        self._likely_K = keep * self._likely_K + (is_draft_FK * sure_FK.cumprod(axis=1)).sum(axis=0)
+        looked_FK = masks_K < np.array([[looked] for looked, *_ in looks])
+        price_F1 = np.array([[price] for _, _, price, _ in looks])
+        last_FK = masks_K == np.array([[len(sure) - 1 if ends else self._masks] for _, sure, _, ends in looks])
+        grid_G11 = np.array([2.0, *GRID[1:]])[:, None, None]  # at 1 no token is accepted
+        accepted_GFK = np.minimum.accumulate(sure_FK, axis=1) >= grid_G11
+        right_GFK = np.where(accepted_GFK, 1.0, sure_FK.clip(0)).cumprod(axis=2)
+        # Drafts end at the price. One that is a stop token counts as the autoregressive token of the last forward.
+        reaches_GFK = ~accepted_GFK & (right_GFK >= price_F1) & (sure_FK >= 0)
+        drafted_GFK = reaches_GFK & ~last_FK
+        last_draft_GFK = drafted_GFK & ~np.pad(drafted_GFK[..., 1:], ((0, 0), (0, 0), (0, 1)))
+        for counts, observed in (
+            (self._looked_K, looked_FK.sum(axis=0)),
+            (self._accepted_GK, accepted_GFK.sum(axis=1)),
+            (self._drafted_GK, drafted_GFK.sum(axis=1)),
+            (self._likely_GK, (drafted_GFK * right_GFK).sum(axis=1)),
+            (self._ended_GK, (reaches_GFK & last_FK).any(axis=2) @ looked_FK.astype(int)),
+            (self._all_right_GK, (last_draft_GFK * right_GFK).sum(axis=1)),
+            (self._drafting_G, drafted_GFK.any(axis=2).sum(axis=1)),
+        ):
+            counts *= keep
+            counts += observed
 
     def _fold_verified(self) -> None:
         verified, self._verified = self._verified, []
         keep, masks_K = 0.5 ** (len(verified) / HALF_LIFE), np.arange(self._masks)
-        sure_FK = np.array([(sure + [0.0] * self._masks)[: self._masks] for sure, _ in verified])
-        right_F1 = np.array([[right] for _, right in verified])
-        self._expected_K = keep * self._expected_K + sure_FK.cumprod(axis=1).sum(axis=0)
-        self._right_K = keep * self._right_K + (masks_K < right_F1).sum(axis=0)
+        sure_FK = np.array([([1.0] * after + sure + [0.0] * self._masks)[: self._masks] for after, sure, _ in verified])
+        after_F1 = np.array([[after] for after, *_ in verified])
+        right_F1 = np.array([[right] for *_, right in verified])
+        is_draft_FK = masks_K >= after_F1
+        self._expected_K = keep * self._expected_K + (is_draft_FK * sure_FK.cumprod(axis=1)).sum(axis=0)
+        self._right_K = keep * self._right_K + (is_draft_FK & (masks_K < after_F1 + right_F1)).sum(axis=0)
 
     def _fold_audits(self) -> None:
         audits, self._audits = self._audits, []
