@@ -62,7 +62,7 @@ def teach(engine: Engine, right_shares: Sequence[float]) -> None:
     chances = conditional_chances(right_shares)
     for number in range(LEARNED):
         draw = (number * 0.6180339887) % 1
-        engine.profile.observe_masks(len(chances), chances, len(chances))
+        engine.profile.observe_masks(len(chances), chances, 0.0)
         engine.profile.observe_drafts(chances, sum(draw < share for share in right_shares))
     engine.profile.points()
 
