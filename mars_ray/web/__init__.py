@@ -1,1 +1,1 @@
-"""Pages of an endpoint and of reports, with one style sheet and one module of charts."""
+"""Web pages of endpoints and reports, with a common style sheet and chart module."""

@@ -1,4 +1,4 @@
-"""Charts of a report as data, drawn by `static/chart.js`."""
+"""Charts of reports as data, which `static/chart.js` draws."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,35 +6,36 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """One axis."""
+    """An axis of a chart."""
 
     ends: tuple[float, float] | None = None
-    """First and last value; None fits the data."""
+    """Minimum and maximum of the axis; None fits the axis to the data."""
     unit: str = ""
-    """Suffix of values, such as " %"."""
+    """Suffix of the values, such as " %"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A line chart series."""
+    """A line in a chart."""
 
     name: str = ""
     at: Sequence[tuple[float, float]]
-    """Pairs of x and y."""
+    """Points of the line as (x, y)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A labelled point."""
+    """A labelled point in a chart."""
 
     name: str
     kind: str = ""
-    """Style: "special", "hollow", both, or neither."""
+    """Styles separated by a space: "special", "hollow", both or neither."""
     x: float
     y: float
     x_within: tuple[float, float]
+    """Interval of `x`, drawn as whiskers."""
     y_within: tuple[float, float]
-    """Interval of the value, drawn as whiskers."""
+    """Interval of `y`, drawn as whiskers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class Chart:
     title: str
     lines: Sequence[Line] = ()
     bars: Sequence[tuple[float, float, float]] = ()
-    """Left edge, right edge and value of each bar."""
+    """Bars as (left edge, right edge, value)."""
     points: Sequence[Point] = ()
     x: Axis = Axis()
     y: Axis = Axis()

@@ -1,8 +1,8 @@
-"""Pages of an endpoint and the files they load, read once.
+"""Provide the pages of an endpoint and the files that they load; each is read once.
 
-In:    the prefix of the endpoint.
+In:    the URL prefix of the endpoint.
 Out:   the bytes of each page and file, and the Content-Security-Policy of pages.
-Never: contain data of a model, a key or a caller; pages ask the API for these, like any client.
+Never: puts data of models, keys or callers into pages; pages fetch these from the API, like any client.
 """
 
 from collections.abc import Mapping
@@ -19,12 +19,12 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""Content-Security-Policy of every page: scripts, styles and requests only of this endpoint, and no text as markup."""
+"""Content-Security-Policy of all pages: only scripts, styles and requests of this endpoint, and no text as markup."""
 
 
 @dataclass(frozen=True, slots=True)
 class WebFile:
-    """Content and media type of one file."""
+    """Content and media type of a file or page."""
 
     content: bytes
     media_type: str
@@ -32,7 +32,7 @@ class WebFile:
 
 @cache
 def static_files() -> Mapping[str, WebFile]:
-    """Return the files that pages load, by path below the endpoint, such as "/web/style.css"."""
+    """Return the files that pages load, by path relative to the endpoint, such as "/web/style.css"."""
     return {
         f"/web/{file.name}": WebFile(file.read_bytes(), TYPES[file.suffix])
         for file in sorted(STATIC.iterdir())
@@ -42,12 +42,12 @@ def static_files() -> Mapping[str, WebFile]:
 
 @cache
 def page(path: str, prefix: str) -> WebFile:
-    """Return the page at `path` of an endpoint with the prefix `prefix`, such as "" or "/llm"."""
+    """Return the page at `path` of an endpoint with a URL prefix, such as "" or "/llm"."""
     environment = Environment(loader=PackageLoader("mars_ray", "web"), autoescape=True, undefined=StrictUndefined)
     html = environment.get_template(PAGES[path]).render(prefix=prefix)
     return WebFile(html.encode(), "text/html; charset=utf-8")
 
 
 def open_paths() -> frozenset[str]:
-    """Return the paths that need no key, because browsers send none with a page."""
+    """Return the paths that need no API key, because browsers send no key when they load a page."""
     return frozenset(PAGES) | frozenset(static_files())

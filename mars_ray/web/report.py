@@ -1,7 +1,7 @@
-"""Render the pages of all reports from `report.html` and `report_parts.html`, with everything escaped.
+"""Render the pages of reports from `report.html` and `report_parts.html`, and escape all text.
 
-A page is one HTML file that loads nothing and only runs `static/chart.js`, which it contains. It is readable on a
-phone, in dark mode and without a network. Without scripts, tables show the data of the charts.
+A page is one HTML file that loads no other file; its only script is `static/chart.js`, which it contains. It can be
+read on a phone, in dark mode and without a network. If scripts are blocked, tables still show the data of the charts.
 """
 
 import json
@@ -17,11 +17,11 @@ from mars_ray.web.chart import Chart
 from mars_ray.web.pages import STATIC
 
 FOLD_FROM = 400
-"""Length from which a text is folded."""
+"""Length in characters above which a text is folded."""
 
 
-def render(template: str, **shown: Any) -> str:
-    """Render a template, named by its path below the package, such as "batch/output/report_page.html"."""
+def render(template: str, **values: Any) -> str:
+    """Render a template, given by its path in the package, such as "batch/output/report_page.html"."""
     environment = Environment(
         loader=PackageLoader("mars_ray", ""),
         autoescape=True,
@@ -37,13 +37,13 @@ def render(template: str, **shown: Any) -> str:
         "script": Markup(script),
         "sources": f"style-src '{_digest(style)}'; script-src '{_digest(script)}'",
     }
-    html = environment.get_template(template).render(shown)
-    # JSON may hold half of a surrogate pair, which cannot be written to a file.
+    html = environment.get_template(template).render(values)
+    # JSON may contain half of a surrogate pair, which cannot be written to a file.
     return html.encode("utf-8", "replace").decode()
 
 
 def _digest(text: str) -> str:
-    """Return the source expression of a text for a Content-Security-Policy."""
+    """Return the hash of a script or style, as a source in a Content-Security-Policy."""
     return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"
 
 

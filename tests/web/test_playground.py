@@ -29,7 +29,7 @@ def opened(page: Page, endpoint: Served, key: str) -> Page:
 def give_key(page: Page, key: str) -> None:
     expect(page.locator("#key-dialog")).to_be_visible()
     page.locator("#key").fill(key)
-    page.get_by_role("button", name="Use it").click()
+    page.get_by_role("button", name="Use key").click()
 
 
 def ask(page: Page, prompt: str, threshold: float | None = None) -> None:
@@ -62,7 +62,9 @@ def test_an_answer_arrives_tinted_by_forward_and_says_of_each_token_how_it_came(
     ahead = next(number for number in range(1, len(forwards)) if forwards[number] == forwards[number - 1])
     page.locator(".token").nth(ahead).hover()
     expect(page.locator(".detail")).to_contain_text(
-        re.compile(r"forward \d+, token 2 of \d, confidence [\d.]+ %\. One token at a time (says the same|would have)")
+        re.compile(
+            r"forward \d+, token 2 of \d, confidence [\d.]+ %\. One-at-a-time decoding (chooses|would have chosen)"
+        )
     )
     page.locator(".answer").focus()
     page.keyboard.press("Home")
@@ -93,7 +95,7 @@ def test_a_wrong_key_is_told_and_a_right_one_goes_on_and_is_kept_in_the_tab(
 ) -> None:
     page.goto(f"{locked.url}/")
     give_key(page, "mars-wrong")
-    expect(page.locator("#key-says")).to_have_text("This key is not known here.")
+    expect(page.locator("#key-says")).to_have_text("This endpoint does not know this key.")
     give_key(page, keys["use"])
     expect(page.locator("#model option")).to_have_count(1)
     assert page.evaluate("Object.values(sessionStorage)") == [keys["use"]]

@@ -1,5 +1,5 @@
-// Show one answer while it streams: tokens tinted by forward, figures, and details of each token.
-// Text of the model only ever becomes text nodes.
+// Show an answer while it streams: tokens coloured by forward, figures, and details of each token.
+// Text from the model is only inserted as text nodes.
 
 import { make } from "./api.js";
 
@@ -29,13 +29,13 @@ export class Answer {
     this.begin();
     this.firstAt = null;
     this.chosen = -1;
-    this.body.addEventListener("pointerover", (event) => this.choose(this.tokens.findIndex((each) => each.span === event.target)));
-    this.body.addEventListener("click", (event) => this.choose(this.tokens.findIndex((each) => each.span === event.target)));
+    this.body.addEventListener("pointerover", (event) => this.choose(this.tokens.findIndex((token) => token.span === event.target)));
+    this.body.addEventListener("click", (event) => this.choose(this.tokens.findIndex((token) => token.span === event.target)));
     this.body.addEventListener("keydown", (event) => this.step(event));
     this.body.addEventListener("focus", () => this.chosen < 0 && this.choose(0));
   }
 
-  // Start the clock of this answer.
+  // Start the timer of this answer.
   begin() {
     this.began = performance.now();
   }
@@ -66,10 +66,10 @@ export class Answer {
     }
     const entry = entries[0] ?? { forward: 0, logprob: NaN };
     const span = make("span", `token c${entry.forward % COLOURS}`, text);
-    const place = this.tokens.filter((each) => each.forward === entry.forward).length;
+    const place = this.tokens.filter((earlier) => earlier.forward === entry.forward).length;
     const token = { span, text, forward: entry.forward, confidence: Math.exp(entry.logprob), place, mode };
     span.dataset.forward = entry.forward;
-    for (const each of entries) this.byIndex.set(each.index, token);
+    for (const { index } of entries) this.byIndex.set(index, token);
     this.received = (this.received ?? 0) + Math.max(1, entries.length);
     this.tokens.push(token);
     this.body.append(span);
@@ -79,7 +79,7 @@ export class Answer {
     const token = this.byIndex.get(audit.index);
     if (!token) return;
     token.audit = audit;
-    // Join tokens that share a character: the text of a token may be part of one.
+    // Compare with the joined text, because a token may be only part of a character.
     token.same = audit.token === token.text;
     token.span.classList.toggle("other", !token.same);
   }
@@ -102,10 +102,10 @@ export class Answer {
     this.count();
     const seconds = ((this.lastAt ?? performance.now()) - this.began) / 1000;
     this.title.append(make("small", "", ` ${says ?? this.reason ?? "ended"} after ${seconds.toFixed(2)} s`));
-    const judged = this.tokens.filter((each) => each.audit);
-    const other = judged.filter((each) => !each.same).length;
-    if (judged.length) {
-      this.detail.textContent = `${judged.length - other} of ${judged.length} tokens taken ahead are what one token at a time says.`;
+    const audited = this.tokens.filter((token) => token.audit);
+    const equal = audited.filter((token) => token.same).length;
+    if (audited.length) {
+      this.detail.textContent = `${equal} of ${audited.length} tokens taken ahead equal one-at-a-time decoding.`;
     }
   }
 
@@ -126,7 +126,7 @@ export class Answer {
     this.tokens[this.chosen]?.span.classList.remove("chosen");
     token.span.classList.add("chosen");
     this.chosen = number;
-    const together = this.tokens.filter((each) => each.forward === token.forward).length;
+    const together = this.tokens.filter((other) => other.forward === token.forward).length;
     const which = together > 1 ? `, token ${token.place + 1} of ${together}` : "";
     const sure = Number.isFinite(token.confidence) ? `, confidence ${(100 * token.confidence).toFixed(1)} %` : "";
     this.detail.textContent = `“${visible(token.text)}”: forward ${token.forward}${which}${sure}. ${oneAtATime(token)}`;
@@ -135,10 +135,10 @@ export class Answer {
 
 function oneAtATime(token) {
   if (token.audit && !token.same) {
-    return `One token at a time would have said “${visible(token.audit.token)}” (${(100 * Math.exp(token.audit.logprob)).toFixed(1)} %).`;
+    return `One-at-a-time decoding would have chosen “${visible(token.audit.token)}” (${(100 * Math.exp(token.audit.logprob)).toFixed(1)} %).`;
   }
-  if (token.audit || token.mode !== "threshold" || token.place === 0) return "One token at a time says the same.";
-  return "The model did not look at it again: the answer ended there, or a schema led it.";
+  if (token.audit || token.mode !== "threshold" || token.place === 0) return "One-at-a-time decoding chooses the same token.";
+  return "The model did not check this token: the answer ended there, or a schema determined it.";
 }
 
 const visible = (text) => text.replaceAll("\n", "⏎");

@@ -1,4 +1,4 @@
-// Call the endpoint from a page: the key of this tab, errors as the endpoint writes them, streams as events.
+// Call the endpoint from a page, with the API key of this tab, and read streams of events.
 
 const BASE = new URL("../", import.meta.url);
 const KEY = "mars-ray-key";
@@ -15,7 +15,7 @@ export class Refused extends Error {
 
 export const endpoint = (path) => new URL(path, BASE);
 
-// Call the endpoint and ask the user for a key if it needs one. Throws `Refused` with the endpoint's message.
+// Call the endpoint, and ask the user for a key if one is needed. Throws `Refused` with the message of the endpoint.
 export async function call(path, { method = "GET", body, signal } = {}) {
   for (;;) {
     const key = sessionStorage.getItem(KEY);
@@ -27,9 +27,9 @@ export async function call(path, { method = "GET", body, signal } = {}) {
     });
     if (response.ok) return response;
     const refused = await refusal(response);
-    const wanting = { 401: key ? "This key is not known here." : "This endpoint asks for a key.", 403: refused.message };
-    if (!wanting[response.status]) throw refused;
-    if (key === sessionStorage.getItem(KEY)) await askForKey(wanting[response.status], refused);
+    const reasons = { 401: key ? "This endpoint does not know this key." : "This endpoint needs a key.", 403: refused.message };
+    if (!reasons[response.status]) throw refused;
+    if (key === sessionStorage.getItem(KEY)) await askForKey(reasons[response.status], refused);
   }
 }
 
@@ -41,7 +41,7 @@ async function refusal(response) {
   return new Refused(response.status, message);
 }
 
-// Ask the user once, even if several calls need a key.
+// Ask the user only once, even if several calls need a key.
 function askForKey(says, refused) {
   asking ??= new Promise((resolve, reject) => {
     document.getElementById("key-says").textContent = says;
@@ -50,9 +50,9 @@ function askForKey(says, refused) {
     dialog.returnValue = "";
     dialog.addEventListener("close", () => {
       asking = null;
-      const given = input.value.trim();
-      if (dialog.returnValue !== "use" || !given) return reject(refused);
-      sessionStorage.setItem(KEY, given.replace(/[^\x21-\x7e]/g, "?"));
+      const key = input.value.trim();
+      if (dialog.returnValue !== "use" || !key) return reject(refused);
+      sessionStorage.setItem(KEY, key.replace(/[^\x21-\x7e]/g, "?"));
       input.value = "";
       resolve();
     }, { once: true });

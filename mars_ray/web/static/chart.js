@@ -1,11 +1,11 @@
-// Small charts: lines with bands, bars and points, in SVG with the classes of the style sheet.
+// Draw small charts of lines with bands, bars and points in SVG, styled by the style sheet.
 //
-// A chart is { title, lines, bars, points, x, y }, with optional lists:
-//   lines: { name, at: [[x, y], …], band: [[x, low, high], …] }, the first to the last in a ramp of two colours
-//   bars: [low, high, value], from `low` to `high` of the horizontal axis
-//   points: { name, kind, x, y, x_within: [low, high], y_within: [low, high] }, with whiskers where there is a within
-//   x, y: { ends: [low, high], unit }; without ends `x` spans the data, and `y` goes from 0 to a little above it
-// This file has no imports, because reports contain it.
+// A chart is { title, lines, bars, points, x, y }; the lists are optional:
+//   lines: { name, at: [[x, y], …], band: [[x, low, high], …] }, coloured in a ramp from the first to the last line
+//   bars: [low, high, value], from `low` to `high` on the horizontal axis
+//   points: { name, kind, x, y, x_within: [low, high], y_within: [low, high] }, with whiskers for each interval
+//   x, y: { ends: [low, high], unit }; without ends, `x` spans the data, and `y` spans 0 to slightly above the data
+// This file imports nothing, because reports contain a copy of it.
 
 const SVG = "http://www.w3.org/2000/svg";
 const TICKS = 4;
@@ -33,16 +33,16 @@ export function short(value) {
   return String(Number(value.toPrecision(3)));
 }
 
-// Return a figure that shows the value nearest to the pointer.
+// Return a figure with the chart, which shows the value nearest to the pointer.
 export function chart({ title, lines = [], bars = [], points = [], x = {}, y = {} }) {
   const bands = lines.flatMap(({ band = [] }) => band);
   const across = axis(x, () => [
     ...lines.flatMap(({ at }) => at.map(([value]) => value)), ...bars.flatMap(([low, high]) => [low, high]),
-    ...points.flatMap((each) => [each.x, ...(each.x_within ?? [])]),
+    ...points.flatMap((point) => [point.x, ...(point.x_within ?? [])]),
   ]);
   const up = axis(y, () => [
     0, ...[...lines.flatMap(({ at }) => at.map(([, value]) => value)), ...bands.map(([, , high]) => high),
-      ...bars.map(([, , value]) => value), ...points.map((each) => each.y)].map((value) => 1.08 * value),
+      ...bars.map(([, , value]) => value), ...points.map((point) => point.y)].map((value) => 1.08 * value),
   ]);
   const [px, py] = [across.at, (value) => 100 - up.at(value)];
   const figure = element("figure", "");
@@ -88,7 +88,7 @@ export function chart({ title, lines = [], bars = [], points = [], x = {}, y = {
   return figure;
 }
 
-// Return an axis: position of a value in percent, its label, and the ticks.
+// Return an axis: functions for the position (in percent) and the label of a value, and the ticks.
 function axis({ ends, unit = "" }, values) {
   let [low, high] = [Infinity, -Infinity];
   for (const value of ends ?? values()) {
@@ -98,7 +98,7 @@ function axis({ ends, unit = "" }, values) {
   if (!(low < high)) [low, high] = Number.isFinite(low) ? [low, low + 1] : [0, 1];
   const rough = (high - low) / TICKS;
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough);
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough);
   const ticks = [];
   for (let at = Math.ceil(low / step); at * step <= high + step / 1e6; at += 1) {
     const value = Number((at * step).toPrecision(12));
@@ -126,7 +126,7 @@ function legend(lines) {
 // Place the names of points so that they cover no point and no other name.
 function spread(figure) {
   const { clientWidth: width, clientHeight: height } = figure;
-  const centre = (each) => [(parseFloat(each.style.left) * width) / 100, (parseFloat(each.style.top) * height) / 100];
+  const centre = ({ style }) => [(parseFloat(style.left) * width) / 100, (parseFloat(style.top) * height) / 100];
   const taken = [...figure.querySelectorAll(".dot")].map(centre).map(([x, y]) => [x - 6, y - 6, 12, 12]);
   const free = ([x, y, w, h]) => x >= 0 && x + w <= width + NAME_SPACE
     && taken.every(([left, top, wide, high]) => x + w < left || left + wide < x || y + h < top || top + high < y);
@@ -151,7 +151,7 @@ function tell(figure, marks) {
     const box = figure.getBoundingClientRect();
     const far = ({ left, top }) => Math.hypot(left * box.width / 100 - event.clientX + box.left, (top * box.height / 100 - event.clientY + box.top) / 4);
     let nearest = null;
-    for (const each of marks) if (!nearest || far(each) <= far(nearest)) nearest = each; // a point goes before a line below it
+    for (const mark of marks) if (!nearest || far(mark) <= far(nearest)) nearest = mark; // a point wins over a line below it
     if (!nearest) return;
     put(dot, nearest.left, nearest.top);
     says.textContent = nearest.says;

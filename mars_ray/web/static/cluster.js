@@ -1,4 +1,4 @@
-// The live view of a cluster: reports and decisions of the controller.
+// The live view of a cluster: shows the reports and decisions of the controller.
 
 import { call, events, make } from "./api.js";
 import { chart, short } from "./chart.js";
@@ -7,7 +7,7 @@ import { HeatMap } from "./heat_map.js";
 const $ = (id) => document.getElementById(id);
 const KEPT_S = 15 * 60;
 const ROWS_LISTED = 100;
-// Figures of a replica: title, formatted value, and the ends of the axis, which grow with the data.
+// Figures of a replica: title, format, and the ends of the axis, which are extended to fit the data.
 const FIGURES = {
   load: ["rows in use", (value) => `${(100 * value).toFixed(0)} %`, [0, 1]],
   threshold: ["threshold", short, [0.9, 1]],
@@ -26,23 +26,23 @@ let changed = false;
 
 // Handle one event of the stream.
 export function take(event) {
-  if (event.silent) return say(`${event.silent} What is shown is from before.`, true);
+  if (event.silent) return say(`${event.silent} The page shows earlier data.`, true);
   const life = event.controller;
-  if (life && controller && life !== controller) notice(`The controller was restarted at ${clock(Date.now() / 1000)}. What was before stays on this page.`);
+  if (life && controller && life !== controller) notice(`The controller was restarted at ${clock(Date.now() / 1000)}. Earlier data stay on this page.`);
   controller = life ?? controller;
   if (event.frame) {
     changed = true;
-    frames = frames.filter((each) => each.unix_s !== event.frame.unix_s && each.unix_s > event.frame.unix_s - KEPT_S);
+    frames = frames.filter((frame) => frame.unix_s !== event.frame.unix_s && frame.unix_s > event.frame.unix_s - KEPT_S);
     frames.push(event.frame);
-    // A new controller may send an older history.
-    if (frames.length > 1 && frames.at(-2).unix_s > event.frame.unix_s) frames.sort((one, other) => one.unix_s - other.unix_s);
+    // A new controller may send older frames.
+    if (frames.length > 1 && frames.at(-2).unix_s > event.frame.unix_s) frames.sort((a, b) => a.unix_s - b.unix_s);
   }
   if (event.now) {
     now = event.now;
-    say(`Seen at ${clock(now.unix_s)}.`);
+    say(`Updated at ${clock(now.unix_s)}.`);
   }
   if (waiting) return undefined;
-  waiting = true; // events that arrive together are drawn once
+  waiting = true; // draw only once for events that arrive together
   return requestAnimationFrame(() => {
     waiting = false;
     draw();
@@ -50,8 +50,8 @@ export function take(event) {
 }
 
 const clock = (unix_s) => new Date(unix_s * 1000).toLocaleTimeString([], { hour12: false });
-const column = (frame, name) => frame.values.map((each) => each[frame.figures.indexOf(name)]).filter((each) => each !== null);
-const sum = (values) => values.reduce((all, each) => all + each, 0);
+const column = (frame, name) => frame.values.map((values) => values[frame.figures.indexOf(name)]).filter((value) => value !== null);
+const sum = (values) => values.reduce((total, value) => total + value, 0);
 
 function say(text, bad = false) {
   $("says").textContent = text;
@@ -67,7 +67,7 @@ export function draw() {
   if (!now) return;
   const last = frames.at(-1);
   tiles([
-    ["replicas", String(now.replicas), `${now.status.desired_replicas || "–"} wanted`],
+    ["replicas", String(now.replicas), `${now.status.desired_replicas || "–"} desired`],
     ["policy", now.status.policy, ""],
     ["tokens/s", last ? short(sum(column(last, "tokens_s"))) : "–", ""],
     ["waiting", last ? short(sum(column(last, "queue"))) : "–", "sequences"],
@@ -75,7 +75,7 @@ export function draw() {
   classes();
   curve();
   jobs();
-  if (!changed) return; // frames come every five seconds and take most of the time
+  if (!changed) return; // frames arrive only every five seconds, and drawing them takes most of the time
   changed = false;
   series();
   heat();
@@ -92,7 +92,7 @@ function tiles(pairs) {
   }));
 }
 
-// Fill a table and keep unchanged cells, so that a button does not vanish under the pointer.
+// Fill a table, but keep unchanged cells, so that a button does not disappear under the pointer.
 function fill(body, rows) {
   rows.forEach((cells, number) => {
     const row = body.rows[number] ?? body.insertRow();
@@ -109,38 +109,38 @@ function fill(body, rows) {
 }
 
 function classes() {
-  fill($("classes"), now.status.classes.map((each) => [
-    each.name, short(each.threshold), `${short(each.floor)} to ${short(each.ceiling)}`, each.requests_s.toFixed(1),
-    `${each.reason}${each.override?.ends_unix_s ? ` until ${clock(each.override.ends_unix_s)}` : ""}${each.floor_reason ? `. Floor ${short(each.floor_asked)} asked, raised: ${each.floor_reason}` : ""}`,
-    { key: `${each.name} ${Boolean(each.override)}`, parts: () => buttons(each) },
+  fill($("classes"), now.status.classes.map((row) => [
+    row.name, short(row.threshold), `${short(row.floor)} to ${short(row.ceiling)}`, row.requests_s.toFixed(1),
+    `${row.reason}${row.override?.ends_unix_s ? ` until ${clock(row.override.ends_unix_s)}` : ""}${row.floor_reason ? `. Requested floor ${short(row.floor_asked)} raised: ${row.floor_reason}` : ""}`,
+    { key: `${row.name} ${Boolean(row.override)}`, parts: () => buttons(row) },
   ]));
   const top = now.curve[0];
-  $("demand").textContent = top ? `Demand is ${top.demand.toFixed(2)} times what the cluster can do at ${short(top.threshold)}.` : "";
+  $("demand").textContent = top ? `Demand is ${top.demand.toFixed(2)} times the capacity of the cluster at threshold ${short(top.threshold)}.` : "";
 }
 
-function buttons(each) {
+function buttons(row) {
   const set = make("button", "", "Set");
-  set.setAttribute("aria-label", `Set the threshold of class ${each.name}`);
-  set.addEventListener("click", () => openOverride(each));
-  if (!each.override) return [set];
+  set.setAttribute("aria-label", `Set the threshold of class ${row.name}`);
+  set.addEventListener("click", () => openOverride(row));
+  if (!row.override) return [set];
   const clear = make("button", "", "Clear");
-  clear.setAttribute("aria-label", `Clear the threshold of class ${each.name}`);
-  clear.addEventListener("click", () => confirmed(`Let the policy decide the threshold of class ${each.name} again?`, () =>
-    call(`control/threshold?service_class=${encodeURIComponent(each.name)}`, { method: "DELETE" })));
+  clear.setAttribute("aria-label", `Clear the threshold of class ${row.name}`);
+  clear.addEventListener("click", () => confirmed(`Let the policy choose the threshold of class ${row.name} again?`, () =>
+    call(`control/threshold?service_class=${encodeURIComponent(row.name)}`, { method: "DELETE" })));
   return [set, " ", clear];
 }
 
-function openOverride(each) {
-  $("override-title").textContent = `Threshold of class ${each.name}`;
-  Object.assign($("override-value"), { min: each.floor_asked, max: each.ceiling, value: each.threshold });
-  $("override-allowed").textContent = `From ${short(each.floor_asked)} to ${short(each.ceiling)}.`;
+function openOverride(row) {
+  $("override-title").textContent = `Threshold of class ${row.name}`;
+  Object.assign($("override-value"), { min: row.floor_asked, max: row.ceiling, value: row.threshold });
+  $("override-allowed").textContent = `From ${short(row.floor_asked)} to ${short(row.ceiling)}.`;
   $("override").onclose = () => {
     if ($("override").returnValue !== "set") return;
     const [threshold, minutes] = [Number($("override-value").value), Number($("override-minutes").value)];
     const lasting = minutes ? `for ${minutes} minutes` : "until it is cleared";
-    confirmed(`Set the threshold of class ${each.name} to ${threshold} ${lasting}? The policy is not asked meanwhile.`, () =>
+    confirmed(`Set the threshold of class ${row.name} to ${threshold} ${lasting}? Until then the policy has no effect on it.`, () =>
       call("control/threshold", {
-        method: "PUT", body: { threshold, service_class: each.name, seconds: minutes ? 60 * minutes : null },
+        method: "PUT", body: { threshold, service_class: row.name, seconds: minutes ? 60 * minutes : null },
       }));
   };
   $("override").returnValue = "";
@@ -154,7 +154,7 @@ function confirmed(question, act) {
     if ($("confirm").returnValue !== "yes") return;
     try {
       await act();
-      notice("Done. The controller follows with the next report.");
+      notice("Done. The controller applies it with the next report.");
     } catch (error) {
       notice(error.message);
     }
@@ -163,19 +163,19 @@ function confirmed(question, act) {
 }
 
 function curve() {
-  const points = now.curve.map((each) => [each.threshold, each.tokens_s]);
+  const points = now.curve.map(({ threshold, tokens_s }) => [threshold, tokens_s]);
   $("curve-card").hidden = !points.length;
   if (!points.length) return;
   const at = (threshold) => {
-    const near = points.reduce((best, each) => (Math.abs(each[0] - threshold) < Math.abs(best[0] - threshold) ? each : best));
+    const near = points.reduce((best, point) => (Math.abs(point[0] - threshold) < Math.abs(best[0] - threshold) ? point : best));
     return near[1];
   };
   $("curve").replaceChildren(chart({
-    title: "Tokens a second of the whole cluster at each threshold",
+    title: "Tokens per second of the whole cluster at each threshold",
     lines: [{ at: points }],
     points: now.status.classes.map(({ name, threshold }) => ({ name, x: threshold, y: at(threshold) })),
   }));
-  fill($("curve-rows"), now.curve.map((each) => [short(each.threshold), short(each.tokens_s), `${(100 * each.demand).toFixed(0)} %`]));
+  fill($("curve-rows"), now.curve.map((point) => [short(point.threshold), short(point.tokens_s), `${(100 * point.demand).toFixed(0)} %`]));
 }
 
 function series() {
@@ -194,7 +194,7 @@ function series() {
     const head = make("h3", "", title);
     if (at.length) head.append(make("span", "spark-now", shown(at.at(-1)[1])));
     card.append(head, chart({
-      title: `${title} of the last 15 minutes, mean of the replicas`,
+      title: `${title} in the last 15 minutes, mean of the replicas`,
       lines: [{ at, band }],
       x: { ends: [-KEPT_S / 60, 0], unit: " min" },
       y: ends ? { ends: [Math.min(ends[0], ...at.map(([, value]) => value), ...band.map(([, low]) => low)), ends[1]] } : {},
@@ -222,31 +222,33 @@ function replicas(last) {
 
 function jobs() {
   $("jobs-card").hidden = !now.jobs.length;
-  fill($("jobs"), now.jobs.map((each) => {
-    const share = each.tokens / (each.tokens + each.job.backlog.tokens || 1);
-    const left = each.job.backlog.seconds;
-    const due = left === null ? "none" : `${left < 0 ? "over since" : "in"} ${(Math.abs(left) / 60).toFixed(1)} min`;
-    const how = each.paused ? "paused for callers" : each.late_s ? `late by ${(each.late_s / 60).toFixed(1)} min even at the floor` : "runs";
-    return [each.name, {
+  fill($("jobs"), now.jobs.map((row) => {
+    const share = row.tokens / (row.tokens + row.job.backlog.tokens || 1);
+    const left = row.job.backlog.seconds;
+    const minutes = (Math.abs(left) / 60).toFixed(1);
+    const due = left === null ? "none" : left < 0 ? `missed ${minutes} min ago` : `in ${minutes} min`;
+    const late = `runs; will be ${(row.late_s / 60).toFixed(1)} min late even at the floor`;
+    const status = row.paused ? "paused for online requests" : row.late_s ? late : "runs";
+    return [row.name, {
       key: share.toFixed(2),
       parts: () => {
         const bar = make("progress");
         Object.assign(bar, { max: 1, value: share });
-        bar.setAttribute("aria-label", `Progress of ${each.name}`);
+        bar.setAttribute("aria-label", `Progress of ${row.name}`);
         return [bar, ` ${(100 * share).toFixed(0)} %`];
       },
-    }, due, short(each.job.tokens_s ?? NaN), short(each.job.threshold), String(each.workers), how];
+    }, due, short(row.job.tokens_s ?? NaN), short(row.job.threshold), String(row.workers), status];
   }));
 }
 
-// Streams are short, because a gateway that stops waits for them; the next stream continues from there.
+// Streams are short, because a stopping gateway waits for open streams. Each stream continues where the last one ended.
 async function follow() {
   for (;;) {
     try {
-      const known = new URLSearchParams(now ? { controller, after: now.after } : {});
-      for await (const data of events(await call(`control/live?${known}`))) take(JSON.parse(data));
+      const position = new URLSearchParams(now ? { controller, after: now.after } : {});
+      for await (const data of events(await call(`control/live?${position}`))) take(JSON.parse(data));
     } catch (error) {
-      say(`${error.message} It is tried again.`, true);
+      say(`${error.message} Trying again.`, true);
       await new Promise((resolve) => setTimeout(resolve, 2000));
     }
   }

@@ -1,4 +1,4 @@
-// The playground: a chat at one setting, or at two settings in a race.
+// The playground: a chat with one setting, or with two settings side by side.
 
 import { Answer } from "./answer.js";
 import { call, endpoint, events, make } from "./api.js";
@@ -10,7 +10,7 @@ let running = null;
 const setting = (which) => ({ mode: $(`mode-${which}`).value, threshold: Number($(`threshold-${which}`).value) });
 const named = ({ mode, threshold }) => (mode === "threshold" ? `threshold ${threshold}` : mode);
 
-// Return the body of a request at a setting. Throws for a schema that is not JSON.
+// Return the body of a request with a setting. Throws if the schema is not JSON.
 function bodyOf({ mode, threshold }) {
   const body = { model: $("model").value, messages: [...messages], temperature: 0, mode };
   if (mode === "threshold") body.threshold = threshold;
@@ -47,28 +47,28 @@ async function send() {
     bodyOf(settings[0]);
   } catch (error) {
     messages.pop();
-    $("says").textContent = `The schema is no JSON: ${error.message}`;
+    $("says").textContent = `The schema is not valid JSON: ${error.message}`;
     return;
   }
   $("says").textContent = "";
   $("welcome").hidden = true;
-  const answers = settings.map((each) => new Answer(named(each)));
+  const answers = settings.map((at) => new Answer(named(at)));
   const lanes = make("div", "lanes");
-  lanes.append(...answers.map((each) => each.element));
+  lanes.append(...answers.map(({ element }) => element));
   $("conversation").append(make("p", "question card", text), lanes);
   lanes.scrollIntoView({ block: "end" });
   $("prompt").value = "";
   running = new AbortController();
   switchTo(true);
-  for (const [number, each] of answers.entries()) { // in turns, because in parallel they would share the engine
-    each.begin();
-    await answer(each, settings[number], running.signal);
+  for (const [number, shown] of answers.entries()) { // one after the other; in parallel, they would share the engine
+    shown.begin();
+    await answer(shown, settings[number], running.signal);
   }
   running = null;
   switchTo(false);
   if (answers[0].text) messages.push({ role: "assistant", content: answers[0].text });
   else messages.pop();
-  if (answers.length > 1) $("says").textContent = "They ran one after the other, so neither slowed the other down. The chat goes on from the first.";
+  if (answers.length > 1) $("says").textContent = "The answers ran one after the other, so that neither slowed down the other. The chat continues from the first answer.";
   $("prompt").focus();
 }
 
@@ -95,26 +95,26 @@ function literal(value) {
   if (value === false) return "False";
   if (value === null) return "None";
   if (typeof value !== "object") return JSON.stringify(value);
-  return `{${Object.entries(value).map(([name, each]) => `${JSON.stringify(name)}: ${literal(each)}`).join(", ")}}`;
+  return `{${Object.entries(value).map(([name, field]) => `${JSON.stringify(name)}: ${literal(field)}`).join(", ")}}`;
 }
 
 function showCode(title, write) {
   const text = $("prompt").value.trim();
   try {
     const body = bodyOf(setting("a"));
-    body.messages = asked(text);
+    body.messages = messagesWith(text);
     $("code").textContent = write(body);
     $("code-title").textContent = title;
     $("code-dialog").showModal();
   } catch (error) {
-    $("says").textContent = `The schema is no JSON: ${error.message}`;
+    $("says").textContent = `The schema is not valid JSON: ${error.message}`;
   }
 }
 
-// The next question, else the last one, else the example, because the code must end with a turn of the user.
-function asked(text) {
+// Use the next question, or the last one, or the example, because the messages must end with a turn of the user.
+function messagesWith(text) {
   if (text) return [...messages, { role: "user", content: text }];
-  const turns = messages.slice(0, messages.findLastIndex((each) => each.role === "user") + 1);
+  const turns = messages.slice(0, messages.findLastIndex(({ role }) => role === "user") + 1);
   return turns.length ? turns : [{ role: "user", content: $("prompt").placeholder }];
 }
 
@@ -122,7 +122,7 @@ async function copy() {
   try {
     await navigator.clipboard.writeText($("code").textContent);
     $("copy").textContent = "Copied";
-  } catch { // only allowed with https; otherwise select the text for the user to copy
+  } catch { // copying needs https; otherwise select the text, so that the user can copy it
     getSelection().selectAllChildren($("code"));
   }
 }
@@ -157,7 +157,7 @@ $("clear").addEventListener("click", () => location.reload());
 
 try {
   const models = await (await call("v1/models")).json();
-  $("model").append(...models.data.map((each) => make("option", "", each.id)));
+  $("model").append(...models.data.map(({ id }) => make("option", "", id)));
 } catch (error) {
   $("says").textContent = error.message;
 }
