@@ -49,11 +49,11 @@ def main() -> None:
     args = parser.parse_args()
     for name, file in FILES.items():
         source = args.instruct / file
-        made = tasks(conversations(source), vars(args)[name])
-        if not made:
+        records = tasks(conversations(source), vars(args)[name])
+        if not records:
             raise EmptyDataError(f"{source} has no conversation from tldr, taskmaster4 or fairytaleqa.")
-        write(args.output / f"{name}.jsonl", (json.dumps(record, ensure_ascii=False) for record in made))
-        print(f"{args.output / name}.jsonl: {len(made)} tasks")
+        write(args.output / f"{name}.jsonl", (json.dumps(record, ensure_ascii=False) for record in records))
+        print(f"{args.output / name}.jsonl: {len(records)} tasks")
 
 
 def conversations(source: Path) -> dict[str, list[Sequence[Message]]]:
@@ -81,7 +81,7 @@ def tasks(by_source: dict[str, list[Sequence[Message]]], count: int) -> list[Jso
     }
     chosen: dict[str, Json] = {}
     for name, share in SHARES.items():
-        of_kind = {made["prompt"]: made for made in kinds[name] if len(made["response"]) <= ANSWER_CHARACTERS}
+        of_kind = {record["prompt"]: record for record in kinds[name] if len(record["response"]) <= ANSWER_CHARACTERS}
         chosen |= islice(of_kind.items(), round(share * count))
     return draw.sample(list(chosen.values()), len(chosen))
 

@@ -65,7 +65,7 @@ def shipped_adapters() -> list[str]:
 
 
 def unnamed(adapter: AdapterT | None) -> dict[str | None, AdapterT]:
-    """Return the adapters by name for an engine whose only adapter is `adapter`; empty if it is None."""
+    """Return the adapters of an engine by name, given its only adapter, or None for no adapter."""
     return {} if adapter is None else {None: adapter}
 
 

@@ -58,15 +58,15 @@ def mask_logits(network: PreTrainedModel, adapter: GatedLoRA, streams: Streams) 
     clean_tiles, mask_tiles = _tiles(layout, noisy_P)
     width = streams.tokens_RS.shape[1]
     twin_M = streams.twin_RS.flatten()[slot_M] + slot_M // width * width
-    place_C = (~noisy_P).long().cumsum(dim=0) - 1
-    taught_M = place_C[layout.place_RS.flatten()[twin_M]]
+    index_C = (~noisy_P).long().cumsum(dim=0) - 1
+    teacher_M = index_C[layout.place_RS.flatten()[twin_M]]
     tokens = streams.tokens_RS.flatten()
     positions = streams.position_RS.flatten()
     seen: KeysAndValues = []
     with torch.no_grad():
         teacher_MV = logits_at(
             network,
-            (torch.zeros_like(taught_M), taught_M),
+            (torch.zeros_like(teacher_M), teacher_M),
             input_ids=tokens[slot_C][None],
             position_ids=positions[slot_C][None],
             tiles=clean_tiles,

@@ -1,7 +1,7 @@
 """Measure the lookahead of a model during training, with one forward over held-out rows.
 
 The measurement is teacher-forced: every block of the noisy stream is a position that a decoder could have reached, so
-the figures are those of a decoder that has made no error before it.
+the figures are those of a decoder whose earlier tokens are all correct.
 """
 
 from collections import defaultdict

@@ -193,14 +193,14 @@ def measures(output: Path, base: Path, folder: Path, seed: int, per_family: int)
 
 def run_units(units: list[Unit]) -> None:
     """Run the units that have no results as Ray tasks, in order. Raises `RunError` if a unit fails."""
-    left = [unit for unit in units if not unit.result.exists()]
+    pending = [unit for unit in units if not unit.result.exists()]
     cores = cluster_cores()
     running: dict[ray.ObjectRef[None], Unit] = {}
     with ProgressLine("reproduce", total=len(units)) as progress:
-        while left or running:
-            progress.update(len(units) - len(left) - len(running), {})
-            while unit := next_unit(left, list(running.values()), cores):
-                left.remove(unit)
+        while pending or running:
+            progress.update(len(units) - len(pending) - len(running), {})
+            while unit := next_unit(pending, list(running.values()), cores):
+                pending.remove(unit)
                 running[_run.options(num_cpus=cores if unit.alone else 1).remote(unit)] = unit
             [ready], _ = ray.wait(list(running), num_returns=1)
             unit = running.pop(ready)
@@ -211,12 +211,12 @@ def run_units(units: list[Unit]) -> None:
                 raise RunError(
                     f"{unit.result.name}: {reason}. Fix the cause and run the same command to continue."
                 ) from error
-            progress.update(len(units) - len(left) - len(running), {"last": unit.result.name})
+            progress.update(len(units) - len(pending) - len(running), {"last": unit.result.name})
 
 
-def next_unit(left: list[Unit], running: list[Unit], cores: int) -> Unit | None:
+def next_unit(pending: list[Unit], running: list[Unit], cores: int) -> Unit | None:
     """Return the first unit that can run, or None if none can run yet or no core is free."""
-    for unit in left:
+    for unit in pending:
         if all(need.exists() for need in unit.needs):
             alone = unit.alone or any(other.alone for other in running)
             return unit if len(running) < (1 if alone else cores) else None

@@ -179,10 +179,10 @@ def _models(report: Json, seeds: Sequence[Json]) -> Iterator[Sequence[str]]:
         kind = recipe["kind"]
         measured = kind != "medusa"  # heads are measured only as a decoder
         looks = measured and AT in rows(seeds[0], name)
-        one = DIFFUSION if kind == "diffusion" else (name, ONE)
+        way = DIFFUSION if kind == "diffusion" else (name, ONE)
         yield (
             f"`{name}`: {recipe['about']}",
-            over_seeds(seeds, accuracy(one), ".1%") if measured else "",
+            over_seeds(seeds, accuracy(way), ".1%") if measured else "",
             over_seeds(seeds, accuracy((name, AT)), ".1%") if looks else "",
             over_seeds(seeds, tokens_per_forward(name)) if looks else "",
             over_seeds(seeds, agreement(name), ".1%") if looks and kind == "streams" else "",

@@ -120,8 +120,8 @@ class DownloadBar(HubBar):  # type: ignore[misc]
     def __init__(self, *args: Any, name: str | None = None, **settings: Any) -> None:
         # `disable=None` hides the bar if there is no terminal.
         super().__init__(*args, name=name, **{"disable": None} | settings)
-        shown = self.disable and name == WRITTEN and not are_progress_bars_disabled(name)
-        self._line = ProgressLine("download, MB", total=None) if shown else None
+        plain = self.disable and name == WRITTEN and not are_progress_bars_disabled(name)
+        self._line = ProgressLine("download, MB", total=None) if plain else None
         self._bytes = 0
 
     def update(self, n: float | None = 1) -> None:

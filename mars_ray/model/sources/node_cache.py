@@ -2,7 +2,7 @@
 
 In:    the files of a folder, each with size and digest, and a function that reads pieces of a file.
 Out:   a local folder with the files, for any number of concurrent processes; an interrupted fetch is resumed.
-Never: returns an incomplete file, removes a folder in use, takes more than half of the disk.
+Never: returns an incomplete file, removes a folder in use, uses more than half of the available disk space.
 
 The name of a folder is a digest of its content. A process holds a shared lock on the folders that it uses until it
 ends. The least recently used folders are removed to make room for a new one.

@@ -28,8 +28,8 @@ def fetched_from_store(url: str) -> Path:
         wanted = {name: files[name] for name in files if url.endswith(".gguf") or _is_of_model(name)}
         if not wanted:
             raise ModelError(f"{url} holds no model. Give a folder with config.json, *.safetensors and tokenizer.json.")
-        here = _fetched(path.name, folder, wanted)
-    return here / path.name if url.endswith(".gguf") else here
+        copy = _fetched(path.name, folder, wanted)
+    return copy / path.name if url.endswith(".gguf") else copy
 
 
 def folder_here(folder: AnyPath) -> Path:

@@ -7,8 +7,8 @@ Letters: R rows, T clean positions, C noisy blocks, B block size, N = C * B nois
 Source: arXiv 2503.09573. As in decoding, position t of an example is in block t // B. Within an example:
 
     a noisy slot sees its noisy block, in both directions, and the clean tokens of earlier blocks;
-    a clean slot sees the clean tokens of its block, in both directions, and of earlier blocks, so that keys and values
-    are the same as those that the decoder caches for a finished block.
+    a clean slot sees the clean tokens of its block, in both directions, and of earlier blocks, so that its keys and
+    values equal the decoder's cache of a finished block.
 
 Attention inside a block would reveal the end of an answer if its last block ended there. A noisy block is therefore
 always complete: slots after the response, whatever follows it, hold the stop token and are masked and learned like the
