@@ -1,1 +1,1 @@
-"""From logits to accepted tokens: the sampler, proposals, verification."""
+"""Turn logits into accepted tokens: the sampler, proposals and verification."""

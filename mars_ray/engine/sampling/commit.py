@@ -1,6 +1,6 @@
-"""Commit what a step gave a sequence: advance its state, settle its text, and tell the profile what was learned.
+"""Commit the outcome of a step to a sequence: advance its state, settle its text, and record it in the profile.
 
-No token is chosen here, and none that left the engine is ever taken back.
+In: the tokens that `verify` chose. Out: the tokens and text to return. Never: a returned token is taken back.
 """
 
 from dataclasses import dataclass
@@ -18,45 +18,46 @@ from mars_ray.method.metric import Metric
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """What a sequence gives out after a step: text, tokens and reason end at the same token."""
+    """Output of a sequence after a step. Text, tokens and finish reason all end at the same token."""
 
     tokens: tuple[int, ...]
     pieces: tuple[str, ...]
-    """The text each token settled."""
+    """Text that became final with each token."""
     reason: FinishReason | None
-    """Set once the sequence has ended."""
+    """Finish reason; None while the sequence goes on."""
     starts: tuple[int | None, ...]
-    """Where log-probabilities are asked for, for each token the character its text begins at (see `TokenLogprobs`)."""
+    """Character at which the text of each token begins (see `TokenLogprobs`). Empty if the request wants no
+    log-probabilities."""
 
 
 def picks_of(scheduled: ScheduledSequence, picks: slice) -> slice:
-    """Return which of a sequence's picked positions choose tokens: the last token, the drafts and the masks.
+    """Return the picked positions of a sequence that choose tokens: those of its last token, drafts and masks.
 
-    The positions before them are read for an audit only.
+    Picks before these positions are read only for an audit.
     """
     if not scheduled.has_logits:
         return picks
     return slice(picks.stop - scheduled.num_drafts - scheduled.num_masks - 1, picks.stop)
 
 
-def chosen_picks(scheduled: ScheduledSequence, picks: slice, found: Verification) -> list[int]:
-    """Return the picked positions at which the tokens of a sequence were chosen: verified ones, then those at masks."""
+def chosen_picks(scheduled: ScheduledSequence, picks: slice, verification: Verification) -> list[int]:
+    """Return the picks at which the tokens of a sequence were chosen: verified tokens first, then tokens at masks."""
     first = picks_of(scheduled, picks)
-    masks = scheduled.mask_picks(first, found.num_accepted_drafts)
-    return [*range(first.start, first.start + len(found.verified)), *masks]
+    masks = scheduled.mask_picks(first, verification.num_accepted_drafts)
+    return [*range(first.start, first.start + len(verification.verified)), *masks]
 
 
-def advance(sequence: Sequence, found: Verification) -> Emitted:
-    """Commit the outcome of a step, and end the sequence where it ends. Drafts wait for the next forward."""
-    gained, sequence.draft_tokens = found.verified + found.accepted, found.drafted
-    sequence.accepted_confidences = found.confidences[: len(found.accepted)]
-    sequence.draft_confidences = found.confidences[len(found.accepted) :]
+def advance(sequence: Sequence, verification: Verification) -> Emitted:
+    """Commit the outcome of a step, and cut the tokens where the sequence ends. Drafts wait for the next forward."""
+    gained = verification.verified + verification.accepted
+    sequence.draft_tokens = verification.drafted
+    sequence.accepted_confidences = verification.confidences[: len(verification.accepted)]
+    sequence.draft_confidences = verification.confidences[len(verification.accepted) :]
     ended = False
     if sequence.matcher is not None and gained[-1] not in sequence.stop_ids:
         gained, ended = _follow_grammar(sequence, sequence.matcher, gained)
-    # The tokens that were fed are in the cache now, and of the drafts the right ones; what masks and wrong drafts left
-    # there is written over.
-    sequence.num_computed_tokens = len(sequence.tokens) + found.num_accepted_drafts
+    # The cache now holds the fed tokens and the right drafts. Entries of masks and wrong drafts will be overwritten.
+    sequence.num_computed_tokens = len(sequence.tokens) + verification.num_accepted_drafts
     sequence.forwards += 1
     emitted = _emit(sequence, gained, ended)
     sequence.tokens += emitted.tokens
@@ -65,9 +66,10 @@ def advance(sequence: Sequence, found: Verification) -> Emitted:
 
 
 def _follow_grammar(sequence: Sequence, matcher: Matcher, gained: list[int]) -> tuple[list[int], bool]:
-    """Settle `gained` in the grammar; return it with what the grammar forces behind it, and whether that is the end.
+    """Settle `gained` in the grammar. Return it with the forced tokens after it, and whether the grammar has ended.
 
-    Log-probabilities need logits: where they are asked for, what is forced is fed as drafts instead.
+    If the request wants log-probabilities, the forced tokens are fed as drafts instead, because log-probabilities need
+    logits.
     """
     sampling = sequence.request.sampling
     matcher.seek(gained)
@@ -77,32 +79,35 @@ def _follow_grammar(sequence: Sequence, matcher: Matcher, gained: list[int]) -> 
         sequence.draft_tokens = sequence.draft_tokens[len(forced) :]
     else:
         matcher.seek(gained)
-        sequence.draft_tokens = max(sequence.draft_tokens, forced, key=len)  # the one begins with the other
-    # An audit would take tokens that the grammar chose for tokens that the model chose.
+        sequence.draft_tokens = max(sequence.draft_tokens, forced, key=len)  # the longer list begins with the shorter
+    # Without confidences no audit follows, which would mistake tokens of the grammar for choices of the model.
     sequence.accepted_confidences, sequence.draft_confidences = [], []
     matcher.settle()
     return gained, matcher.ended
 
 
 def _emit(sequence: Sequence, gained: list[int], ended: bool) -> Emitted:
-    """Find where `gained` ends, at a stop token, a stop string or the limit, and the text up to there.
+    """Cut `gained` at a stop token, a stop string or the token limit, and return it with its text.
 
-    `ended` tells that nothing can follow it.
+    `ended` means that nothing can follow `gained`.
     """
-    sampling, number, text = sequence.request.sampling, sequence.num_output_tokens, sequence.detokenizer
-    pieces, starts = list[str](), list[int | None]()
+    sampling = sequence.request.sampling
+    output_tokens = sequence.num_output_tokens
+    text = sequence.detokenizer
+    pieces: list[str] = []
+    starts: list[int | None] = []
     reason: FinishReason | None = None
     for count, token in enumerate(gained, start=1):
         stop = token in sequence.stop_ids
         if sampling.logprobs is not None:
             starts.append(None if stop else text.start_of(token))
-        pieces.append("" if stop else text.push(token, may_stop=number + count > sampling.min_tokens))
+        pieces.append("" if stop else text.push(token, may_stop=output_tokens + count > sampling.min_tokens))
         if stop or text.stopped or (ended and count == len(gained)):
             reason = "stop"
-        elif number + count == sequence.max_tokens:
+        elif output_tokens + count == sequence.max_tokens:
             reason = "length"
         if reason is not None:
-            pieces[-1] += text.finish()  # nothing, if it was a stop string
+            pieces[-1] += text.finish()  # empty after a stop string
             break
     return Emitted(tuple(gained[: len(pieces)]), tuple(pieces), reason, tuple(starts))
 
@@ -111,24 +116,25 @@ def record(
     profile: Profile,
     scheduled: ScheduledSequence,
     picks: slice,
-    found: Verification,
+    verification: Verification,
     output: ForwardOutput,
     acceptance: Acceptance | None,
     draft_price: float,
 ) -> None:
-    """Tell the profile the confidences at the masks that were read, and which tokens ahead were right.
+    """Record the confidences at the masks that were read, and which drafts and accepted tokens were right.
 
-    `draft_price` is that of `verify`. Called before the sequence advances.
+    `draft_price` is the price that `verify` used. Call this before `advance`.
     """
     if acceptance is None or acceptance.metric is not Metric.PROBABILITY:
         return
     sequence = scheduled.sequence
     if scheduled.num_masks:
-        _record_masks(profile, scheduled, picks_of(scheduled, picks), found, output, draft_price)
-    if sequence.draft_confidences:  # none where a grammar forced the drafts
-        # A draft that is a stop token counts as the autoregressive token of the forward that verifies it, the last.
+        _record_masks(profile, scheduled, picks_of(scheduled, picks), verification, output, draft_price)
+    if sequence.draft_confidences:  # empty if a grammar forced the drafts
+        # A draft that is a stop token comes last, and counts as the autoregressive token of the forward verifying it.
         judged = len(sequence.draft_tokens) - (sequence.draft_tokens[-1] in sequence.stop_ids)
-        drafts, right = sequence.draft_confidences[:judged], min(found.num_accepted_drafts, judged)
+        drafts = sequence.draft_confidences[:judged]
+        right = min(verification.num_accepted_drafts, judged)
         profile.observe_drafts(drafts, right, after=len(sequence.accepted_confidences))
         if not sequence.accepted_confidences and acceptance == LOSSLESS:
             profile.observe_audit(0.0, drafts, [True] * right + [False])
@@ -141,34 +147,36 @@ def _record_masks(
     profile: Profile,
     scheduled: ScheduledSequence,
     picks: slice,
-    found: Verification,
+    verification: Verification,
     output: ForwardOutput,
     draft_price: float,
 ) -> None:
-    """Tell the profile the confidences at masks, up to a stop token that would end the sequence."""
-    row = scheduled.mask_picks(picks, found.num_accepted_drafts)
-    ended = found.verified[-1] in scheduled.sequence.stop_ids  # nothing is left to look ahead to
+    """Record in the profile the confidences at masks, up to a stop token that would end the sequence."""
+    row = scheduled.mask_picks(picks, verification.num_accepted_drafts)
+    ended = verification.verified[-1] in scheduled.sequence.stop_ids  # no mask is needed after the end
     profile.observe_rows(
-        scheduled.masks, read=bool(row) or ended, surprised=found.num_accepted_drafts < scheduled.num_drafts
+        scheduled.masks, read=bool(row) or ended, surprised=verification.num_accepted_drafts < scheduled.num_drafts
     )
     if not row:
-        return  # masks behind a wrong draft are void
+        return  # no masks follow the last right draft
     confidences = output.confidences[row.start : row.stop]
-    tokens = [output.tokens[picks.start + found.num_accepted_drafts], *output.tokens[row.start : row.stop]]
-    # The first of these is autoregressive, so up to a stop token there are as many masks as tokens before it.
-    reached = next((number for number, token in enumerate(tokens) if token in scheduled.sequence.stop_ids), None)
-    profile.observe_masks(len(row), confidences[:reached], draft_price, ends=reached is not None)
+    tokens = [output.tokens[picks.start + verification.num_accepted_drafts], *output.tokens[row.start : row.stop]]
+    # The first token is autoregressive, so the index of a stop token is the number of masks up to it.
+    stop = next((index for index, token in enumerate(tokens) if token in scheduled.sequence.stop_ids), None)
+    profile.observe_masks(len(row), confidences[:stop], draft_price, ends=stop is not None)
 
 
 def audits_of(scheduled: ScheduledSequence, picks: slice, output: ForwardOutput) -> tuple[Audit, ...]:
-    """Return what the model says now of the tokens accepted at masks a forward ago, where their logits are read.
+    """Return the model's own choices for the tokens accepted at masks in the last forward, if their logits are read.
 
-    Called before the sequence advances.
+    Call this before `advance`.
     """
     sequence = scheduled.sequence
-    ahead, first = len(sequence.accepted_confidences), picks_of(scheduled, picks).start
+    ahead = len(sequence.accepted_confidences)
+    first = picks_of(scheduled, picks).start
     if sequence.request.sampling.temperature or first - picks.start < ahead:
         return ()
-    read, index = slice(first - ahead, first), sequence.num_output_tokens - ahead
-    said = zip(output.tokens[read], output.confidences[read], strict=True)
-    return tuple(Audit(number, token, confidence) for number, (token, confidence) in enumerate(said, index))
+    audited = slice(first - ahead, first)
+    choices = zip(output.tokens[audited], output.confidences[audited], strict=True)
+    start = sequence.num_output_tokens - ahead
+    return tuple(Audit(index, token, confidence) for index, (token, confidence) in enumerate(choices, start))

@@ -1,7 +1,7 @@
-"""Choose a token at every position of a step whose logits are read; `verify` decides which of them are taken.
+"""Propose a token at every position of a step whose logits are read; `verify` decides which tokens to take.
 
-Where a choice depends on the ones before it in the same step (penalties, a grammar), proposals are made lazily, one
-after the other.
+With penalties or a grammar, a choice depends on the choices before it in the same step. These proposals are made
+lazily, one after another.
 """
 
 from collections import abc
@@ -27,55 +27,56 @@ from mars_ray.engine.scheduling.scheduler import ScheduledSequence
 from mars_ray.method.metric import Metric
 
 NOTHING = Proposals(iter(()), lambda _right: ())
-"""The proposals of a part of a prompt."""
+"""Empty proposals, for a part of a prompt that needs no logits."""
 
 
 @torch.inference_mode()
 def propose_all(batch: list[ScheduledSequence], picks: list[slice], output: ForwardOutput) -> list[Proposals]:
-    """Return the proposals of every sequence; `picks` are the positions behind its last token, drafts and masks."""
+    """Return the proposals of every sequence. `picks` are the picks of its last token, drafts and masks."""
     proposed: list[Proposals] = []
     together: list[int] = []
-    for number, (scheduled, where) in enumerate(zip(batch, picks, strict=True)):
+    for index, (scheduled, span) in enumerate(zip(batch, picks, strict=True)):
         if not scheduled.has_logits:
             proposed.append(NOTHING)
         elif is_greedy(scheduled.sequence):
-            proposed.append(_likeliest(scheduled, where, output))
+            proposed.append(_likeliest(scheduled, span, output))
         elif has_penalties(scheduled.sequence.request.sampling):
-            proposed.append(_propose_one_by_one(scheduled, where, output))
+            proposed.append(_propose_one_by_one(scheduled, span, output))
         else:
             proposed.append(NOTHING)
-            together.append(number)
+            together.append(index)
     if together:
-        sampled = _propose_together([(batch[number], picks[number]) for number in together], output)
-        for number, proposals in zip(together, sampled, strict=True):
-            proposed[number] = proposals
-    for number, scheduled in enumerate(batch):
+        sampled = _propose_together([(batch[index], picks[index]) for index in together], output)
+        for index, proposals in zip(together, sampled, strict=True):
+            proposed[index] = proposals
+    for index, scheduled in enumerate(batch):
         if scheduled.has_logits and (matcher := scheduled.sequence.matcher) is not None:
-            proposed[number] = _within_grammar(scheduled, matcher, proposed[number], picks[number], output)
+            proposed[index] = _within_grammar(scheduled, matcher, proposed[index], picks[index], output)
     return proposed
 
 
-def _verified_picks(scheduled: ScheduledSequence, where: slice) -> range:
-    """Return the picks behind the last token and behind each draft."""
-    return range(where.start, where.start + scheduled.num_drafts + 1)
+def _verified_picks(scheduled: ScheduledSequence, span: slice) -> range:
+    """Return the picks of the last token and of each draft."""
+    return range(span.start, span.start + scheduled.num_drafts + 1)
 
 
-def _likeliest(scheduled: ScheduledSequence, where: slice, output: ForwardOutput) -> Proposals:
-    """Propose the most likely token everywhere."""
+def _likeliest(scheduled: ScheduledSequence, span: slice, output: ForwardOutput) -> Proposals:
+    """Propose the most likely token at every position."""
 
     def at(picks: range) -> abc.Iterator[PlainProposal]:
         part = slice(picks.start, picks.stop)
         return zip(output.tokens[part], output.confidences[part], repeat(True))
 
-    return Proposals(at(_verified_picks(scheduled, where)), lambda right: at(scheduled.mask_picks(where, right)))
+    return Proposals(at(_verified_picks(scheduled, span)), lambda right: at(scheduled.mask_picks(span, right)))
 
 
-def _propose_together(wanted: list[tuple[ScheduledSequence, slice]], output: ForwardOutput) -> list[Proposals]:
-    """Choose at all positions of several sequences in one go."""
-    picks = [pick for _, where in wanted for pick in range(where.start, where.stop)]
+def _propose_together(batch: list[tuple[ScheduledSequence, slice]], output: ForwardOutput) -> list[Proposals]:
+    """Choose tokens at all positions of several sequences with one call of the sampler."""
+    picks = [pick for _, span in batch for pick in range(span.start, span.stop)]
     logits_MV = output.logits_MV[picks]
-    positions, start = list[SamplingPosition](), 0
-    for scheduled, _ in wanted:
+    positions: list[SamplingPosition] = []
+    start = 0
+    for scheduled, _ in batch:
         rows = [(0, scheduled.num_drafts + 1)]
         rows += [(right + 1, masks) for right, masks in enumerate(scheduled.masks) if masks]
         for ahead, length in rows:
@@ -85,17 +86,17 @@ def _propose_together(wanted: list[tuple[ScheduledSequence, slice]], output: For
     chosen = dict(zip(picks, sample(logits_MV, [output.tokens[pick] for pick in picks], positions), strict=True))
     return [
         Proposals(
-            (chosen[pick] for pick in _verified_picks(scheduled, where)),
-            lambda right, scheduled=scheduled, where=where: (  # type: ignore[misc]
-                chosen[pick] for pick in scheduled.mask_picks(where, right)
+            (chosen[pick] for pick in _verified_picks(scheduled, span)),
+            lambda right, scheduled=scheduled, span=span: (  # type: ignore[misc]
+                chosen[pick] for pick in scheduled.mask_picks(span, right)
             ),
         )
-        for scheduled, where in wanted
+        for scheduled, span in batch
     ]
 
 
-def _propose_one_by_one(scheduled: ScheduledSequence, where: slice, output: ForwardOutput) -> Proposals:
-    """Choose at one position after the other: the next is asked for only if the one before was taken."""
+def _propose_one_by_one(scheduled: ScheduledSequence, span: slice, output: ForwardOutput) -> Proposals:
+    """Choose tokens one position at a time. Each choice is made only after the token before it was taken."""
     sequence = scheduled.sequence
     taken = [] if sequence.matcher is None else sequence.matcher.ahead
 
@@ -110,19 +111,19 @@ def _propose_one_by_one(scheduled: ScheduledSequence, where: slice, output: Forw
             yield proposal
 
     return Proposals(
-        at(_verified_picks(scheduled, where), 0), lambda right: at(scheduled.mask_picks(where, right), right + 1)
+        at(_verified_picks(scheduled, span), 0), lambda right: at(scheduled.mask_picks(span, right), right + 1)
     )
 
 
 def _within_grammar(
-    scheduled: ScheduledSequence, matcher: Matcher, proposals: Proposals, where: slice, output: ForwardOutput
+    scheduled: ScheduledSequence, matcher: Matcher, proposals: Proposals, span: slice, output: ForwardOutput
 ) -> Proposals:
-    """Replace a proposal by what the grammar forces, or by a choice it allows where it forbids the proposal."""
+    """Replace each proposal with the token that the grammar forces, or with an allowed choice if it is forbidden."""
     sequence = scheduled.sequence
     certain = 0.0 if sequence.request.decode.confidence_metric is Metric.ENTROPY else 1.0
 
-    def allowed(given: abc.Iterable[PlainProposal], picks: range) -> abc.Iterator[PlainProposal]:
-        for proposal, pick in zip(given, picks, strict=True):
+    def allowed(plain: abc.Iterable[PlainProposal], picks: range) -> abc.Iterator[PlainProposal]:
+        for proposal, pick in zip(plain, picks, strict=True):
             if matcher.ended:
                 return
             best = output.tokens[pick]
@@ -138,8 +139,8 @@ def _within_grammar(
 
     matcher.seek([])
     return Proposals(
-        allowed(proposals.verifying, _verified_picks(scheduled, where)),
-        lambda right: allowed(proposals.at_masks(right), scheduled.mask_picks(where, right)),
+        allowed(proposals.verifying, _verified_picks(scheduled, span)),
+        lambda right: allowed(proposals.at_masks(right), scheduled.mask_picks(span, right)),
     )
 
 
@@ -147,9 +148,9 @@ def _within_grammar(
 def logprobs_of(
     emitted: Emitted, picks: abc.Iterable[int], count: int, output: ForwardOutput, forward: int
 ) -> tuple[TokenLogprobs, ...]:
-    """Return the log-probabilities of the tokens of `forward`, which were chosen at the first of `picks`.
+    """Return the log-probability of each emitted token and of the `count` most likely tokens at its position.
 
-    Each comes with those of the `count` most likely tokens at its position.
+    The k-th token was chosen at the k-th of `picks`, in the forward numbered `forward`.
     """
     tokens = emitted.tokens
     log_p_TV = output.logits_MV[list(islice(picks, len(tokens)))].log_softmax(dim=-1)
