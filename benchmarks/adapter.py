@@ -4,15 +4,13 @@
     python -m benchmarks.adapter reasoning --model smollm2 --adapter runs/smollm2/model --json adapter.json
     python -m benchmarks.adapter structure --model runs/structure/base/model --adapter runs/structure/model \\
         --tasks data/structure/heldout.jsonl --json adapter.json
-    python -m benchmarks.adapter curve --model smollm2 --adapter runs/smollm2/adapters --json adapter.json
 
 `general` uses the held-out prompts of the instruction data, `reasoning` GSM8K, `structure` a file made by
 `pipelines/structure_tasks.py`. Quality is measured on many prompts in batches, with the block of the adapter. Speed is
 measured one request at a time, in rounds with different prompts. In a round every setting answers the same prompts in
 turn. llama.cpp, if installed, answers them too, with as many tokens. Speed leaves out the time to the first token.
-`curve` measures tokens per forward in exact mode for every adapter in a folder, and fits a line over the logarithm of
-the training tokens. With `--callers 16` exact mode and `ar` take turns at 16 requests at once, and nothing else is
-measured. Each call adds to the file, and to a table next to it.
+With `--callers 16` the settings take turns at 16 requests at once, and nothing else is measured. Each call adds to the
+file, and to a table next to it.
 """
 
 import argparse
@@ -30,7 +28,7 @@ import torch
 from scipy.stats import binomtest
 from transformers.utils import logging
 
-from benchmarks.adapter_report import fit, markdown
+from benchmarks.adapter_report import markdown
 from benchmarks.peers.llama_cpp import LlamaCpp, llama_cpp_peers
 from benchmarks.peers.peer import PeerUnavailableError
 from mars_ray.adapter.card import read_adapter_card, resolve_adapter, unnamed
@@ -59,7 +57,6 @@ ROUND_PROMPTS = 10
 WARM_UP_PROMPTS = 3
 SPEED_TOKENS = 48
 """Largest number of tokens of an answer when speed is measured."""
-CURVE_PROMPTS = 24
 ANSWERS_OF_A_CALLER = 3
 BATCH = 16
 PROMPT_TOKENS_MAX = 384
@@ -78,11 +75,11 @@ class Question:
 
 
 def main() -> None:
-    """Measure one workload or the curve, and update the report."""
+    """Measure one workload, and update the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workload", choices=[*MAX_TOKENS, "curve"])
+    parser.add_argument("workload", choices=MAX_TOKENS)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--adapter", required=True, help="name or folder; for curve a folder of adapters")
+    parser.add_argument("--adapter", required=True, help="name or folder")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with instruct/ and gsm8k/")
     parser.add_argument("--tasks", type=Path, help="prompts with references, for structure")
     parser.add_argument("--prompts", type=int, default=100, help="number of prompts")
@@ -98,22 +95,19 @@ def main() -> None:
     folder = resolve_model(arguments.model)
     checkpoint = load_checkpoint(folder, dtype=torch.bfloat16)
     questions = read_questions(arguments, ChatEncoder(checkpoint.tokenizer))
-    if arguments.workload == "curve":
-        report["curve"] = curve(checkpoint, folder, Path(arguments.adapter), questions[:CURVE_PROMPTS])
-    else:
-        workload = report["workloads"].setdefault(arguments.workload, {})
-        adapter = resolve_adapter(arguments.adapter)
-        assert adapter is not None
-        workload |= describe(arguments.model, folder, adapter)
-        if arguments.callers:
-            workload["callers"] = [
-                concurrent_speed(checkpoint, folder, adapter, arguments, questions, callers)
-                for callers in arguments.callers
-            ]
-        if arguments.prompts and not arguments.callers:
-            workload["quality"] = quality(checkpoint, folder, adapter, questions, MAX_TOKENS[arguments.workload])
-        if arguments.rounds and not arguments.callers:
-            workload["speed"] = speed(checkpoint, folder, adapter, arguments, questions)
+    workload = report["workloads"].setdefault(arguments.workload, {})
+    adapter = resolve_adapter(arguments.adapter)
+    assert adapter is not None
+    workload |= describe(arguments.model, folder, adapter)
+    if arguments.callers:
+        workload["callers"] = [
+            concurrent_speed(checkpoint, folder, adapter, arguments, questions, callers)
+            for callers in arguments.callers
+        ]
+    if arguments.prompts and not arguments.callers:
+        workload["quality"] = quality(checkpoint, folder, adapter, questions, MAX_TOKENS[arguments.workload])
+    if arguments.rounds and not arguments.callers:
+        workload["speed"] = speed(checkpoint, folder, adapter, arguments, questions)
     arguments.json.write_text(json.dumps(report, indent=1) + "\n")
     arguments.json.with_suffix(".md").write_text(markdown(report))
     print(markdown(report))
@@ -129,7 +123,7 @@ def describe(model: str, folder: Path, adapter: Path) -> Json:
 def read_questions(arguments: argparse.Namespace, encoder: ChatEncoder) -> list[Question]:
     """Return the questions of a workload that have a short prompt."""
     count = max(arguments.prompts, arguments.rounds * ROUND_PROMPTS + ROUND_PROMPTS)
-    if arguments.workload in ("general", "curve"):
+    if arguments.workload == "general":
         texts = read_prompts(arguments.data / "instruct" / "val.jsonl.gz")
         pairs: list[tuple[Conversation, Judge | None]] = [(first_question(text), None) for text in texts]
     else:
@@ -266,35 +260,38 @@ def concurrent_speed(
     questions: list[Question],
     callers: int,
 ) -> Json:
-    """Return tokens per second of exact mode and of the base with many requests at once, including prefill."""
+    """Return tokens per second of each setting with many requests at once, including prefill."""
     options = EngineOptions(max_num_seqs=callers)
-    engines = {
-        AR: Engine(checkpoint, options),
-        EXACT: Engine(checkpoint, options, adapters=unnamed(load_adapter(adapter, folder))),
-    }
+    base_engine = Engine(checkpoint, options)
+    adapter_engine = Engine(checkpoint, options, adapters=unnamed(load_adapter(adapter, folder)))
     prompts = (questions * callers)[: max(callers * ANSWERS_OF_A_CALLER, ROUND_PROMPTS)]
 
     def answer(setting: DecodingSetting) -> Sample:
-        engines[setting].clear_cache()
+        engine = base_engine if setting is AR else adapter_engine
+        engine.clear_cache()
         started_s = time.perf_counter()
-        answers = answer_questions(engines[setting], prompts, setting.decode, SPEED_TOKENS)
+        answers = answer_questions(engine, prompts, setting.decode, SPEED_TOKENS)
         seconds = time.perf_counter() - started_s
         tokens = sum(len(result.tokens) for result in answers)
         forwards = sum(result.forwards for result in answers)
         return Sample(tokens=tokens, seconds=seconds, forwards=forwards)
 
-    candidates = {setting.name: partial(answer, setting) for setting in engines}
+    candidates = {setting.name: partial(answer, setting) for setting in SETTINGS}
     with ProgressLine(f"{callers} callers", total=len(candidates) * (arguments.rounds + 1)) as progress:
         samples = interleaved(candidates, arguments.rounds, progress)
     return {
         "callers": callers,
         "answers": len(prompts),
         "max_tokens": SPEED_TOKENS,
-        "ar": asdict(throughput(samples[AR.name])),
-        "exact": asdict(throughput(samples[EXACT.name])),
-        "times_ar": asdict(speedup(samples[EXACT.name], samples[AR.name])),
-        "tokens_per_forward": sum(sample.tokens for sample in samples[EXACT.name])
-        / sum(sample.forwards for sample in samples[EXACT.name]),
+        "settings": {
+            name: {
+                "tokens_per_s": asdict(throughput(runs)),
+                "times_ar": asdict(speedup(runs, samples[AR.name])),
+                "times_exact": asdict(speedup(runs, samples[EXACT.name])),
+                "tokens_per_forward": sum(run.tokens for run in runs) / sum(run.forwards for run in runs),
+            }
+            for name, runs in samples.items()
+        },
     }
 
 
@@ -324,18 +321,6 @@ def peer_sample(peer: LlamaCpp, lengths: dict[tuple[int, ...], int], prompts: li
     answers = [peer.answer([question.prompt], max(2, lengths[question.prompt])) for question in prompts]
     tokens = sum(len(answer.tokens[0]) - 1 for answer in answers)
     return Sample(tokens=tokens, seconds=sum(answer.decode_seconds for answer in answers), forwards=tokens)
-
-
-def curve(checkpoint: Checkpoint, folder: Path, adapters: Path, questions: list[Question]) -> Json:
-    """Return tokens per forward in exact mode for every adapter in the folder `adapters`, by training tokens."""
-    points = []
-    for adapter in sorted(adapters.iterdir()):
-        engine = Engine(checkpoint, EngineOptions(max_num_seqs=1), adapters=unnamed(load_adapter(adapter, folder)))
-        one_by_one(engine, EXACT, questions[:WARM_UP_PROMPTS])  # the engine learns how many masks to feed
-        sample = one_by_one(engine, EXACT, questions)
-        card = read_adapter_card(adapter)
-        points.append({"steps": card.steps, "tokens": card.tokens, "value": sample.tokens / sample.forwards})
-    return {"prompts": len(questions), "max_tokens": SPEED_TOKENS, "points": points, "fit": fit(points)}
 
 
 if __name__ == "__main__":

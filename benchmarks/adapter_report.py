@@ -1,41 +1,15 @@
-"""Write the report of `benchmarks/adapter.py` as Markdown, and fit tokens per forward over training tokens."""
+"""Write the report of `benchmarks/adapter.py` as Markdown."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 Json = dict[str, Any]
 
-FURTHER = (1, 10, 100)
-"""Factors of training tokens to extrapolate to."""
 HEAD = ("", "tokens per forward", "tokens/s", "times `ar`", "agreement", "same answers", "right", "p")
 
 
-def fit(points: Sequence[Json]) -> Json | None:
-    """Fit a line of tokens per forward over the binary logarithm of training tokens; None for fewer than three points.
-
-    `gain` is the gain of a doubling, with its standard error. `expected` extrapolates to more training.
-    """
-    if len(points) < 3:
-        return None
-    doublings = np.log2([point["tokens"] for point in points])
-    values = np.array([point["value"] for point in points])
-    gain, start = np.polyfit(doublings, values, 1)
-    variance, _ = np.diag(_covariance(doublings, values))
-    expected = {str(times): float(start + gain * (doublings[-1] + np.log2(times))) for times in FURTHER}
-    return {"gain": float(gain), "gain_error": float(np.sqrt(variance)), "start": float(start), "expected": expected}
-
-
-def _covariance(x: Any, y: Any) -> Any:
-    """Return the covariance of slope and intercept from the residuals."""
-    design = np.stack([x, np.ones_like(x)], axis=1)
-    left = y - design @ np.linalg.lstsq(design, y, rcond=None)[0]
-    return np.linalg.inv(design.T @ design) * (left @ left) / (len(x) - 2)
-
-
 def markdown(report: Json) -> str:
-    """Return a table for each workload and one for the curve."""
+    """Return a table for each workload."""
     machine = report["machine"]
     parts = [
         "# Adapters",
@@ -46,11 +20,9 @@ def markdown(report: Json) -> str:
         parts += [f"## {name}", _about(workload), "\n".join(_rows(workload))]
         if callers := workload.get("callers"):
             parts += [
-                "Several requests at once, including prefill, `ar` and exact in turns:",
+                "Several requests at once, including prefill, in turns:",
                 "\n".join(_callers(callers)),
             ]
-    if curve := report.get("curve"):
-        parts += ["## More training", "\n".join(_curve(curve))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -82,12 +54,12 @@ def _rows(workload: Json) -> Iterator[str]:
 
 
 def _callers(callers: Sequence[Json]) -> Iterator[str]:
-    yield from _head(("callers", "tokens per forward", "`ar`, tokens/s", "exact, tokens/s", "times `ar`"))
+    yield from _head(("callers", "setting", "tokens per forward", "tokens/s", "times `ar`", "times exact"))
     for figures in callers:
-        rates = (f"{figures[name]['median']:.0f}" for name in ("ar", "exact"))
-        times = figures["times_ar"]
-        spread = f"{times['median']:.2f} ({times['min']:.2f}-{times['max']:.2f})"
-        yield _line([str(figures["callers"]), f"{figures['tokens_per_forward']:.2f}", *rates, spread])
+        for name, setting in figures["settings"].items():
+            times_exact = setting["times_exact"]
+            spread = f"{times_exact['median']:.2f} ({times_exact['min']:.2f}-{times_exact['max']:.2f})"
+            yield _line([str(figures["callers"]), f"`{name}`", *_speed_cells(setting), spread])
 
 
 def _speed_cells(speed: Json | None) -> list[str]:
@@ -112,16 +84,6 @@ def _quality_cells(quality: Json | None, workload: Json) -> list[str]:
         share = quality["right"] / prompts
         verdict = [f"{share:.1%} ({low:.1%}-{high:.1%})", f"{quality['p_value']:.2g}"]
     return [f"{quality['agreement']:.2%}", f"{quality['same_answers'] / prompts:.0%}", *verdict]
-
-
-def _curve(curve: Json) -> Iterator[str]:
-    yield f"Exact mode on {curve['prompts']} general prompts, one at a time.\n"
-    yield from _head(("steps", "tokens trained", "tokens per forward"))
-    for point in curve["points"]:
-        yield _line([str(point["steps"]), f"{point['tokens']:,}", f"{point['value']:.3f}"])
-    if line := curve["fit"]:
-        more = ", ".join(f"{value:.2f} at {times} times" for times, value in line["expected"].items())
-        yield f"\nA doubling brings {line['gain']:.3f} ± {line['gain_error']:.3f}. Extrapolated: {more} the training."
 
 
 def _head(names: Sequence[str]) -> list[str]:
