@@ -1,4 +1,4 @@
-"""The state of one sequence between the steps of the engine. It decides nothing: the scheduler and `verify` do."""
+"""State of one sequence between the steps of an engine. The scheduler and `verify` make the decisions."""
 
 from dataclasses import dataclass, field
 
@@ -11,69 +11,69 @@ from mars_ray.errors import MarsRayError
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One of the n sequences of a request. What counts is in `tokens`; drafts behind them are still to be verified."""
+    """One of the n sequences of a request. `tokens` are final; the drafts after them are not verified yet."""
 
     request: Request
     index: int
-    """Which of the n sequences of the request this is, from 0."""
+    """Index among the n sequences of the request, from 0."""
     seed: int
     max_tokens: int
-    """Tokens it may generate."""
+    """Maximum number of tokens to generate."""
     stop_ids: frozenset[int]
     detokenizer: IncrementalDetokenizer
     tokens: list[int]
-    """The prompt and what left the engine."""
+    """Token ids of the prompt and of the output returned so far."""
     matcher: Matcher | None = None
-    """Where the sequence is in its grammar; between steps, behind `tokens`."""
+    """Position in the grammar, after `tokens` between steps; None without a grammar."""
     num_computed_tokens: int = 0
-    """Leading tokens whose keys and values are in the cache."""
+    """Number of leading tokens whose keys and values are in the cache."""
     slot: int | None = None
-    """The slot of the KV cache; None while the sequence waits."""
+    """Slot of the KV cache; None while the sequence waits."""
     draft_tokens: list[int] = field(default_factory=list)
-    """Fed after `tokens` to be verified: predictions at masks that fell short of the threshold, or what a grammar
-    forces."""
+    """Tokens to feed after `tokens` for verification: predictions at masks that fell short of the threshold, or tokens
+    that a grammar forces."""
     accepted_confidences: list[float] = field(default_factory=list)
-    """Confidences of the tokens at the end of `tokens` that the last step accepted at masks."""
+    """Confidences of the tokens that the last step accepted at masks; they are the last of `tokens`."""
     draft_confidences: list[float] = field(default_factory=list)
-    """Confidences of `draft_tokens`; none where a grammar forces them."""
+    """Confidences of `draft_tokens`; empty if a grammar forces them."""
     num_cached_tokens: int = 0
-    """Tokens of the prompt that the cache held already when the sequence started."""
+    """Number of prompt tokens that were already in the cache when the sequence started."""
     forwards: int = 0
-    """Runs of the network that gave at least one token."""
+    """Number of forwards that gave the sequence at least one token."""
     added_s: float = 0.0
-    """When it was queued."""
+    """Time at which the sequence was queued."""
     started_s: float | None = None
-    """When it first got a slot."""
+    """Time at which the sequence first got a slot."""
     first_token_s: float | None = None
-    """When it gained its first token."""
+    """Time at which the sequence gained its first token."""
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
+        """Number of prompt tokens."""
         return len(self.request.prompt)
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens generated."""
+        """Number of generated tokens."""
         return len(self.tokens) - len(self.request.prompt)
 
     @property
     def num_pending_tokens(self) -> int:
-        """Tokens the network has yet to see; at least one while the sequence lives."""
+        """Number of tokens that the network has not seen yet; at least one until the sequence ends."""
         return len(self.tokens) - self.num_computed_tokens
 
     @property
     def tenant(self) -> str:
-        """Whose request it is."""
+        """Owner of the request."""
         return self.request.tenant
 
     @property
     def service_class(self) -> str:
-        """The class of service of the request."""
+        """Class of service of the request."""
         return self.request.service_class
 
     def finished(self, reason: FinishReason, now_s: float, error: MarsRayError | None = None) -> Finished:
-        """Return how the sequence ended and what it took."""
+        """Return the finish reason with the counts and the queueing time of the sequence."""
         return Finished(
             reason=reason,
             prompt_tokens=self.num_prompt_tokens,

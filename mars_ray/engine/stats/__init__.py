@@ -1,1 +1,1 @@
-"""Statistics of a running engine: acceptance by threshold, step times, latencies; the choice of blocks."""
+"""Statistics of a running engine (acceptance by threshold, step times, latencies), and the choice of blocks."""

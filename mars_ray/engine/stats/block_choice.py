@@ -1,19 +1,20 @@
-"""Choose the block of each step: how many masks pay for their positions.
+"""Choose the block of each step: the number of masks that are worth the time of their positions.
 
-A small batch leaves the processor idle while weights are read, so masks are nearly free; in a large batch each position
-costs time. The live profile and the step-time model give the expected tokens per second of each block between 1
-(autoregressive decoding) and the block that the model was trained for; the best one is chosen.
+With a small batch the processor is idle while weights are read, so masks are nearly free. With a large batch each
+position costs time. The live profile and the step-time model predict the tokens per second of each block from 1
+(autoregressive decoding) to the full block, for which the model was trained. The fastest block is chosen.
 
-Exploration: large and small blocks alternate until step times have been fitted. Afterwards one sequence is given all
-masks now and then (a probe), and a whole step runs with the best block of the other kind, with masks or without (a
-rival). A whole step is needed because the cost of a mask includes work outside the forward. Both are bounded by
-`PROBE_SHARE`.
+Exploration: large and small blocks alternate until step times have been fitted. Afterwards, from time to time, one
+sequence gets all masks (a probe), or a whole step runs with a rival block: no masks if the chosen block has masks,
+otherwise the best block with masks. Rivals need whole steps because masks also cost time outside the forward. The cost
+of probes and of rivals is limited by `PROBE_SHARE`.
 
-Each sequence decides by the price of a position, which is the number of tokens that the engine generates in the time of
-a position. A token is drafted, and a mask is placed, if its expected gain pays that.
+The price of a position is the number of tokens that the engine generates in the time that the position takes. A token
+is drafted, and a mask is placed, only if its expected gain is at least its price.
 
-Requests that fix a block keep it. Requests whose answers would depend on the block, because they accept tokens without
-verification, get the full block and a fixed price if they fix a seed or a block.
+Requests that fix a block keep it. Requests that accept tokens without verification have answers that depend on the
+block. If such a request fixes a seed or a block, its answer must be reproducible, so it gets a fixed price and, unless
+it fixes the block, the full block.
 """
 
 import math
@@ -32,29 +33,31 @@ from mars_ray.method.metric import Metric, least_probability
 
 CHOOSE_EVERY = 16
 PROBE_EVERY = 16
-"""Least number of steps between two probes, and between two rivals."""
+"""Minimum number of steps between two probes, and between two rivals."""
 PROBE_SHARE = 0.005
-"""Largest share of the time that exploration may cost, as estimated."""
+"""Maximum share of the time that probes, or rivals, may cost by estimate."""
 
 LEAST_PRICE = 0.01
-"""Lower bound of the price of a position in tokens."""
+"""Minimum price of a position in tokens."""
 
 AcceptanceOf = abc.Callable[[Sequence], Acceptance | None]
 
 
 class BlockChoice:
-    """Chooses blocks from 1 to `block`."""
+    """Chooses a block from 1 to `block` for each step and sequence."""
 
     def __init__(self, profile: Profile, step_time: StepTimeFit, block: int) -> None:
-        self._profile, self._step_time, self._full = profile, step_time, block
+        self._profile = profile
+        self._step_time = step_time
+        self._full = block
         self._chosen = block
         self._price = FIXED_PRICE
-        """Tokens that the engine generates in the time of one position."""
+        """Price of a position: tokens that the engine generates in the time of one position."""
         self._worth_of: dict[float, list[float]] = {}
-        """Expected gain in tokens of the k-th mask of a row, by threshold."""
+        """Expected gain in tokens from each mask of a row, by threshold."""
         self._probe: Sequence | None = None
         self._rival = 1
-        """The best block of the other kind: 1 if the chosen one has masks, else the best one with masks."""
+        """Block to compare with: 1 if the chosen block has masks, otherwise the best block with masks."""
         self._rival_every = PROBE_EVERY
         self._try_rival = False
         self._steps = self._probed = 0
@@ -63,17 +66,17 @@ class BlockChoice:
 
     @property
     def chosen(self) -> int:
-        """The block of sequences that fix none."""
+        """Block for sequences whose requests fix none."""
         return self._chosen
 
     def draft_price(self, sequence: Sequence, acceptance: Acceptance) -> float:
-        """Return the probability that a draft and all before it are right, below which the draft does not pay."""
+        """Return the minimum probability that a draft and all drafts before it are right, for the draft to be worthwhile."""
         return DRAFT_POSITIONS * (FIXED_PRICE if _reproducible(sequence, acceptance) else self._price)
 
     def next_step(
         self, running: list[Sequence], acceptance_of: AcceptanceOf, thresholds: tuple[float, ...], kv_tokens: int
     ) -> None:
-        """Prepare the next step. The block is chosen again at once when the engine's `thresholds` change."""
+        """Prepare the next step. When the engine's `thresholds` change, the block is chosen again at once."""
         self._steps += 1
         # The best block changes little while the batch changes by less than a factor of two.
         situation = ((len(running) - 1).bit_length() if running else None, thresholds)
@@ -89,17 +92,18 @@ class BlockChoice:
             self._probed += 1
 
     def block(self, sequence: Sequence, acceptance: Acceptance) -> int:
-        """Return the block of a sequence whose request fixes none."""
+        """Return the block for a sequence whose request fixes none."""
         if not _adapts(sequence, acceptance) or sequence is self._probe:
             return self._full
         if self._try_rival:
             return self._rival
-        # `masks_for` then cuts the full block down by price.
+        # `masks_for` reduces the full block by price.
         return self._full if self._step_time.model is not None and self._chosen > 1 else self._chosen
 
     def masks_for(self, sequence: Sequence, acceptance: Acceptance | None, max_columns: int) -> Masks:
-        """Return the number of masks behind the last token and behind each draft, in a slot of `max_columns`."""
-        drafts, fixed = sequence.draft_tokens, sequence.request.decode.block
+        """Return the number of masks after the last token and after each draft, in a slot of `max_columns` tokens."""
+        drafts = sequence.draft_tokens
+        fixed = sequence.request.decode.block
         if acceptance is None or (block := fixed or self.block(sequence, acceptance)) == 1:
             return masks_behind_the_last(len(drafts), 0)
         left = sequence.max_tokens - sequence.num_output_tokens
@@ -107,7 +111,7 @@ class BlockChoice:
         if drafts and drafts[-1] in sequence.stop_ids:
             most[-1] = 0  # the sequence ends with its last draft
         if len(sequence.draft_confidences) == len(drafts) and sequence is not self._probe:
-            likely = [least_probability(sure, acceptance.metric) for sure in sequence.draft_confidences]
+            likely = [least_probability(confidence, acceptance.metric) for confidence in sequence.draft_confidences]
             worth_K, price = self._worth_and_price(sequence, acceptance, block)
             rows = masks_behind_drafts(likely, worth_K, price, most)
             if len(sequence.tokens) + len(drafts) + sum(rows) <= max_columns:
@@ -115,7 +119,7 @@ class BlockChoice:
         return masks_behind_the_last(len(drafts), most[-1])
 
     def _worth_and_price(self, sequence: Sequence, acceptance: Acceptance, block: int) -> tuple[list[float], float]:
-        """Return the expected gain of each mask of a row, and the price of a position, both in tokens."""
+        """Return the expected gain from each mask of a row, and the price of a position, both in tokens."""
         certain_K = [1.0] * (block - 1)
         if _reproducible(sequence, acceptance):
             return certain_K, FIXED_PRICE
@@ -125,15 +129,15 @@ class BlockChoice:
 
     def _choose(self, model: StepTime, running: list[Sequence], acceptance_of: AcceptanceOf, kv_tokens: int) -> None:
         if self._profile.forwards < CALIBRATED_FORWARDS:
-            self._chosen = self._full  # acceptance has not been observed either
+            self._chosen = self._full  # acceptance has not been observed yet
             return
         acceptances = [(sequence, acceptance_of(sequence)) for sequence in running]
-        adapting = [needs for sequence, needs in acceptances if needs and _adapts(sequence, needs)]
+        adapting = [acceptance for sequence, acceptance in acceptances if acceptance and _adapts(sequence, acceptance)]
         if not adapting:
             return
         tokens_B = np.full(self._full, float(len(running) - len(adapting)))
         positions_B = tokens_B.copy()
-        by_threshold = Counter(needs.threshold for needs in adapting)
+        by_threshold = Counter(acceptance.threshold for acceptance in adapting)
         for threshold, count in by_threshold.items():
             lookahead = self._profile.lookahead(threshold)
             tokens_B += count * lookahead.tokens_B
@@ -145,7 +149,7 @@ class BlockChoice:
         self._set_trials(model, len(running), rates_B, positions_B, kv_tokens)
 
     def _set_trials(self, model: StepTime, num_seqs: int, rates_B: Floats, positions_B: Floats, kv_tokens: int) -> None:
-        """Choose the rival, and how often it and a probe are tried."""
+        """Choose the rival, and the numbers of steps between two rivals and between two probes."""
         self._rival = 1 if self._chosen > 1 or self._full == 1 else 2 + int(rates_B[1:].argmax())
         usual_s, rival_s = (
             max(
@@ -162,14 +166,14 @@ class BlockChoice:
 
 
 def _adapts(sequence: Sequence, acceptance: Acceptance) -> bool:
-    """Return whether the block may be chosen. The profile knows thresholds on the probability only."""
+    """Return whether the block may follow the load. The profile covers only thresholds on the probability."""
     if sequence.request.decode.block is not None or _reproducible(sequence, acceptance):
         return False
     return acceptance.metric is Metric.PROBABILITY
 
 
 def _reproducible(sequence: Sequence, acceptance: Acceptance) -> bool:
-    """Return whether the answer must not depend on the load, although some tokens are accepted without verification."""
+    """Return whether the answer must not depend on the load, although it accepts tokens without verification."""
     request = sequence.request
     fixed = request.decode.block is not None or request.sampling.seed is not None
     return fixed and acceptance != LOSSLESS

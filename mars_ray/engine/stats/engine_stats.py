@@ -1,4 +1,4 @@
-"""Counters and latencies of an engine, and the times of its steps."""
+"""Counters, latencies and step times of an engine."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +17,7 @@ MAX_VALUES = 1024
 
 
 class LatencyWindow:
-    """The latencies of the last `WINDOW_S` seconds, at most `MAX_VALUES` of them."""
+    """Latencies of the last `WINDOW_S` seconds, up to `MAX_VALUES` of them."""
 
     def __init__(self) -> None:
         self._values: deque[tuple[float, float]] = deque(maxlen=MAX_VALUES)
@@ -28,7 +28,7 @@ class LatencyWindow:
 
     def p95(self, now_s: float) -> float | None:
         """Return the 95th percentile; None for an empty window."""
-        latencies = [latency_s for seen_s, latency_s in self._values if now_s - seen_s <= WINDOW_S]
+        latencies = [latency_s for recorded_s, latency_s in self._values if now_s - recorded_s <= WINDOW_S]
         return float(np.percentile(latencies, 95)) if latencies else None
 
 
@@ -43,15 +43,17 @@ class _Counts:
 
 
 class EngineStats:
-    """Counts by class of service, keeps recent latencies, and feeds the times of steps to `step_time`."""
+    """Counts events by class of service, keeps recent latencies, and passes the times of steps to `step_time`."""
 
     def __init__(self, classes: Iterable[str], step_time: StepTimeFit, clock: Callable[[], float]) -> None:
-        self._step_time, self._clock = step_time, clock
+        self._step_time = step_time
+        self._clock = clock
         self._counts = {name: _Counts() for name in classes}
-        self._ttft_s, self._tpot_s = LatencyWindow(), LatencyWindow()
+        self._ttft_s = LatencyWindow()
+        self._tpot_s = LatencyWindow()
         self._began_s = 0.0
         self._ended_s: float | None = None
-        """End of the last step; None if the engine was idle then."""
+        """End of the last step; None if the engine has been idle since."""
         self.steps = 0
         """Steps that ran a forward."""
         self.kv_tokens = 0
@@ -61,10 +63,10 @@ class EngineStats:
         """Count a request, whether it is queued or refused because the queue is full."""
         counts = self._counts[request.service_class]
         counts.arrived += request.sampling.n
-        counts.prompt_tokens += len(request.prompt)  # once: its n sequences share the prompt in the cache
+        counts.prompt_tokens += len(request.prompt)  # its n sequences share one prompt in the cache
 
     def ended(self, sequence: Sequence) -> None:
-        """Count a sequence that ended, unless it ended in the queue."""
+        """Count a sequence that has ended, unless it ended while it was still queued."""
         if sequence.started_s is not None:
             counts = self._counts[sequence.service_class]
             counts.ended += 1
@@ -74,7 +76,7 @@ class EngineStats:
                 self._tpot_s.add(now_s, (now_s - sequence.first_token_s) / (sequence.num_output_tokens - 1))
 
     def gained(self, sequence: Sequence) -> None:
-        """Record the time to the first token of a sequence that gained tokens."""
+        """Record the time to the first token, if these are the first tokens that the sequence gained."""
         if sequence.first_token_s is None:
             sequence.first_token_s = now_s = self._clock()
             self._ttft_s.add(now_s, now_s - sequence.added_s)
@@ -100,7 +102,7 @@ class EngineStats:
         self._step_time.observe(work, self._ended_s - since_s)
 
     def idle(self) -> None:
-        """Record that no work is left, so the time until the next step does not count."""
+        """Record that the engine has no work, so that the time until the next step does not count."""
         self._ended_s = None
 
     def class_states(self, scheduler: Scheduler, thresholds: Mapping[str, float]) -> tuple[ClassState, ...]:
@@ -121,9 +123,9 @@ class EngineStats:
         )
 
     def ttft_p95_s(self) -> float | None:
-        """Return the 95th percentile of recent times to the first token; None if there were none."""
+        """Return the 95th percentile of recent times to the first token; None if the window is empty."""
         return self._ttft_s.p95(self._clock())
 
     def tpot_p95_s(self) -> float | None:
-        """Return the 95th percentile of the time per token of recently ended sequences; None if none ended."""
+        """Return the 95th percentile of the time per token of recently ended sequences; None if the window is empty."""
         return self._tpot_s.p95(self._clock())

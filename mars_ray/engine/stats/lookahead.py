@@ -1,6 +1,6 @@
-"""Compute the tokens gained and the positions used by a mean forward of one sequence, for each block size.
+"""Compute the tokens gained and the positions used by an average forward of one sequence, for each block size.
 
-A block of b has b - 1 masks. Letters: K masks, B = K + 1 block sizes.
+A block of size b has b - 1 masks. Letters: K masks, B = K + 1 block sizes.
 """
 
 from bisect import bisect_right
@@ -15,12 +15,12 @@ Floats = NDArray[np.float64]
 
 
 class Lookahead(NamedTuple):
-    """Gain and cost of a mean forward of one sequence, by block size."""
+    """Gain and cost of an average forward of one sequence, by block size."""
 
     tokens_B: Floats
-    """Tokens gained with blocks of 1, 2, ... B, each at least 1."""
+    """Tokens gained with blocks of 1, 2, ..., B; at least 1 each."""
     positions_B: Floats
-    """Tokens, drafts and masks that go through the network."""
+    """Positions fed to the network: tokens, drafts and masks."""
 
 
 def autoregressive(blocks: int) -> Lookahead:
@@ -30,11 +30,11 @@ def autoregressive(blocks: int) -> Lookahead:
 
 
 def look_ahead(accepted_K: Floats, drafted_K: Floats, right_K: Floats, *, rows_per_draft: float = 0.0) -> Lookahead:
-    """Return the lookahead of forwards that accept some tokens at masks, and draft others for verification.
+    """Return the lookahead of forwards that accept some tokens at masks and draft others for verification.
 
-    `accepted_K` is the share of forwards that accept the k-th mask, `drafted_K` the share that drafts it, and `right_K`
-    the share that drafts it and finds it right together with all drafts before it. Each accepted token and each draft
-    takes a position in the next forward. `rows_per_draft` is the number of rows of masks that a draft adds, as a
+    `accepted_K` is the share of forwards that accept the token at the k-th mask, and `drafted_K` is the share that
+    drafts it. `right_K` is the share that drafts it and finds it and all drafts before it right. Each accepted token
+    and each draft takes a position in the next forward. `rows_per_draft` is the number of masks that a draft adds, as a
     fraction of the longest row.
     """
     masks_B = np.arange(len(drafted_K) + 1)
@@ -43,15 +43,15 @@ def look_ahead(accepted_K: Floats, drafted_K: Floats, right_K: Floats, *, rows_p
 
 
 def interpolate(thresholds: Sequence[float], at: Callable[[int], Lookahead], threshold: float) -> Lookahead:
-    """Interpolate the lookahead at `threshold` linearly between `thresholds`, which fall from 1.
+    """Interpolate the lookahead at `threshold` linearly between `thresholds`, which descend from 1.
 
-    `at` returns the lookahead at the threshold with an index.
+    `at` returns the lookahead for an index into `thresholds`.
     """
     above = max(0, bisect_right(thresholds, -threshold, key=neg) - 1)
     below = min(above + 1, len(thresholds) - 1)
     gap = thresholds[above] - thresholds[below]
     weight = min(1.0, (thresholds[above] - threshold) / gap) if gap and threshold < thresholds[above] else 0.0
-    return Lookahead(*(one + weight * (other - one) for one, other in zip(at(above), at(below), strict=True)))
+    return Lookahead(*(upper + weight * (lower - upper) for upper, lower in zip(at(above), at(below), strict=True)))
 
 
 def _sums(values_K: Floats) -> Floats:

@@ -1,8 +1,8 @@
-"""Estimate the tokens per forward and the agreement of every threshold from what the engine observes.
+"""Estimate the tokens per forward and the agreement of every threshold from the observations of an engine.
 
-Three observations are used: confidences at masks, which drafts verification accepted, and audits. An audit compares
-tokens accepted at masks with the model's choice one forward later. No extra forward is needed, and a step only appends
-its observations to lists.
+Three kinds of observations are used: confidences at masks, outcomes of verification, and audits. An audit compares
+tokens accepted at masks with the model's own choice one forward later. Observing needs no extra forward, and a step
+only appends its observations to lists.
 """
 
 from bisect import bisect_right
@@ -17,23 +17,23 @@ from scipy.optimize import brentq
 from mars_ray.engine.stats.lookahead import Lookahead, interpolate, look_ahead
 
 GRID = (1.0, 0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
-"""Thresholds on the probability. At 1 every token ahead is verified."""
+"""Thresholds on the probability. At 1 every proposed token is verified."""
 
 HALF_LIFE = 4096
 """Forwards after which the weight of an observation has halved."""
 
 CALIBRATED_FORWARDS = 32
-"""Weight of the calibration in forwards; a few observations outweigh it."""
+"""Weight of the calibration in forwards. It is low, so that observations soon outweigh the calibration."""
 
 KEEP_ROWS = 0.5 ** (1 / 1024)
-"""Decay per forward of the observed rows of masks, whose layout changes with the load."""
+"""Decay per observation of the layout of mask rows, which changes with the load."""
 
 FOLD_FORWARDS = 128
-"""Forwards whose observations are folded into the means together."""
+"""Number of forwards whose observations are added to the means in one go."""
 
 COMMON_DRAFTS = 4.0
-"""Weight, in drafts, of the mean over all masks as a prior for the share of right drafts at one mask. The last masks
-give few drafts."""
+"""Prior weight, in drafts, of the mean over all masks in the share of right drafts at one mask. The last masks give few
+drafts of their own."""
 
 Counts = NDArray[np.float64]
 
@@ -44,12 +44,12 @@ class ProfilePoint:
 
     threshold: float
     tokens: tuple[float, ...]
-    """Tokens gained in a mean forward of one sequence with blocks of 1, 2, ... up to the full block."""
+    """Tokens gained in an average forward of one sequence with blocks of 1, 2, ... up to the full block."""
     positions: tuple[float, ...]
-    """Positions in that forward, for the same blocks."""
+    """Positions of that forward, for the same blocks."""
     agreement: float | None = None
-    """Share of the tokens that autoregressive decoding would choose after the same prefix; None before the first audit
-    at this threshold."""
+    """Share of the tokens that autoregressive decoding would also choose after the same prefix; None before the first
+    audit at this threshold."""
     audited: float = 0.0
     """Decayed number of audited tokens."""
 
@@ -71,7 +71,7 @@ class Profile:
     """
 
     def __init__(self, block: int, calibration: Mapping[float, tuple[float, float]] | None = None) -> None:
-        """`calibration`: tokens per forward and agreement by threshold, with the weight `CALIBRATED_FORWARDS`."""
+        """Begin with `calibration`, the tokens per forward and the agreement by threshold, as a prior."""
         masks = block - 1
         self._masks = masks
         self._looks: list[tuple[int, list[float], float, bool]] = []
@@ -80,32 +80,32 @@ class Profile:
         self._looked_K: Counts = np.zeros(masks)
         """Forwards whose k-th mask was read."""
         self._accepted_GK: Counts = np.zeros((len(GRID), masks))
-        """Those in which it and all masks before it pass the threshold."""
+        """Forwards in which the k-th mask and all masks before it pass the threshold."""
         self._drafted_GK: Counts = np.zeros((len(GRID), masks))
-        """Those in which it gives a draft, because it or a mask before it falls short."""
+        """Forwards in which the k-th mask gives a draft, because it or a mask before it falls short."""
         self._likely_GK: Counts = np.zeros((len(GRID), masks))
-        """Expected number of those drafts that are right together with all before them, by their confidences."""
+        """Expected number of drafts that are right together with all drafts before them, by their confidences."""
         self._ended_GK: Counts = np.zeros((len(GRID), masks))
-        """Those whose drafts reach a stop token, so that one more forward verifies them."""
+        """Forwards whose drafts reach a stop token, so that one more forward verifies them, by mask read."""
         self._all_right_GK: Counts = np.zeros((len(GRID), masks))
         """Expected number of forwards whose drafts are all right, by the mask of the last draft."""
         self._drafting_G: Counts = np.zeros(len(GRID))
-        """Forwards that give drafts."""
+        """Forwards that give at least one draft."""
         self._expected_K: Counts = np.zeros(masks)
-        """`_likely_GK` of the drafts that were verified."""
+        """Expected number of right drafts, like `_likely_GK`, among the drafts that were verified."""
         self._right_K: Counts = np.zeros(masks)
-        """Verified drafts that were right together with all before them."""
+        """Verified drafts that were right together with all drafts before them."""
         self._surprised = self._void = 0.0
-        """Forwards that found a wrong draft, and those among them that had no masks behind the last right draft."""
+        """Forwards that found a wrong draft, and the forwards among them without masks after the last right draft."""
         self._drafts = self._rows = 0.0
-        """Drafts that were verified, and the rows of masks behind them, as fractions of the longest row."""
+        """Drafts that were verified, and the masks they added, as fractions of the longest row."""
         self._audited_G: Counts = np.zeros(len(GRID))
         self._agreed_G: Counts = np.zeros(len(GRID))
         if calibration and masks:
             self._begin(sorted((threshold, tokens) for threshold, (tokens, _) in calibration.items()))
 
     def _begin(self, calibrated: list[tuple[float, float]]) -> None:
-        """Take the tokens ahead for drafts that are right at a threshold of 1, and for accepted tokens below it."""
+        """Start from a calibration: its tokens ahead count as right drafts at a threshold of 1, as accepted below 1."""
         thresholds, tokens = zip(*calibrated, strict=True)
         tokens_G = np.interp(GRID, thresholds, tokens)
         gained_GK = CALIBRATED_FORWARDS * np.array([_geometric(tokens, self._masks) for tokens in tokens_G])
@@ -119,21 +119,21 @@ class Profile:
         return float(self._looked_K.max(initial=0))
 
     def observe_masks(self, looked: int, confidences: list[float], draft_price: float, *, ends: bool = False) -> None:
-        """Record the confidences at the `looked` masks of one sequence in one forward, in order.
+        """Record the confidences at the first of the `looked` masks of one sequence in one forward, in order.
 
-        Tokens are drafted down to `draft_price` (see `sampling/verify`). With `ends` there is a stop token after as
-        many tokens as there are confidences, the autoregressive one included.
+        Tokens are drafted down to `draft_price` (see `sampling/verify`). `ends` means that a stop token ends the
+        sequence. `confidences` then ends with the stop token, and is empty if that is the autoregressive token.
         """
         self._looks.append((looked, confidences, draft_price, ends))
         if len(self._looks) >= FOLD_FORWARDS:
             self._fold()
 
     def observe_drafts(self, confidences: list[float], right: int, *, after: int = 0) -> None:
-        """Record drafts at the masks after the `after` accepted ones. The first `right` drafts were right."""
+        """Record verified drafts, which follow `after` accepted tokens at masks. The first `right` drafts were right."""
         self._verified.append((after, confidences, right))
 
     def observe_rows(self, masks: tuple[int, ...], *, read: bool, surprised: bool) -> None:
-        """Record the rows of masks in a forward, whether the row to `read` had any, and whether a draft was wrong."""
+        """Record the row lengths of masks in a forward, whether a row was `read`, and whether a draft was wrong."""
         if drafts := len(masks) - 1:
             self._drafts = KEEP_ROWS * self._drafts + drafts
             self._rows = KEEP_ROWS * self._rows + (sum(masks) / max(masks) - 1)
@@ -142,19 +142,19 @@ class Profile:
             self._void = KEEP_ROWS * self._void + (not read)
 
     def observe_audit(self, threshold: float, confidences: list[float], right: list[bool]) -> None:
-        """Record which tokens accepted at masks the model agrees with one forward later.
+        """Record which tokens accepted at masks are `right`: the model's own choice one forward later.
 
-        Tokens behind a wrong draft are not judged. `confidences` are those at acceptance; they inform thresholds from
-        `threshold` up.
+        Tokens after a wrong draft are not judged. `confidences` were measured at acceptance. The audit counts for
+        `threshold` and all higher thresholds.
         """
         self._audits.append((threshold, confidences, right))
 
     def lookahead(self, threshold: float) -> Lookahead:
-        """Return gain and cost of a threshold by block, interpolated linearly over the grid."""
+        """Return gain and cost at a threshold by block, interpolated linearly over the grid."""
         return interpolate(GRID, self._at, threshold)
 
     def worth_of_masks(self, threshold: float, price: float) -> list[float]:
-        """Return the expected tokens gained by the k-th mask, less the price of the positions that verify drafts.
+        """Return the expected gain in tokens from each mask, less the cost of the positions that verify drafts.
 
         A position costs `price` tokens.
         """
@@ -164,7 +164,7 @@ class Profile:
         return worth_K
 
     def points(self) -> tuple[ProfilePoint, ...]:
-        """Fold all observations and return the curve over the grid."""
+        """Fold all observations and return the profile over the grid."""
         self._fold()
         curve = []
         for number, threshold in enumerate(GRID):
@@ -185,7 +185,7 @@ class Profile:
         return look_ahead(*self._shares(number), rows_per_draft=self._rows / self._drafts if self._drafts else 0.0)
 
     def _shares(self, number: int) -> tuple[Counts, Counts, Counts]:
-        """Return the shares of forwards whose k-th mask is accepted, a draft, and a right draft (see `look_ahead`)."""
+        """Return, by mask, the shares of forwards that accept it, draft it, and draft it rightly (see `look_ahead`)."""
         common = (self._right_K.sum() + 1) / (self._expected_K.sum() + 1)
         truth_K = (self._right_K + COMMON_DRAFTS * common) / (self._expected_K + COMMON_DRAFTS)
         surprises = max(0.0, self._drafting_G[number] - float(self._all_right_GK[number] @ truth_K))
@@ -206,15 +206,17 @@ class Profile:
     def _fold_looks(self) -> None:
         looks, self._looks = self._looks, []
         keep, masks_K = 0.5 ** (len(looks) / HALF_LIFE), np.arange(self._masks)
-        # Masks that were not fed, or follow the end, count as below every threshold.
+        # Masks that were not fed, or that follow a stop token, count as below every threshold.
         sure_FK = np.array([(sure + [-1.0] * self._masks)[: self._masks] for _, sure, *_ in looks])
         looked_FK = masks_K < np.array([[looked] for looked, *_ in looks])
         price_F1 = np.array([[price] for _, _, price, _ in looks])
         last_FK = masks_K == np.array([[len(sure) - 1 if ends else self._masks] for _, sure, _, ends in looks])
-        grid_G11 = np.array([2.0, *GRID[1:]])[:, None, None]  # at 1 no token is accepted
+        grid_G11 = np.array([2.0, *GRID[1:]])[
+            :, None, None
+        ]  # no confidence reaches 2, so at a threshold of 1 nothing is accepted
         accepted_GFK = np.minimum.accumulate(sure_FK, axis=1) >= grid_G11
         right_GFK = np.where(accepted_GFK, 1.0, sure_FK.clip(0)).cumprod(axis=2)
-        # Drafts end at the price. One that is a stop token counts as the autoregressive token of the last forward.
+        # Drafts end at the price. A draft that is a stop token counts as the autoregressive token of the last forward.
         reaches_GFK = ~accepted_GFK & (right_GFK >= price_F1) & (sure_FK >= 0)
         drafted_GFK = reaches_GFK & ~last_FK
         last_draft_GFK = drafted_GFK & ~np.pad(drafted_GFK[..., 1:], ((0, 0), (0, 0), (0, 1)))

@@ -8,13 +8,13 @@ from mars_ray.engine.stats.step_time import StepTime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassState:
-    """Load of one class of service. The counters begin at the start of the engine."""
+    """Load of one class of service. Counters start at 0 when the engine starts."""
 
     name: str
     threshold: float
     """Threshold of requests that set none."""
     running: int
-    """Sequences that have a slot of the cache."""
+    """Sequences that have a slot in the cache."""
     waiting: int
     """Sequences in the waiting queue."""
     arrived: int
@@ -29,10 +29,10 @@ class ClassState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
-    """An engine at one moment."""
+    """Snapshot of an engine."""
 
     max_num_seqs: int
-    """Limit of sequences that run at the same time."""
+    """Maximum number of sequences that run at the same time."""
     classes: tuple[ClassState, ...]
     tokens_running: int
     """Tokens generated so far by the sequences that run."""
@@ -43,14 +43,14 @@ class EngineState:
     steps: int
     """Steps that ran a forward."""
     preemptions: int
-    """Times that a running sequence lost its slot."""
+    """Number of times that a running sequence lost its slot."""
     threshold_changes: int
-    """Times that the threshold of a class changed."""
+    """Number of times that the threshold of a class changed."""
     block: int
     """Block chosen for the last step."""
     profile: tuple[ProfilePoint, ...]
     step_time: StepTime | None
-    """Model of the time of a step; None before the first fit."""
+    """Model of step times; None before the first fit."""
     ttft_p95_s: float | None
     """95th percentile of the time from arrival to the first token, over the last seconds."""
     tpot_p95_s: float | None
@@ -58,7 +58,7 @@ class EngineState:
 
     @property
     def running(self) -> int:
-        """Sequences that have a slot of the cache."""
+        """Sequences that have a slot in the cache."""
         return sum(state.running for state in self.classes)
 
     @property

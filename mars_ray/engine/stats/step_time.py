@@ -1,7 +1,7 @@
 """Predict the time of a step from its work, with a linear model fitted to measured steps.
 
-Measurements are kept for each kind of step, so that the model still knows the time of a block of 1 after an hour of
-steps with a block of 8.
+The latest measurements of each kind of step are kept, so that after an hour of steps with a block of 8 the model can
+still predict the time of a step with a block of 1.
 """
 
 from collections import defaultdict, deque
@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 STEPS_PER_KIND = 12
-"""Latest steps kept of each kind."""
+"""Number of latest steps kept per kind."""
 STEPS_KEPT = 16384
-"""Older steps are left out of a fit, because the load of the machine changes."""
+"""Number of latest steps that a fit may use. Older steps are left out, because the load of the machine changes."""
 FIT_EVERY = 64
-"""Steps between two fits."""
+"""Number of steps between two fits."""
 FIRST_FIT, FIRST_STEPS = 16, 256
-"""The model is fitted every 16 steps during the first 256 steps."""
+"""Fit the model every 16 steps during the first 256 steps."""
 PAUSE = 20
-"""Steps that take more than 20 times the usual time are left out as pauses of the machine."""
+"""Factor over the usual time from which a step counts as a pause of the machine and is left out."""
 CLOCK_S = 1e-7
-"""Least time of a step; a coarse clock may measure 0."""
+"""Minimum time of a step in seconds, because a coarse clock may measure 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class StepWork:
     kv_tokens: int
     """Tokens in the cache that all sequences attend to."""
     prompt_tokens: int = 0
-    """Tokens of sequences that read their prompts."""
+    """Prompt tokens read by other sequences."""
     masks: int = 0
     """Masks among the positions."""
 
     @property
     def kind(self) -> tuple[int, int, int, bool]:
-        """Key of similar steps, whose sizes differ by less than a factor of two."""
+        """Key shared by similar steps: each size differs by less than a factor of two."""
         sizes = self.num_seqs.bit_length(), self.positions.bit_length(), self.prompt_tokens.bit_length()
         return *sizes, self.masks > 0
 
@@ -60,7 +60,7 @@ class StepTime:
     """Added once if the step reads a prompt."""
     prompt_token_s: float = 0.0
     masks_s: float = 0.0
-    """Added once if the step has masks: reading the adapter and correcting its drafts."""
+    """Added once if the step has masks, for reading the adapter and correcting its drafts."""
 
     def seconds(self, work: StepWork) -> float:
         """Return the predicted time of a step."""
@@ -84,7 +84,7 @@ class StepTimeFit:
         )
         self._steps = 0
         self.model: StepTime | None = None
-        """The latest fit; None before the first."""
+        """Latest fit; None before the first fit."""
 
     def observe(self, work: StepWork, seconds: float) -> None:
         """Record the work and the time of one step."""
@@ -92,9 +92,9 @@ class StepTimeFit:
         self._steps += 1
         if self._steps % (FIT_EVERY if self._steps > FIRST_STEPS else FIRST_FIT) == 0:
             kept = [step for kind in self._kinds.values() for step in kind if step[0] >= self._steps - STEPS_KEPT]
-            with suppress(RuntimeError):  # the solver did not converge, so the previous fit stays
+            with suppress(RuntimeError):  # keep the previous fit if the solver does not converge
                 model = fit([work for _, work, _ in kept], np.array([seconds for _, _, seconds in kept]))
-                if model.fixed_s + model.seq_s + model.position_s > 0:  # 0 if all steps so far only read prompts
+                if model.fixed_s + model.seq_s + model.position_s > 0:  # 0 if all steps so far have only read prompts
                     self.model = model
 
 
@@ -106,7 +106,7 @@ def fit(steps: list[StepWork], seconds_S: NDArray[np.float64]) -> StepTime:
     seconds_S = seconds_S.clip(min=CLOCK_S)
     scale_7 = work_S7.max(axis=0).clip(min=1)
     work_S7 = work_S7 / scale_7
-    # The first fit finds the pauses, which the second leaves out.
+    # The first fit finds the pauses, and the second fit leaves them out.
     kept_S = seconds_S <= PAUSE * _usual(work_S7, seconds_S)[1]
     parts_7, usual_S = _usual(work_S7[kept_S], seconds_S[kept_S])
     # Rescale to the mean time, which includes interference by other processes. All terms are scaled alike, because
@@ -129,7 +129,7 @@ def _usual(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the terms [7] and the predictions [S] of a fit that minimises relative errors.
 
-    Relative errors give little weight to steps that other processes made longer.
+    Relative errors give little weight to steps that other processes slowed down.
     """
     parts_7, _ = nnls(work_S7 / seconds_S[:, None], np.ones(len(seconds_S)))
     return parts_7, (work_S7 @ parts_7).clip(min=CLOCK_S)
@@ -138,7 +138,7 @@ def _usual(
 def block_rates(
     model: StepTime, tokens_B: NDArray[np.float64], positions_B: NDArray[np.float64], *, num_seqs: int, kv_tokens: int
 ) -> NDArray[np.float64]:
-    """Return the expected tokens per second with blocks of 1, 2, ... B, [B].
+    """Return the expected tokens per second with blocks of 1, 2, ..., B: [B].
 
     `tokens_B` and `positions_B` are the tokens gained and the positions of all `num_seqs` sequences in a step.
     """
