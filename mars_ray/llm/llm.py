@@ -66,9 +66,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue one prompt or several, and return the outputs in the same order.
 
-        A prompt is a text or a sequence of token ids. `threshold` is the confidence at which a proposed token is
-        accepted. At 1, the default, every token is verified, and the answers are the same as when decoding one token at
-        a time. A lower threshold accepts tokens without verification, which is faster if forwards have spare capacity.
+        A prompt is a text or a sequence of token ids. `threshold` is the confidence from which a proposed token is
+        accepted without verification. At 1, the default, every token is verified, and the answers are the same as when
+        decoding one token at a time. A lower threshold takes fewer forwards.
         `mode` is "threshold", "exact" or "ar" (one token at a time). `schema` is a JSON schema that every answer
         follows. `progress` shows a progress bar; None shows one only on a terminal.
 
