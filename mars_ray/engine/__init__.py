@@ -1,1 +1,1 @@
-"""The decoding engine: continuous batching, with several tokens per forward for each sequence."""
+"""The decoding engine: continuous batching that decodes several tokens per forward in each sequence."""

@@ -1,6 +1,6 @@
 """A request to the engine: prompt, sampling, lookahead and stop conditions.
 
-Values are checked when a request is made; limits that depend on the model are checked in `core/limits`.
+Values are checked when a request is created. `core/limits` checks the limits that depend on the model.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ STOP_CHARACTERS_MAX = 256
 TOP_LOGPROBS_MAX = 20
 N_MAX = 64
 NATS_MAX = 1e6
-"""Largest threshold on the entropy. It is far above the entropy of any vocabulary, so it accepts every token."""
+"""Maximum threshold on the entropy. No vocabulary has this much entropy, so the maximum accepts every token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,40 +26,40 @@ class SamplingParams:
     """Sampling parameters and stop conditions. Raises `RequestError` for values out of range."""
 
     max_tokens: int = 256
-    """Largest number of generated tokens; the context of the model may end an answer earlier."""
+    """Maximum number of generated tokens; the context length of the model may end an answer earlier."""
     min_tokens: int = 0
-    """Number of tokens before the first possible stop token or stop string. A grammar that is complete ends the
-    sequence earlier."""
+    """Minimum number of tokens before a stop token or a stop string may end the sequence. A completed grammar ends it
+    regardless."""
     temperature: float = 0.0
-    """Sampling temperature; 0 takes the most likely token."""
+    """Sampling temperature; 0 always chooses the most likely token."""
     top_p: float = 1.0
-    """Draw from the smallest set of most likely tokens with this total probability."""
+    """Draw from the smallest set of most likely tokens whose total probability reaches this value."""
     top_k: int = 0
-    """Draw from this number of most likely tokens; 0 keeps all."""
+    """Draw from this number of most likely tokens; 0 means all tokens."""
     min_p: float = 0.0
-    """Leave out tokens that are less likely than this fraction of the most likely one."""
+    """Leave out tokens whose probability is below this fraction of the highest probability."""
     seed: int | None = None
-    """Seed of the draws; None lets the engine choose one."""
+    """Seed of the draws; None lets the engine choose a seed."""
     n: int = 1
     """Number of answers; answer k draws with seed + k."""
     stop: tuple[str, ...] = ()
-    """Strings that end the text before them; the tokens include the one that completes the string."""
+    """Strings that end the answer. The text ends before the string, but the tokens include the string."""
     stop_ids: frozenset[int] = frozenset()
-    """Token ids that end the sequence besides the model's own. The id is the last token and adds no text."""
+    """Token ids that end the sequence, in addition to the model's own. The stop token is returned but adds no text."""
     ignore_eos: bool = False
-    """Continue after the model's own stop tokens."""
+    """Whether to continue after the model's own stop tokens."""
     logprobs: int | None = None
-    """Return log-probabilities of the chosen token and of this number of most likely ones; None returns none."""
+    """Number of most likely tokens to return log-probabilities for, besides the chosen token. None returns none."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """Numbers to add to logits, by token id."""
+    """Number to add to the logit of each token id."""
     presence_penalty: float = 0.0
-    """Number to subtract once from the logit of each token generated before."""
+    """Number to subtract once from the logit of each token that was already generated."""
     frequency_penalty: float = 0.0
-    """Number to subtract from the logit of a token for each time it was generated before."""
+    """Number to subtract from the logit of a token for each time that it was already generated."""
     repetition_penalty: float = 1.0
-    """Factor that divides positive and multiplies negative logits of tokens in prompt or output (arXiv 1909.05858)."""
+    """Divides positive logits of tokens in prompt or output, and multiplies negative logits (arXiv 1909.05858)."""
     grammar: GrammarSpec | None = None
-    """Grammar of the text. `max_tokens` and stop strings may cut the text before it is complete."""
+    """Grammar that the text must follow. `max_tokens` and stop strings may cut the text before it is complete."""
 
     def __post_init__(self) -> None:
         _check_int("max_tokens", self.max_tokens, 1)
@@ -81,8 +81,8 @@ class SamplingParams:
         _check_stops(self.stop)
         if not isinstance(self.stop_ids, frozenset):
             raise RequestError(f"stop_ids is {type(self.stop_ids).__name__}; it must be a frozenset of token ids.")
-        for number in self.stop_ids:
-            _check_int("a stop id", number, 0)
+        for token in self.stop_ids:
+            _check_int("a stop id", token, 0)
         if not isinstance(self.logit_bias, Mapping):
             raise RequestError(f"logit_bias is {shortened(self.logit_bias)}; it must map token ids to numbers.")
         for token, bias in self.logit_bias.items():
@@ -96,8 +96,8 @@ class SamplingParams:
 class Acceptance:
     """The condition for accepting tokens at the masks of one forward without verification.
 
-    From the first token that falls short on, tokens are drafts, which the next forward verifies. Only their cost limits
-    their number, because a wrong draft changes no answer.
+    The first token that falls short, and all tokens after it, become drafts, which the next forward verifies. Wrong
+    drafts cost time but change no answer, so only their cost limits their number.
     """
 
     threshold: float
@@ -109,7 +109,7 @@ class Acceptance:
 
 
 LOSSLESS = Acceptance(1.0, Metric.PROBABILITY)
-"""Acceptance of exact mode and of threshold 1: every token ahead is verified."""
+"""Acceptance in exact mode and at threshold 1: every proposed token is verified."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,18 +118,18 @@ class DecodeParams:
 
     mode: Mode = Mode.THRESHOLD
     threshold: float | None = None
-    """Confidence that a token at a mask needs: 0 to 1 for probability and margin, nats for entropy. At a value that no
-    token passes (1, or 0 nats) tokens ahead are verified as in exact mode. Modes ar and exact ignore it. None follows
-    the engine's own threshold, which may change between steps."""
+    """Confidence at which a token at a mask is accepted: 0 to 1 for probability and margin, nats for entropy. At a value
+    that no token passes (1, or 0 nats), tokens are verified as in exact mode. Modes ar and exact ignore the threshold.
+    None follows the engine's own threshold, which may change between steps."""
     floor: float | None = None
-    """Lower bound of the engine's threshold for a request that names no threshold."""
+    """Minimum for the engine's threshold in this request; only allowed without a `threshold`."""
     metric: Metric = Metric.PROBABILITY
     block: int | None = None
-    """Tokens proposed per forward: the autoregressive one and block - 1 masks. None lets the engine choose the fastest
-    number for each step, up to the block the model was trained with."""
+    """Number of tokens proposed per forward: the autoregressive token and block - 1 tokens at masks. None lets the
+    engine choose the fastest block for each step, up to the block that the model was trained with."""
     adapter: str | None = None
-    """Name of the adapter that decodes the masks; None takes the engine's unnamed adapter, or the model itself if the
-    engine has none. The adapter changes no answer in mode ar or when tokens are verified."""
+    """Name of the adapter that decodes the masks. None uses the engine's unnamed adapter, or the model itself if the
+    engine has no unnamed adapter. In mode ar, or when every token is verified, the adapter changes no answer."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.mode, Mode):
@@ -148,7 +148,7 @@ class DecodeParams:
             _check_int("block", self.block, 1, 64)
 
     def acceptance(self, engine_threshold: float) -> Acceptance | None:
-        """Return the acceptance of tokens at masks in an engine with this threshold; None feeds no masks."""
+        """Return the acceptance of tokens at masks for an engine with this threshold; None if it feeds no masks."""
         if self.mode is Mode.AR:
             return None
         threshold = max(engine_threshold, self.floor or 0.0) if self.threshold is None else self.threshold
@@ -158,7 +158,7 @@ class DecodeParams:
 
     @property
     def confidence_metric(self) -> Metric:
-        """Metric of confidence; the probability for drafts, which need no confidence."""
+        """Metric in which to measure confidence; the probability if no token is accepted by its confidence."""
         unused = self.mode is Mode.EXACT or (
             self.threshold is not None and accepts_nothing(self.threshold, self.metric)
         )
@@ -173,9 +173,9 @@ class Request:
     prompt: tuple[int, ...]
     """Token ids."""
     tenant: str = ""
-    """Owner of the request; only requests of one owner share cached prefixes."""
+    """Owner of the request; cached prefixes are shared only between requests of the same owner."""
     service_class: str = STANDARD
-    """Name of a class of service of the engine."""
+    """Name of one of the engine's classes of service."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     decode: DecodeParams = field(default_factory=DecodeParams)
 
@@ -188,8 +188,8 @@ def _check_int(name: str, value: object, low: int, high: int | None = None) -> N
 
 
 def _check_number(name: str, value: object, low: float, high: float, *, above: bool = False) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not low <= value <= high or (above and value == low):  # type: ignore[operator]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high or (above and value == low):  # type: ignore[operator]
         start = "above" if above else "from"
         raise RequestError(f"{name} is {shortened(value)}; it must be a number {start} {low} to {high}.")
 

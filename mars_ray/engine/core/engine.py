@@ -1,10 +1,11 @@
-"""The decode engine: requests in, chunks of tokens out, one step at a time.
+"""The decode engine: turn requests into chunks of tokens, one step at a time.
 
-A step schedules, runs one forward, verifies and commits. Each scheduled sequence feeds the tokens that the network has
-not seen yet, then unverified drafts, then masks. The logits at its last token are autoregressive, those at masks look
-ahead.
+A step schedules sequences, runs one forward, verifies drafts and commits tokens. Each scheduled sequence feeds the
+tokens that the network has not seen yet, then unverified drafts, then masks. The logits at the last token predict the
+next token, as in autoregressive decoding, and the logits at masks predict tokens further ahead.
 
-The caller steps the engine (see `process/worker`). A failing request ends alone, and returned tokens are final.
+The caller calls `step` (see `process/worker`). A failing request does not affect other requests, and returned tokens
+are final.
 """
 
 import random
@@ -38,11 +39,11 @@ from mars_ray.errors import ConfigError, GrammarError, MarsRayError, RequestErro
 from mars_ray.model.checkpoint import Checkpoint
 
 AUDIT_EVERY = 16
-"""Steps from one audit to the next. An audit compares tokens accepted at masks with the model's own choice."""
+"""Number of steps between two audits. An audit compares tokens accepted at masks with the model's own choice."""
 
 
 class ClassThresholds:
-    """Threshold of each class of service, for requests that name none."""
+    """Threshold of each class of service, for requests that set none."""
 
     def __init__(self, by_class: abc.Mapping[str, float]) -> None:
         self.by_class: dict[str, float] = dict(by_class)
@@ -51,9 +52,9 @@ class ClassThresholds:
         self.set(by_class)
 
     def set(self, by_class: abc.Mapping[str, float]) -> None:
-        """Set thresholds of some classes.
+        """Set the thresholds of some classes.
 
-        Raises `ConfigError` for an unknown class or a value out of range, and then changes none.
+        Raises `ConfigError` for an unknown class or a value out of range, and then changes no threshold.
         """
         for name, value in by_class.items():
             if name not in self.by_class:
@@ -64,15 +65,15 @@ class ClassThresholds:
         self.by_class |= by_class
 
     def acceptance(self, sequence: Sequence) -> Acceptance | None:
-        """Return the acceptance of tokens at masks of a sequence now; None feeds no masks."""
+        """Return the current acceptance of tokens at masks for a sequence; None if the sequence gets no masks."""
         return sequence.request.decode.acceptance(self.by_class[sequence.service_class])
 
 
 class Engine:
     """Decodes with the network of `checkpoint`, whose attention it may replace. Not thread-safe.
 
-    The adapter that a request names decodes its masks and nothing else; see `core/adapters`.
-    `consume` lets the engine free weights of which it packs a copy; the network itself cannot run afterwards.
+    The adapter that a request names applies only to the request's masks; see `core/adapters`.
+    `consume` lets the engine free weights after packing a copy of them; the network itself cannot run afterwards.
     Raises `ModelError` for an unsupported network and `ConfigError` for impossible sizes.
     """
 
@@ -110,9 +111,9 @@ class Engine:
         )
         """Description of the runner for reports."""
         self.grammars = Grammars(checkpoint, limits.vocab_size)
-        """Compiled grammars of requests; `add` compiles those that were not prepared."""
+        """Compiled grammars of requests; `add` compiles a grammar that was not prepared."""
         self.block = self._adapters.block
-        """Largest number of tokens proposed per forward, for requests that name none."""
+        """Maximum number of tokens proposed per forward, for requests that set no block."""
         self.profile = Profile(self.block, self._adapters.calibration)
         self.step_time = StepTimeFit()
         self._blocks = BlockChoice(self.profile, self.step_time, self.block)
@@ -122,15 +123,15 @@ class Engine:
         self._cancelled: list[Chunk] = []
         """Last chunks of sequences cancelled since the last step."""
         self._ended: list[Sequence] = []
-        """Sequences that ended in this step and still have slots."""
+        """Sequences that ended in this step and still hold their slots."""
 
     def set_thresholds(self, thresholds: abc.Mapping[str, float]) -> None:
-        """Set thresholds of some classes between two steps. Raises `ConfigError`, and then changes none."""
+        """Set the thresholds of some classes between two steps. On `ConfigError` no threshold changes."""
         self._thresholds.set(thresholds)
 
     @property
     def running(self) -> int:
-        """Number of sequences with a slot of the cache."""
+        """Number of sequences that have a slot in the cache."""
         return len(self._scheduler.running)
 
     @property
@@ -162,7 +163,7 @@ class Engine:
         )
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises `RequestError` if it cannot be served, `QueueFullError` if the queue is full."""
+        """Queue a request. Raises `RequestError` for an invalid request and `QueueFullError` if the queue is full."""
         self.limits.check(request)
         self._adapters.check(request)
         if request.id in self._requests:
@@ -184,14 +185,14 @@ class Engine:
         self._free_ended()
 
     def step(self) -> list[Chunk]:
-        """Run one forward and return its chunks, and the last chunks of sequences cancelled before."""
+        """Run one forward. Return its chunks and the last chunks of sequences cancelled since the last step."""
         self._stats.step_began()
         chunks, self._cancelled = self._cancelled, []
         thresholds = tuple(self._thresholds.by_class.values())
         self._blocks.next_step(self._scheduler.running, self._thresholds.acceptance, thresholds, self._stats.kv_tokens)
         try:
             batch = self._schedule()
-        except Exception as error:  # out of memory for a wider cache, which no single request caused
+        except Exception as error:  # no memory for a wider cache, which is not the fault of one request
             return chunks + self._start_over(error)
         if batch:
             chunks += self._run(batch, audit=(self._stats.steps + 1) % AUDIT_EVERY == 0)
@@ -202,17 +203,17 @@ class Engine:
         return chunks
 
     def clear_cache(self) -> None:
-        """Forget the cached prefixes of ended sequences. Raises `ConfigError` while sequences run."""
+        """Drop the cached prefixes of ended sequences. Raises `ConfigError` while sequences run."""
         if self.running:
-            raise ConfigError(f"{self.running} sequences run; clear the cache when none runs.")
+            raise ConfigError(f"{self.running} sequences run; clear the cache when no sequence runs.")
         self._slots.clear()
 
     def wait_until_compiled(self) -> None:
-        """Wait until steps are compiled; without this call the first steps run eagerly."""
+        """Wait until all steps are compiled. Without this call the first steps run eagerly."""
         self._runner.wait_until_compiled()
 
     def close(self) -> None:
-        """Stop compiling in the background. Call no other method afterwards."""
+        """Stop background compilation. Call no other method afterwards."""
         self._runner.close()
 
     def _schedule(self) -> list[ScheduledSequence]:
@@ -223,31 +224,31 @@ class Engine:
         return batch
 
     def _masks_for(self, sequence: Sequence) -> Masks:
-        needs = self._thresholds.acceptance(sequence) if self._adapters.looks_ahead(sequence) else None
-        return self._blocks.masks_for(sequence, needs, self.limits.max_model_len)
+        acceptance = self._thresholds.acceptance(sequence) if self._adapters.looks_ahead(sequence) else None
+        return self._blocks.masks_for(sequence, acceptance, self.limits.max_model_len)
 
     def _run(self, batch: list[ScheduledSequence], audit: bool) -> list[Chunk]:
-        """Run one forward over `batch`, verify and commit it. If it fails, run each sequence alone."""
+        """Run one forward over `batch`, verify and commit. If the forward fails, run each sequence alone."""
         try:
             inputs, picks = self._packer.pack(batch, self._slots.num_active, audit=audit)
             output = self._runner.run(inputs)
             choosing = [picks_of(*scheduled) for scheduled in zip(batch, picks, strict=True)]
             self._adapters.correct_masks(self._runner.mask_samplers, batch, choosing, output)
             proposed = propose_all(batch, choosing, output)
-        except Exception as error:  # out of memory, or a bug of the model's code: other sequences must go on
+        except Exception as error:  # out of memory or a bug in the model's code; other sequences must go on
             if len(batch) == 1:
                 return [self._fail(batch[0].sequence, error)]
-            # Running again is safe: a forward only writes keys and values, and writes them again.
+            # Running again is safe, because a forward only writes keys and values, which are overwritten.
             return [chunk for scheduled in batch for chunk in self._run([scheduled], audit)]
         self._stats.kv_tokens = inputs.kv_tokens
         chunks = []
-        for scheduled, where, proposals in zip(batch, picks, proposed, strict=True):
+        for scheduled, span, proposals in zip(batch, picks, proposed, strict=True):
             try:
                 if scheduled.has_logits:
-                    chunks.append(self._verify_and_commit(scheduled, where, proposals, output))
+                    chunks.append(self._verify_and_commit(scheduled, span, proposals, output))
                 else:
                     scheduled.sequence.num_computed_tokens += scheduled.num_tokens
-            except Exception as error:  # work on one sequence fails this sequence only
+            except Exception as error:  # an error here concerns one sequence only
                 chunks.append(self._fail(scheduled.sequence, error))
         return chunks
 
@@ -256,10 +257,10 @@ class Engine:
     ) -> Chunk:
         sequence = scheduled.sequence
         acceptance = self._thresholds.acceptance(sequence)
-        needs = acceptance or LOSSLESS  # without masks there is nothing to accept
+        rule = acceptance or LOSSLESS  # without masks nothing is accepted
         left = sequence.max_tokens - sequence.num_output_tokens
-        price = self._blocks.draft_price(sequence, needs)
-        verified = verify(proposals, sequence.draft_tokens, needs, price, sequence.stop_ids, left)
+        price = self._blocks.draft_price(sequence, rule)
+        verified = verify(proposals, sequence.draft_tokens, rule, price, sequence.stop_ids, left)
         record(self.profile, scheduled, picks, verified, output, acceptance, price)
         count = sequence.request.sampling.logprobs
         audits = () if count is None else audits_of(scheduled, picks, output)
@@ -274,7 +275,7 @@ class Engine:
             pieces=emitted.pieces,
             logprobs=() if count is None else logprobs_of(emitted, chosen, count, output, sequence.forwards),
             audits=audits,
-            threshold=needs.threshold,
+            threshold=rule.threshold,
             masks=scheduled.num_masks,
             finished=emitted.reason and self._finish(sequence, emitted.reason),
         )
@@ -289,27 +290,27 @@ class Engine:
         return sequence.finished(reason, self._clock(), error)
 
     def _cut_short(self, sequence: Sequence, reason: FinishReason, error: MarsRayError | None = None) -> Chunk:
-        """End a sequence between two tokens and return its last chunk."""
+        """End a sequence between two steps and return its last chunk."""
         finished = self._finish(sequence, reason, error)
         pieces = (sequence.detokenizer.finish(),)
         return Chunk(sequence.request.id, sequence.index, tokens=(), pieces=pieces, finished=finished)
 
     def _fail(self, sequence: Sequence, error: Exception) -> Chunk:
-        if isinstance(error, GrammarError):  # the caller's own grammar, so the message is for the caller
+        if isinstance(error, GrammarError):  # the caller's own grammar failed, so pass its message on
             return self._cut_short(sequence, "error", error)
         reason = f"decoding failed: {type(error).__name__}: {error}".rstrip(". ")
         return self._cut_short(sequence, "error", StepError(f"{reason}. The engine serves other requests."))
 
     def _free_ended(self) -> None:
-        """Free the slots of ended sequences, after every sequence of the step has recorded the content of its slot."""
+        """Free the slots of ended sequences. Call it after every sequence of the step has committed its tokens."""
         for sequence in self._ended:
             self._scheduler.remove(sequence)
         self._ended.clear()
 
     def _start_over(self, error: Exception) -> list[Chunk]:
-        """Fail the running sequences and clear the cache; waiting sequences are served next.
+        """Fail the running sequences and clear the cache, so that waiting sequences can be served next.
 
-        If none runs, fail the waiting ones, because they would fail again.
+        If no sequence runs, fail the waiting sequences, because they would fail again.
         """
         waiting = [sequence for siblings in self._requests.values() for sequence in siblings]
         chunks = [self._fail(sequence, error) for sequence in list(self._scheduler.running) or waiting]
@@ -322,7 +323,7 @@ class Engine:
 def _new_sequences(
     request: Request, seed: int, checkpoint: Checkpoint, limits: EngineLimits, grammars: Grammars
 ) -> list[Sequence]:
-    """Return the n sequences of a checked request. Raises `GrammarError` for an unusable grammar."""
+    """Return the n sequences of a valid request. Raises `GrammarError` for an unusable grammar."""
     sampling = request.sampling
     max_tokens = min(sampling.max_tokens, limits.max_model_len - len(request.prompt))
     stop_ids = sampling.stop_ids | (frozenset() if sampling.ignore_eos else checkpoint.stop_ids)
@@ -338,7 +339,7 @@ def _new_sequences(
             detokenizer=IncrementalDetokenizer(checkpoint.tokenizer, sampling.stop),
             tokens=list(request.prompt),
             matcher=matcher,
-            draft_tokens=matcher.take_forced(max_tokens) if matcher else [],  # read together with the prompt
+            draft_tokens=matcher.take_forced(max_tokens) if matcher else [],  # fed together with the prompt
         )
         sequences.append(sequence)
     return sequences

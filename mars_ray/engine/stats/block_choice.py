@@ -70,7 +70,7 @@ class BlockChoice:
         return self._chosen
 
     def draft_price(self, sequence: Sequence, acceptance: Acceptance) -> float:
-        """Return the minimum probability that a draft and all drafts before it are right, for the draft to be worthwhile."""
+        """Return the minimum probability that a draft and all drafts before it are right for it to be worthwhile."""
         return DRAFT_POSITIONS * (FIXED_PRICE if _reproducible(sequence, acceptance) else self._price)
 
     def next_step(

@@ -129,7 +129,7 @@ class Profile:
             self._fold()
 
     def observe_drafts(self, confidences: list[float], right: int, *, after: int = 0) -> None:
-        """Record verified drafts, which follow `after` accepted tokens at masks. The first `right` drafts were right."""
+        """Record verified drafts that follow `after` accepted tokens at masks. The first `right` drafts were right."""
         self._verified.append((after, confidences, right))
 
     def observe_rows(self, masks: tuple[int, ...], *, read: bool, surprised: bool) -> None:
@@ -211,9 +211,7 @@ class Profile:
         looked_FK = masks_K < np.array([[looked] for looked, *_ in looks])
         price_F1 = np.array([[price] for _, _, price, _ in looks])
         last_FK = masks_K == np.array([[len(sure) - 1 if ends else self._masks] for _, sure, _, ends in looks])
-        grid_G11 = np.array([2.0, *GRID[1:]])[
-            :, None, None
-        ]  # no confidence reaches 2, so at a threshold of 1 nothing is accepted
+        grid_G11 = np.array([2.0, *GRID[1:]])[:, None, None]  # no confidence reaches 2, so threshold 1 accepts nothing
         accepted_GFK = np.minimum.accumulate(sure_FK, axis=1) >= grid_G11
         right_GFK = np.where(accepted_GFK, 1.0, sure_FK.clip(0)).cumprod(axis=2)
         # Drafts end at the price. A draft that is a stop token counts as the autoregressive token of the last forward.
