@@ -118,9 +118,9 @@ class DecodeParams:
 
     mode: Mode = Mode.THRESHOLD
     threshold: float | None = None
-    """Confidence at which a token at a mask is accepted: 0 to 1 for probability and margin, nats for entropy. At a value
-    that no token passes (1, or 0 nats), tokens are verified as in exact mode. Modes ar and exact ignore the threshold.
-    None follows the engine's own threshold, which may change between steps."""
+    """Confidence at which a token at a mask is accepted: 0 to 1 for probability and margin, nats for entropy. At 1, or
+    0 nats, no token passes, and tokens are verified as in exact mode. Modes ar and exact ignore the threshold. None
+    follows the engine's own threshold, which may change between steps."""
     floor: float | None = None
     """Minimum for the engine's threshold in this request; only allowed without a `threshold`."""
     metric: Metric = Metric.PROBABILITY

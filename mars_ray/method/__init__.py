@@ -1,1 +1,1 @@
-"""The MARS method in plain torch: streams, visibility, loss, acceptance, and the slow reference decoder."""
+"""The MARS method in plain torch: streams, visibility, loss, acceptance, and a slow reference decoder."""

@@ -1,6 +1,6 @@
-"""How many of the tokens proposed in one forward are accepted, by their confidence.
+"""Decide by confidence how many of the tokens proposed in one forward to accept.
 
-Letters: R rows, W window (the autoregressive token and the masks behind it), V vocabulary.
+Letters: R rows, W window (the autoregressive token and the masks after it), V vocabulary.
 
 Source: arXiv 2604.07023, section 3.3 and its comparison of metrics.
 """
@@ -12,13 +12,13 @@ from mars_ray.method.metric import Metric
 
 
 def confidence(logits: Tensor, metric: Metric) -> Tensor:
-    """Reduce logits [..., V] to one confidence each, float32 [...]."""
+    """Return the confidence of each distribution in logits [..., V], float32 [...]."""
     log_p: Tensor = logits.float().log_softmax(dim=-1)
     match metric:
         case Metric.PROBABILITY:
             return log_p.amax(dim=-1).exp()
         case Metric.ENTROPY:
-            # 0 * log 0 is 0 for an entropy and NaN for a float: banned tokens have a logit of -inf.
+            # `entr` gives 0 for a probability of 0 (a banned token has a logit of -inf), where p * log p would be NaN.
             entropy: Tensor = torch.special.entr(log_p.exp())
             return entropy.sum(dim=-1)
         case Metric.MARGIN:
@@ -27,10 +27,10 @@ def confidence(logits: Tensor, metric: Metric) -> Tensor:
 
 
 def accepted_lengths(confidence_RW: Tensor, threshold_R: Tensor, metric: Metric) -> Tensor:
-    """Return the tokens to accept per row, int64 [R], in 1..W.
+    """Return the number of tokens to accept in each row, from 1 to W, int64 [R].
 
-    Column 0 is the autoregressive token: always accepted. A threshold that accepts nothing leaves only that one,
-    however confident the masks are; the first mask that does not pass ends the row.
+    Column 0 is the autoregressive token, which is always accepted. The tokens at masks are accepted up to the first
+    that does not pass. At a threshold that accepts nothing, no token at a mask passes, whatever its confidence.
     """
     drafted_RW, threshold_R1 = confidence_RW[:, 1:], threshold_R[:, None]
     if metric is Metric.ENTROPY:

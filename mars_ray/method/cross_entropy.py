@@ -1,7 +1,8 @@
-"""Cross-entropy of many positions over a large vocabulary, a few positions at a time.
+"""Cross-entropy of many positions over a large vocabulary, computed in chunks of positions to save memory.
 
-The plain way holds the logits, their float32 copy, their log-probabilities and the gradients of all three. Here only
-the logits are kept, as the network made them; what is wide is made again for some positions at a time, in float32.
+A plain cross-entropy holds the logits, their float32 copy, their log-probabilities and the gradients of all three. This
+implementation keeps only the logits, in the type that the network returns. Everything else of vocabulary size is
+recomputed in float32, one chunk of positions at a time.
 """
 
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 from mars_ray.method.streams import IGNORE
 
 CHUNK_NUMBERS = 1 << 21
-"""Numbers in a chunk of logits: 8 MiB in float32, which stay in the cache of a processor."""
+"""Maximum number of logits in a chunk: 8 MiB in float32, which fit in the cache of a processor."""
 
 
 def cross_entropies(
@@ -24,8 +25,9 @@ def cross_entropies(
 ) -> Tensor:
     """Return the cross-entropy at each position, float32 [M].
 
-    The target is the label, `IGNORE` nowhere. Where `teacher_M` is not `IGNORE` it names a row of `teachers`, logits
-    [any, V] (None: `logits_MV` itself), whose distribution is mixed in with `share` and receives no gradient.
+    The target is the label, which must not be `IGNORE`. Where `teacher_M` is not `IGNORE`, it is the index of a row of
+    `teachers`, logits [any, V] (None means `logits_MV`). The distribution of that row makes up `share` of the target
+    and receives no gradient.
     """
     teacher_M = torch.full_like(label_M, IGNORE) if teacher_M is None else teacher_M
     teachers = (logits_MV if teachers is None else teachers).detach()
@@ -42,15 +44,15 @@ class _CrossEntropies(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(logits_MV, label_M, teacher_M, teachers)
         ctx.share = share
-        each_M = torch.empty(len(logits_MV), dtype=torch.float32, device=logits_MV.device)
+        loss_M = torch.empty(len(logits_MV), dtype=torch.float32, device=logits_MV.device)
         for chunk in _chunks(logits_MV):
             logits = logits_MV[chunk].float()
             label = logits.gather(1, label_M[chunk, None])[:, 0]
             taught, target = _teacher(teachers, teacher_M[chunk], share)
             if len(taught):
                 label[taught] = torch.lerp(label[taught], (target * logits[taught]).sum(dim=-1), share)
-            each_M[chunk] = logits.logsumexp(dim=-1) - label
-        return each_M
+            loss_M[chunk] = logits.logsumexp(dim=-1) - label
+        return loss_M
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
@@ -77,6 +79,6 @@ def _chunks(logits_MV: Tensor) -> list[slice]:
 
 
 def _teacher(teachers: Tensor, teacher_M: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """Return the positions of a chunk that have a teacher, and its distribution there, float32."""
+    """Return the positions of a chunk that have a teacher, and the distribution of the teacher at each, float32."""
     taught = (teacher_M != IGNORE).nonzero()[:, 0] if share else teacher_M[:0]
     return taught, teachers[teacher_M[taught]].softmax(dim=-1, dtype=torch.float32)

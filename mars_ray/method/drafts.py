@@ -1,7 +1,8 @@
-"""Decide which predictions to draft and where masks stand, so that the next forward verifies and looks ahead at once.
+"""Decide where to place masks after drafts, so that one forward both verifies the drafts and looks further ahead.
 
-The confidence of a draft estimates the probability that it is right. All drafts before it must be right too, so the
-product of their confidences says how likely the next forward takes it (speculative decoding, arXiv 2211.17192).
+The confidence of a draft estimates the probability that it is right if all drafts before it are right. The product of
+the confidences up to a draft therefore estimates the probability that the next forward takes it (speculative decoding,
+arXiv 2211.17192).
 """
 
 from collections.abc import Sequence
@@ -9,24 +10,25 @@ from itertools import accumulate, pairwise
 from operator import mul
 
 COLUMNS_MOST = 63
-"""Limit of the drafts and masks of one sequence with several rows of masks; `ForwardBatch.behind_N` has 63 bits."""
+"""Maximum number of drafts and masks in a sequence with several rows of masks: `ForwardBatch.behind_N` has 63 bits."""
 
 DRAFT_POSITIONS = 2
-"""Positions of one more draft: its own, and about one for masks behind it."""
+"""Positions that one more draft takes: its own, and about one for masks after it."""
 
 FIXED_PRICE = 0.05
-"""Price of a position in tokens for requests whose answers must not depend on the load (see `masks_behind_drafts`)."""
+"""Price of a position in tokens, for requests whose answers must not depend on the load (see `masks_behind_drafts`)."""
 
 
 def masks_behind_drafts(
     confidences: Sequence[float], worth_K: Sequence[float], price: float, most: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the number of masks behind the last token and behind each draft.
+    """Return the number of masks after the last token and after each draft.
 
-    Each draft may be the last right one, and then the masks behind it are read (quadratic decoding, arXiv 2507.11851).
-    `confidences` are the probabilities that a draft is right if those before it are. The k-th mask of the row that is
-    read gains `worth_K[k]` tokens, a position costs `price` tokens, and a row has at most `most` masks. Where the rows
-    have more than `COLUMNS_MOST` drafts and masks, all masks stand behind the last draft.
+    Any draft may turn out to be the last right one, and then the masks after it are read (quadratic decoding, arXiv
+    2507.11851). `confidences` are the probabilities that each draft is right if all drafts before it are right.
+
+    If a row is read, its k-th mask gains `worth_K[k]` tokens. A position costs `price` tokens. `most` is the maximum
+    number of masks in each row. If the drafts and masks would exceed `COLUMNS_MOST`, all masks follow the last draft.
     """
     right = [*accumulate(confidences, mul, initial=1.0), 0.0]  # probability that at least n drafts are right
     rows = []
@@ -40,5 +42,5 @@ def masks_behind_drafts(
 
 
 def masks_behind_the_last(drafts: int, masks: int) -> tuple[int, ...]:
-    """Return `masks` masks behind the last draft and none elsewhere."""
+    """Return rows with `masks` masks after the last draft and none elsewhere."""
     return (*(0 for _ in range(drafts)), masks)

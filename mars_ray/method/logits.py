@@ -1,7 +1,7 @@
-"""Logits at chosen positions only, from any unmodified HF decoder.
+"""Compute logits only at chosen positions, with any unmodified Hugging Face decoder.
 
-A vocabulary of 152k makes the logits the largest tensor of a forward, and most of them are never read.
-The hidden states are picked where they enter the output embedding, so whatever an architecture does after it
+With a vocabulary of 152k tokens the logits are the largest tensor of a forward, and most of them are never read. A hook
+selects the hidden states before they enter the output embedding, so everything that an architecture does afterwards
 (scaling, soft-capping) still happens.
 """
 
@@ -12,11 +12,10 @@ from transformers import PreTrainedModel
 
 
 def logits_at(network: PreTrainedModel, where: Tensor | tuple[Tensor, Tensor], **inputs: Any) -> Tensor:
-    """Run one forward without a cache and return some of its logits: [M, V].
+    """Run one forward without a cache and return its logits at M positions, [M, V].
 
-    `where` is True there, bool [R, S], read row by row; or it is the rows and slots of each, two int64 [M].
-
-    `inputs` go to the network unchanged (`input_ids`, `position_ids`, `attention_mask`).
+    `where` selects the positions: either a bool [R, S], read row by row, or two int64 [M] with the row and the slot of
+    each position. `inputs` go to the network unchanged (`input_ids`, `position_ids`, `attention_mask`).
     """
 
     def pick(_module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:

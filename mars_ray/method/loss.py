@@ -1,9 +1,11 @@
 """The MARS training loss: next-token cross-entropy on both streams.
 
-`L = L_mask + ar_weight * L_ar` (arXiv 2604.07023, section 3), each a mean over the response tokens it counts. Beyond
-the paper, masks further ahead may weigh less, and the clean stream may teach the noisy one (arXiv 1503.02531).
-Sums and counts are kept apart, so that gradient accumulation and data parallelism divide by the tokens of the whole
-step: the loss does not depend on how examples were packed or spread.
+`L = L_mask + ar_weight * L_ar` (arXiv 2604.07023, section 3). Each term is a mean over the response tokens with a label
+in its stream. Beyond the paper, masks further ahead may have lower weights, and the clean stream may teach the noisy
+stream (arXiv 1503.02531).
+
+Sums and counts are returned separately, so that gradient accumulation and data parallelism can divide by the tokens of
+the whole step. The loss then does not depend on how examples are packed into rows or spread over devices.
 """
 
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from mars_ray.method.visibility import dense_mask, flex_mask
 
 @dataclass(frozen=True, slots=True)
 class LabelWeights:
-    """The sum of the weights of the labels in each stream; their number, where all weigh 1."""
+    """Sum of the label weights in each stream. It is the number of labels if all weights are 1."""
 
     mask: float
     ar: float
@@ -35,33 +37,34 @@ class LabelWeights:
 
 
 class StreamLoss(nn.Module):
-    """A network together with the loss of one forward over its streams; what DDP and FSDP wrap.
+    """A network together with its training loss, as one module for DDP and FSDP to wrap.
 
-    `distill` is the share of a mask's target that is what the clean stream predicts there; the rest is the token of
+    `distill` is the share of a mask's target that the prediction of the clean stream makes up. The rest is the token in
     the data.
     """
 
     def __init__(self, network: PreTrainedModel, distill: float = 0.0) -> None:
         super().__init__()
-        self.network, self._distill = network, distill
+        self.network = network
+        self._distill = distill
 
     def forward(self, streams: Streams) -> tuple[Tensor, Tensor]:
-        """Return the weighted sums of cross-entropies of the noisy and of the clean stream, two float32 scalars."""
+        """Return the weighted sums of cross-entropies in the noisy and in the clean stream, two float32 scalars."""
         labelled_RS = streams.label_RS != IGNORE
         logits_MV = training_logits(self.network, streams, labelled_RS)
         noisy_M = streams.noisy_RS[labelled_RS]
-        # Two streams read the same tokens; the clean one knows more of them, so it can teach. Not the other way.
-        number_RS = labelled_RS.long().flatten().cumsum(0).view_as(streams.label_RS) - 1
-        teacher_M = torch.where(noisy_M, number_RS.gather(1, streams.twin_RS)[labelled_RS], IGNORE)
-        each_M = cross_entropies(logits_MV, streams.label_RS[labelled_RS], teacher_M, self._distill)
-        each_M = each_M * streams.weight_RS[labelled_RS]
-        return (each_M * noisy_M).sum(), (each_M * ~noisy_M).sum()
+        # The clean stream sees the tokens that masks hide from the noisy stream, so it can teach the noisy stream.
+        index_RS = labelled_RS.long().flatten().cumsum(0).view_as(streams.label_RS) - 1
+        teacher_M = torch.where(noisy_M, index_RS.gather(1, streams.twin_RS)[labelled_RS], IGNORE)
+        loss_M = cross_entropies(logits_MV, streams.label_RS[labelled_RS], teacher_M, self._distill)
+        loss_M = loss_M * streams.weight_RS[labelled_RS]
+        return (loss_M * noisy_M).sum(), (loss_M * ~noisy_M).sum()
 
 
 def training_logits(network: PreTrainedModel, streams: Streams, where_RS: Tensor) -> Tensor:
-    """Run the training forward and return its logits where `where_RS` is True: [M, V], row by row.
+    """Run the training forward and return its logits where `where_RS` is True, row by row, [M, V].
 
-    With the attention `tiles.ATTENTION` those of padding mean nothing.
+    With `tiles.ATTENTION`, the logits at padding are undefined.
     """
     attention = network.config._attn_implementation
     if attention == tiles.ATTENTION:

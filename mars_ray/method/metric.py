@@ -1,6 +1,6 @@
-"""The metrics that are compared with the threshold, for one confidence at a time.
+"""Confidence metrics, and the comparison of one confidence with a threshold.
 
-Apart from `acceptance`, so that a server that only passes requests on need not load torch.
+This module is separate from `acceptance`, so that a server that only forwards requests need not load torch.
 
 Source: arXiv 2604.07023, section 3.3 and its comparison of metrics.
 """
@@ -10,28 +10,28 @@ from math import exp
 
 
 class Metric(StrEnum):
-    """The confidence that is compared with the threshold."""
+    """Measure of confidence to compare with the threshold."""
 
     PROBABILITY = "probability"
-    """Probability of the most likely token, accepted when >= threshold."""
+    """Probability of the most likely token, which is accepted at or above the threshold."""
     ENTROPY = "entropy"
-    """Entropy of the distribution in nats, accepted when <= threshold."""
+    """Entropy of the distribution in nats. A token is accepted at or below the threshold."""
     MARGIN = "margin"
-    """Probability of the most likely token less that of the second, accepted when >= threshold."""
+    """Probability of the most likely token minus that of the second. A token is accepted at or above the threshold."""
 
 
 def accepts_nothing(threshold: float, metric: Metric) -> bool:
-    """Return whether nothing can pass the threshold, so that the answer is that of autoregressive decoding."""
+    """Return whether no confidence passes the threshold, so that the answer equals autoregressive decoding."""
     return threshold <= 0 if metric is Metric.ENTROPY else threshold >= 1
 
 
-def passes(certainty: float, threshold: float, metric: Metric) -> bool:
-    """Return whether one confidence passes the threshold."""
+def passes(confidence: float, threshold: float, metric: Metric) -> bool:
+    """Return whether a confidence passes the threshold."""
     if accepts_nothing(threshold, metric):
         return False
-    return certainty <= threshold if metric is Metric.ENTROPY else certainty >= threshold
+    return confidence <= threshold if metric is Metric.ENTROPY else confidence >= threshold
 
 
-def least_probability(certainty: float, metric: Metric) -> float:
-    """Return a lower bound of the probability of the most likely token, from its confidence."""
-    return exp(-certainty) if metric is Metric.ENTROPY else certainty
+def least_probability(confidence: float, metric: Metric) -> float:
+    """Return a lower bound on the probability of the most likely token, given the confidence."""
+    return exp(-confidence) if metric is Metric.ENTROPY else confidence

@@ -1,10 +1,12 @@
-"""The reference decoder: slow, without a cache, and obviously right. It is the oracle for every faster decoder.
+"""The reference decoder: slow, without a cache, and simple enough to check by reading. It is the oracle in tests.
 
-Each forward runs over everything: the prompt, the generated tokens, drafts, and masks. Sliding window (arXiv
-2604.07023, section 3.3): the last token gives the next one, as in autoregressive decoding, and the k-th mask gives the
-token k positions further on. Predictions are accepted from left to right while the confidence passes the threshold.
-From the first that falls short on they are drafts: the next forward verifies them, and takes those that equal the
-autoregressive choice. So at a threshold that accepts nothing the tokens are those of autoregressive decoding.
+Each forward runs over everything: the prompt, the generated tokens, drafts and masks. It is a sliding window (arXiv
+2604.07023, section 3.3): the last token predicts the next token, as in autoregressive decoding, and the k-th mask
+predicts the token k positions further on.
+
+Predictions are accepted from left to right until a confidence falls short of the threshold. That prediction and those
+after it become drafts. The next forward verifies the drafts, and takes them as long as each equals the autoregressive
+choice. At a threshold that accepts nothing, the output therefore equals autoregressive decoding.
 """
 
 from collections.abc import Sequence
@@ -25,24 +27,24 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeOptions:
-    """How to decode. Raises `ConfigError` for values out of range."""
+    """Options of `decode`. Raises `ConfigError` for values out of range."""
 
     mode: Literal["ar", "threshold"] = "threshold"
     threshold: float = 0.95
-    """0..1 for probability and margin, nats from 0 for entropy. At 1, or 0 nats, every prediction is verified."""
+    """0 to 1 for probability and margin, 0 or more nats for entropy. At 1, or 0 nats, every prediction is verified."""
     metric: Metric = Metric.PROBABILITY
     block: int = 8
-    """Tokens proposed per forward: the autoregressive one and block - 1 masks."""
+    """Number of tokens proposed per forward: the autoregressive token and block - 1 tokens at masks."""
     max_tokens: int = 256
     stop_ids: frozenset[int] = frozenset()
-    """A sequence ends with the first of these; it is the last of the returned tokens."""
+    """Tokens that end a sequence; the stop token is the last of the returned tokens."""
 
     def __post_init__(self) -> None:
         if self.mode not in ("ar", "threshold"):
             raise ConfigError(f"mode is {self.mode!r}; choose 'ar' or 'threshold'.")
         upper = float("inf") if self.metric is Metric.ENTROPY else 1.0
         if not 0 <= self.threshold <= upper:
-            raise ConfigError(f"threshold is {self.threshold}; it must be in 0..{upper} for {self.metric.value}.")
+            raise ConfigError(f"threshold is {self.threshold}; it must be from 0 to {upper} for {self.metric.value}.")
         for name in ("block", "max_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1.")
@@ -55,23 +57,23 @@ class DecodeOptions:
 
 @dataclass(slots=True)
 class DecodedSequence:
-    """One finished sequence, without its prompt."""
+    """State of a sequence, without its prompt, while it is decoded and afterwards."""
 
     tokens: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
-    """One per token, in the metric asked for."""
+    """Confidence of each token, in the metric of the options."""
     forwards: int = 0
     finish_reason: FinishReason = "length"
     drafts: list[int] = field(default_factory=list)
     """Predictions that the next forward verifies."""
     likely: list[float] = field(default_factory=list)
-    """Probability of each draft to be right if those before it are."""
+    """Probability that each draft is right if all drafts before it are right."""
 
 
 def decode(
     network: PreTrainedModel, prompts: Sequence[Sequence[int]], options: DecodeOptions, *, mask_id: int
 ) -> list[DecodedSequence]:
-    """Decode every prompt greedily. The mask token is never generated. Prompts must not be empty."""
+    """Decode every prompt greedily and never generate the mask token. Prompts must not be empty."""
     sequences = [DecodedSequence() for _ in prompts]
     for prompt, sequence in zip(prompts, sequences, strict=True):
         while not is_finished(sequence, options):
@@ -85,33 +87,34 @@ def forward(
 ) -> None:
     """Verify the drafts of `sequence`, take the next token, accept tokens at masks, and draft the rest.
 
-    Masks stand behind each draft that may be the last right one (`method/drafts`). A decoder with a cache does this in
-    one forward, and here it counts as one. Only the masks behind the last right draft are read, so the network runs
-    twice: over the drafts, then over the right drafts with their masks.
+    Each draft that may be the last right one has masks after it (`method/drafts`). A decoder with a cache does all this
+    in one forward. Here the network runs twice, first over the drafts and then over the right drafts with the masks
+    after them, because no other masks are read. The two runs count as one forward.
     """
     sequence.forwards += 1
-    prefix, drafts = [*prompt, *sequence.tokens], sequence.drafts
+    prefix = [*prompt, *sequence.tokens]
+    drafts = sequence.drafts
     left = options.max_tokens - len(sequence.tokens)
-    most = [min(options.masks, left - 1 - number) for number in range(len(drafts) + 1)]
+    most = [min(options.masks, left - 1 - index) for index in range(len(drafts) + 1)]
     if drafts and drafts[-1] in options.stop_ids:
         most[-1] = 0  # the last draft ends the sequence
     rows = masks_behind_drafts(sequence.likely, [1.0] * options.masks, FIXED_PRICE, [max(0, masks) for masks in most])
     choices = _choices(network, [*prefix, *drafts], len(drafts) + 1, mask_id, options.metric)
-    right = next((number for number, draft in enumerate(drafts) if choices[number][0] != draft), len(drafts))
+    right = next((index for index, draft in enumerate(drafts) if choices[index][0] != draft), len(drafts))
     masked = [*prefix, *drafts[:right], *[mask_id] * rows[right]]
     ahead = _choices(network, masked, rows[right], mask_id, options.metric) if rows[right] else []
     sequence.drafts, sequence.likely = [], []
-    for token, confidence_ in choices[: right + 1]:
+    for token, certainty in choices[: right + 1]:
         if is_finished(sequence, options):
             return
-        _append(sequence, token, confidence_, options)
+        _append(sequence, token, certainty, options)
     _accept_and_draft(sequence, ahead, options)
 
 
 def _accept_and_draft(
     sequence: DecodedSequence, predictions: Sequence[tuple[int, float]], options: DecodeOptions
 ) -> None:
-    """Take predictions while they pass the threshold, and draft those after them while all are likely to be right."""
+    """Take predictions up to the first that falls short, then draft as long as all drafts are likely to be right."""
     all_right = 1.0
     for token, certainty in predictions:
         if is_finished(sequence, options) or (sequence.drafts[-1:] and sequence.drafts[-1] in options.stop_ids):
@@ -136,7 +139,7 @@ def _choices(
 
 
 def last_logits(network: PreTrainedModel, ids: list[int], count: int, mask_id: int) -> Tensor:
-    """Return the logits after each of the last `count` ids, float32 [W, V]. The mask token is ruled out."""
+    """Return the logits after each of the last `count` ids, float32 [W, V]. Those of the mask token are -inf."""
     ids_1S = torch.tensor([ids], device=network.device)
     logits_WV: Tensor = network(input_ids=ids_1S, use_cache=False).logits[0, -count:].float()
     logits_WV[:, mask_id] = -torch.inf

@@ -1,13 +1,13 @@
 """Build the two streams of one MARS training forward from packed examples.
 
-The streams are `[noisy | clean]` along the sequence, with everything the mask and the loss need to know of each slot.
-Who may attend to whom is decided by `visibility`.
+The streams lie next to each other as `[noisy | clean]` along the sequence, with the fields that the attention mask and
+the loss need for each slot. `visibility` decides which slots may attend to which.
 
-Letters: R rows, T clean positions, N noisy positions, S = N + T slots, B block size.
+Letters: R rows, T clean positions, N noisy positions, S = N + T slots.
 
-Source: arXiv 2604.07023, section 3. Ours: the noisy stream holds only the blocks that hold a response token (the others
-have no mask and are seen by nobody); blocks may begin at a random phase in each example, so that a decoder that stops
-anywhere has been trained there; masks may weigh less by `decay`.
+Source: arXiv 2604.07023, section 3. There are three differences. The noisy stream leaves out blocks without a response
+token, because they have no mask and no other slot sees them. Blocks may begin at a random phase in each example, so
+that the model is trained for blocks that begin anywhere. Masks further ahead in a block may have lower weights.
 """
 
 import math
@@ -30,53 +30,53 @@ class PackedRows:
     tokens_RT: Tensor
     """int64 token ids; padding may hold any id."""
     response_RT: Tensor
-    """bool, the token is part of a response: it is masked in the noisy stream and trained on."""
+    """bool, whether the token is part of a response, which is masked in the noisy stream and trained on."""
     example_RT: Tensor
-    """int64, number of the example within the row, `PADDING` behind the last one."""
+    """int64, number of the example within the row; `PADDING` after the last example."""
     position_RT: Tensor
     """int64, position within the example, from 0."""
 
     def select(self, rows: list[int]) -> "PackedRows":
-        """Return some of the rows."""
+        """Return the rows with these indices."""
         return PackedRows(**{name: getattr(self, name)[rows] for name in self.__slots__})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streams:
-    """One training forward. Every tensor is [R, S], the N noisy slots first."""
+    """Inputs of one training forward. Every tensor is [R, S], with the N noisy slots first."""
 
     tokens_RS: Tensor
     position_RS: Tensor
-    """int64, the same for a token and for the mask in its place."""
+    """int64, position within the example, the same for a token and for the mask that replaces it."""
     example_RS: Tensor
     block_RS: Tensor
-    """int64, number of the block within the example; compared only within one example."""
+    """int64, number of the block; comparable only within one example."""
     noisy_RS: Tensor
-    """bool, the slot belongs to the noisy stream."""
+    """bool, whether the slot belongs to the noisy stream."""
     label_RS: Tensor
-    """int64, the token after this position where the loss counts it, else `IGNORE`."""
+    """int64, the token after this position if the loss counts it, otherwise `IGNORE`."""
     twin_RS: Tensor
-    """int64, the clean slot of the same token."""
+    """int64, index of the clean slot with the same token."""
     weight_RS: Tensor
-    """float32, what the loss at the label counts."""
+    """float32, weight of the label in the loss."""
 
     def to(self, device: torch.device | str) -> "Streams":
         """Return the same streams on `device`."""
         return Streams(**{name: getattr(self, name).to(device) for name in self.__slots__})
 
     def select(self, row: int, slots: Tensor) -> "Streams":
-        """Return some slots of a row, as the only row; `twin_RS` still counts in the whole one."""
+        """Return some slots of a row as streams with one row. `twin_RS` keeps its indices into the whole row."""
         return Streams(**{name: getattr(self, name)[row, slots][None] for name in self.__slots__})
 
 
 def random_phases(rows: PackedRows, block: int, generator: torch.Generator) -> Tensor:
-    """Draw how far each example's first block is cut short: int64 [R, T] in 0..block-1, equal within an example."""
+    """Draw the number of tokens by which to shorten the first block of each example, 0 to block - 1: int64 [R, T]."""
     phase_RT = torch.randint(block, rows.tokens_RT.shape, generator=generator)
     return phase_RT.gather(1, rows.example_RT.clamp(min=0))
 
 
 def clean_stream(rows: PackedRows) -> Streams:
-    """Build the forward of plain autoregressive fine-tuning: S = T and no slot is noisy."""
+    """Build the streams of plain autoregressive fine-tuning: S = T, and no slot is noisy."""
     return Streams(
         tokens_RS=rows.tokens_RT,
         position_RS=rows.position_RT,
@@ -101,11 +101,13 @@ def mars_streams(
 ) -> Streams:
     """Build `[noisy | clean]` with blocks of `block` tokens.
 
-    `phase_RT` is 0 for absolute blocks (as the authors) or the result of `random_phases`. A mask is labelled with
-    the token after it. The first token of a response is predicted by a prompt token, which says the same in both
-    streams where no mask stands before it in its block; there `first` labels the noisy one too. A mask with k masks
-    before it in its block weighs `decay`^k in the loss. N is rounded up to a multiple of `multiple_of`, or to T, with
-    padding, so that kernels compiled for a shape meet few shapes.
+    `phase_RT` is 0 for blocks at fixed positions, as in the paper, or the result of `random_phases`. The label of a
+    mask is the token after it, and a mask with k masks before it in its block has weight `decay`^k in the loss.
+
+    The prompt token before a response predicts the first response token. If no mask precedes the prompt token in its
+    block, both streams predict the same, and `first` gives the noisy slot a label too.
+
+    Padding rounds N up to a multiple of `multiple_of`, but at most to T, so that compiled kernels meet few shapes.
     """
     clean = clean_stream(rows)
     block_RT = (rows.position_RT + phase_RT) // block
@@ -131,7 +133,7 @@ def mars_streams(
 
 
 def _next_response_token(rows: PackedRows) -> Tensor:
-    """Return int64 [R, T]: the token at t+1 where that is a response token of the same example, else `IGNORE`."""
+    """Return the token at t + 1 if it is a response token of the same example, otherwise `IGNORE`: int64 [R, T]."""
     label_RT = torch.full_like(rows.tokens_RT, IGNORE)
     follows_RT = rows.response_RT[:, 1:] & (rows.example_RT[:, 1:] == rows.example_RT[:, :-1])
     label_RT[:, :-1] = torch.where(follows_RT, rows.tokens_RT[:, 1:], IGNORE)
@@ -139,25 +141,25 @@ def _next_response_token(rows: PackedRows) -> Tensor:
 
 
 def masks_before(rows: PackedRows, block_RT: Tensor) -> Tensor:
-    """Return how many response tokens stand before each token in its block, float32 [R, T]."""
+    """Return the number of response tokens before each token in its block, float32 [R, T]."""
     before_RT = rows.response_RT.long().cumsum(dim=1) - rows.response_RT.long()
-    # It never falls along a row, so what stands before a block is the largest count at a start up to here.
+    # The count never falls along a row, so the count before a block is the maximum over all block starts so far.
     return (before_RT - (before_RT * _starts(rows, block_RT)).cummax(dim=1).values).float()
 
 
 def _starts(rows: PackedRows, block_RT: Tensor) -> Tensor:
-    """Return where a block of an example starts: bool [R, T]."""
+    """Return whether a block of an example starts at each position, bool [R, T]."""
     starts_RT = torch.ones_like(rows.response_RT)
     starts_RT[:, 1:] = (block_RT[:, 1:] != block_RT[:, :-1]) | (rows.example_RT[:, 1:] != rows.example_RT[:, :-1])
     return starts_RT
 
 
 def _blocks_with(wanted_RT: Tensor, rows: PackedRows, block_RT: Tensor, multiple_of: int) -> tuple[Tensor, Tensor]:
-    """Return the positions whose block holds a wanted one, int64 [R, N], and which of the N are filling, bool."""
+    """Return the positions of blocks with a wanted token, int64 [R, N], and whether each is padding, bool [R, N]."""
     R, T = block_RT.shape
-    number_RT = _starts(rows, block_RT).long().cumsum(dim=1) - 1  # through all examples of a row
-    count_RT = torch.zeros(R, T, dtype=torch.long).scatter_add_(1, number_RT, wanted_RT.long())
-    keep_RT = count_RT.gather(1, number_RT) > 0
+    block_index_RT = _starts(rows, block_RT).long().cumsum(dim=1) - 1  # counts through all examples of a row
+    count_RT = torch.zeros(R, T, dtype=torch.long).scatter_add_(1, block_index_RT, wanted_RT.long())
+    keep_RT = count_RT.gather(1, block_index_RT) > 0
     N = min(T, math.ceil(int(keep_RT.sum(dim=1).max()) / multiple_of) * multiple_of)
     slot_RN = torch.argsort((~keep_RT).to(torch.uint8), dim=1, stable=True)[:, :N]
     return slot_RN, ~keep_RT.gather(1, slot_RN)

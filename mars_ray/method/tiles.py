@@ -1,11 +1,12 @@
-"""Attention of a training forward by tiles: examples that may see each other, without the rest of their row.
+"""Compute the attention of a training forward in tiles, each of which holds a few examples of one row.
 
-A row holds many examples, and a dense mask over it is mostly False. Here all slots of all rows are laid end to end, a
-few examples of one row at a time (a tile), noisy slots before clean ones and padding left out, and attention is
-computed piece by piece: some queries of a tile with the keys that they can reach. Everything else of the network sees
-one long row.
+A row holds many examples that cannot see each other, so a dense mask over the row is mostly False. Here the slots of
+all rows are laid end to end, tile after tile. A tile has its noisy slots before its clean slots and leaves out padding.
+Attention is computed piece by piece: some queries of a tile with the keys that they can reach. The rest of the network
+sees one long row.
 
-Registered with transformers under `ATTENTION`; the pieces reach it as a keyword argument of the network's forward.
+The attention is registered with transformers as `ATTENTION`. It gets the pieces as a keyword argument of the network's
+forward.
 """
 
 from dataclasses import dataclass
@@ -22,34 +23,34 @@ from mars_ray.method.visibility import dense_mask
 ATTENTION = "mars_tiles"
 
 TILE_SLOTS = 192
-"""Short examples share a tile until it has so many clean slots: below that a call costs more than its arithmetic."""
+"""Clean slots from which a tile takes no more examples. In smaller tiles a call costs more than its arithmetic."""
 PIECE_QUERIES = 256
-"""Clean queries of a piece: each next piece of a long example reads more keys, none reads those to its right."""
+"""Maximum number of clean queries in a piece. A piece of a long example reads no keys after its last query."""
 KEYS_HELD = 2048
-"""Attention weights over more keys than this are not kept for the backward pass."""
+"""Maximum number of keys for which attention weights are kept for the backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive queries of a tile, and the consecutive keys that any of them attends to."""
+    """Consecutive queries of a tile, and the range of keys that they may attend to."""
 
     queries: int
-    """The number of queries; the pieces of a tile stand in their order."""
+    """Number of queries. The pieces of a tile cover its queries in order."""
     keys: slice
     hidden: Tensor
-    """[queries, keys]: 0 where attention is allowed, -inf elsewhere."""
+    """[queries, keys], 0 where attention is allowed and -inf elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The slots of a forward laid end to end."""
+    """Slots of all rows of a forward, laid end to end."""
 
     slot_P: Tensor
-    """int64, the slot, counted through all rows, that stands at each place."""
+    """int64, slot at each place; slots are counted through all rows."""
     place_RS: Tensor
-    """int64, where each slot stands; 0 for padding, which stands nowhere."""
+    """int64, place of each slot; 0 for padding, which has no place."""
     tiles: list[list[Piece]]
-    """In the order of their places."""
+    """Pieces of each tile, in the order of their places."""
 
 
 def lay_out(streams: Streams, dtype: torch.dtype) -> Layout:
@@ -69,7 +70,7 @@ def lay_out(streams: Streams, dtype: torch.dtype) -> Layout:
 
 
 def _tiles(streams: Streams, r: int) -> list[tuple[int, int]]:
-    """Return the examples of a row in groups, each as the first number and the one behind the last."""
+    """Return the examples of a row in groups, as pairs of the first example and the one after the last."""
     example_T = streams.example_RS[r][~streams.noisy_RS[r]]
     tiles, first, slots = [], 0, 0
     counts = torch.bincount(example_T[example_T != PADDING]).tolist()
@@ -82,7 +83,7 @@ def _tiles(streams: Streams, r: int) -> list[tuple[int, int]]:
 
 
 def _pieces(tile: Streams, dtype: torch.dtype) -> list[Piece]:
-    """Cut a tile, the only row of `tile`, noisy slots before clean ones."""
+    """Cut a tile into pieces. `tile` is one row, with noisy slots before clean slots."""
     slots, noisy = tile.tokens_RS.shape[1], int(tile.noisy_RS.sum())
     hidden = torch.zeros(slots, slots, dtype=dtype, device=tile.tokens_RS.device)
     hidden.masked_fill_(~dense_mask(tile)[0, 0], -torch.inf)
@@ -105,32 +106,35 @@ def attend(
     dropout: float = 0.0,
     **_unused: Any,
 ) -> tuple[Tensor, None]:
-    """Attend piece by piece and return [1, P, H, D]."""
+    """Compute attention piece by piece and return [1, P, H, D]."""
     outs: list[Tensor] = []
-    # Split and not sliced: the gradient of a slice is as large as the whole.
+    # Use split, because the gradient of a slice would be as large as the whole tensor.
     queries = torch.split(query_1HPD[0], [piece.queries for tile in tiles for piece in tile], dim=1)
     lengths = [sum(piece.queries for piece in tile) for tile in tiles]
-    keys_of, values_of = (torch.split(each[0], lengths, dim=1) for each in (key_1KPD, value_1KPD))
+    keys_of, values_of = (torch.split(tensor[0], lengths, dim=1) for tensor in (key_1KPD, value_1KPD))
     for tile, keys, values in zip(tiles, keys_of, values_of, strict=True):
         for piece in tile:
-            query, within = queries[len(outs)], piece.keys
-            outs.append(attend_piece(query, keys[:, within], values[:, within], piece.hidden, scaling, dropout))
+            query = queries[len(outs)]
+            key = keys[:, piece.keys]
+            value = values[:, piece.keys]
+            outs.append(attend_piece(query, key, value, piece.hidden, scaling, dropout))
     return torch.cat(outs, dim=1).transpose(0, 1)[None], None
 
 
 def attend_piece(
     query_HQD: Tensor, key_KCD: Tensor, value_KCD: Tensor, hidden_QC: Tensor, scaling: float, dropout: float = 0.0
 ) -> Tensor:
-    """Attend from Q queries to C keys: [H, Q, D]; `hidden_QC` is 0 where that is allowed, -inf elsewhere."""
+    """Return the attention of Q queries to C keys, [H, Q, D]. `hidden_QC` is 0 where it is allowed, -inf elsewhere."""
     groups = query_HQD.shape[0] // key_KCD.shape[0]
-    # Query heads that share a key head become queries of it, or the keys would be copied for each of them.
-    query, hidden = query_HQD.reshape(key_KCD.shape[0], -1, query_HQD.shape[2]), hidden_QC.repeat(groups, 1)
+    # Stack the query heads that share a key head as more queries; otherwise the keys would be copied for each head.
+    query = query_HQD.reshape(key_KCD.shape[0], -1, query_HQD.shape[2])
+    hidden = hidden_QC.repeat(groups, 1)
     if key_KCD.shape[1] > KEYS_HELD:
         out = F.scaled_dot_product_attention(
             query[None], key_KCD[None], value_KCD[None], attn_mask=hidden, dropout_p=dropout, scale=scaling
         )
     else:
-        # For keys this few, matrix products are faster on a CPU than the kernel that keeps no weights.
+        # For few keys, matrix products are faster on a CPU than the fused kernel, which does not keep the weights.
         weights = torch.baddbmm(hidden, query, key_KCD.transpose(1, 2), alpha=scaling).softmax(dim=-1)
         out = (F.dropout(weights, dropout) if dropout else weights) @ value_KCD
     return out.view(*query_HQD.shape)

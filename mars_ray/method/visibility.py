@@ -1,10 +1,10 @@
-"""Who may attend to whom in one MARS training forward: one predicate, and two masks that both evaluate it.
+"""Build the attention masks of a MARS training forward. One predicate defines visibility, and both masks evaluate it.
 
-The masks are a dense boolean one (of a row for SDPA, of a tile for `tiles`), and a FlexAttention block mask (CUDA).
+The dense boolean mask serves SDPA (for a row) and `tiles` (for a tile). The block mask serves FlexAttention on CUDA.
 
-Source: arXiv 2604.07023, section 3; the table is in its method section:
-clean sees clean causally; noisy sees its own block causally and the clean tokens of earlier blocks; clean never
-sees noisy; and, as examples are packed, nobody sees another example.
+Source: arXiv 2604.07023, section 3, table in the method section. A clean token sees the clean tokens up to itself. A
+noisy token sees its own block up to itself, and the clean tokens of earlier blocks. Examples are packed, so no token
+sees another example.
 """
 
 from torch import Tensor
@@ -22,9 +22,9 @@ def may_attend(
     query_noisy: Tensor,
     key_noisy: Tensor,
 ) -> Tensor:
-    """Return whether a query may attend to a key; all arguments are boolean tensors that broadcast together.
+    """Return whether each query may attend to each key. All arguments are boolean tensors that broadcast together.
 
-    `causal` is key position <= query position; `earlier_block` is key block < query block.
+    `causal` means key position <= query position, and `earlier_block` means key block < query block.
     """
     seen_by_clean = ~key_noisy & causal
     seen_by_noisy = (key_noisy & same_block & causal) | (~key_noisy & earlier_block)
@@ -32,9 +32,9 @@ def may_attend(
 
 
 def dense_mask(streams: Streams) -> Tensor:
-    """Return the mask for SDPA, bool [R, 1, S, S], True where attention is allowed.
+    """Return the dense mask, bool [R, 1, S, S], True where attention is allowed.
 
-    A padding slot sees the padding before it, so no row of the mask is empty.
+    A padding slot sees itself and the padding before it, so no row of the mask is empty.
     """
 
     def query(field_RS: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def dense_mask(streams: Streams) -> Tensor:
 
 
 def flex_mask(streams: Streams) -> BlockMask:
-    """Return the same mask for FlexAttention, which skips the tiles nobody sees."""
+    """Return the same mask for FlexAttention, which skips tiles without any allowed pair."""
     R, S = streams.tokens_RS.shape
 
     def mask_mod(row: Tensor, _head: Tensor, q: Tensor, k: Tensor) -> Tensor:
