@@ -94,7 +94,8 @@ class DriverLease:
 
     def _read(self) -> _Lease | None:
         try:
-            return _Lease(**json.loads(self._path.read_bytes()))
+            # One request: an opened file is read in a second one, which fails if the lease was renewed in between.
+            return _Lease(**json.loads(self._path.fs.cat_file(self._path.path)))
         except FileNotFoundError:
             return None
 
