@@ -43,7 +43,7 @@ AUDIT_EVERY = 16
 
 
 class ClassThresholds:
-    """Threshold of each class of service, for requests that set none."""
+    """Threshold of each class of service, for requests that do not set one."""
 
     def __init__(self, by_class: abc.Mapping[str, float]) -> None:
         self.by_class: dict[str, float] = dict(by_class)
@@ -54,7 +54,7 @@ class ClassThresholds:
     def set(self, by_class: abc.Mapping[str, float]) -> None:
         """Set the thresholds of some classes.
 
-        Raises `ConfigError` for an unknown class or a value out of range, and then changes no threshold.
+        Raises `ConfigError` for an unknown class or a value out of range, in which case no threshold changes.
         """
         for name, value in by_class.items():
             if name not in self.by_class:
@@ -65,12 +65,12 @@ class ClassThresholds:
         self.by_class |= by_class
 
     def acceptance(self, sequence: Sequence) -> Acceptance | None:
-        """Return the current acceptance of tokens at masks for a sequence; None if the sequence gets no masks."""
+        """Return the condition for accepting tokens at masks in a sequence now; None if the sequence gets no masks."""
         return sequence.request.decode.acceptance(self.by_class[sequence.service_class])
 
 
 class Engine:
-    """Decodes with the network of `checkpoint`, whose attention it may replace. Not thread-safe.
+    """Decodes with the network of `checkpoint`, and may replace the network's attention. Not thread-safe.
 
     The adapter that a request names applies only to the request's masks; see `core/adapters`.
     `consume` lets the engine free weights after packing a copy of them; the network itself cannot run afterwards.
@@ -126,7 +126,7 @@ class Engine:
         """Sequences that ended in this step and still hold their slots."""
 
     def set_thresholds(self, thresholds: abc.Mapping[str, float]) -> None:
-        """Set the thresholds of some classes between two steps. On `ConfigError` no threshold changes."""
+        """Set the thresholds of some classes between two steps. If it raises `ConfigError`, no threshold changes."""
         self._thresholds.set(thresholds)
 
     @property
@@ -203,7 +203,7 @@ class Engine:
         return chunks
 
     def clear_cache(self) -> None:
-        """Drop the cached prefixes of ended sequences. Raises `ConfigError` while sequences run."""
+        """Drop the cached prefixes of ended sequences. Raises `ConfigError` if any sequence is running."""
         if self.running:
             raise ConfigError(f"{self.running} sequences run; clear the cache when no sequence runs.")
         self._slots.clear()
@@ -310,7 +310,7 @@ class Engine:
     def _start_over(self, error: Exception) -> list[Chunk]:
         """Fail the running sequences and clear the cache, so that waiting sequences can be served next.
 
-        If no sequence runs, fail the waiting sequences, because they would fail again.
+        If no sequence is running, fail the waiting sequences instead, because they would fail again.
         """
         waiting = [sequence for siblings in self._requests.values() for sequence in siblings]
         chunks = [self._fail(sequence, error) for sequence in list(self._scheduler.running) or waiting]
