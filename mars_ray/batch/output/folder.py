@@ -85,9 +85,11 @@ class OutputFolder:
 
     def flush(self) -> None:
         """Write all records that are in no shard yet, and the errors file."""
-        number = None if self._log is None else self._log.append("flush" if self._in_step else "results")
-        if not self._in_step:
-            return
+        number = None
+        if self._log is not None:
+            number = self._log.append("flush" if self._in_step else "results")
+            if not self._in_step:  # a stop in the middle of `take`: the ledger may hold results that the log lacks
+                return
         self._shelve_all()
         if number is None:
             self._write_errors()
