@@ -109,7 +109,7 @@ def generate(
     """Answer every row of a data set with Ray Data.
 
     Exit codes: 0 complete, 3 complete with errors, 2 wrong input, 1 failed, 130 stopped by Ctrl-C, 143 stopped by
-    SIGTERM. After 1, 130 and 143 the same command resumes the job.
+    SIGTERM. After exit code 1, 130 or 143, running the same command again resumes the job.
     """
     from mars_ray.batch.run.options import GenerateOptions
     from mars_ray.engine.request import DecodeParams, SamplingParams

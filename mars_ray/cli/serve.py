@@ -40,7 +40,7 @@ def serve(
         port=port,
     )
     with TemporaryDirectory(prefix="mars-ray-") as folder:
-        set_environment(Path(folder), fields["http_options"])  # before the imports below, because Ray reads it then
+        set_environment(Path(folder), fields["http_options"])  # set before the imports below, which make Ray read it
         from mars_ray.serve.ray.run_endpoint import run
         from mars_ray.serve.ray.schema import schema_of
 
