@@ -1,6 +1,7 @@
 """Measured figures of a replica for simulations: sizes, step times, and the tokens accepted at each threshold.
 
-They are read from a JSON file written by `python -m benchmarks.simulated_machine`, or from the file in the package.
+These figures are read from a JSON file written by `python -m benchmarks.simulated_machine`, or from the file in the
+package.
 """
 
 from dataclasses import astuple
@@ -84,7 +85,7 @@ class Machine(BaseModel):
 
 
 def read_machine(path: Path | None) -> Machine:
-    """Read a machine file; None reads the one in the package. Raises `ConfigError`."""
+    """Read a machine file, or the one in the package if the path is None. Raises `ConfigError`."""
     path = path or Path(str(files("mars_ray") / "assets" / "machine.json"))
     try:
         return Machine.model_validate_json(path.read_bytes())

@@ -1,6 +1,6 @@
 """Prefill on simulated replicas: each reads its prompts one after another, in whole steps of `max_prefill_tokens`.
 
-Letters: `N` replicas, `M` a selection of replicas with one prompt each.
+Letters in array names: `N` replicas, `M` a selection of replicas with one prompt each.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from mars_ray.simulate.queues import Floats, Ints
 
 
 class Prefill:
-    """The prompts that each replica reads, and the time that this adds to its steps."""
+    """The prompts that each replica reads, and the time that reading them adds to its steps."""
 
     def __init__(self, machine: Machine, replicas: int) -> None:
         self._budget = float(machine.max_prefill_tokens)
@@ -24,7 +24,7 @@ class Prefill:
         self._step_N = np.zeros(replicas)
         """Time at which the last step that reads prompts starts, by replica."""
         self._room_N = np.zeros(replicas)
-        """Prompt tokens that still fit into this last step."""
+        """Prompt tokens that still fit into the last step that reads prompts."""
         self._unpaid_N = np.zeros(replicas)
         """Seconds of reading that were added to a tick after its steps had been counted."""
 
