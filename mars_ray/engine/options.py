@@ -9,11 +9,12 @@ from mars_ray.engine.mode import DEFAULT_THRESHOLD
 from mars_ray.engine.service_class import ServiceClass
 
 Quantize = Literal["int8", "int4"]
-"""Number format of the weights of linear layers: 8 bits, or 4 bits with 8 in the output head. Inputs are rounded to 8
-bits. Groups of 32 weights share a scale."""
+"""Number format of the weights of linear layers: 8 bits, or 4 bits with 8 bits in the output head. Inputs are rounded
+to 8 bits. Groups of 32 weights share a scale."""
 
 AtLeastOne = Annotated[int, Field(ge=1)]
-"""A count of at least 1. Config files are checked when they are read, other options when an engine starts."""
+"""A count of at least 1. Values in config files are checked when the file is read, other options when an engine
+starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +22,7 @@ class EngineTuning:
     """Sizes and number formats of an engine: the options shared by Python, jobs and Serve config files."""
 
     max_num_seqs: AtLeastOne | None = None
-    """Maximum number of sequences decoded together. None chooses it by device."""
+    """Maximum number of sequences decoded together. None chooses the number by device."""
     max_kv_tokens: AtLeastOne | None = None
     """Capacity of the KV cache in tokens. None derives it from the free memory."""
     max_prefill_tokens: AtLeastOne = 512

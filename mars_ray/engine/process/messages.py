@@ -89,7 +89,7 @@ class Add:
 
     request: Request
     stream: bool
-    """Send a chunk after every step. False sends a single chunk per sequence, when it has ended."""
+    """Whether to send a chunk after every step. False sends a single chunk per sequence when the sequence has ended."""
 
 
 @dataclass(frozen=True, slots=True)

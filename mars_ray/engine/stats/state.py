@@ -12,7 +12,7 @@ class ClassState:
 
     name: str
     threshold: float
-    """Threshold of requests that set none."""
+    """Threshold of requests that do not set one."""
     running: int
     """Sequences that have a slot in the cache."""
     waiting: int
@@ -35,7 +35,7 @@ class EngineState:
     """Maximum number of sequences that run at the same time."""
     classes: tuple[ClassState, ...]
     tokens_running: int
-    """Tokens generated so far by the sequences that run."""
+    """Tokens generated so far by the running sequences."""
     kv_cache_usage: float
     """Share of the KV cache that running sequences fill."""
     kv_tokens: int
@@ -63,7 +63,7 @@ class EngineState:
 
     @property
     def tokens(self) -> int:
-        """Tokens generated, including running sequences; a preempted sequence counts only while it runs."""
+        """Tokens generated, including those of running sequences; a preempted sequence counts only while it runs."""
         return self.tokens_running + sum(state.tokens for state in self.classes)
 
     @property

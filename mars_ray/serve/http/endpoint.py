@@ -1,7 +1,7 @@
 """Answer a request of the API, from its checked body to its response.
 
-In:    bodies; engines behind an `EngineClient`; a tokenizer behind `TokenizerProcess`.
-Out:   Starlette responses, complete or streamed; the usage of each in its `Exchange`, for log and metrics.
+In:    request bodies; engines behind an `EngineClient`; a tokenizer behind `TokenizerProcess`.
+Out:   Starlette responses, complete or streamed; each request's usage in its `Exchange`, for the log and the metrics.
 Never: starts work for a client that has disconnected, or sends a status that a later error could contradict.
 """
 
@@ -142,7 +142,7 @@ class Endpoint:
         return info
 
     def service_class(self, body: GenerateRequest, own: str) -> str:
-        """Return the class of service of a request: the caller's `own`, or the batch class for `service_tier: flex`."""
+        """Return the class of service of a request: the caller's class `own`, or the batch class for `service_tier: flex`."""
         return self._batch_class or own if body.service_tier == "flex" else own
 
     async def chat(self, body: ChatCompletionRequest, http: Request) -> Response:
@@ -267,7 +267,7 @@ class Endpoint:
 async def _events(
     generation: _Generation, first: NumberedChunk, arriving: AsyncGenerator[NumberedChunk, None]
 ) -> AsyncGenerator[str, None]:
-    """Yield the events of a stream; an error after the first chunk becomes an event, too."""
+    """Yield the events of a stream. An error after the first chunk becomes an event."""
     options = generation.body.stream_options
     builder = generation.builder
     usage = generation.usage
@@ -292,7 +292,7 @@ async def _events(
         except MarsRayError as error:
             exchange = Exchange.of(generation.http.scope)
             refusal = api_error(error, request_id=exchange.request_id)
-            exchange.code = refusal.code  # the log shows it, although the status sent was 200
+            exchange.code = refusal.code  # for the log, because the status that was sent is 200
             yield json.dumps(refusal.body())
 
 

@@ -13,7 +13,7 @@ from mars_ray.engine.chunk import Chunk
 from mars_ray.errors import ReplicaLostError
 
 ATTEMPTS = 3
-"""Maximum number of attempts. It is limited because a request itself may kill the replicas."""
+"""Maximum number of attempts. It is small because the request itself may be what kills the replicas."""
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Run an endpoint for `mars-ray serve`, on a new Ray cluster of this machine or on that of `RAY_ADDRESS` (shell)."""
+"""Ray shell: run an endpoint for `mars-ray serve`, on a new cluster on this machine or on the one at `RAY_ADDRESS`."""
 
 import logging
 import os
@@ -59,7 +59,7 @@ class StopSignals:
 def run(schema: ServeDeploySchema) -> None:
     """Run the endpoint of a deploy file until a signal stops it, then let running requests finish.
 
-    If another `mars-ray serve` or `serve deploy` has deployed the endpoint again in the meantime, it stays up.
+    The endpoint stays up if another `mars-ray serve` or `serve deploy` has deployed it again in the meantime.
 
     Prints the endpoint's address to standard output once it is ready, and everything else to standard error. Raises
     `ConfigError` or `ModelError` before anything is started, and `ServeError` if the endpoint does not start.
@@ -121,7 +121,7 @@ def _say(line: str, started_s: float) -> None:
 
 
 def _thresholds(schema: ServeDeploySchema) -> list[str]:
-    """Return a line about the threshold range of each class; none if the model is on other machines only."""
+    """Return a line about each class's threshold range, or no lines if only other machines have the model."""
     config = parse_config(schema.applications[0].args)
     try:
         bounds = bounds_of(config.plan(resolve_model(config.model)), [])
@@ -151,7 +151,7 @@ def _check_this_machine(schema: ServeDeploySchema) -> None:
 
 
 def _deployed_s(name: str) -> float | None:
-    """Return the time of the last deployment by Serve's clock; None without the application."""
+    """Return the time of the last deployment by Serve's clock, or None if the application does not exist."""
     application = serve.status().applications.get(name)
     return None if application is None else application.last_deployed_time_s
 

@@ -1,8 +1,8 @@
 """The Prometheus metrics of one engine, under the names that vLLM's dashboards use, with the prefix `mars:`.
 
-In:    requests, their chunks as they leave the engine, the state of the engine.
+In:    requests, their chunks as these leave the engine, and the state of the engine.
 Out:   Prometheus text.
-Never: uses values that a caller chooses as labels.
+Never: lets a caller determine the value of a label.
 """
 
 import time
@@ -73,7 +73,7 @@ class EngineMetrics:
         )
 
     def begin(self, request: Request) -> "RequestObserver":
-        """Return the observer of a request that arrives now."""
+        """Return an observer for a request that arrives now."""
         return RequestObserver(self, request)
 
     def ended(self, reason: str) -> None:
