@@ -19,6 +19,7 @@ BELOW = {
     "errors": set(),
     "program": {"errors"},
     "progress": set(),
+    "machines": {"errors"},
     "measure": {"progress", "usable_cpus"},
     "ray_cluster": {"errors", "ray_private", "storage", "usable_cpus"},
     "ray_private": set(),
