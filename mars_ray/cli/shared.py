@@ -53,7 +53,7 @@ QuantizeOption = Annotated[
 ]
 Rehearse = Annotated[
     str | None,
-    typer.Option(help="Take the step times of another machine and network, such as h200/qwen2.5-7b, or of a YAML file."),
+    typer.Option(help="Take the step times of another machine and network, such as h200/qwen2.5-7b or a YAML file."),
 ]
 Compiled = Annotated[bool, typer.Option(help="Compile the decoding step in the background.")]
 

@@ -1,4 +1,4 @@
-"""A rehearsal gives each step the time of another machine: it waits, counts the steps that are slower here, and tells."""
+"""A rehearsal gives each step the time of another machine: it waits, and counts the steps that are slower here."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -49,8 +49,6 @@ class Rehearsal:
         return RehearsalState(name=self._model.name, slow_steps=self._slow_steps)
 
 
-def rehearsal_of(
-    machine: str | None, clock: Callable[[], float], sleep: Callable[[float], None]
-) -> Rehearsal | None:
+def rehearsal_of(machine: str | None, clock: Callable[[], float], sleep: Callable[[float], None]) -> Rehearsal | None:
     """Return the rehearsal of a machine, by its name or file; None for None. Raises `ConfigError`."""
     return None if machine is None else Rehearsal(step_model(machine), clock, sleep)
