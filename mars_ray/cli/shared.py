@@ -51,6 +51,10 @@ QuantizeOption = Annotated[
     Quantize | None,
     typer.Option("--quantize", help="Round the weights to 8 or 4 bits when the engine starts (CPU only)."),
 ]
+Rehearse = Annotated[
+    str | None,
+    typer.Option(help="Take the step times of another machine and network, such as h200/qwen2.5-7b or a YAML file."),
+]
 Compiled = Annotated[bool, typer.Option(help="Compile the decoding step in the background.")]
 
 WITH_ERRORS = 3

@@ -20,8 +20,8 @@ SHARES = frozenset({"threshold", "agreement", "kv_cache_usage"})
 PLAIN = frozenset({int, float})
 MOST = 1e300
 NAMES = frozenset({"replica", "name"})
-OPTIONAL = frozenset({"step_time", "agreement", "ttft_p95_s", "tpot_p95_s"})
-"""Fields that are None before the first measurement."""
+OPTIONAL = frozenset({"step_time", "agreement", "ttft_p95_s", "tpot_p95_s", "rehearsal"})
+"""Fields that are None before the first measurement, or without a rehearsal."""
 _checked = deque[object]([()], maxlen=1)
 """The profile that was last found valid. Simulated replicas all report the same object, so that it is checked only
 once."""

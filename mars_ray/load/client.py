@@ -15,7 +15,7 @@ import aiohttp
 
 from mars_ray.errors import ConfigError, RunError
 from mars_ray.load.record import PlannedRequest, RequestOutcome
-from mars_ray.load.reply import ReplyRecorder
+from mars_ray.load.reply import ReplyRecorder, one_line
 from mars_ray.load.sse import SseParser
 
 TIMEOUT_S = 300.0
@@ -77,8 +77,17 @@ def parse_url(text: str) -> str:
     return text.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
-async def find_model(url: str, api_key: str | None, model: str | None) -> str:
-    """Return `model`, or the first model that the endpoint lists if `model` is None.
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    """A model of the endpoint."""
+
+    name: str
+    rehearsal: str
+    """Words of a mars-ray endpoint whose step times are those of another machine; otherwise empty."""
+
+
+async def find_model(url: str, api_key: str | None, model: str | None) -> ListedModel:
+    """Return the model called `model`, which need not be listed. None means the first model that the endpoint lists.
 
     Raises `RunError` if the endpoint is unreachable or lists no model.
     """
@@ -95,17 +104,26 @@ async def find_model(url: str, api_key: str | None, model: str | None) -> str:
         ) from None
     except (aiohttp.ClientError, OSError) as error:
         raise RunError(f"{url} cannot be reached ({error}). Start the server, or check --url.") from None
-    if model is not None:
-        return model
-    try:
-        name = json.loads(body)["data"][0]["id"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        name = None
-    if not isinstance(name, str):
+    listed = _listed(body)
+    name = model or next((entry.name for entry in listed), None)
+    if name is None:
         raise RunError(
             f"{url}/v1/models answered HTTP {response.status} and lists no model. Give --model or --api-key."
         )
-    return name
+    return next((entry for entry in listed if entry.name == name), ListedModel(name, ""))
+
+
+def _listed(body: str) -> list[ListedModel]:
+    """Return the models in a model list; none if `body` is something else."""
+    try:
+        entries = json.loads(body)["data"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return []
+    return [
+        ListedModel(entry["id"], one_line(str(entry.get("rehearsal") or "")) or "")
+        for entry in (entries if isinstance(entries, list) else ())
+        if isinstance(entry, dict) and isinstance(entry.get("id"), str)
+    ]
 
 
 async def ask(

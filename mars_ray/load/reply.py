@@ -40,7 +40,7 @@ class ReplyRecorder:
         if not self.ended:
             self._outcome = outcome
             self._end_s = now_s
-            self._error = _one_line(error)
+            self._error = one_line(error)
 
     def refused(self, headers: Mapping[str, str], body: str, now_s: float) -> None:
         """Record a reply with an error status."""
@@ -125,7 +125,7 @@ def _message(answer: dict[str, Any]) -> str:
     return str(error.get("message", error)) if isinstance(error, dict) else str(error)
 
 
-def _one_line(text: str | None) -> str | None:
+def one_line(text: str | None) -> str | None:
     """Shorten a server's text to one printable line."""
     line = " ".join((text or "").split())[:ERROR_CHARACTERS_MAX]
     return "".join(character if character.isprintable() else "?" for character in line) or None

@@ -7,8 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from upath import UPath

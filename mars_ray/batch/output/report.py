@@ -68,6 +68,8 @@ class JobReport:
     """Some records of the output, as examples."""
     deadline: str
     """Text that says by how much the job met or missed its deadline; empty without a deadline."""
+    rehearsal: str = ""
+    """Machine whose step times the engines took, and the steps that were slower here; empty without a rehearsal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

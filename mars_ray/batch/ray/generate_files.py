@@ -90,6 +90,7 @@ def generate_files(options: GenerateOptions) -> JobReport:
                 status,
                 model=pin(options.model, plan.engines.model.folder),
                 deadline=control_loop.deadline_summary(status),
+                rehearsal=control_loop.stats.rehearsal or plan.engines.rehearsal,  # a short job has no reports
             )
             output.report(report)
     if status == "stopped":
@@ -140,6 +141,8 @@ def _connect(plan: JobPlan, rows: int) -> tuple[Place, ...]:
     if not ray.is_initialized():
         dtype = plan.engines.model.dtype
         print(f"{NAME}: starting Ray; {dtype.name}: {dtype.reason}", file=sys.stderr)
+    if plan.engines.rehearsal:
+        print(f"{NAME}: {plan.engines.rehearsal}", file=sys.stderr)
     connect()
     pass_arguments_by_value()
     return choose_places(plan.engines, rows=rows)

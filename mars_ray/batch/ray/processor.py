@@ -1,6 +1,7 @@
 """Build a stage for a user's Ray Data pipeline, with the interface of `ray.data.llm` (shell)."""
 
 import pickle
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -74,6 +75,8 @@ class _EngineStage:
         self._engines, row_format = plan_stage(config)
         open_row_format(row_format, self._engines.model)  # raises an error now if the model is unusable
         self._row_format = pickle.dumps(row_format)
+        if self._engines.rehearsal:
+            print(f"stage: {self._engines.rehearsal}", file=sys.stderr)
 
     def answer(self, blocks: ray.data.Dataset) -> ray.data.Dataset:
         config = self._config

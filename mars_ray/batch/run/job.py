@@ -117,7 +117,7 @@ class Job:
             ),
         )
 
-    def report(self, status: Status, *, model: str, deadline: str = "") -> JobReport:
+    def report(self, status: Status, *, model: str, deadline: str = "", rehearsal: str = "") -> JobReport:
         """Return the report of the job so far, over all of its runs."""
         history = self._output.history
         ledger = self._output.ledger
@@ -144,4 +144,5 @@ class Job:
             ahead=history.ahead(),
             samples=tuple(json.loads(text) for text in history.samples()),
             deadline=deadline,
+            rehearsal=rehearsal,
         )

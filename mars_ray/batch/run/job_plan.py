@@ -112,6 +112,7 @@ def plan_job(options: GenerateOptions) -> JobPlan:
         "adapter": folder_digest(engines.adapter) if engines.adapter else None,
         "dtype": model.dtype.name,
         "quantize": options.workers.quantize,
+        "rehearse": engines.workers.rehearse,
         "threshold": engines.control.ceiling,
         "row_format": "openai" if openai else "plain",
         **_flat(row_format),

@@ -27,6 +27,7 @@ from mars_ray.control.policies.policy import Decision, Policy
 from mars_ray.control.policies.policy_registry import POLICIES
 from mars_ray.control.replica_messages import Directive, ReplicaReport
 from mars_ray.control.steady_clock import SteadyClock
+from mars_ray.engine.stats.state import describe_rehearsals
 from mars_ray.errors import ReportError
 
 
@@ -163,6 +164,7 @@ class Controller:
             workers=len(engine_states),
             late_s=max(decision.late_s for decision in self._decisions.values()),
             paused=self._job.paused,
+            rehearsal=describe_rehearsals(engine_states),
         )
 
     def thresholds(self) -> dict[str, float]:
@@ -172,11 +174,13 @@ class Controller:
     def status(self) -> ClusterStatus:
         """Return the state of the cluster and the decisions, for operators."""
         requests_s = self._replicas.requests_s()
+        replicas = self._replicas.status(self._now_s())
         return ClusterStatus(
             policy=self._plan.settings.policy,
             epoch=self._epoch,
             desired_replicas=self._desired_replicas,
-            replicas=self._replicas.status(self._now_s()),
+            replicas=replicas,
+            rehearsal=describe_rehearsals(replica.state for replica in replicas),
             classes=tuple(
                 ClassStatus(
                     name=name,

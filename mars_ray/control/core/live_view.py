@@ -121,6 +121,8 @@ class RunningJob:
     workers: int
     late_s: float
     paused: bool
+    rehearsal: str = ""
+    """Machines whose step times the workers take; empty without a rehearsal."""
 
 
 def curve_of(load: ClusterLoad, plan: ControlPlan) -> tuple[CurvePoint, ...]:

@@ -49,3 +49,5 @@ class ClusterStatus:
     desired_replicas: int
     replicas: tuple[ReplicaStatus, ...]
     classes: tuple[ClassStatus, ...]
+    rehearsal: str = ""
+    """Machines whose step times the replicas take, and the steps that were slower here; empty without a rehearsal."""

@@ -33,6 +33,7 @@ from mars_ray.engine.service_class import class_names
 from mars_ray.engine.stats.block_choice import BlockChoice
 from mars_ray.engine.stats.engine_stats import EngineStats
 from mars_ray.engine.stats.profile import Profile
+from mars_ray.engine.stats.rehearsal import rehearsal_of
 from mars_ray.engine.stats.state import EngineState
 from mars_ray.engine.stats.step_time import StepTimeFit
 from mars_ray.errors import ConfigError, GrammarError, MarsRayError, RequestError, StepError
@@ -85,6 +86,7 @@ class Engine:
         adapters: AdaptersByName | None = None,
         consume: bool = False,
         clock: abc.Callable[[], float] = time.perf_counter,
+        sleep: abc.Callable[[float], None] = time.sleep,
         new_seed: abc.Callable[[], int] | None = None,
     ) -> None:
         network = checkpoint.network
@@ -117,7 +119,8 @@ class Engine:
         self.profile = Profile(self.block, self._adapters.calibration)
         self.step_time = StepTimeFit()
         self._blocks = BlockChoice(self.profile, self.step_time, self.block)
-        self._stats = EngineStats(self._thresholds.by_class, self.step_time, clock)
+        rehearsal = rehearsal_of(options.rehearse, clock, sleep)
+        self._stats = EngineStats(self._thresholds.by_class, self.step_time, clock, rehearsal)
         self._requests: dict[str, list[Sequence]] = {}
         """Sequences of each request that have not ended."""
         self._cancelled: list[Chunk] = []
@@ -160,6 +163,7 @@ class Engine:
             step_time=self.step_time.model,
             ttft_p95_s=self._stats.ttft_p95_s(),
             tpot_p95_s=self._stats.tpot_p95_s(),
+            rehearsal=self._stats.rehearsal_state(),
         )
 
     def add(self, request: Request) -> None:
@@ -240,7 +244,7 @@ class Engine:
                 return [self._fail(batch[0].sequence, error)]
             # Running again is safe, because a forward only writes keys and values, which are overwritten.
             return [chunk for scheduled in batch for chunk in self._run([scheduled], audit)]
-        self._stats.kv_tokens = inputs.kv_tokens
+        self._stats.forward_ended(batch, inputs.kv_tokens)
         chunks = []
         for scheduled, span, proposals in zip(batch, picks, proposed, strict=True):
             try:

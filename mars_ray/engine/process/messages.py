@@ -50,6 +50,8 @@ class EngineFacts:
     """Largest number of tokens proposed per forward."""
     token_bytes: tuple[bytes, ...]
     """Bytes of each token (see `model.token_bytes`)."""
+    rehearsal: str | None = None
+    """Machine whose step times the engine takes; None if steps take the time of this machine."""
 
 
 @dataclass(frozen=True, slots=True)

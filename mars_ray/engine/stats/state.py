@@ -1,7 +1,10 @@
 """A snapshot of an engine between two steps."""
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from mars_ray.engine.options import modelled_step_time
 from mars_ray.engine.stats.profile import ProfilePoint
 from mars_ray.engine.stats.step_time import StepTime
 
@@ -25,6 +28,16 @@ class ClassState:
     """Sequences that ran and ended."""
     tokens: int
     """Tokens of the sequences that ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RehearsalState:
+    """A machine that an engine rehearses: its steps last as long as a model of that machine says."""
+
+    name: str
+    """Machine and network, such as `h200/qwen2.5-7b`."""
+    slow_steps: int
+    """Steps that took longer here than on the modelled machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +68,8 @@ class EngineState:
     """95th percentile of the time from arrival to the first token, over the last seconds."""
     tpot_p95_s: float | None
     """95th percentile of the time per token after the first, over sequences that ended in the last seconds."""
+    rehearsal: RehearsalState | None = None
+    """Machine whose step times the engine takes; None if steps take the time of this machine."""
 
     @property
     def running(self) -> int:
@@ -70,3 +85,17 @@ class EngineState:
     def waiting(self) -> int:
         """Sequences in the waiting queue."""
         return sum(state.waiting for state in self.classes)
+
+
+def describe_rehearsals(states: Iterable[EngineState]) -> str:
+    """Return the machines that engines rehearse, and the share of steps that were slower here; empty without any."""
+    steps: Counter[str] = Counter()
+    slow_steps: Counter[str] = Counter()
+    for state in states:
+        if rehearsal := state.rehearsal:
+            steps[rehearsal.name] += state.steps
+            slow_steps[rehearsal.name] += rehearsal.slow_steps
+    return "; ".join(
+        f"{modelled_step_time(name)} ({slow_steps[name]:,} of {count:,} steps were slower here)"
+        for name, count in steps.items()
+    )

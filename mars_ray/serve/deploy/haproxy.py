@@ -88,8 +88,8 @@ def main() -> None:
 
 
 def patch(path: Path) -> None:
-    """Apply the changes that the module docstring lists to the configuration at `path`, and write HAProxy's error answers
-    next to it.
+    """Apply the changes that the module docstring lists to the configuration at `path`, and write HAProxy's error
+    answers next to it.
 
     Raises `OutputError` if another account could change the files there, `ConfigError` for an unusable certificate.
     """

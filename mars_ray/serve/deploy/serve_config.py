@@ -144,7 +144,9 @@ def parse_config(fields: dict[str, Any], source: str = "args", path: str = "") -
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(filter(None, (path, *map(str, first["loc"]))))
-        raise ConfigError(f"{source}: {name}: {first['msg']}; it is {first['input']!r}.") from None
+        raise ConfigError(
+            f"{source}: {name}: {first['msg'].removeprefix('Value error, ')}; it is {first['input']!r}."
+        ) from None
 
 
 def check_exposure(host: str, config: ServeConfig) -> None:

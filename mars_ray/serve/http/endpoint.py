@@ -12,6 +12,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 from uuid import uuid4
 
 from starlette.requests import Request
@@ -19,6 +20,7 @@ from starlette.responses import Response
 
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.mode import Mode
+from mars_ray.engine.options import modelled_step_time
 from mars_ray.engine.request import Request as EngineRequest
 from mars_ray.errors import MarsRayError, UnavailableError
 from mars_ray.openai_api.api_error import ApiError, api_error
@@ -79,6 +81,15 @@ class _Generation:
     http: Request
     builder: ResponseBuilder
     usage: ResponseUsage
+    rehearsal: str | None
+    """Machine whose step times the engine takes; None if steps take the time of this machine."""
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers of the response, which go out with the first chunk of a stream."""
+        headers = {"x-mars-threshold": self.usage.threshold_range}
+        if self.rehearsal:
+            headers["x-mars-rehearsal"] = quote(modelled_step_time(self.rehearsal), safe=" /:")
+        return headers
 
     def running(self) -> asyncio.Semaphore:
         """Return a semaphore that limits how many prompts of this request run at a time."""
@@ -142,7 +153,8 @@ class Endpoint:
         return info
 
     def service_class(self, body: GenerateRequest, own: str) -> str:
-        """Return the class of service of a request: the caller's class `own`, or the batch class for `service_tier: flex`."""
+        """Return the class of service of a request: the caller's class `own`, or the batch class for `service_tier:
+        flex`."""
         return self._batch_class or own if body.service_tier == "flex" else own
 
     async def chat(self, body: ChatCompletionRequest, http: Request) -> Response:
@@ -221,7 +233,7 @@ class Endpoint:
             default_sampling=self.default_sampling,
         )
         exchange.usage = ResponseUsage(prompt_tokens=sum(map(len, prompts)))
-        generation = _Generation(body, requests, http, builder, exchange.usage)
+        generation = _Generation(body, requests, http, builder, exchange.usage, model.engine.rehearsal)
         return await (self._stream(generation) if body.stream else self._full(generation))
 
     async def _full(self, generation: _Generation) -> Response:
@@ -242,7 +254,7 @@ class Endpoint:
         return Response(
             generation.builder.full(full, usage.usage()).model_dump_json(exclude_unset=True),
             media_type="application/json",
-            headers={"x-mars-threshold": usage.threshold_range},
+            headers=generation.headers(),
         )
 
     async def _stream(self, generation: _Generation) -> Response:
@@ -260,8 +272,7 @@ class Endpoint:
         except BaseException:
             await arriving.aclose()
             raise
-        headers = {"x-mars-threshold": generation.usage.threshold_range}
-        return EventStreamResponse(_events(generation, first, arriving), headers)
+        return EventStreamResponse(_events(generation, first, arriving), generation.headers())
 
 
 async def _events(

@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from mars_ray.engine.options import modelled_step_time
 from mars_ray.errors import MarsRayError, UnavailableError
 from mars_ray.openai_api.api_error import ApiError, api_error, internal_error
 from mars_ray.openai_api.model_info import ModelInfo
@@ -187,6 +188,7 @@ def health_routes(endpoint: Endpoint, metrics: Callable[[], Awaitable[str]]) -> 
 
 
 def _model(model: ModelInfo) -> Model:
+    rehearsal = model.engine.rehearsal
     return Model(
         id=model.name,
         created=model.created,
@@ -194,6 +196,7 @@ def _model(model: ModelInfo) -> Model:
         owned_by="mars-ray",
         max_model_len=model.engine.max_model_len,
         block=model.engine.block,
+        **({"rehearsal": modelled_step_time(rehearsal)} if rehearsal else {}),
     )
 
 

@@ -15,7 +15,8 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 MEMORY_BYTES = 1 << 30
-"""Memory that the process may use in addition to that of the loaded tokenizer. It is limited because a template can build very long texts."""
+"""Memory that the process may use in addition to that of the loaded tokenizer. It is limited because a template can
+build very long texts."""
 
 
 def main(folder: Path) -> None:

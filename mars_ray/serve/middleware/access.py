@@ -144,7 +144,8 @@ class AccessMiddleware:
             await self._run(inner_scope, headers, receive, response, body_bytes=self._limits.body_bytes)
 
     def _caller(self, headers: Headers, path: str) -> tuple[str, str]:
-        """Return the name of the caller's key and its class of service. Raises an `ApiError` if the caller has no access."""
+        """Return the name of the caller's key and its class of service. Raises an `ApiError` if the caller has no
+        access."""
         if self._keys is None:
             return ANONYMOUS, self._default_class
         credentials = values(headers, b"authorization")

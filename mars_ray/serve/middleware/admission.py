@@ -1,7 +1,7 @@
 """Limit the requests in flight: per key, in this process, and separately for operators and for pages.
 
-In:    the beginning and the end of each request; unless the request is for a page, its caller and the role that its path
-       needs.
+In:    the beginning and the end of each request; unless the request is for a page, its caller and the role that its
+       path needs.
 Out:   a place, or an `ApiError` 429 that says when to try again.
 Never: waits, or keeps a place after the request has ended, however it ended.
 """
@@ -42,7 +42,8 @@ class Admission:
 
     @contextmanager
     def admit(self, caller: str, role: Role, *, has_key: bool) -> Iterator[None]:
-        """Hold a place within the block, for a request whose path needs `role`. Raises an `ApiError` if all are taken."""
+        """Hold a place within the block, for a request whose path needs `role`. Raises an `ApiError` if all are
+        taken."""
         if role == "operate":
             counts = self._operators
             if counts.total() >= OPERATOR_REQUESTS:

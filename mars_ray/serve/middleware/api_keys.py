@@ -89,7 +89,8 @@ class KeyFile:
         if now - self._checked_at < CHECK_SECONDS:
             return
         self._checked_at = now
-        # Take the stamp before reading: if the file changes in between, the next stamp differs and the file is read again.
+        # Take the stamp before reading: if the file changes in between, the next stamp differs and the file is read
+        # again.
         stamp = _stamp(self._path)
         if stamp is not None and stamp == self._loaded:
             self._complaint = None

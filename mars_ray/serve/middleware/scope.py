@@ -24,7 +24,8 @@ def values(headers: Headers, name: bytes) -> list[bytes]:
 
 
 def head_bytes(scope: Scope) -> int:
-    """Return the size of the path, the query and the headers on the wire. Each header line adds 4 bytes of separators."""
+    """Return the size of the path, the query and the headers on the wire. Each header line adds 4 bytes of
+    separators."""
     lines = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
     return len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"") + lines
 
@@ -60,7 +61,7 @@ def is_open(scope: Scope, open_paths: frozenset[str]) -> bool:
 def role_of_path(path: str) -> Role:
     """Return `use` below /v1/ and for `USE_PATHS`, `operate` everywhere else.
 
-    If the operators' paths were listed instead, the list would miss spellings that a router treats as the same path, such as one with
-    a line feed at its end.
+    If the operators' paths were listed instead, the list would miss spellings that a router treats as the same path,
+    such as one with a line feed at its end.
     """
     return "use" if path.startswith("/v1/") or path in USE_PATHS else "operate"

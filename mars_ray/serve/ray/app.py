@@ -1,7 +1,7 @@
 """Build a model's Serve application, which consists of gateways (for HTTP or for handle calls) and engines.
 
-`serve deploy` and `mars-ray serve` build the application from the `args` of a config file. Options under `deployments` in that file
-override the options set here.
+`serve deploy` and `mars-ray serve` build the application from the `args` of a config file. Options under `deployments`
+in that file override the options set here.
 """
 
 from pathlib import Path
@@ -32,7 +32,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     ) -> list[list[RunningReplica]]:
         """Return one replica per rank, best first. Ray takes the first replica with capacity."""
         if pending_request:
-            # The ranks already contain all replicas that answer. Without backoff, Ray would try them again without a pause.
+            # The ranks already contain all replicas that answer. Without backoff, Ray would try them again without a
+            # pause.
             pending_request.routing_context.should_backoff = True
         request = next(iter(pending_request.args), None) if pending_request else None
         key = prefix_key(request.tenant, request.prompt) if isinstance(request, Request) else ""
@@ -63,8 +64,8 @@ _OPTIONS: dict[str, Any] = {
 def build_openai_app(args: dict[str, Any]) -> Application:
     """Return an endpoint that speaks OpenAI's API under any route prefix.
 
-    `args` are the settings of `ServeConfig`. A handle to the endpoint also has the methods of a `build_deployment` handle.
-    Raises `ConfigError` for unknown or impossible settings, `ModelError` for an unusable model.
+    `args` are the settings of `ServeConfig`. A handle to the endpoint also has the methods of a `build_deployment`
+    handle. Raises `ConfigError` for unknown or impossible settings, `ModelError` for an unusable model.
     """
     config = _pinned(args)
     gateway = serve.deployment(serve.ingress()(Gateway)).options(
@@ -78,8 +79,8 @@ def build_deployment(args: dict[str, Any], *, name_prefix: str = "") -> Applicat
     """Return a model's application, which other deployments take as a bound argument and call through its handle.
 
     `handle.options(stream=True).chat.remote(messages, threshold=0.9)` streams an answer, and
-    `handle.complete.remote(messages)` returns a complete answer. Settings and errors are those of `build_openai_app`. The
-    deployments are named `Chat` and `Engine`; with several models in one application, give each a `name_prefix`.
+    `handle.complete.remote(messages)` returns a complete answer. Settings and errors are those of `build_openai_app`.
+    The deployments are named `Chat` and `Engine`; with several models in one application, give each a `name_prefix`.
     """
     config = _pinned(args)
     chat = serve.deployment(Chat).options(name=f"{name_prefix}Chat", ray_actor_options={"num_cpus": 0}, **_OPTIONS)

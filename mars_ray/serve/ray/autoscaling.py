@@ -14,7 +14,8 @@ DESIRED = "mars_desired_replicas"
 
 
 def by_capacity(ctx: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-    """Return the number of replicas that the controller wants, or, without a controller, that Serve's own policy wants."""
+    """Return the number of replicas that the controller wants, or, without a controller, that Serve's own policy
+    wants."""
     wanted = (ctx.aggregated_metrics or {}).get(DESIRED) or {}
     if not wanted:
         by_requests: tuple[float, dict[str, Any]] = replica_queue_length_autoscaling_policy(ctx)

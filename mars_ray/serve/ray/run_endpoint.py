@@ -16,7 +16,9 @@ from ray.serve.schema import ServeDeploySchema
 
 from mars_ray.control.core.ray_controller import remove_controllers
 from mars_ray.control.policies.bounds import bounds_of, describe_bounds
+from mars_ray.engine.options import modelled_step_time
 from mars_ray.errors import ConfigError, InterruptedRunError, ModelError, ServeError
+from mars_ray.machines.registry import step_model
 from mars_ray.model.folder import check_folder
 from mars_ray.model.resolve import resolve_model
 from mars_ray.ray_cluster import connect
@@ -94,7 +96,7 @@ def run(schema: ServeDeploySchema) -> None:
                 model = parse_config(schema.applications[0].args).model_name
                 print(f"ready in {time.monotonic() - started_s:.1f} s: {url}/v1, for example:", flush=True)
                 print(EXAMPLE.format(url=url, model=model), flush=True)
-                for line in _thresholds(schema):
+                for line in [*_rehearsal(schema), *_thresholds(schema)]:
                     _say(line, started_s)
                 signals.wait()
             if _deployed_s(name) == deployed_s:
@@ -118,6 +120,12 @@ def _behind_the_load_balancer(schema: ServeDeploySchema) -> ServeDeploySchema:
 
 def _say(line: str, started_s: float) -> None:
     print(f"mars-ray: {time.monotonic() - started_s:5.1f} s  {line}", file=sys.stderr, flush=True)
+
+
+def _rehearsal(schema: ServeDeploySchema) -> list[str]:
+    """Return a line about the machine that the engines rehearse; none if steps take the time of this machine."""
+    machine = parse_config(schema.applications[0].args).engine.rehearse
+    return [] if machine is None else [modelled_step_time(step_model(machine).name)]
 
 
 def _thresholds(schema: ServeDeploySchema) -> list[str]:

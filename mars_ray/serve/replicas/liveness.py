@@ -1,8 +1,9 @@
 """Track which replicas answer, and end calls whose replica has stopped answering.
 
-In:    once a second, the names of the replicas that answered; the waiting calls, and which of them an engine is processing.
-Out:   silent replicas, which the router avoids; an error for each call whose engine is lost, or for every call that still
-       waits for its first answer if no engine is up.
+In:    once a second, the names of the replicas that answered; the waiting calls, and which of them an engine is
+       processing.
+Out:   silent replicas, which the router avoids; an error for each call whose engine is lost, or for every call that
+       still waits for its first answer if no engine is up.
 Never: treats a replica as silent before its first answer, or ends a call that an engine is processing, however long the
        call takes.
 """

@@ -1,4 +1,5 @@
-"""Rank replicas for a request: first the one that has the request's prefix cached, unless it is much busier than others.
+"""Rank replicas for a request: first the one that has the request's prefix cached, unless it is much busier than
+others.
 
 In:    the key of a request, and the number of requests on each replica.
 Out:   replicas, best first.
