@@ -1,8 +1,9 @@
 """Make a simulated machine from a modelled step, and open machines by name or file.
 
 The tokens and the accuracy of a threshold come from the calibration of a card, or from the paper. The paper publishes
-tokens without verification. Our engine verifies drafts too, so the profile needs an assumption: a token at a mask is
-right as often as its confidence says, rounded down to the next published threshold; below 0.5 nothing is drafted.
+tokens without verification. Our engine verifies drafts too, so the profile needs assumptions: a token at a mask is
+right as often as its confidence says, rounded down to the next published threshold; nothing below 0.5 is drafted; and
+the forward that finds a wrong draft looks no further ahead.
 """
 
 import json
@@ -151,7 +152,7 @@ def _card_profile(card: Card) -> tuple[tuple[ProfilePoint, ...], tuple[tuple[flo
 
 
 def _paper_profile() -> tuple[tuple[ProfilePoint, ...], tuple[tuple[float, float], ...]]:
-    """Return the profile that follows from the paper's curve by the assumption above, and the accuracy by threshold."""
+    """Return the profile by the paper's curve and the assumptions above, and the accuracy by threshold."""
     masks_K = np.arange(1, PAPER_BLOCK)
     # Probability that a token at a mask reaches the threshold. None reaches 1.
     passed = [_passed(point.tokens_per_forward) for point in PAPER_CURVE]
@@ -162,21 +163,34 @@ def _paper_profile() -> tuple[tuple[ProfilePoint, ...], tuple[tuple[float, float
     ]
     profile = []
     for number, point in enumerate(PAPER_CURVE):
+        first_right = sum(right[number:])
         accepted_K = passed[number] ** masks_K
-        drafted_right = sum(right[number:])
-        right_K = np.array(
-            [
-                sum(passed[number] ** first * drafted_right * sum(right) ** (mask - 1 - first) for first in range(mask))
-                for mask in masks_K.tolist()
-            ]
-        )
-        ahead = look_ahead(accepted_K, passed[-1] ** masks_K - accepted_K, right_K)
+        drafted_K = passed[-1] ** masks_K - accepted_K
+        # A mask is right as a draft if the masks before are accepted up to some mask, and right drafts from there on.
+        accepted_then_right_K = np.convolve(passed[number] ** (masks_K - 1), sum(right) ** (masks_K - 1))
+        right_K = first_right * accepted_then_right_K[: len(masks_K)]
+        forwards = 1 + _surprises(passed[number], passed[-1], first_right, sum(right))
+        ahead = look_ahead(accepted_K / forwards, drafted_K / forwards, right_K / forwards)
         wrong = 1 - sum(right[:number]) / passed[number] if number else 0.0
-        agreement = 1 - wrong * float(accepted_K.sum()) / float(ahead.tokens_B[-1])
+        agreement = 1 - wrong * float(accepted_K.sum()) / forwards / float(ahead.tokens_B[-1])
         profile.append(
             ProfilePoint(point.threshold, tuple(ahead.tokens_B.tolist()), tuple(ahead.positions_B.tolist()), agreement)
         )
     return tuple(profile), tuple((point.threshold, point.accuracy) for point in PAPER_CURVE)
+
+
+def _surprises(accepted: float, proposed: float, first_right: float, later_right: float) -> float:
+    """Return the share of forwards with masks that draft a wrong token.
+
+    `accepted` and `proposed` are the probabilities that a mask is accepted, and that it is accepted or drafted.
+    `first_right` and `later_right` are those that the first draft, and a later one, is drafted and right.
+    """
+    after = 1.0  # probability that the drafts of the masks after the first draft are right
+    none_wrong = 0.0
+    for mask in range(PAPER_BLOCK - 1, 0, -1):
+        none_wrong += accepted ** (mask - 1) * (1 - proposed + first_right * after)
+        after = 1 - proposed + later_right * after
+    return 1 - none_wrong - accepted ** (PAPER_BLOCK - 1)
 
 
 def _passed(tokens_per_forward: float) -> float:

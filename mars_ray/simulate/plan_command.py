@@ -111,7 +111,9 @@ def _show(options: PlanOptions, machine: Machine, load: PlannedLoad, rows: list[
     console = Console()
     modelled = machine.measured_on.get("modelled_step_time")
     origin = f"modelled step time of {modelled}" if modelled else "measured step time"
-    rates = f"{len(load.arrivals) / load.seconds:.2f} requests/s, {load.output_tokens / load.seconds:,.0f} answer tokens/s"
+    requests_per_s = len(load.arrivals) / load.seconds
+    tokens_per_s = load.output_tokens / load.seconds
+    rates = f"{requests_per_s:.2f} requests/s, {tokens_per_s:,.0f} answer tokens/s"
     lines = (
         f"{options.machine}: {origin}, ${load.dollars_per_hour:g} an hour",
         f"tokens per forward and accuracy: {machine.measured_on.get('curve', 'measured')}",

@@ -27,13 +27,13 @@ def test_the_longer_line_is_the_modelled_step(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_reported_linear_model_is_off_by_a_fifth_on_average_and_by_a_half_at_most(name: str) -> None:
+def test_the_reported_linear_model_is_off_by_16_percent_on_average_and_by_38_at_most(name: str) -> None:
     model = step_model(name)
     opened = open_machine(name)
     steps = list(visited_steps(opened.max_num_seqs))
     errors = np.array([opened.step_time.seconds(work) / seconds_of(model, work) - 1 for work in steps])
-    assert np.abs(errors).mean() < 0.20
-    assert np.abs(errors).max() < 0.50
+    assert np.abs(errors).mean() < 0.165
+    assert np.abs(errors).max() < 0.385
 
 
 def test_a_roofline_of_two_equal_lines_simulates_the_single_line() -> None:
