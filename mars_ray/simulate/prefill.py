@@ -25,6 +25,8 @@ class Prefill:
         """Time at which the last step that reads prompts starts, by replica."""
         self._room_N = np.zeros(replicas)
         """Prompt tokens that still fit into this last step."""
+        self._reading_s_LN = np.zeros((len(self._lines), replicas))
+        """Seconds of each line in the steps up to this last one. These steps take the longest line."""
         self._unpaid_N = np.zeros(replicas)
         """Seconds of reading that were added to a tick after its steps had been counted."""
 
@@ -65,15 +67,15 @@ class Prefill:
         at_least_one = np.maximum(steps, 1)
         start_s = np.where(own, np.maximum(until_s, ready_s), until_s)
         long = tokens > DECODE_TOKENS
-        length_s = np.max(
-            [
-                steps * reading_step_s_M + (line.prompt_s * steps + line.prompt_token_s * (tokens + masks)) * long
-                for line, reading_step_s_M in zip(self._lines, reading_step_s_LM, strict=True)
-            ],
-            axis=0,
-        )
+        before_s_LM = np.where(own, 0.0, self._reading_s_LN[:, replica])
+        after_s_LM = before_s_LM + [
+            steps * reading_step_s_M + (line.prompt_s * steps + line.prompt_token_s * (tokens + masks)) * long
+            for line, reading_step_s_M in zip(self._lines, reading_step_s_LM, strict=True)
+        ]
+        length_s = after_s_LM.max(axis=0) - before_s_LM.max(axis=0)
         extra_s = length_s - steps * reading_step_s_LM.max(axis=0)
         done_s: Floats = start_s + length_s
+        self._reading_s_LN[:, replica] = after_s_LM
         self._room_N[replica] = np.where(own, steps * self._budget - rest, room - tokens)
         self._step_N[replica] = np.where(own, done_s - length_s / at_least_one, last_s)
         self.extra_N[replica] = np.where(own, extra_s / at_least_one, self.extra_N[replica])

@@ -11,6 +11,7 @@ from mars_ray.errors import ConfigError
 from mars_ray.machines.paper_curve import PAPER_CURVE
 from mars_ray.machines.registry import step_model
 from mars_ray.model.resolve import resolve_model
+from mars_ray.simulate.arrivals import Arrival
 from mars_ray.simulate.modelled_machine import open_machine, roofline, seconds_of, visited_steps
 from tests.simulate.simulation_samples import machine, poisson, run
 
@@ -64,10 +65,10 @@ def test_prompts_that_computing_hides_behind_reading_cost_nothing() -> None:
 def test_computing_limits_a_step_with_many_prompt_tokens() -> None:
     times = StepTime(fixed_s=0.01)
     computing = StepTime(fixed_s=1e-9, prompt_token_s=1e-3)
-    arrivals = poisson(0.2, 60, prompt=100)
+    arrivals = [Arrival(5.0 * number, 100, 20) for number in range(10)]
     slow = run(arrivals, on=machine(step_time=times, roofline=(times, computing))).metrics
     assert slow.ttft_ms is not None
-    assert slow.ttft_ms.mean > 80
+    assert slow.ttft_ms.mean == pytest.approx(100, rel=0.1)
 
 
 def test_tokens_per_forward_rise_and_quality_falls_with_the_threshold_on_the_curve_of_the_paper() -> None:
