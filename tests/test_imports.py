@@ -39,7 +39,7 @@ BELOW = {
     "ray_data": {"batch"},
     "ray_serve": {"serve"},
     "load": SHARED | {"data", "measure"},
-    "simulate": SHARED | {"data", "model", "engine", "control", "load"},
+    "simulate": SHARED | {"machines", "data", "model", "engine", "control", "load"},
     "evaluation": SHARED | {"method", "model", "adapter", "data", "engine", "batch", "measure"},
     "llm": SHARED | {"data", "engine", "model", "adapter"},
     "harness": SHARED | {"method", "model", "engine", "evaluation"},

@@ -18,7 +18,7 @@ def main() -> None:
     """Simulate, print, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", action="append", required=True, help="Azure trace .csv.gz or its URL; repeatable")
-    parser.add_argument("--machine", type=Path, help="figures of one replica; those in the package by default")
+    parser.add_argument("--machine", help="name or file of a machine, as in mars-ray simulate")
     parser.add_argument("--replicas", type=int, default=2, help="engines")
     parser.add_argument("--rows", type=int, default=16, help="sequences decoded together in each")
     parser.add_argument("--prompt-scale", type=float, default=1 / 8, help="factor on prompt lengths")

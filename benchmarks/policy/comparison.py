@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 from benchmarks.policy.simulation_pool import ComparisonSetup, SimulationPool
@@ -18,7 +17,8 @@ from mars_ray.load.slo import parse_slo
 from mars_ray.measure import machine as this_machine
 from mars_ray.progress import ProgressLine
 from mars_ray.simulate.arrivals import Arrival
-from mars_ray.simulate.machine import Machine, read_machine
+from mars_ray.simulate.machine import Machine
+from mars_ray.simulate.modelled_machine import open_machine
 from mars_ray.storage.location import AnyPath
 
 
@@ -27,7 +27,7 @@ class PolicyOptions:
     """Options of the command line."""
 
     traces: tuple[AnyPath, ...]
-    machine: Path | None = None
+    machine: str | None = None
     replicas: int = 2
     rows: int = 16
     prompt_scale: float = 1 / 8
@@ -43,7 +43,7 @@ def compare_policies(options: PolicyOptions) -> dict[str, Any]:
         raise ConfigError("slo is empty; give the SLO, such as ttft:1000,tpot:30.")
     if not options.traces:
         raise ConfigError("no trace is named; give one or more Azure trace files.")
-    machine = read_machine(options.machine).model_copy(update={"max_num_seqs": options.rows, "max_waiting_seqs": 256})
+    machine = open_machine(options.machine).model_copy(update={"max_num_seqs": options.rows, "max_waiting_seqs": 256})
     setup = ComparisonSetup(machine=machine, slo=slo, replicas=options.replicas, seed=options.seed)
     reports: dict[str, Any] = {}
     with (

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from benchmarks.policy.alternative_policies import scheduled
 from benchmarks.policy.contenders import CONTENDERS, Contender
 from mars_ray.control.control_settings import ControlPlan
-from mars_ray.engine.stats.lookahead import autoregressive
 from mars_ray.load.slo import RequestSlo
 from mars_ray.progress import ProgressLine
 from mars_ray.simulate.arrivals import Arrival, Arrivals
@@ -97,13 +96,5 @@ def run_job(setup: ComparisonSetup, job: SimulationJob) -> Simulation:
     )
     arrivals = [arrival._replace(arrival_s=arrival.arrival_s / job.speed) for arrival in job.arrivals]
     alternative = scheduled(job.schedule, WINDOW_S) if job.schedule else contender.alternative
-    machine = setup.machine if contender.ahead else _plain(setup.machine)
+    machine = setup.machine if contender.ahead else setup.machine.without_lookahead()
     return simulate(Arrivals(arrivals, seed=setup.seed), machine, plan, options, policy=alternative)
-
-
-def _plain(machine: Machine) -> Machine:
-    """Return the machine with plain autoregressive decoding at threshold 1."""
-    first, *others = machine.profile
-    plain = autoregressive(len(first.tokens))
-    first = replace(first, tokens=tuple(plain.tokens_B.tolist()), positions=tuple(plain.positions_B.tolist()))
-    return machine.model_copy(update={"profile": (first, *others)})

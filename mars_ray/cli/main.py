@@ -15,6 +15,7 @@ from mars_ray.cli.demo import demo
 from mars_ray.cli.evaluate import evaluate
 from mars_ray.cli.generate import generate
 from mars_ray.cli.keys import keys_app
+from mars_ray.cli.plan import plan
 from mars_ray.cli.serve import serve
 from mars_ray.cli.simulate import simulate
 from mars_ray.cli.training import calibrate, prepare, train
@@ -43,7 +44,7 @@ def _options(
     """Handle the options that come before the command."""
 
 
-for command in (status, generate, evaluate, train, prepare, calibrate, serve, demo, simulate):
+for command in (status, generate, evaluate, train, prepare, calibrate, serve, demo, simulate, plan):
     app.command()(command)
 for name, group in (("bench", bench_app), ("keys", keys_app), ("threshold", threshold_app)):
     app.add_typer(group, name=name)

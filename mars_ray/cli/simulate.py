@@ -10,7 +10,11 @@ from mars_ray.cli.shared import OutputScale, Slo, TraceSpeed, write_json
 Policy = Annotated[str | None, typer.Option(help="'fixed', 'load', 'slo' or 'capacity' (default).")]
 Control = Annotated[Path | None, typer.Option(help="YAML file with settings, ceiling and classes.")]
 Machine = Annotated[
-    Path | None, typer.Option(help="JSON file with measurements of one engine. Default: the bundled model.")
+    str | None,
+    typer.Option(
+        help="GPU/NETWORK, such as 'h200/qwen2.5-7b', a machine file, or a JSON file with measurements of one engine. "
+        "Default: the bundled model."
+    ),
 ]
 Autoscale = Annotated[bool, typer.Option("--autoscale", help="Scale replicas with demand.")]
 MaxReplicas = Annotated[int | None, typer.Option(help="Upper limit with --autoscale. Default: 4 x --replicas.")]

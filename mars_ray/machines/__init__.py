@@ -1,1 +1,1 @@
-"""Machines by their data sheets: the time of a step that they would take."""
+"""Modelled machines: GPUs, networks by shape, and the time that a step takes on them."""

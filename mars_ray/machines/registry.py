@@ -1,53 +1,131 @@
-"""Step models by name, and from files."""
+"""Names and files of modelled machines.
 
-from dataclasses import fields
+A name is GPU/NETWORK or GPU/NETWORK/PROFILE, such as h200/qwen2.5-7b/paper. "-fp8" after the network means 8-bit
+weights. A file is YAML or JSON with the keys of `MachineFile`.
+"""
+
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mars_ray.errors import ConfigError
-from mars_ray.machines.step_model import StepModel
+from mars_ray.machines.gpus import GPUS, Gpu
+from mars_ray.machines.networks import NETWORKS, Network
+from mars_ray.machines.step_model import EFFICIENCIES, MEMORY_SHARE, Efficiency, StepModel, Weights
 
-STEP_MODELS = {
-    model.name: model
-    for model in (
-        StepModel("h200/qwen2.5-7b", 15.2e9, 57_344, 4.8e12, 989e12, 15.2e9, 0.77, 0.001),
-        StepModel("l4/qwen2.5-0.5b", 0.99e9, 12_288, 0.30e12, 121e12, 0.98e9, 0.77, 0.001),
-    )
-}
+FILE_SUFFIXES = (".yaml", ".yml", ".json")
+DEFAULT_EFFICIENCY = "vllm"
+FP8_SUFFIX = "-fp8"
+
+Entry = TypeVar("Entry", bound=BaseModel)
+
+
+class MachineFile(BaseModel):
+    """The content of a machine file. Each part is a known name or a mapping of figures."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    gpu: str | Gpu
+    network: str | Network
+    efficiency: str | Efficiency = DEFAULT_EFFICIENCY
+    weights: Weights = "bf16"
 
 
 def step_model(name: str) -> StepModel:
-    """Return the step model called `name`, or the one in the YAML file at that path. Raises `ConfigError`."""
-    if name in STEP_MODELS:
-        return STEP_MODELS[name]
-    path = Path(name)
-    if path.suffix not in (".yaml", ".yml", ".json"):
-        raise ConfigError(f"machine is {name!r}; known are {', '.join(STEP_MODELS)}, or give a YAML file.")
+    """Return the step model of a name or of a file. Raises a `ConfigError` that names the value and what is known."""
+    if is_machine_file(name):
+        return _from_file(Path(name))
+    parts = name.split("/")
+    if not 2 <= len(parts) <= 3 or not all(parts):
+        raise ConfigError(
+            f"machine {name!r} is unknown; give GPU/NETWORK, such as h200/qwen2.5-7b, or a file. {known()}"
+        )
+    gpu, network, efficiency = (*parts, DEFAULT_EFFICIENCY)[:3]
+    weights: Weights = "fp8" if network.endswith(FP8_SUFFIX) else "bf16"
+    return _checked(
+        StepModel(
+            name=f"{gpu}/{network}/{efficiency}",
+            gpu=_entry(name, "gpu", gpu, GPUS),
+            network=_entry(name, "network", network.removesuffix(FP8_SUFFIX), NETWORKS),
+            efficiency=_entry(name, "efficiency", efficiency, EFFICIENCIES),
+            weights=weights,
+        )
+    )
+
+
+def is_machine_file(name: str) -> bool:
+    """Return True if a name is that of a file."""
+    return name.endswith(FILE_SUFFIXES)
+
+
+def known() -> str:
+    """Return the known names as one sentence."""
+    return (
+        f"GPUs are {', '.join(GPUS)}; networks {', '.join(NETWORKS)} (with {FP8_SUFFIX} for 8-bit weights); "
+        f"profiles {', '.join(EFFICIENCIES)}."
+    )
+
+
+def _from_file(path: Path) -> StepModel:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(path.read_text())  # JSON is YAML too
+        file = MachineFile.model_validate(content)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
-    return _checked(path, content)
+        raise ConfigError(f"{path} cannot be read: {error.strerror}. Give a machine file, or GPU/NETWORK.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not YAML or JSON: {str(error).splitlines()[0]}.") from None
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {_first_problem(error)}") from None
+    return _checked(
+        StepModel(
+            name=str(path),
+            gpu=_entry(str(path), "gpu", file.gpu, GPUS),
+            network=_entry(str(path), "network", file.network, NETWORKS),
+            efficiency=_entry(str(path), "efficiency", file.efficiency, EFFICIENCIES),
+            weights=file.weights,
+        )
+    )
 
 
-def _checked(path: Path, content: object) -> StepModel:
-    names = [field.name for field in fields(StepModel)]
-    known = f"Known are {', '.join(names)}."
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} holds {content!r}, must be a mapping of fields. {known}")
-    for name in content:
-        if name not in names:
-            raise ConfigError(f"{path}: unknown field {name!r}. {known}")
-    for name in names:
-        value = content.get(name)
-        if name == "name":
-            if not (isinstance(value, str) and value and value.isascii() and value.isprintable()):
-                raise ConfigError(f"{path}: name is {value!r}, must be printable ASCII characters.")
-        elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise ConfigError(f"{path}: {name} is {value!r}, must be a number above 0.")
-    if content["efficiency"] > 1:
-        raise ConfigError(f"{path}: efficiency is {content['efficiency']}, must be at most 1.")
-    return StepModel(**content)
+def _entry(machine: str, kind: str, value: str | Entry, entries: Mapping[str, Entry]) -> Entry:
+    """Return the figures of a file as they are, or the figures of a known name."""
+    if not isinstance(value, str):
+        return value
+    if value not in entries:
+        raise ConfigError(
+            f"machine {machine!r}: {kind} {value!r} is unknown; choose one of {', '.join(entries)}, or write a file."
+        )
+    return entries[value]
+
+
+def _checked(model: StepModel) -> StepModel:
+    """Return the model if its GPU can hold and compute it. Raises `ConfigError` otherwise."""
+    if model.weights == "fp8" and model.gpu.fp8_tflops is None:
+        raise ConfigError(f"machine {model.name!r} has fp8 weights, but its GPU has no fp8 rate; use bf16 weights.")
+    if model.max_kv_tokens < 2:
+        raise ConfigError(
+            f"machine {model.name!r} has weights of {model.weight_bytes / 1e9:.1f} GB; weights and cache must fit into "
+            f"{MEMORY_SHARE:.0%} of {model.gpu.memory_gb:g} GB. Choose a larger GPU."
+        )
+    return model
+
+
+def _first_problem(error: ValidationError) -> str:
+    """Return the first problem of a machine file as a sentence with the key, the value, and what is known."""
+    problems: list[Any] = list(error.errors())
+    # A mapping is tried as a name first, so problems within the mapping say more.
+    first = max(problems, key=lambda problem: (len(problem["loc"]), problem["type"] == "extra_forbidden"))
+    key = ".".join(part for part in map(str, first["loc"]) if not part[0].isupper() and part != "str") or "the file"
+    match first["type"]:
+        case "missing":
+            return f"{key} is missing; give it."
+        case "extra_forbidden":
+            parts: dict[str, type[BaseModel]] = {"gpu": Gpu, "network": Network, "efficiency": Efficiency}
+            owner = parts.get(str(first["loc"][0]), MachineFile)
+            return f"{key} is unknown; known are {', '.join(owner.model_fields)}."
+        case "model_type":
+            return f"the file must hold a mapping with the keys {', '.join(MachineFile.model_fields)}."
+    return f"{key} is {first['input']!r}: {first['msg']}."

@@ -1,34 +1,113 @@
-"""Compute the time of a step on a machine from its data sheet and the shape of a network."""
+"""The modelled time of a step of a network on a GPU: a roofline with an efficiency and an overhead.
+
+A step reads all weights and the cache of its sequences once, and computes with every weight at every position. It takes
+the longer of the two, divided by the efficiency, plus an overhead. Attention's own operations are left out: at 1,000
+tokens a sequence they add 3 % to the operations of Qwen2.5-7B.
+"""
 
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from mars_ray.machines.gpus import Gpu
+from mars_ray.machines.networks import Network
+
+Weights = Literal["bf16", "fp8"]
+BYTES = MappingProxyType({"bf16": 2, "fp8": 1})
+"""Bytes of a parameter."""
+MEMORY_SHARE = 0.9
+"""Share of a GPU's memory for weights and cache, the default of vLLM."""
 
 
-@dataclass(frozen=True, slots=True)
+class Efficiency(BaseModel):
+    """The share of a GPU that an engine uses, and the time that the engine adds to a step."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    share: float = Field(gt=0, le=1)
+    """Share of the bandwidth, and of the rate, that a step reaches."""
+    overhead_ms: float = Field(ge=0, le=10_000)
+    """Milliseconds that every step adds."""
+    seq_ms: float = Field(ge=0, le=1_000)
+    """Milliseconds that each decoding sequence adds to a step."""
+    source: str = ""
+    """Measurements that the figures were fitted to."""
+
+
+EFFICIENCIES = MappingProxyType(
+    {
+        "vllm": Efficiency(
+            share=0.78,
+            overhead_ms=0.6,
+            seq_ms=0.045,
+            source="vLLM 0.21 to 0.23 on L4, A100 and H100, one token at a time, at 1 to 32 sequences",
+        ),
+        "paper": Efficiency(
+            share=0.78,
+            overhead_ms=22.3,
+            seq_ms=0.69,
+            source="arXiv 2604.07023, Qwen2.5-7B on an H200, one token at a time: 36, 30, 27 steps/s at batch 4, 8, 16",
+        ),
+    }
+)
+"""Known profiles by name. The paper's decoder is bound by Python, not by the GPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepModel:
-    """A network on a machine."""
+    """The modelled step times of one network on one GPU."""
 
     name: str
-    """Name in reports, such as `h200/qwen2.5-7b`: printable ASCII characters."""
-    weights_bytes: float
-    kv_bytes_per_token: float
-    bandwidth: float
-    """Bytes per second that the memory delivers."""
-    rate: float
-    """Operations per second."""
-    flops_per_token: float
-    """Operations that a position takes."""
-    efficiency: float
-    """Share of bandwidth and rate that steps reach, 0 to 1."""
-    overhead_s: float
-    """Seconds added to each step."""
+    gpu: Gpu
+    network: Network
+    efficiency: Efficiency
+    weights: Weights = "bf16"
 
     def seconds(self, *, num_seqs: int, positions: int, kv_tokens: int, prompt_tokens: int) -> float:
         """Return the time of a step.
 
-        `positions` are the tokens, drafts and masks of the `num_seqs` sequences that decode. `kv_tokens` are the tokens
-        in the cache that all sequences attend to, and `prompt_tokens` the prompt tokens read by other sequences.
+        `positions` are the tokens, drafts and masks of the `num_seqs` decoding sequences, `kv_tokens` the tokens in the
+        cache that all sequences attend to, and `prompt_tokens` the prompt tokens read by other sequences.
         """
-        del num_seqs  # sequences cost only their positions and their cache
-        bytes_read = self.weights_bytes + self.kv_bytes_per_token * kv_tokens
-        operations = self.flops_per_token * (positions + prompt_tokens)
-        return max(bytes_read / self.bandwidth, operations / self.rate) / self.efficiency + self.overhead_s
+        reading_s = self.weights_s + self.kv_token_s * kv_tokens
+        computing_s = self.position_s * (positions + prompt_tokens)
+        return max(reading_s, computing_s) + self.overhead_s + self.seq_s * num_seqs
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of all weights."""
+        return self.network.billion_parameters * 1e9 * BYTES[self.weights]
+
+    @property
+    def weights_s(self) -> float:
+        """Seconds for reading all weights."""
+        return self.weight_bytes / (self.gpu.bandwidth_gb_per_s * 1e9 * self.efficiency.share)
+
+    @property
+    def kv_token_s(self) -> float:
+        """Seconds for reading the cache of one token."""
+        return self.network.kv_bytes / (self.gpu.bandwidth_gb_per_s * 1e9 * self.efficiency.share)
+
+    @property
+    def position_s(self) -> float:
+        """Seconds for computing one position: two operations per parameter."""
+        tflops = self.gpu.bf16_tflops if self.weights == "bf16" else self.gpu.fp8_tflops or self.gpu.bf16_tflops
+        return 2 * self.network.billion_parameters * 1e9 / (tflops * 1e12 * self.efficiency.share)
+
+    @property
+    def overhead_s(self) -> float:
+        """Seconds that every step adds."""
+        return self.efficiency.overhead_ms / 1000
+
+    @property
+    def seq_s(self) -> float:
+        """Seconds that each decoding sequence adds."""
+        return self.efficiency.seq_ms / 1000
+
+    @property
+    def max_kv_tokens(self) -> int:
+        """Tokens that fit into the memory next to the weights; below 1 if the weights do not fit."""
+        free_bytes = self.gpu.memory_gb * 1e9 * MEMORY_SHARE - self.weight_bytes
+        return int(free_bytes // self.network.kv_bytes)

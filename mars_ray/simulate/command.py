@@ -17,8 +17,9 @@ from mars_ray.load.arrivals import Poisson, parse_trace, read_trace
 from mars_ray.load.slo import RequestSlo, parse_slo
 from mars_ray.progress import ProgressLine
 from mars_ray.simulate.arrivals import Arrival, Arrivals
-from mars_ray.simulate.machine import Machine, read_machine
+from mars_ray.simulate.machine import Machine
 from mars_ray.simulate.metrics import SecondMetrics, SimulationMetrics, columns
+from mars_ray.simulate.modelled_machine import open_machine
 from mars_ray.simulate.plot import check_plot, plot
 from mars_ray.simulate.scaling import Scaling
 from mars_ray.simulate.simulator import Simulation, SimulationOptions, simulate
@@ -37,7 +38,8 @@ class SimulateOptions:
     """Name of the policy; None means the one in the control file, or else the default."""
     control: Path | None = None
     """YAML file of a `ControlPlan`."""
-    machine: Path | None = None
+    machine: str | None = None
+    """Name such as h200/qwen2.5-7b, or a file; None means the bundled model as measured."""
     autoscale: bool = False
     min_replicas: int = 1
     max_replicas: int | None = None
@@ -128,7 +130,7 @@ def run_simulation(options: SimulateOptions, plot_file: Path | None = None) -> d
     if plot_file is not None:
         check_plot(plot_file)
     slo = parse_slo(options.slo)
-    machine = read_machine(options.machine)
+    machine = open_machine(options.machine)
     plan = options.plan(slo, machine)
     shares = options.shares(plan)
     settings = SimulationOptions(
@@ -151,6 +153,8 @@ def run_simulation(options: SimulateOptions, plot_file: Path | None = None) -> d
         result = simulate(arrivals, machine, plan, settings, show_second)
     simulated_s = time.perf_counter() - started_s
     title = f"{Path(options.trace).name}, {options.replicas:,} replicas, policy {plan.settings.policy}"
+    if modelled := machine.measured_on.get("modelled_step_time"):
+        title += f", modelled step time of {modelled}"
     _show(title, result, simulated_s)
     if plot_file is not None:
         plot(plot_file, title, result.seconds, None if slo is None else slo.e2e_ms)

@@ -8,8 +8,8 @@ prompt read within a tick loses no time. Cache memory and shared prefixes are no
 A few arrays hold the running sequences of all replicas, so the number of numpy calls per tick does not grow with the
 number of sequences.
 
-Letters in array names: `N` replicas, `R` slots, `C` classes, `B` blocks, `S` running sequences, `M` selected replicas,
-`K` masks.
+Letters: `N` replicas, `R` slots, `C` classes, `B` blocks, `S` running sequences, `M` some replicas, `K` masks,
+`L` lines of a step time.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ class Fleet:
     ) -> None:
         self._machine = machine
         by_class = (replicas, len(classes))
-        self._times = machine.step_time
+        self._lines = machine.lines
         self.queues = Queues(replicas, classes, machine.max_waiting_seqs)
         self.held_NC: Ints = np.zeros(by_class, np.int64)
         """Slots in use."""
@@ -64,8 +64,8 @@ class Fleet:
         """Time from which each slot is free; infinite while the slot is in use."""
         self._curves = ThresholdCurves(machine, replicas, len(classes), threshold)
         self._prefill = Prefill(machine, replicas)
-        self._seconds_N = np.full(replicas, self._times.fixed_s)
-        self._reading_s_N = np.full(replicas, self._times.fixed_s)
+        self._reading_s_LN = np.array([np.full(replicas, line.fixed_s) for line in self._lines])
+        self._seconds_N: Floats = self._reading_s_LN.max(axis=0)
         self._rate_NC = np.ones(by_class)
         self.block_N: Ints = np.ones(replicas, np.int64)
         self.arrived_NC: Ints = np.zeros(by_class, np.int64)
@@ -139,7 +139,6 @@ class Fleet:
     def _pace(self, begin_s: float, end_s: float) -> None:
         """Compute each replica's step time in this tick, and the tokens per second that a sequence of a class gains."""
         tick_s = end_s - begin_s
-        times = self._times
         curves = self._curves
         self._worked = np.maximum(end_s - self._running.figures[CLOCK], 0.0)
         seqs_NC = self._by_group(self._worked) / tick_s
@@ -149,18 +148,25 @@ class Fleet:
         seqs_NC += (idle_N / seqs_NC.shape[1])[:, None]
         seqs_NC *= np.maximum(1.0, 1 / (decoding_N + idle_N))[:, None]
         seqs_N = np.maximum(decoding_N, 1.0)
-        other_s_N = times.fixed_s + times.kv_token_s * self.kv_tokens_N
+        kv_tokens_N = self.kv_tokens_N
         seqs_NC = seqs_NC.astype(np.float32)
         tokens_NB = np.einsum("nc,ncb->nb", seqs_NC, curves.tokens_NCB)
-        seconds_NB = np.einsum("nc,ncb->nb", seqs_NC, curves.feeding_s_NCB)
-        seconds_NB += other_s_N.astype(np.float32)[:, None]
-        seconds_NB[:, 1:] += times.masks_s
-        tokens_NB /= seconds_NB
+        other_s_LN = np.array([line.fixed_s + line.kv_token_s * kv_tokens_N for line in self._lines])
+        seconds_LNB = np.array(
+            [
+                np.einsum("nc,ncb->nb", seqs_NC, feeding_s_NCB) + other_s_N.astype(np.float32)[:, None]
+                for feeding_s_NCB, other_s_N in zip(curves.feeding_s_LNCB, other_s_LN, strict=True)
+            ]
+        )
+        for seconds_NB, line in zip(seconds_LNB, self._lines, strict=True):
+            seconds_NB[:, 1:] += line.masks_s
+        tokens_NB /= seconds_LNB.max(axis=0)
         best_N = tokens_NB.argmax(axis=1)
         self.block_N = best_N + 1
         at_N = np.arange(len(best_N))
-        seconds_N = seconds_NB[at_N, best_N]
-        self._reading_s_N = other_s_N + (seconds_N - other_s_N) * np.minimum(decoding_N / seqs_N, 1.0)
+        seconds_LN = seconds_LNB[:, at_N, best_N]
+        seconds_N = seconds_LN.max(axis=0)
+        self._reading_s_LN = other_s_LN + (seconds_LN - other_s_LN) * np.minimum(decoding_N / seqs_N, 1.0)
         part_N = self._prefill.share_of_tick(begin_s, end_s)
         plain_N = (1 - part_N) / seconds_N
         read_N = part_N / (seconds_N + self._prefill.extra_N)
@@ -221,7 +227,7 @@ class Fleet:
             self._free_s_NR.ravel()[slot],
             self._held_N[open_M] > 0,
             self._seconds_N[open_M],
-            self._reading_s_N[open_M],
+            self._reading_s_LN[:, open_M],
             end_s,
         )
         first = np.minimum(total, self._curves.credit_NCB.reshape(-1, self._machine.masks + 1)[group, masks])
@@ -257,8 +263,8 @@ class ThresholdCurves:
         # Each tick reads these two arrays in full; float32 makes that faster and is precise enough.
         self.tokens_NCB = np.ones((replicas, classes, blocks), np.float32)
         """Expected tokens of a sequence per step."""
-        self.feeding_s_NCB = np.ones((replicas, classes, blocks), np.float32)
-        """Seconds that the positions of a sequence add to a step, excluding their attention to earlier tokens."""
+        self.feeding_s_LNCB = np.ones((len(machine.lines), replicas, classes, blocks), np.float32)
+        """Seconds that the positions of a sequence add to a step, without their attention to earlier tokens."""
         self.credit_NCB = np.ones((replicas, classes, blocks))
         """Tokens credited to a sequence's first step, reduced by the expected surplus of its last step."""
         self.changes_N: Ints = np.zeros(replicas, np.int64)
@@ -274,15 +280,16 @@ class ThresholdCurves:
             return
         for value in np.unique(thresholds_NC[changed]).tolist():
             if value not in self._by_threshold:
-                self._by_threshold[value] = _curves(self._machine.lookahead(value), self._machine.step_time)
+                self._by_threshold[value] = _curves(self._machine.lookahead(value), self._machine.lines)
             where = changed & (thresholds_NC == value)
-            self.tokens_NCB[where], self.feeding_s_NCB[where], self.credit_NCB[where] = self._by_threshold[value]
+            self.tokens_NCB[where], feeding_s_LB, self.credit_NCB[where] = self._by_threshold[value]
+            self.feeding_s_LNCB[:, where] = feeding_s_LB[:, None]
         self.changes_N += changed.sum(axis=1)
         self.thresholds_NC = thresholds_NC.copy()
 
 
-def _curves(lookahead: Lookahead, times: StepTime) -> tuple[Floats, Floats, Floats]:
-    """Return, by block, the expected tokens, the seconds per sequence, and the tokens credited to the first step.
+def _curves(lookahead: Lookahead, lines: Sequence[StepTime]) -> tuple[Floats, Floats, Floats]:
+    """Return, by block, expected tokens, seconds per sequence [L, B], and tokens credited to its first step.
 
     A sequence of n tokens takes (n + o) / m steps on average. Here m is the expected number of tokens X of a step, and
     o = E[X (X - 1)] / 2m is the expected number of tokens that the last step generates beyond n. So n - (m - o) tokens
@@ -291,5 +298,5 @@ def _curves(lookahead: Lookahead, times: StepTime) -> tuple[Floats, Floats, Floa
     tokens_B = lookahead.tokens_B
     survival_K = np.diff(tokens_B).clip(0.0)
     beyond_B = np.concatenate([[0.0], (np.arange(1, len(survival_K) + 1) * survival_K).cumsum()]) / tokens_B
-    feeding_s_B = times.seq_s + times.position_s * lookahead.positions_B
-    return tokens_B, feeding_s_B, np.maximum(1.0, tokens_B - beyond_B)
+    feeding_s_LB = np.array([line.seq_s + line.position_s * lookahead.positions_B for line in lines])
+    return tokens_B, feeding_s_LB, np.maximum(1.0, tokens_B - beyond_B)

@@ -1,10 +1,10 @@
-"""Measured figures of a replica for simulations: sizes, step times, and the tokens accepted at each threshold.
+"""Figures of a replica for simulations: sizes, step times, and the tokens accepted at each threshold.
 
-These figures are read from a JSON file written by `python -m benchmarks.simulated_machine`, or from the file in the
-package.
+Measured figures are read from a JSON file written by `python -m benchmarks.simulated_machine`, or from the file in the
+package. `modelled_machine` makes them for GPUs.
 """
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from mars_ray.control.control_settings import interpolate_quality
-from mars_ray.engine.stats.lookahead import Lookahead, interpolate
+from mars_ray.engine.stats.lookahead import Lookahead, autoregressive, interpolate
 from mars_ray.engine.stats.profile import ProfilePoint
 from mars_ray.engine.stats.step_time import StepTime
 from mars_ray.errors import ConfigError
@@ -21,7 +21,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Machine(BaseModel):
-    """Measured figures of one replica."""
+    """Measured or modelled figures of one replica."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -31,6 +31,9 @@ class Machine(BaseModel):
     max_model_len: int = Field(ge=2)
     """Maximum tokens of one sequence, prompt and output together."""
     step_time: StepTime
+    """Linear model of a step, as the engine fits it and reports it to the controller."""
+    roofline: tuple[StepTime, StepTime] | None = None
+    """Two lines, of which a step takes the longer. None means that a step takes `step_time`."""
     profile: tuple[ProfilePoint, ...] = Field(min_length=2)
     """Tokens and positions per forward at each threshold, from threshold 1 downwards."""
     accuracy: tuple[tuple[Share, Share], ...] = Field(min_length=1)
@@ -56,9 +59,15 @@ class Machine(BaseModel):
         shares = [share for point in self.profile for share in (point.threshold, point.agreement) if share is not None]
         if any(not 0 <= share <= 1 for share in shares):
             raise ValueError("thresholds and agreements of profile must be from 0 to 1")
-        if self.step_time.fixed_s <= 0 or min(astuple(self.step_time)) < 0:
-            raise ValueError("fixed_s of step_time must be above 0, the other seconds at least 0")
+        for times in (self.step_time, *self.lines):
+            if times.fixed_s <= 0 or min(astuple(times)) < 0:
+                raise ValueError("fixed_s of step_time must be above 0, the other seconds at least 0")
         return self
+
+    @property
+    def lines(self) -> tuple[StepTime, ...]:
+        """Linear models of a step; a step takes the longest of them."""
+        return self.roofline or (self.step_time,)
 
     @property
     def masks(self) -> int:
@@ -69,6 +78,13 @@ class Machine(BaseModel):
         """Return the tokens and positions at a threshold, by block, interpolated as in the engine."""
         thresholds = [point.threshold for point in self.profile]
         return interpolate(thresholds, lambda index: self.profile[index].lookahead, threshold)
+
+    def without_lookahead(self) -> Self:
+        """Return the machine with autoregressive decoding, one token at a time, at threshold 1."""
+        first, *others = self.profile
+        plain = autoregressive(len(first.tokens))
+        first = replace(first, tokens=tuple(plain.tokens_B.tolist()), positions=tuple(plain.positions_B.tolist()))
+        return self.model_copy(update={"profile": (first, *others)})
 
     @property
     def agreement(self) -> tuple[tuple[float, float], ...]:

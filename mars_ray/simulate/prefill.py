@@ -1,6 +1,6 @@
 """Prefill on simulated replicas: each reads its prompts one after another, in whole steps of `max_prefill_tokens`.
 
-Letters in array names: `N` replicas, `M` a selection of replicas with one prompt each.
+Letters: `N` replicas, `M` a selection of replicas with one prompt each, `L` lines of the step time.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ class Prefill:
 
     def __init__(self, machine: Machine, replicas: int) -> None:
         self._budget = float(machine.max_prefill_tokens)
-        self._times = machine.step_time
+        self._lines = machine.lines
         self.until_N = np.zeros(replicas)
         """Time at which each replica will have read all its prompts."""
         self.extra_N = np.zeros(replicas)
@@ -24,7 +24,9 @@ class Prefill:
         self._step_N = np.zeros(replicas)
         """Time at which the last step that reads prompts starts, by replica."""
         self._room_N = np.zeros(replicas)
-        """Prompt tokens that still fit into the last step that reads prompts."""
+        """Prompt tokens that still fit into this last step."""
+        self._reading_s_LN = np.zeros((len(self._lines), replicas))
+        """Seconds of each line in the steps up to this last one. These steps take the longest line."""
         self._unpaid_N = np.zeros(replicas)
         """Seconds of reading that were added to a tick after its steps had been counted."""
 
@@ -45,12 +47,13 @@ class Prefill:
         free_s: Floats,
         busy: NDArray[np.bool_],
         step_s: Floats,
-        reading_step_s: Floats,
+        reading_step_s_LM: Floats,
         end_s: float,
     ) -> Floats:
         """Read one more prompt on each of these replicas; return the times of their first tokens.
 
-        A slot is free from `free_s` on. A step takes `step_s` seconds, or `reading_step_s` if it reads prompts.
+        A slot is free from `free_s` on. A step takes `step_s` seconds. If it reads prompts, it takes the longest of
+        `reading_step_s_LM`, each with what the prompt adds to that line.
         """
         # A request that arrives during a step waits for the end of the step, which takes half a step on average. A
         # request that waited for a slot gets it at the end of a step, and does not wait again.
@@ -64,9 +67,15 @@ class Prefill:
         at_least_one = np.maximum(steps, 1)
         start_s = np.where(own, np.maximum(until_s, ready_s), until_s)
         long = tokens > DECODE_TOKENS
-        extra_s = (self._times.prompt_s * steps + self._times.prompt_token_s * (tokens + masks)) * long
-        length_s = steps * reading_step_s + extra_s
+        before_s_LM = np.where(own, 0.0, self._reading_s_LN[:, replica])
+        after_s_LM = before_s_LM + [
+            steps * reading_step_s_M + (line.prompt_s * steps + line.prompt_token_s * (tokens + masks)) * long
+            for line, reading_step_s_M in zip(self._lines, reading_step_s_LM, strict=True)
+        ]
+        length_s = after_s_LM.max(axis=0) - before_s_LM.max(axis=0)
+        extra_s = length_s - steps * reading_step_s_LM.max(axis=0)
         done_s: Floats = start_s + length_s
+        self._reading_s_LN[:, replica] = after_s_LM
         self._room_N[replica] = np.where(own, steps * self._budget - rest, room - tokens)
         self._step_N[replica] = np.where(own, done_s - length_s / at_least_one, last_s)
         self.extra_N[replica] = np.where(own, extra_s / at_least_one, self.extra_N[replica])

@@ -32,7 +32,7 @@ def machine_file(tmp_path: Path) -> Path:
 
 
 def test_a_trace_gives_figures_series_and_a_plot(trace: str, machine_file: Path, tmp_path: Path) -> None:
-    options = SimulateOptions(trace=trace, replicas=2, machine=machine_file, policy="load", slo=("e2e:60000",))
+    options = SimulateOptions(trace=trace, replicas=2, machine=str(machine_file), policy="load", slo=("e2e:60000",))
     report = json.loads(json.dumps(run_simulation(options, tmp_path / "plot.png")))
     assert report["metrics"]["ended"] == 20
     assert report["metrics"]["good"] == 1
@@ -50,7 +50,7 @@ def test_scales_and_speed_change_the_trace(trace: str, machine_file: Path) -> No
 def test_classes_come_from_the_control_file_in_their_mix(trace: str, machine_file: Path, tmp_path: Path) -> None:
     control = tmp_path / "control.yaml"
     control.write_text("classes: [{name: gold, share: 3}, {name: batch}]\n")
-    options = SimulateOptions(trace=trace, replicas=1, machine=machine_file, control=control, mix="gold:1,batch:3")
+    options = SimulateOptions(trace=trace, replicas=1, machine=str(machine_file), control=control, mix="gold:1,batch:3")
     assert options.shares(options.plan(None, machine())) == [1, 3]
     assert run_simulation(options)["metrics"]["ended"] == 20
 
@@ -67,14 +67,14 @@ def test_classes_come_from_the_control_file_in_their_mix(trace: str, machine_fil
         ({"mix": "silver:1"}, "mix 'silver:1'"),
         ({"slo": ("p99:3",)}, "slo 'p99:3'"),
         ({"autoscale": True, "max_replicas": 1}, "replicas is 2"),
-        ({"machine": Path("nowhere.json")}, "nowhere.json cannot be read"),
+        ({"machine": "nowhere.json"}, "nowhere.json cannot be read"),
         ({"control": Path("nowhere.yaml")}, "nowhere.yaml cannot be read"),
     ],
 )
 def test_what_cannot_be_simulated_is_one_line(
     trace: str, machine_file: Path, changes: dict[str, Any], message: str
 ) -> None:
-    given = {"trace": trace, "replicas": 2, "machine": machine_file} | changes
+    given = {"trace": trace, "replicas": 2, "machine": str(machine_file)} | changes
     with pytest.raises(InputError) as raised:
         run_simulation(SimulateOptions(**given))  # type: ignore[arg-type]
     assert message in str(raised.value)
@@ -121,7 +121,7 @@ def test_a_trace_with_a_wrong_line_is_named(tmp_path: Path, machine_file: Path) 
     path = tmp_path / "bad.csv.gz"
     path.write_bytes(gzip.compress(b"TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n"))
     with pytest.raises(DataError, match="line 2"):
-        run_simulation(SimulateOptions(trace=str(path), replicas=1, machine=machine_file))
+        run_simulation(SimulateOptions(trace=str(path), replicas=1, machine=str(machine_file)))
 
 
 def test_the_controller_knows_the_calibration_of_the_machine_unless_the_file_names_one(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Build a stage for a user's Ray Data pipeline, with the interface of `ray.data.llm` (shell)."""
+"""Ray shell: build a stage for a user's Ray Data pipeline, with the interface of `ray.data.llm`."""
 
 import pickle
 import sys
@@ -27,7 +27,7 @@ class _Stage(Protocol):
     """Interface of a stage that answers blocks of requests."""
 
     def answer(self, blocks: ray.data.Dataset) -> ray.data.Dataset:
-        """Return the blocks with the columns of the answers."""
+        """Return the blocks with the answer columns added."""
 
 
 class Processor:
@@ -42,7 +42,7 @@ class Processor:
         self._postprocess = postprocess
 
     def __call__(self, dataset: ray.data.Dataset) -> ray.data.Dataset:
-        """Return the dataset with the columns of the answers. Raises `ClusterError` if the cluster is too small."""
+        """Return the dataset with the answer columns added. Raises `ClusterError` if the cluster is too small."""
         requests = dataset.map_batches(
             partial(with_requests, preprocess=self._preprocess), batch_format="pyarrow", batch_size=None
         )
@@ -68,7 +68,7 @@ def build_processor(
 
 
 class _EngineStage:
-    """Stage that answers with engines. Stages with equal engine settings share the engines."""
+    """Stage that answers with engines. Stages with equal engine settings share their engines."""
 
     def __init__(self, config: ProcessorConfig) -> None:
         self._config = config
@@ -100,7 +100,7 @@ class _EndpointStage:
         self._config = config
 
     def answer(self, blocks: ray.data.Dataset) -> ray.data.Dataset:
-        # Allow enough calls that the next block starts before the last row of a block is answered.
+        # Allow enough concurrent calls for the next block to start before the last row of a block is answered.
         calls = 2 + self._config.concurrency // self._config.batch_size
         return blocks.map_batches(
             EndpointRows,
