@@ -107,8 +107,7 @@ class Profile:
             self._begin(sorted((threshold, tokens) for threshold, (tokens, _) in calibration.items()))
 
     def _begin(self, calibrated: list[tuple[float, float]]) -> None:
-        """Start from a calibration, whose tokens at masks count as right drafts at threshold 1 and as accepted
-        below."""
+        """Start from a calibration. Its tokens at masks count as right drafts at threshold 1, as accepted below 1."""
         thresholds, tokens = zip(*calibrated, strict=True)
         tokens_G = np.interp(GRID, thresholds, tokens)
         gained_GK = CALIBRATED_FORWARDS * np.array([_geometric(tokens, self._masks) for tokens in tokens_G])
@@ -189,8 +188,7 @@ class Profile:
         return look_ahead(*self._shares(number), rows_per_draft=self._rows / self._drafts if self._drafts else 0.0)
 
     def _shares(self, number: int) -> tuple[Counts, Counts, Counts]:
-        """Return the shares of forwards that accept, draft, and correctly draft each mask's token (see
-        `look_ahead`)."""
+        """Return the shares of forwards that accept, draft, and draft correctly at each mask (see `look_ahead`)."""
         common = (self._right_K.sum() + 1) / (self._expected_K.sum() + 1)
         truth_K = (self._right_K + COMMON_DRAFTS * common) / (self._expected_K + COMMON_DRAFTS)
         surprises = max(0.0, self._drafting_G[number] - float(self._all_right_GK[number] @ truth_K))
