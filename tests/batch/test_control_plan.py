@@ -120,7 +120,7 @@ def rehearsal_of(machine: str | None) -> str:
 
 
 def test_the_engines_of_a_job_rehearse_the_machine_of_its_options() -> None:
-    assert rehearsal_of("h200/qwen2.5-7b") == "modelled step time: h200/qwen2.5-7b"
+    assert rehearsal_of("h200/qwen2.5-7b") == "modelled step time: h200/qwen2.5-7b/vllm"
     assert rehearsal_of(None) == ""
     with pytest.raises(ConfigError, match=r"h300/qwen2\.5-7b"):
         rehearsal_of("h300/qwen2.5-7b")

@@ -20,7 +20,7 @@ from mars_ray.model.checkpoint import Checkpoint
 from tests.control.control_samples import engine_state
 from tests.engine_samples import Prompts, request, run
 
-MACHINE = "h200/qwen2.5-7b"
+MACHINE = "h200/qwen2.5-7b/vllm"
 MODEL = step_model(MACHINE)
 WORK = StepWork(num_seqs=2, positions=8, kv_tokens=300, prompt_tokens=64, masks=4)
 

@@ -17,7 +17,7 @@ from tests.samples import Cli
 from tests.serve.endpoint_clients import http, settled
 from tests.serve.endpoint_samples import MESSAGES, Served, config_of, served
 
-MACHINE = "h200/qwen2.5-7b"
+MACHINE = "h200/qwen2.5-7b/vllm"
 WORDS = f"modelled step time: {MACHINE}"
 ASK = {"model": "bundled", "messages": MESSAGES, "max_tokens": 8}
 

@@ -137,7 +137,7 @@ def test_a_rehearsal_is_named_above_all_figures(page: Page) -> None:
             endpoint.beat()
         expect(page.locator("#rehearsal")).to_contain_text("modelled step time: h200/qwen2.5-7b (")
         page.goto(f"{endpoint.url}/")
-        expect(page.locator("#rehearsal")).to_have_text("modelled step time: h200/qwen2.5-7b")
+        expect(page.locator("#rehearsal")).to_have_text("modelled step time: h200/qwen2.5-7b/vllm")
 
 
 def test_without_a_rehearsal_the_page_names_none(page: Page, locked: Served, keys: dict[str, str]) -> None:

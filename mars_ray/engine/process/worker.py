@@ -168,7 +168,7 @@ def _start(spec: EngineSpec) -> tuple[Engine, EngineFacts]:
         vocab_size=engine.limits.vocab_size,
         block=engine.block,
         token_bytes=token_bytes(checkpoint.tokenizer),
-        rehearsal=rehearsal and rehearsal.name,
+        rehearsal=rehearsal.name if rehearsal else None,
     )
 
 

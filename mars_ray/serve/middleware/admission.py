@@ -42,7 +42,7 @@ class Admission:
 
     @contextmanager
     def admit(self, caller: str, role: Role, *, has_key: bool) -> Iterator[None]:
-        """Hold a place within the block, for a request whose path needs `role`. Raises an `ApiError` if all are
+        """Hold a place for a request whose path needs `role`.XX Raises an `ApiError` if all are
         taken."""
         if role == "operate":
             counts = self._operators

@@ -38,7 +38,7 @@ class ChatHandle:
             yield chunk
 
     async def complete(self, messages: Messages, **fields: Any) -> ChatCompletion:
-        """Return a complete answer: `await handle.complete.remote(messages, threshold=0.9)`. Fields are as in
+        """Return the whole answer: `await handle.complete.remote(messages, threshold=0.9)`. Fields are as in
         `chat`."""
         return await self.calls.collect(messages, fields)
 

@@ -76,7 +76,7 @@ class EngineReplica:
         return "".join(await self._client.metrics())
 
     async def running(self, requests: Sequence[str]) -> tuple[str, list[str]]:
-        """Return this replica's name, and which of `requests` it is processing. Gateways call this to check
+        """Return this replica's name and which `requests` it is processing. Gateways call this to check
         liveness."""
         return self._name, [name for name in requests if self._engine.has(name)]
 
