@@ -42,8 +42,10 @@ class Admission:
 
     @contextmanager
     def admit(self, caller: str, role: Role, *, has_key: bool) -> Iterator[None]:
-        """Hold a place for a request whose path needs `role`.XX Raises an `ApiError` if all are
-        taken."""
+        """Hold a place, within the block, for a request whose path needs `role`.
+
+        Raises an `ApiError` if no place is free.
+        """
         if role == "operate":
             counts = self._operators
             if counts.total() >= OPERATOR_REQUESTS:
