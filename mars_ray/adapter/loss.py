@@ -1,6 +1,6 @@
 """The loss of adapter training, and the lookahead of an adapter on held-out data.
 
-Letters: those of `sampler_head`, and V vocabulary.
+Letters: as in `sampler_head`, plus V for the vocabulary.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class AdapterLoss(nn.Module):
         network.set_attn_implementation(ATTENTION)
         network.requires_grad_(False)
         self.adapter = adapter
-        self._base = (network,)  # in a tuple, torch does not register the network
+        self._base = (network,)  # in a tuple, so that torch does not register the network
         self._distill = distill
 
     def forward(self, streams: Streams) -> tuple[Tensor, Tensor]:

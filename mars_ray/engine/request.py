@@ -162,7 +162,8 @@ class DecodeParams:
 
     @property
     def confidence_metric(self) -> Metric:
-        """Metric in which to measure confidence; the probability if no token is accepted by its confidence."""
+        """Metric used to measure confidence. It is the probability if no token is accepted on the basis of its
+        confidence."""
         unused = self.mode is Mode.EXACT or (
             self.threshold is not None and accepts_nothing(self.threshold, self.metric)
         )

@@ -31,7 +31,7 @@ class RowId:
     """Id given in the row, or a hash of the row's content. If several rows have the same hash, the k-th has the suffix
     "-k" from the second on."""
     repeated: bool
-    """True if the row has its own id and an earlier row has the same id."""
+    """True if the row specifies an id that an earlier row already used."""
 
 
 class RowIdAssigner:

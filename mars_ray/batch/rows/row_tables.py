@@ -110,7 +110,7 @@ def from_table(table: pa.Table) -> list[RowResult]:
 
 
 def failure_table(reason: str) -> pa.Table:
-    """Return a table that reports a failure, after which a worker or the reader of the input cannot continue."""
+    """Return a table that reports a failure from which a worker or the input reader cannot recover."""
     return pa.Table.from_pylist([{FAILURE: reason}], schema=RESULT_SCHEMA)
 
 

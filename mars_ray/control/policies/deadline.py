@@ -26,7 +26,7 @@ LATE = 0.05
 """A late end is reported once speed has been measured for the share `SURE` of the time left, and only if the delay
 exceeds the share `LATE` of the total time."""
 LEAST = 0.001
-"""Minimum speed assumed, as a share of the predicted speed, because workers that stand still will resume."""
+"""Minimum speed assumed, as a share of the predicted speed, because stalled workers are expected to resume."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

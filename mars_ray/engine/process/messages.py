@@ -65,7 +65,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Order: compile a grammar in a thread and keep it. The engine answers with `Prepared`."""
+    """Command to compile a grammar in a thread and keep the result. The engine answers with `Prepared`."""
 
     grammar: GrammarSpec
 
@@ -80,14 +80,14 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Order: drop a prepared grammar."""
+    """Command to drop a prepared grammar."""
 
     grammar: GrammarSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Order: queue a request."""
+    """Command to queue a request."""
 
     request: Request
     stream: bool
@@ -96,14 +96,14 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Order: end a request if it is still running."""
+    """Command to end a request if it is still running."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class AskState:
-    """Order: report the state of the engine. Answers arrive in the order of the questions."""
+    """Command to report the state of the engine. Reports arrive in the order of the commands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class SetThresholds:
-    """Order: set the thresholds of classes from the next step on."""
+    """Command to set the thresholds of classes from the next step on."""
 
     by_class: Mapping[str, float]
 

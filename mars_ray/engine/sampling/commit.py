@@ -89,7 +89,7 @@ def _follow_grammar(sequence: Sequence, matcher: Matcher, gained: list[int]) -> 
 
 
 def _emit(sequence: Sequence, gained: list[int], ended: bool) -> Emitted:
-    """Cut `gained` at a stop token, a stop string or the token limit, and return what is left with its text.
+    """Cut `gained` at a stop token, a stop string or the token limit, and return the remaining tokens and their text.
 
     `ended` means that nothing can follow `gained`.
     """
@@ -160,7 +160,7 @@ def _record_masks(
         scheduled.masks, read=bool(row) or ended, surprised=verification.num_accepted_drafts < scheduled.num_drafts
     )
     if not row:
-        return  # no masks follow the last right draft
+        return  # no masks follow the last correct draft
     confidences = output.confidences[row.start : row.stop]
     tokens = [output.tokens[picks.start + verification.num_accepted_drafts], *output.tokens[row.start : row.stop]]
     # The first token is autoregressive, so the index of a stop token is the number of masks up to it.

@@ -46,7 +46,7 @@ class _Counts:
 class EngineStats:
     """Counts events by class of service, keeps recent latencies, and passes the times of steps to `step_time`.
 
-    With a `rehearsal`, each step waits until the modelled machine would have ended it.
+    With a `rehearsal`, each step waits until the modelled machine would have finished the step.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class EngineStats:
         """Count a request, whether it is queued or refused because the queue is full."""
         counts = self._counts[request.service_class]
         counts.arrived += request.sampling.n
-        counts.prompt_tokens += len(request.prompt)  # its n sequences share one prompt in the cache
+        counts.prompt_tokens += len(request.prompt)  # the n sequences of a request share one prompt in the cache
 
     def ended(self, sequence: Sequence) -> None:
         """Count a sequence that has ended, unless it ended while it was still queued."""

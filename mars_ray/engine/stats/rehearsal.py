@@ -1,4 +1,4 @@
-"""Rehearse another machine: make each step of this one last as long as it would last there."""
+"""Rehearse another machine: make each step on this machine last as long as it would on the other."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,8 @@ from mars_ray.machines.step_model import StepModel
 
 
 class Rehearsal:
-    """Waits in each step until the modelled machine would have ended it. Counts the steps that take longer here."""
+    """Waits in each step until the modelled machine would have finished the step. Counts the steps that take longer
+    here."""
 
     def __init__(self, model: StepModel, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
         self._model = model
@@ -38,7 +39,7 @@ class Rehearsal:
             self._ended_s = now_s
         else:
             self._sleep(ends_s - now_s)
-            self._ended_s = ends_s  # not the current time, so that late wake-ups do not add up
+            self._ended_s = ends_s  # not the current time; otherwise late wake-ups would add up
 
     def idle(self) -> None:
         """Record that the engine has no work, so that the time until the next step does not count."""
@@ -50,5 +51,5 @@ class Rehearsal:
 
 
 def rehearsal_of(machine: str | None, clock: Callable[[], float], sleep: Callable[[float], None]) -> Rehearsal | None:
-    """Return the rehearsal of a machine, by its name or file; None for None. Raises `ConfigError`."""
+    """Return the rehearsal of a machine, given its name or file, or None if `machine` is None. Raises `ConfigError`."""
     return None if machine is None else Rehearsal(step_model(machine), clock, sleep)
