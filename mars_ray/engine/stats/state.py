@@ -88,7 +88,8 @@ class EngineState:
 
 
 def describe_rehearsals(states: Iterable[EngineState]) -> str:
-    """Return the machines that engines rehearse, and the share of steps that were slower here; empty without any."""
+    """Return the machines that engines rehearse, and the share of steps that were slower here; empty if no engine
+    rehearses one."""
     steps: Counter[str] = Counter()
     slow_steps: Counter[str] = Counter()
     for state in states:

@@ -24,12 +24,13 @@ SETTINGS = {
     # HAProxy in front and gRPC between replicas halve the cost per request compared with Ray's defaults.
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-    # Seconds for which a stopping gateway stays up so that the load balancer can notice that it stops. The minimum is
+    # Seconds for which a stopping gateway stays up so that the load balancer can notice the shutdown. The minimum is
     # enough because our load balancer is on this machine.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     # A Ray actor supervises HAProxy. Ray replaces this actor after three failed checks in a row.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.25",
-    # Ray kills the actor if it is not ready in time. With the default of 15 s, a busy machine repeats this for ever.
+    # Ray kills the actor if it is not ready in time. With the default of 15 s, the actor on a busy machine would be
+    # killed and restarted forever.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
 }
 
@@ -65,7 +66,8 @@ def set_environment(folder: Path, http_options: Mapping[str, Any]) -> None:
 
 
 def haproxy_files(folder: Path) -> dict[str, str]:
-    """Return the variables that put HAProxy's files and sockets into `folder`; any user can open Ray's default one."""
+    """Return the variables that put HAProxy's files and sockets into `folder`, because any user can open Ray's default
+    folder."""
     return {
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
