@@ -27,7 +27,7 @@ from mars_ray.simulate.queues import Floats, Ints, Queues
 
 
 class _Running(NamedTuple):
-    """A set of running sequences."""
+    """Some of the running sequences."""
 
     indices: Ints
     """Indices of the queue (replica * classes + class) and of the slot (replica * slots + slot), as an array [2, S]."""
@@ -58,7 +58,7 @@ class Fleet:
         """Slots in use."""
         self._held_N: Ints = np.zeros(replicas, np.int64)
         self.in_flight_N: Ints = np.zeros(replicas, np.int64)
-        """Requests in flight; the router counts a request before it is queued."""
+        """Number of requests in flight. The router counts a request before the request is queued."""
         self._running = _Running(np.zeros((2, 0), np.int64), np.zeros((6, 0)))
         self._free_s_NR = np.zeros((replicas, machine.max_num_seqs))
         """Time from which each slot is free; infinite while the slot is in use."""
@@ -93,7 +93,7 @@ class Fleet:
 
     @property
     def kv_tokens_N(self) -> Floats:
-        """Tokens that the running sequences of each replica attend to."""
+        """Number of tokens that the running sequences of each replica attend to."""
         figures = self._running.figures
         tokens: Floats = self._by_group(figures[LENGTH] - figures[LEFT]).sum(axis=1)
         return tokens
@@ -113,7 +113,7 @@ class Fleet:
         return fits
 
     def advance(self, begin_s: float, end_s: float) -> Floats:
-        """Run a tick; return arrival, first token, end and tokens of the sequences that ended, as an array [4, S]."""
+        """Run a tick. Return the arrival, first token, end and tokens of the ended sequences as an array [4, S]."""
         before_NC = self.tokens_NC.copy()
         self._pace(begin_s, end_s)
         stay, ended = self._decode(end_s)
@@ -289,7 +289,8 @@ class ThresholdCurves:
 
 
 def _curves(lookahead: Lookahead, lines: Sequence[StepTime]) -> tuple[Floats, Floats, Floats]:
-    """Return, by block, expected tokens, seconds per sequence [L, B], and tokens credited to its first step.
+    """Return, by block, the expected tokens of a sequence, its seconds as [L, B], and the tokens credited to its first
+    step.
 
     A sequence of n tokens takes (n + o) / m steps on average. Here m is the expected number of tokens X of a step, and
     o = E[X (X - 1)] / 2m is the expected number of tokens that the last step generates beyond n. So n - (m - o) tokens

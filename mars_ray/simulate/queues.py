@@ -57,7 +57,7 @@ class Queues:
         return fits
 
     def pop(self, queue: Ints) -> Floats:
-        """Remove and return the first request of each of these queues, at most one queue per replica."""
+        """Remove and return the first request of each given queue. At most one queue per replica may be given."""
         classes = self.waiting.shape[1]
         head = self._head.ravel()[queue]
         waiting = self.waiting.ravel()[queue] - 1

@@ -220,7 +220,8 @@ def route(in_flight: Ints, up: Ints, requests: int, random: np.random.Generator)
         loads = in_flight[up]
         busy = np.flatnonzero(in_flight[preferred[part]] > loads.min() + SLACK)
         if len(busy):
-            # Each request takes one of the least loaded replicas. Ties are broken at random; the real router hashes.
+            # Each request takes one of the least loaded replicas. Ties are broken at random, whereas the real router
+            # breaks them with a hash.
             drawn = loads + random.random(len(up))
             least = np.argpartition(drawn, min(len(busy), len(up)) - 1)[: len(busy)]
             chosen[start + busy] = up[least[np.arange(len(busy)) % len(least)]]

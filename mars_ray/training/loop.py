@@ -74,7 +74,8 @@ class TrainingRun:
             attention="flex_attention" if self._flex else "sdpa",
         )
         if not self._flex:
-            # Networks that this attention would compute incorrectly were already refused when loading with SDPA.
+            # Networks for which this attention would give wrong results were already refused when they were loaded with
+            # SDPA.
             self._checkpoint.network.set_attn_implementation(tiles.ATTENTION)
             keep_freed_memory()
         self._adapter = self._new_adapter()

@@ -44,7 +44,7 @@ class ChatHandle:
 
 
 class Chat(ChatHandle):
-    """Deployment that `build_deployment` uses; it has neither HTTP nor keys."""
+    """Deployment that `build_deployment` uses; it has no HTTP interface and checks no API keys."""
 
     async def __init__(self, engines: DeploymentHandle, config: ServeConfig) -> None:  # type: ignore[misc]
         super().__init__(engines, config)
