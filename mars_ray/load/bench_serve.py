@@ -1,6 +1,6 @@
 """`mars-ray bench serve`: put load on a running OpenAI-compatible endpoint and report measurements.
 
-The report has every sample, including failed requests. After Ctrl-C it has the measurements so far.
+The report contains every sample, including failed requests. After Ctrl-C, it contains the measurements made so far.
 """
 
 import asyncio
@@ -30,10 +30,10 @@ from mars_ray.progress import ProgressLine
 from mars_ray.storage.location import AnyPath
 
 REQUESTS = 100
-"""Default number of requests without a trace file or a duration."""
+"""Default number of requests, if there is neither a trace file nor a duration."""
 MAX_TOKENS = 128
 NUMBER_MAX = 1e9
-"""Maximum value of a setting; its inverse is the minimum. These limits keep results finite."""
+"""Maximum value of a numeric setting; the reciprocal is the minimum. These limits keep results finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class LoadOptions:
         return shlex.join(words)
 
     def limits(self) -> RequestSlo | None:
-        """Return the SLO that each request should meet. Raises `ConfigError`."""
+        """Return the SLO that each request should meet. Raises `ConfigError` for an unusable limit."""
         slo = parse_slo(self.slo)
         if slo is not None and not self.stream and (slo.ttft_ms or slo.tpot_ms):
             raise ConfigError(
@@ -102,7 +102,7 @@ class LoadOptions:
         return slo
 
     def body(self) -> dict[str, Any]:
-        """Return the additional fields of every request. Raises `ConfigError`."""
+        """Return the additional fields of every request. Raises `ConfigError` for an unusable `extra_body`."""
         try:
             extra = json.loads(self.extra_body)
         except (ValueError, RecursionError) as error:

@@ -21,7 +21,8 @@ from mars_ray.load.sse import SseParser
 TIMEOUT_S = 300.0
 PROBE_TIMEOUT_S = 10.0
 KEEP_ALIVE_S = 4.0
-"""Seconds that an idle connection stays open: less than uvicorn's 5 s, so that no request hits a closing connection."""
+"""Seconds after which an idle connection is closed: less than uvicorn's 5 s, so that no request is sent on a connection
+that the server is closing."""
 DRAIN_S_MAX = 1.0
 """Maximum seconds to wait for the end of a body after its last event, so that the connection can be reused."""
 BODY_BYTES_MAX = 64 << 20
@@ -40,7 +41,7 @@ class Target:
     api_key: str | None = field(default=None, repr=False)
     stream: bool = True
     timeout_s: float = TIMEOUT_S
-    """Seconds from sending a request to the end of its reply."""
+    """Time limit in seconds, from sending a request to the end of its reply."""
     extra_body: Mapping[str, Any] = field(default_factory=dict)
 
     def payload(self, request: PlannedRequest) -> bytes:
@@ -64,7 +65,7 @@ def open_session(api_key: str | None) -> aiohttp.ClientSession:
 
 
 def parse_url(text: str) -> str:
-    """Return the URL without /v1 and a trailing slash. Raises `ConfigError`."""
+    """Return the URL without /v1 and without a trailing slash. Raises `ConfigError` for an unusable URL."""
     try:
         parts = urlsplit(text)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -83,7 +84,7 @@ class ListedModel:
 
     name: str
     rehearsal: str
-    """Words of a mars-ray endpoint whose step times are those of another machine; otherwise empty."""
+    """Description that a mars-ray endpoint gives of the machine it rehearses; empty if it rehearses none."""
 
 
 async def find_model(url: str, api_key: str | None, model: str | None) -> ListedModel:
@@ -114,7 +115,7 @@ async def find_model(url: str, api_key: str | None, model: str | None) -> Listed
 
 
 def _listed(body: str) -> list[ListedModel]:
-    """Return the models in a model list; none if `body` is something else."""
+    """Return the models in a model list, or no models if `body` is not a model list."""
     try:
         entries = json.loads(body)["data"]
     except (ValueError, LookupError, TypeError, RecursionError):

@@ -62,8 +62,7 @@ def _resources(resources: dict[str, float]) -> NodeResources:
 
 
 def pool_settings(engines: "EnginePlan", places: tuple[Place, ...]) -> PoolSettings:
-    """Return the settings of the decoders that run the planned engines. The model and adapter folders must be on this
-    node."""
+    """Return the settings of the decoders for a plan. The model and adapter folders must be on this node."""
     return PoolSettings(
         places=tuple((place, engines.spec(place.threads)) for place in places),
         model=share_folder(engines.model.folder),

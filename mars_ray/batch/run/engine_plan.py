@@ -23,16 +23,16 @@ QUEUE = 1 << 16
 REQUEST_TOKENS = 1 << 40
 """Maximum number of tokens that a request may generate, in effect no limit."""
 RECOVER = 0.02
-"""Time in which lowered thresholds recover, as a share of the time until the deadline."""
+"""Time in which lowered thresholds recover, as a fraction of the job's time limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan:
-    """Engines of a job or stage."""
+    """Plan of the engines of a job or stage."""
 
     workers: WorkerOptions
     model: ResolvedModel
-    """Model in an absolute folder, because workers have a different working directory."""
+    """Model. The path of its folder is absolute, because workers have a different working directory."""
     adapter: Path | None
     """Absolute folder of the adapter, if any."""
     threads: int
@@ -70,7 +70,7 @@ def plan_engines(
     deadline_s: float | None,
     max_quality_loss: float | None,
 ) -> tuple[EnginePlan, DecodeParams]:
-    """Return the engines, and the decoding parameters of rows without options of their own.
+    """Return the plan of the engines, and the decoding parameters for rows that do not set them.
 
     Raises an `InputError` for an unusable option, model or adapter.
     """
@@ -91,7 +91,7 @@ def plan_engines(
 def _control(
     decode: DecodeParams, card: Card | AdapterCard | None, deadline_s: float | None, max_quality_loss: float | None
 ) -> tuple[ControlPlan, DecodeParams]:
-    """Return the settings of the controller, and the decoding parameters of rows without options of their own.
+    """Return the settings of the controller, and the decoding parameters for rows that do not set them.
 
     The controller sets the threshold only if there is a deadline.
     """

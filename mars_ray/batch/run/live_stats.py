@@ -58,7 +58,10 @@ class LiveStats:
         return describe_rehearsals(self._states.values())
 
     def tokens_per_s(self, engine: str | None = None) -> float | None:
-        """Return the rate of `engine`, or of all engines for None. None before an engine's second report."""
+        """Return the tokens per second of `engine`, or of all engines if `engine` is None.
+
+        Returns None until an engine has reported twice.
+        """
         rates = [_rate(points) for name, points in self._recent.items() if engine in (None, name)]
         measured = [rate for rate in rates if rate is not None]
         return sum(measured) if measured else None

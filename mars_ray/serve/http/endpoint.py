@@ -12,7 +12,6 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from urllib.parse import quote
 from uuid import uuid4
 
 from starlette.requests import Request
@@ -88,7 +87,7 @@ class _Generation:
         """Return the headers of the response, which go out with the first chunk of a stream."""
         headers = {"x-mars-threshold": self.usage.threshold_range}
         if self.rehearsal:
-            headers["x-mars-rehearsal"] = quote(modelled_step_time(self.rehearsal), safe=" /:")
+            headers["x-mars-rehearsal"] = ascii(modelled_step_time(self.rehearsal))[1:-1]
         return headers
 
     def running(self) -> asyncio.Semaphore:
