@@ -48,9 +48,9 @@ def step_model(name: str) -> StepModel:
     return _checked(
         StepModel(
             name=f"{gpu}/{network}/{efficiency}",
-            gpu=_entry("gpu", gpu, GPUS),
-            network=_entry("network", network.removesuffix(FP8_SUFFIX), NETWORKS),
-            efficiency=_entry("efficiency", efficiency, EFFICIENCIES),
+            gpu=_entry(name, "gpu", gpu, GPUS),
+            network=_entry(name, "network", network.removesuffix(FP8_SUFFIX), NETWORKS),
+            efficiency=_entry(name, "efficiency", efficiency, EFFICIENCIES),
             weights=weights,
         )
     )
@@ -82,21 +82,21 @@ def _from_file(path: Path) -> StepModel:
     return _checked(
         StepModel(
             name=str(path),
-            gpu=_entry("gpu", file.gpu, GPUS),
-            network=_entry("network", file.network, NETWORKS),
-            efficiency=_entry("efficiency", file.efficiency, EFFICIENCIES),
+            gpu=_entry(str(path), "gpu", file.gpu, GPUS),
+            network=_entry(str(path), "network", file.network, NETWORKS),
+            efficiency=_entry(str(path), "efficiency", file.efficiency, EFFICIENCIES),
             weights=file.weights,
         )
     )
 
 
-def _entry(kind: str, value: str | Entry, entries: Mapping[str, Entry]) -> Entry:
-    """Return a mapping of figures as it is, or the figures of a known name."""
+def _entry(machine: str, kind: str, value: str | Entry, entries: Mapping[str, Entry]) -> Entry:
+    """Return the figures of a file as they are, or the figures of a known name."""
     if not isinstance(value, str):
         return value
     if value not in entries:
         raise ConfigError(
-            f"{kind} {value!r} is unknown; choose one of {', '.join(entries)}, or give a file with figures."
+            f"machine {machine!r}: {kind} {value!r} is unknown; choose one of {', '.join(entries)}, or write a file."
         )
     return entries[value]
 
@@ -123,7 +123,8 @@ def _first_problem(error: ValidationError) -> str:
         case "missing":
             return f"{key} is missing; give it."
         case "extra_forbidden":
-            owner = {"gpu": Gpu, "network": Network, "efficiency": Efficiency}.get(str(first["loc"][0]), MachineFile)
+            parts: dict[str, type[BaseModel]] = {"gpu": Gpu, "network": Network, "efficiency": Efficiency}
+            owner = parts.get(str(first["loc"][0]), MachineFile)
             return f"{key} is unknown; known are {', '.join(owner.model_fields)}."
         case "model_type":
             return f"the file must hold a mapping with the keys {', '.join(MachineFile.model_fields)}."

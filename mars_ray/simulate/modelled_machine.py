@@ -164,8 +164,8 @@ def _paper_profile() -> tuple[tuple[ProfilePoint, ...], tuple[tuple[float, float
     profile = []
     for number, point in enumerate(PAPER_CURVE):
         first_right = sum(right[number:])
-        accepted_K = passed[number] ** masks_K
-        drafted_K = passed[-1] ** masks_K - accepted_K
+        accepted_K = np.power(passed[number], masks_K, dtype=np.float64)
+        drafted_K = np.power(passed[-1], masks_K, dtype=np.float64) - accepted_K
         # A mask is right as a draft if the masks before are accepted up to some mask, and right drafts from there on.
         accepted_then_right_K = np.convolve(passed[number] ** (masks_K - 1), sum(right) ** (masks_K - 1))
         right_K = first_right * accepted_then_right_K[: len(masks_K)]
