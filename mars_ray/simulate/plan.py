@@ -23,7 +23,7 @@ MAX_PLANNED_REPLICAS = 1024
 TICKS_PER_S = 20
 LOAD_STEP = 1.5
 """Factor between the loads that are tried until the replicas give in."""
-LOAD_HALVINGS = 4
+LOAD_HALVINGS = 3
 """Bisections of the load between the last that was met and the first that was not."""
 LOAD_MAX = 64.0
 """Largest multiple of the load of the trace that is tried."""
@@ -157,7 +157,7 @@ def _of_one_request(load: PlannedLoad) -> PlannedLoad:
 
 
 def _largest_load(load: PlannedLoad, choice: DecodingChoice, replicas: int) -> float:
-    """Return the largest multiple of the load of the trace at which the replicas meet the SLO, within about 3 %."""
+    """Return the largest multiple of the load of the trace at which the replicas meet the SLO, within about 5 %."""
     met = 1.0
     missed = LOAD_STEP
     while missed < LOAD_MAX and _metrics(load, choice, replicas, missed) is not None:
